@@ -1,0 +1,70 @@
+# `make` shows what there is. The environment in .venv makes itself.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The newest Python that really runs; `make PYTHON=…` takes another.
+PYTHON ?= $(firstword $(shell .ci/pythons))
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(READY) | os-demo ## lost updates without the lock, none with it; ARGS=--once ends by itself
+	$(BIN)/python testproject/demo.py $(ARGS)
+
+.PHONY: test
+test: lint types docs $(READY) | os-test ## every check
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage report
+
+.PHONY: lint
+lint: $(READY) ## style, format, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+.PHONY: types
+types: $(READY) ## mypy, strict
+	$(BIN)/mypy
+
+.PHONY: docs
+docs: $(READY) ## the documents as HTML in docs/_build/html
+	$(BIN)/sphinx-build -n -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/sphinx-build -n -W --keep-going -q -b doctest docs docs/_build/doctest
+
+.PHONY: package
+package: $(READY) ## wheel and sdist in dist/, looked into and installed
+	rm -rf build dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/pytest -m packaging tests/test_package.py
+
+.PHONY: matrix
+matrix: $(READY) | os-test ## versions of Python, Django, Celery and kazoo; ARGS="-e oldest" for one
+	$(BIN)/tox run --discover $$(.ci/pythons) $(ARGS)
+
+.PHONY: clean
+clean: ## remove what was made, the environment too
+	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage* \
+		htmlcov build dist docs/_build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A server given by its address needs none here.
+.PHONY: os-demo os-test
+os-demo:
+	@$(if $(ZOOKEEPER_HOSTS),:,.ci/os-packages zookeeper)
+os-test:
+	@.ci/os-packages zookeeper redis
+
+$(READY): setup.cfg pyproject.toml
+	@$(if $(PYTHON),:,.ci/os-packages python)
+	$(or $(PYTHON),python3) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
