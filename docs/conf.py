@@ -1,0 +1,62 @@
+"""Sphinx: MyST pages, furo's looks. The build needs no network."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import django
+from django.conf import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+metadata = ConfigParser(interpolation=None)
+metadata.read(ROOT / "setup.cfg")
+
+project = "django_zklock"
+author = metadata["metadata"]["author"]
+project_copyright = author
+release = version = metadata["metadata"]["version"]
+
+# autodoc imports models and the admin, so Django must be up.
+settings.configure(
+    INSTALLED_APPS=[
+        "django.contrib.admin",
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django.contrib.messages",
+        "django.contrib.sessions",
+        "django_zklock",
+    ],
+    ZKLOCK={"default": {"HOSTS": "127.0.0.1:2181"}},
+)
+django.setup()
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest"]
+exclude_patterns = ["_build"]
+# Parts list their pages with a glob; a part without pages yet is not a mistake.
+suppress_warnings = ["toc.empty_glob"]
+
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+# Parameters whose meaning the docstring gives, not each one with a hint.
+autodoc_typehints_description_target = "documented"
+
+# Blocks written as ">>>" run under `make docs` only where they say so: most examples need a server.
+doctest_test_doctest_blocks = ""
+
+# Names of other projects would need their inventories from the network. Our own names stay checked.
+nitpick_ignore_regex = [
+    (r"py:.*", rf"({'|'.join([*sys.stdlib_module_names, 'celery', 'django', 'kazoo'])})\..+"),
+    (r"py:.*", "|".join(re.escape(name) for name in dir(builtins))),
+]
+
+html_theme = "furo"
+html_title = f"django_zklock {release}"
