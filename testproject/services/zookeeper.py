@@ -1,0 +1,175 @@
+"""A ZooKeeper server on the loopback interface, run from an installed ZooKeeper."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .port import LOOPBACK, free_port
+from .process import NotInstalled, Process
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
+DEBIAN_CONFIGURATION = Path("/etc/zookeeper/conf")
+# Debian's package logs nothing at all unless a logger is put next to it.
+DEBIAN_LOGGER = Path("/usr/share/java/slf4j-simple.jar")
+HOW_TO_GET_IT = "`apt-get install zookeeper`, or set ZOOKEEPER_HOSTS to a running one or ZOOKEEPER_HOME to an unpacked one"
+MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+PROBE_TIMEOUT = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """Where Java and ZooKeeper's classes are."""
+
+    java: str
+    classpath: str
+
+    @classmethod
+    def find(cls) -> Installation:
+        """Find ``ZOOKEEPER_HOME``'s release, else Debian's package; raise :class:`NotInstalled` if there is neither."""
+        home = os.environ.get("ZOOKEEPER_HOME")
+        if home:
+            jars = Path(home, "lib")
+            if not any(jars.glob("zookeeper-*.jar")):
+                msg = f"ZOOKEEPER_HOME={home} has no lib/zookeeper-*.jar; get ZooKeeper with {HOW_TO_GET_IT}"
+                raise NotInstalled(msg)
+            classpath = f"{Path(home, 'conf')}:{jars}/*"
+        elif DEBIAN_JAR.exists():
+            classpath = f"{DEBIAN_CONFIGURATION}:{DEBIAN_JAR}:{DEBIAN_LOGGER}"
+        else:
+            msg = f"ZooKeeper is not installed; get it with {HOW_TO_GET_IT}"
+            raise NotInstalled(msg)
+        java_home = os.environ.get("JAVA_HOME")
+        java = shutil.which("java", path=str(Path(java_home, "bin"))) if java_home else shutil.which("java")
+        if java is None:
+            msg = "ZooKeeper needs Java; get it with `apt-get install default-jre-headless`, or set ZOOKEEPER_HOSTS"
+            raise NotInstalled(msg)
+        return cls(java=java, classpath=classpath)
+
+
+class ZooKeeper(Process):
+    """One server, alone unless ``settings`` make it part of an ensemble.
+
+    Times are seconds. ``settings`` are further lines of ``zoo.cfg`` and win over the ones here; ``properties`` are Java
+    system properties. The port is chosen once, so a server that is started again is found at the same address.
+    """
+
+    name = "ZooKeeper"
+
+    def __init__(
+        self,
+        *,
+        tick_time: float = 0.5,
+        min_session_timeout: float = 1.0,
+        max_session_timeout: float = 60.0,
+        force_sync: bool = False,
+        memory: str = "256m",
+        server_id: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Choose a port and write the configuration; nothing runs yet."""
+        self._installation = Installation.find()
+        super().__init__()
+        self.port = free_port()
+        self._memory = memory
+        self._properties = dict(properties or {})
+        # Each four-letter word is a packet in the server's count too, see packets_received.
+        self._words_sent = 0
+        data = self.folder / "data"
+        data.mkdir()
+        if server_id is not None:
+            (data / "myid").write_text(f"{server_id}\n", encoding="ascii")
+        self._configuration = self.folder / "zoo.cfg"
+        self._write_configuration(
+            {
+                "tickTime": str(round(tick_time * 1000)),
+                "initLimit": "20",
+                "syncLimit": "10",
+                "dataDir": str(data),
+                "clientPort": str(self.port),
+                "clientPortAddress": LOOPBACK,
+                "minSessionTimeout": str(round(min_session_timeout * 1000)),
+                "maxSessionTimeout": str(round(max_session_timeout * 1000)),
+                "maxClientCnxns": "0",
+                "admin.enableServer": "false",
+                "4lw.commands.whitelist": "*",
+                "forceSync": "yes" if force_sync else "no",
+                **(settings or {}),
+            }
+        )
+
+    def _write_configuration(self, lines: Mapping[str, str]) -> None:
+        text = "".join(f"{key}={value}\n" for key, value in lines.items())
+        self._configuration.write_text(text, encoding="utf-8")
+
+    def arguments(self) -> list[str]:
+        """Run the server's main class, tuned to start fast and to leave nothing outside the folder."""
+        properties = {
+            "java.io.tmpdir": str(self.folder),
+            "zookeeper.log.dir": str(self.folder),
+            "zookeeper.jmx.log4j.disable": "true",
+            **self._properties,
+        }
+        return [
+            self._installation.java,
+            f"-Xmx{self._memory}",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            # Java's performance data is a file in /tmp, which a killed server would leave behind.
+            "-XX:-UsePerfData",
+            *(f"-D{key}={value}" for key, value in properties.items()),
+            "-cp",
+            self._installation.classpath,
+            MAIN_CLASS,
+            str(self._configuration),
+        ]
+
+    def is_ready(self) -> bool:
+        """Tell whether the server takes sessions; one that has no quorum answers, but not with its state."""
+        try:
+            return "zk_server_state" in self.mntr(timeout=PROBE_TIMEOUT)
+        except OSError:
+            return False
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port for clients."""
+        return LOOPBACK, self.port
+
+    @property
+    def hosts(self) -> str:
+        """The address as clients write it, ``host:port``."""
+        return f"{LOOPBACK}:{self.port}"
+
+    def command(self, word: str, *, timeout: float = 5.0) -> str:
+        """Send a four-letter word such as ``mntr`` and return the answer, or raise OSError."""
+        with socket.create_connection(self.address, timeout) as connection:
+            connection.sendall(word.encode("ascii"))
+            self._words_sent += 1
+            answer = b""
+            while chunk := connection.recv(65536):
+                answer += chunk
+        return answer.decode("utf-8", errors="replace")
+
+    def mntr(self, *, timeout: float = 5.0) -> dict[str, str]:
+        """Return the server's counters, or nothing while it does not serve."""
+        lines = self.command("mntr", timeout=timeout).splitlines()
+        return dict(line.split("\t", 1) for line in lines if "\t" in line)
+
+    def packets_received(self) -> int:
+        """Count what clients have sent since the server started, pings included, without our four-letter words."""
+        received = int(self.mntr()["zk_packets_received"])
+        return received - self._words_sent
+
+    def launch(self) -> None:
+        """Start the server; its counters start at nought."""
+        self._words_sent = 0
+        super().launch()
