@@ -1,0 +1,172 @@
+"""The ``ZKLOCK`` setting, read once into what a pool needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from django_zklock.zk.deadline import seconds
+from django_zklock.zk.pool import PoolOptions
+from django_zklock.zk.wire import ConnectionOptions, parse_acl
+
+DEFAULT_ALIAS = "default"
+LOSS_POLICIES = ("lease", "strict")
+
+Reader = Callable[[str, Any], Any]
+"""Takes the place of a value in the setting, for messages, and the value; gives it checked."""
+
+
+def _refuse(place: str, what: str, value: object) -> ImproperlyConfigured:
+    return ImproperlyConfigured(f"{place} must be {what}, got {value!r}")
+
+
+def _text(place: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise _refuse(place, "a non-empty string", value)
+    return value.strip()
+
+
+def _hosts(place: str, value: object) -> str:
+    if isinstance(value, (list, tuple)) and value and all(isinstance(host, str) for host in value):
+        value = ",".join(value)
+    return _text(place, value)
+
+
+def _root(place: str, value: object) -> str:
+    path = _text(place, value)
+    if not path.startswith("/") or path == "/" or path.endswith("/") or "//" in path:
+        raise _refuse(place, 'a path like "/django_zklock"', value)
+    return path
+
+
+def _seconds(place: str, value: Any) -> float:
+    try:
+        parsed = seconds(value, place)
+    except (TypeError, ValueError):
+        parsed = None
+    if not parsed:
+        raise _refuse(place, "a positive number of seconds or a timedelta", value)
+    return parsed
+
+
+def _size(place: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
+        raise _refuse(place, "an integer from 1 to 100", value)
+    return value
+
+
+def _loss_policy(place: str, value: object) -> bool:
+    if value not in LOSS_POLICIES:
+        raise _refuse(place, '"lease" or "strict"', value)
+    return value == "strict"
+
+
+def _auth(place: str, value: object) -> tuple[tuple[str, str], ...]:
+    # The value is not repeated in the message: it holds credentials.
+    wrong = ImproperlyConfigured(f'{place} must be a list of (scheme, credential) pairs like ("digest", "user:secret")')
+    if not isinstance(value, (list, tuple)):
+        raise wrong
+    for entry in value:
+        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or not all(isinstance(x, str) and x for x in entry):
+            raise wrong
+    return tuple((scheme, credential) for scheme, credential in value)
+
+
+def _acl(place: str, value: Any) -> str | tuple[str, ...]:
+    try:
+        parse_acl(value)
+    except (ValueError, TypeError) as error:
+        raise ImproperlyConfigured(f"{place} must be {error}") from error
+    return value if isinstance(value, str) else tuple(value)
+
+
+def _flag(place: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(place, "True or False", value)
+    return value
+
+
+def _mapping(place: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ImproperlyConfigured(f"{place} must be a dict with string keys, got a {type(value).__name__}")
+    return dict(value)
+
+
+# Where each setting goes: the options class's field, and how it is read. Absent settings keep the field's default.
+_CONNECTION: dict[str, tuple[str, Reader]] = {
+    "HOSTS": ("hosts", _hosts),
+    "SESSION_TIMEOUT": ("session_timeout", _seconds),
+    "AUTH": ("auth", _auth),
+    "ACL": ("acl", _acl),
+    "SASL": ("sasl", _mapping),
+    "OPTIONS": ("extra", _mapping),
+}
+_POOL: dict[str, tuple[str, Reader]] = {
+    "ROOT": ("root", _root),
+    "CONNECT_TIMEOUT": ("connect_timeout", _seconds),
+    "POOL_SIZE": ("size", _size),
+    "LOSS_POLICY": ("strict", _loss_policy),
+}
+_TLS: dict[str, tuple[str, Reader]] = {
+    "CA": ("tls_ca", _text),
+    "CERT": ("tls_cert", _text),
+    "KEY": ("tls_key", _text),
+    "KEY_PASSWORD": ("tls_key_password", _text),
+    "VERIFY": ("tls_verify", _flag),
+    "CHECK_HOSTNAME": ("tls_check_hostname", _flag),
+}
+
+
+def aliases() -> tuple[str, ...]:
+    """Give the configured aliases, ``default`` first."""
+    return tuple(sorted(_setting(), key=lambda alias: (alias != DEFAULT_ALIAS, alias)))
+
+
+def options(alias: str) -> PoolOptions:
+    """Read the options of ``alias``.
+
+    Raises ``ImproperlyConfigured``, naming the place in the setting, for an alias that is not there, an unknown
+    key, a value of the wrong type, or ``HOSTS`` missing.
+    """
+    configured = _setting()
+    if alias not in configured:
+        known = ", ".join(map(repr, configured)) or "none"
+        raise ImproperlyConfigured(f"ZKLOCK has no alias {alias!r}; configured: {known}")
+    place = f'ZKLOCK["{alias}"]'
+    values = _mapping(place, configured[alias])
+    if "HOSTS" not in values:
+        raise ImproperlyConfigured(f'{place}["HOSTS"] is missing: give the ensemble as "host:port,host:port"')
+    tls = values.pop("TLS", None)
+    connection = _read(place, values, _CONNECTION)
+    if tls is not None:
+        tls = _mapping(f'{place}["TLS"]', tls)
+        connection |= _read(f'{place}["TLS"]', tls, _TLS) | {"use_tls": True}
+        _reject_unknown(f'{place}["TLS"]', tls, _TLS)
+    pool = _read(place, values, _POOL)
+    _reject_unknown(place, values, _CONNECTION | _POOL, "TLS")
+    return PoolOptions(connection=ConnectionOptions(**connection), **pool)
+
+
+def _setting() -> Mapping[str, Any]:
+    configured = getattr(settings, "ZKLOCK", None)
+    if not configured:
+        raise ImproperlyConfigured('ZKLOCK is not set: ZKLOCK = {"default": {"HOSTS": "zk1:2181,zk2:2181,zk3:2181"}}')
+    return _mapping("ZKLOCK", configured)
+
+
+def _read(place: str, values: Mapping[str, Any], readers: Mapping[str, tuple[str, Reader]]) -> dict[str, Any]:
+    return {
+        field: read(f'{place}["{name}"]', values[name])
+        for name, (field, read) in readers.items()
+        if name in values
+    }
+
+
+def _reject_unknown(place: str, values: Mapping[str, Any], readers: Mapping[str, Any], *also: str) -> None:
+    known = sorted({*readers, *also})
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ImproperlyConfigured(f'{place}["{unknown[0]}"] is not a setting; known are: {", ".join(known)}')

@@ -1,0 +1,68 @@
+"""What happens to locks, as Django signals.
+
+Every signal is sent with ``sender`` (the :class:`~django_zklock.zk.lock.Lock`'s class), ``key`` and ``alias``:
+
+``acquired`` (``held``)
+    The lock was granted; ``held.waited`` says after how many seconds.
+``contended`` (``holder``)
+    The caller has joined a line and waits.
+``released`` (``held``, ``duration``)
+    The holder let go after ``duration`` seconds.
+``lost`` (``held``, ``reason``)
+    A held lock was lost. Sent from a thread of its own, as soon as it is known.
+``skipped`` (``holder``, ``function``)
+    A decorated function did not run because somebody else holds the lock.
+
+Receivers run in the thread that acquires and releases, before the body and after it; an error in one is logged
+and does not reach the body (``send_robust``).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.dispatch import Signal
+
+from django_zklock.zk.held import Held
+from django_zklock.zk.identity import Identity
+from django_zklock.zk.lock import Lock
+
+acquired = Signal()
+contended = Signal()
+released = Signal()
+lost = Signal()
+skipped = Signal()
+
+
+class SignalObserver:
+    """Turns what the recipe layer reports into signals."""
+
+    def contended(self, lock: Lock, holder: Identity | None) -> None:
+        contended.send_robust(Lock, **_about(lock), holder=holder)
+
+    def acquired(self, held: Held) -> None:
+        acquired.send_robust(Lock, **_about(held.lock), held=held)
+
+    def released(self, held: Held) -> None:
+        released.send_robust(Lock, **_about(held.lock), held=held, duration=_duration(held))
+
+    def lost(self, held: Held, reason: str) -> None:
+        lost.send_robust(Lock, **_about(held.lock), held=held, reason=reason)
+
+    async def acontended(self, lock: Lock, holder: Identity | None) -> None:
+        await contended.asend_robust(Lock, **_about(lock), holder=holder)
+
+    async def aacquired(self, held: Held) -> None:
+        await acquired.asend_robust(Lock, **_about(held.lock), held=held)
+
+    async def areleased(self, held: Held) -> None:
+        await released.asend_robust(Lock, **_about(held.lock), held=held, duration=_duration(held))
+
+
+def _about(lock: Lock) -> dict[str, Any]:
+    return {"key": lock.key, "alias": lock.pool.name}
+
+
+def _duration(held: Held) -> float:
+    return time.time() - held.since

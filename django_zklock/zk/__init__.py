@@ -1,0 +1,1 @@
+"""The lock recipe on ZooKeeper: no Django, no Celery."""

@@ -1,0 +1,246 @@
+"""One caller's attempt at a lock: the blocking and the asyncio front of a contender.
+
+Both ask :meth:`Attempt.step` what there is to do and how long to sleep; they differ in how they sleep. Every way
+out that is not a :class:`~django_zklock.zk.held.Held` goes through :meth:`Attempt.end`, which leaves no node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from django_zklock.exceptions import LockTimeout, ZkLockError, ZooKeeperUnavailable
+from django_zklock.zk import holds, identity
+from django_zklock.zk.contender import Contender, State, Unavailable
+from django_zklock.zk.deadline import Deadline
+from django_zklock.zk.held import Held
+from django_zklock.zk.identity import Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_zklock.zk.lock import Lock
+
+# After the deadline, for the name of the holder in the error: the last one known may be long gone.
+LAST_LOOK = 0.2
+
+
+class Observer(Protocol):
+    """Who is told of what happens to locks. The plain methods run in the caller's thread, ``lost`` in its own."""
+
+    def contended(self, lock: Lock, holder: Identity | None) -> None:
+        """The caller waits in line."""
+
+    def acquired(self, held: Held) -> None:
+        """The caller holds."""
+
+    def released(self, held: Held) -> None:
+        """The caller has let go."""
+
+    def lost(self, held: Held, reason: str) -> None:
+        """A held lock was lost."""
+
+    async def acontended(self, lock: Lock, holder: Identity | None) -> None: ...
+    async def aacquired(self, held: Held) -> None: ...
+    async def areleased(self, held: Held) -> None: ...
+
+
+class Attempt:
+    """One attempt; used by one caller, once.
+
+    ``timeout`` is in seconds; ``None`` waits for ever and 0 tries once. How long ZooKeeper itself may take to
+    answer is ``timeout`` too, but the connect timeout of the pool where ``timeout`` sets no such limit.
+    """
+
+    def __init__(self, lock: Lock, timeout: float | None, wake: Callable[[], None]) -> None:
+        self.lock = lock
+        self.timeout = timeout
+        self.held: Held | None = None
+        self._wake = wake
+        self._began = time.monotonic()
+        self._deadline = Deadline.after(timeout)
+        self._answer_by = self._deadline if timeout else Deadline.after(lock.pool.options.connect_timeout)
+        self._in_line = False
+        self._looking: Deadline | None = None
+        self._looks = 0
+        self._loss_told = False
+        self._announce = False
+        self.contender = Contender(
+            lock.pool.session(lock.path),
+            lock.path,
+            lock.rule,
+            data=identity.own(lock.work()).encode(),
+            parent_data=lock.parent_data,
+            wait=self.timeout != 0,
+            notify=self._changed,
+        )
+
+    def start(self) -> None:
+        """Send the contender on its way. Does not wait."""
+        self.contender.session.post(self.contender.join)
+
+    def step(self) -> bool:
+        """Look at the contender: ``True`` when the attempt is decided, ``False`` to sleep for :meth:`sleep_for`.
+
+        Raises ``LockTimeout``, ``ZooKeeperUnavailable`` or another ``ZkLockError``.
+        """
+        contender = self.contender
+        state = contender.state
+        if state is State.HELD:
+            self.held = Held(self.lock, contender, waited=time.monotonic() - self._began)
+            self._tell_loss()
+            return True
+        if contender.error is not None:
+            raise self._refusal(contender.error) from contender.error
+        if contender.busy:
+            return True
+        if state is State.WAITING and not self._in_line and contender.looks:
+            self._in_line = self._announce = True
+        if self._looking is not None:
+            if contender.looks != self._looks:
+                raise self._timed_out()
+            if self._looking.passed:
+                raise self._unanswered()
+        elif not self._answered:
+            if self._answer_by.passed:
+                raise self._unanswered()
+        elif self._deadline.passed:
+            if not contender.session.connected:
+                raise self._unanswered()
+            self._looks, self._looking = contender.looks, Deadline.after(LAST_LOOK)
+            contender.session.post(contender.look)
+        return False
+
+    def sleep_for(self) -> float | None:
+        """Give the seconds after which :meth:`step` has something to decide without being woken."""
+        if self._looking is not None:
+            return self._looking.remaining()
+        return (self._deadline if self._answered else self._answer_by).remaining()
+
+    def take_announcement(self) -> bool:
+        """Whether the caller has just joined a line, told once."""
+        announce, self._announce = self._announce, False
+        return announce
+
+    def end(self) -> None:
+        """Leave, whatever the state; safe to call at any time and more than once."""
+        # Not self.held: the exception may have come after the hold was entered here and before it was kept there.
+        for held in [held for held in holds.stack() if held.through(self.contender)]:
+            held.release()
+        self.contender.session.post(self.contender.leave)
+
+    @property
+    def _answered(self) -> bool:
+        """Whether ZooKeeper has given us a place in the line."""
+        return self.contender.looks > 0 or self.contender.state is State.WAITING
+
+    def _changed(self) -> None:
+        # On the machine's threads, under the monitor.
+        self._wake()
+        self._tell_loss()
+
+    def _tell_loss(self) -> None:
+        contender = self.contender
+        if contender.lost is not None and self.held is not None and not self._loss_told:
+            self._loss_told = True
+            # Observers may take their time, and neither heartbeat nor connection has any to give.
+            threading.Thread(
+                target=self.lock.observer.lost,
+                args=(self.held, contender.lost),
+                name="zklock-lost",
+                daemon=True,
+            ).start()
+
+    # Errors: what, how long, who, and what to do.
+
+    def _timed_out(self) -> LockTimeout:
+        holder = self.contender.holder
+        by = f"held by {holder}" if holder else "its holder left no readable identity"
+        return LockTimeout(
+            f"lock {self.lock.key!r} was not granted within {self.timeout:g} s; {by}; "
+            f"see `manage.py zklock show`, or wait longer with timeout=",
+            key=self.lock.key,
+            timeout=self.timeout,
+            holder=holder,
+        )
+
+    def _unanswered(self) -> ZooKeeperUnavailable:
+        session = self.contender.session
+        waited = time.monotonic() - self._began
+        what = "no answer from" if session.connected else "no connection to"
+        return self._unavailable(f"{what} ZooKeeper at {session.server} within {waited:.1f} s")
+
+    def _refusal(self, error: Exception) -> ZkLockError:
+        session = self.contender.session
+        if isinstance(error, Unavailable):
+            return self._unavailable(f"ZooKeeper at {session.server}: {error}")
+        return ZkLockError(
+            f"lock {self.lock.key!r}: ZooKeeper at {session.server} refused: {type(error).__name__} {error} "
+            f"at {self.lock.path}; check the ACL of that node and the credentials in ZKLOCK",
+            key=self.lock.key,
+            timeout=self.timeout,
+        )
+
+    def _unavailable(self, facts: str) -> ZooKeeperUnavailable:
+        return ZooKeeperUnavailable(
+            f"lock {self.lock.key!r}: {facts}; is it running, and is HOSTS right?",
+            key=self.lock.key,
+            timeout=self.timeout,
+        )
+
+
+def acquire(lock: Lock, timeout: float | None) -> Held | None:
+    """Acquire ``lock``, blocking the calling thread; ``None`` if it is taken and ``timeout`` is 0."""
+    changed = threading.Event()
+    attempt = Attempt(lock, timeout, changed.set)
+    try:
+        attempt.start()
+        while not attempt.step():
+            if attempt.take_announcement():
+                lock.observer.contended(lock, attempt.contender.holder)
+            changed.wait(attempt.sleep_for())
+            changed.clear()
+        if attempt.held is not None:
+            lock.observer.acquired(attempt.held)
+        return attempt.held
+    except BaseException:
+        attempt.end()
+        raise
+
+
+async def aacquire(lock: Lock, timeout: float | None) -> Held | None:
+    """Acquire ``lock`` without a thread; ``None`` if it is taken and ``timeout`` is 0."""
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(changed.set)
+
+    attempt = Attempt(lock, timeout, wake)
+    try:
+        attempt.start()
+        while not attempt.step():
+            if attempt.take_announcement():
+                await lock.observer.acontended(lock, attempt.contender.holder)
+            await _sleep(changed, attempt.sleep_for())
+            changed.clear()
+        if attempt.held is not None:
+            await lock.observer.aacquired(attempt.held)
+        return attempt.held
+    except BaseException:
+        attempt.end()
+        raise
+
+
+async def _sleep(changed: asyncio.Event, delay: float | None) -> None:
+    # Not asyncio.wait_for: before Python 3.12 it can swallow a cancellation that comes with the event.
+    timer = None if delay is None else asyncio.get_running_loop().call_later(delay, changed.set)
+    try:
+        await changed.wait()
+    finally:
+        if timer is not None:
+            timer.cancel()

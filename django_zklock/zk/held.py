@@ -1,0 +1,178 @@
+"""Possession of a lock: given once, to one owner, and able to say that it is over."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from django_zklock.exceptions import LockLost, NotHeld
+from django_zklock.zk import holds
+from django_zklock.zk.contender import Contender
+
+if TYPE_CHECKING:
+    from django_zklock.zk.lock import Lock
+
+logger = logging.getLogger("django_zklock.held")
+
+
+class Held:
+    """A held lock.
+
+    ``key`` is the lock's key, ``node`` the full path of the znode, ``token`` the fencing token: the transaction
+    id that created the node, strictly increasing in the order in which an exclusive lock is granted, below
+    2**63. ``since`` is when it was granted (seconds since the Unix epoch) and ``waited`` for how many seconds
+    the caller had waited. A nested hold of a reentrant lock shares node and token with the outer one; the node
+    goes when the last of them is released.
+
+    May be checked from any thread. As a context manager it is released at the end of the block, and the end
+    raises :exc:`~django_zklock.exceptions.LockLost` if the lock was lost and nothing else propagates.
+    """
+
+    __slots__ = (
+        "__weakref__", "_contender", "_handles", "_pid", "_released", "_seen_loss", "_stack",
+        "key", "lock", "node", "since", "token", "waited",
+    )  # fmt: skip
+
+    def __init__(self, lock: Lock, contender: Contender, *, waited: float, outer: Held | None = None) -> None:
+        self.key = lock.key
+        self.node = f"{contender.path}/{contender.node}"
+        self.token = contender.token or 0
+        self.since = time.time()
+        self.waited = waited
+        self.lock = lock
+        self._contender = contender
+        self._pid = os.getpid()
+        self._released = False
+        self._seen_loss: str | None = None
+        # Everyone who holds through this node. Shared with the outer hold; adding to and discarding from a
+        # set are atomic, and whoever empties it lets go of the node.
+        self._handles: set[Held] = set() if outer is None else outer._handles
+        self._handles.add(self)
+        self._stack = holds.stack()
+        self._stack.append(self)
+
+    def __repr__(self) -> str:
+        state = "released" if self._released else self._loss() or "held"
+        return f"<Held {self.key!r} token={self.token} {state}>"
+
+    @property
+    def lost(self) -> bool:
+        """Whether this lock is, or may be, somebody else's by now. Once true it stays so. No I/O."""
+        return self._loss() is not None
+
+    def check(self) -> None:
+        """Make sure that the lock is still held. No I/O: cheap enough for an inner loop.
+
+        Raises :exc:`~django_zklock.exceptions.LockLost` if it is, or may be, lost, and
+        :exc:`~django_zklock.exceptions.NotHeld` if it has been released. A pause between this check and what
+        follows cannot be excluded; where that matters, hand :attr:`token` to the resource (M. Kleppmann, "How to
+        do distributed locking").
+        """
+        if self._released:
+            raise NotHeld(f"lock {self.key!r} has been released here", key=self.key)
+        reason = self._loss()
+        if reason is not None:
+            raise LockLost(
+                f"lock {self.key!r} was lost after {time.time() - self.since:.1f} s: {reason}; "
+                f"somebody else may hold it now, so stop, or fence with token {self.token}",
+                key=self.key,
+            )
+
+    def release(self, wait: bool = False) -> None:
+        """Let go. The server is told at once, or when it can be reached again; this does not wait for it.
+
+        With ``wait`` the call returns when the server has confirmed, or after the connect timeout of the
+        connection. Never raises because of the server; releasing twice does nothing. A process that
+        inherited the hold over a fork only forgets it.
+        """
+        if not self._let_go():
+            return
+        self.lock.observer.released(self)
+        if wait:
+            gone = threading.Event()
+            self._contender.session.post(partial(self._contender.when_gone, gone.set))
+            patience = self.lock.pool.options.connect_timeout
+            if not gone.wait(patience):
+                logger.warning("event=release_unconfirmed key=%r waited=%s", self.key, patience)
+
+    async def arelease(self) -> None:
+        """Let go, as :meth:`release` without ``wait``."""
+        if self._let_go():
+            await self.lock.observer.areleased(self)
+
+    def through(self, contender: Contender) -> bool:
+        """Whether this is a hold on the node of ``contender``."""
+        return self._contender is contender
+
+    def covers(self, lock: Lock) -> bool:
+        """Whether an acquisition of ``lock`` in this context would be a nested one of this hold."""
+        return (
+            self._contender.path == lock.path
+            and self.lock.pool is lock.pool
+            and not self._released
+            and self._pid == os.getpid()
+        )
+
+    def again(self, lock: Lock) -> Held:
+        """Give a nested hold on the same node."""
+        return Held(lock, self._contender, waited=0.0, outer=self)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish(raising=kind is None)
+
+    def finish(self, *, raising: bool) -> None:
+        """Release at the end of a body; raise ``LockLost`` if it was lost and ``raising``."""
+        try:
+            if raising and not self._released:
+                self.check()
+        finally:
+            try:
+                self.release()
+            except BaseException:  # thrown into this thread: a time limit, Ctrl-C
+                self.release()
+                raise
+
+    async def afinish(self, *, raising: bool) -> None:
+        """Do as :meth:`finish`."""
+        try:
+            if raising and not self._released:
+                self.check()
+        finally:
+            await self.arelease()
+
+    def _let_go(self) -> bool:
+        """Give up this handle; ``True`` if that gave up the node too, for the first time.
+
+        Local state first: from here on nobody takes this for a held lock, whatever the network does. Every
+        step may be done again, so that a release that was interrupted by an exception can be repeated.
+        """
+        first, self._released = not self._released, True
+        if self in self._stack:
+            self._stack.remove(self)
+        self._handles.discard(self)
+        if self._handles or self._pid != os.getpid():
+            return False
+        self._contender.session.post(self._contender.leave)
+        return first
+
+    def _loss(self) -> str | None:
+        if self._pid != os.getpid():
+            return "it was inherited over a fork; only the parent process holds it"
+        contender = self._contender
+        if self._seen_loss is None:
+            self._seen_loss = contender.lost
+        if self._seen_loss is None and contender.session.lease_over:
+            # Remembered here, because whoever asked acts on it: a late answer must not unsay it.
+            self._seen_loss = "the lease ran out: this process or its connection stood still for too long"
+            contender.session.post(partial(contender.lose, self._seen_loss))
+        return self._seen_loss

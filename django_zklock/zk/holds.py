@@ -1,0 +1,38 @@
+"""What each execution context holds: a thread, a greenlet or an asyncio task, and never its children.
+
+A context variable would not do: a new asyncio task inherits its creator's context, and with it locks that it
+does not own. Under gevent and eventlet a thread-local is local to the greenlet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from django_zklock.zk.held import Held
+
+
+class _ThreadHolds(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Held] = []
+
+
+_threads = _ThreadHolds()
+_tasks: WeakKeyDictionary[asyncio.Task[Any], list[Held]] = WeakKeyDictionary()
+
+
+def stack() -> list[Held]:
+    """Give the holds of the calling execution context, innermost last; the caller may change the list."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no running event loop in this thread
+        task = None
+    return _threads.stack if task is None else _tasks.setdefault(task, [])
+
+
+def current(key: str | None = None) -> Held | None:
+    """Give the innermost hold of the calling execution context, of ``key`` if one is given, or ``None``."""
+    return next((held for held in reversed(stack()) if key is None or held.key == key), None)

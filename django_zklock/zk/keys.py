@@ -1,0 +1,71 @@
+"""From a lock's key to the name of its znode, and back.
+
+ZooKeeper refuses some characters in paths, and Java counts in UTF-16, so everything outside the basic plane
+counts as refused too (ZooKeeper Programmer's Guide, "The ZooKeeper Data Model"; ``PathUtils.validatePath``).
+Those, the slash and our own escape sign are percent-escaped, byte by byte of their UTF-8 form, reversibly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from urllib.parse import unquote
+
+MAX_KEY_BYTES = 1024
+MAX_NAME_BYTES = 200
+PREFIX_BYTES = 140
+# "%~" never comes out of escaping ("%" is always followed by two hex digits), so a shortened name cannot be
+# the name of another key.
+HASH_MARK = "%~"
+
+_REFUSED = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff/%]")
+_ESCAPED_UNIT = re.compile(r"(?:%[0-9A-F]{2})+|.", re.DOTALL)
+
+
+def check(key: str) -> str:
+    """Give ``key`` back if it can name a lock.
+
+    Raises ``TypeError`` if it is not text, and ``ValueError`` if it is empty, longer than 1 kB in UTF-8, or
+    has a surrogate without its partner (such text has no UTF-8 form).
+    """
+    if not isinstance(key, str):
+        raise TypeError(f"a lock key must be a str, got {type(key).__name__}: {key!r}")
+    if not key:
+        raise ValueError("a lock key must not be empty")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a lock key must be valid Unicode text, got {key!r}") from error
+    if size > MAX_KEY_BYTES:
+        raise ValueError(
+            f"a lock key must not be longer than {MAX_KEY_BYTES} bytes of UTF-8, got {size}: {key[:60]!r}…"
+        )
+    return key
+
+
+def escape(key: str) -> str:
+    """Give the name of the znode for ``key``: readable, legal, different for different keys."""
+    if key in {".", ".."}:
+        return "".join(f"%{ord(character):02X}" for character in key)
+    name = _REFUSED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), key)
+    if len(name.encode()) <= MAX_NAME_BYTES:
+        return name
+    digest = hashlib.sha256(key.encode()).hexdigest()[:40]
+    return _cut(name) + HASH_MARK + digest
+
+
+def unescape(name: str) -> str | None:
+    """Give the key behind the znode ``name``; ``None`` if it is shortened and only the znode's data knows."""
+    return None if HASH_MARK in name else unquote(name, errors="replace")
+
+
+def _cut(name: str) -> str:
+    """Cut to whole characters: a prefix that ends in half an escape would read as another character."""
+    kept: list[str] = []
+    size = 0
+    for unit in _ESCAPED_UNIT.findall(name):
+        size += len(unit.encode())
+        if size > PREFIX_BYTES:
+            break
+        kept.append(unit)
+    return "".join(kept)

@@ -1,0 +1,99 @@
+"""The names of the nodes in a lock's line, and which of them stands in whose way.
+
+Ours are Apache Curator's names (``InterProcessMutex``, ``InterProcessReadWriteLock``, protection prefix
+``_c_<guid>-``); kazoo's own (``<uuid>__lock__``, ``<uuid>__rlock__``) are honoured as contenders too.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SEQUENCE_END = 2**31 - 1
+# Orders by sequence are trusted only this far from the end of the 32-bit counter; beyond it ZooKeeper 3.6+
+# hands out the same number again and again (ZOOKEEPER-2719 and the Programmer's Guide, "Sequence Nodes").
+SEQUENCE_MARGIN = 2**20
+
+
+class Kind(enum.Enum):
+    """What a node in a line asks for."""
+
+    EXCLUSIVE = "exclusive"
+    WRITE = "write"
+    READ = "read"
+    LEASE = "lease"
+
+
+_LABELS = {Kind.EXCLUSIVE: "lock-", Kind.WRITE: "__WRIT__", Kind.READ: "__READ__", Kind.LEASE: "lease-"}
+_KINDS = {label: kind for kind, label in _LABELS.items()} | {
+    "__lock__": Kind.EXCLUSIVE,
+    "__rlock__": Kind.READ,
+}
+_NAME = re.compile(
+    r"(?:_c_(?P<guid>[0-9a-f-]{36})-)?(?P<label>lock-|lease-|__WRIT__|__READ__)(?P<sequence>-?\d{10})"
+    r"|(?P<uuid>[0-9a-f]{32})(?P<kazoo>__lock__|__rlock__)(?P<number>-?\d{10})",
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a line, as its name tells it."""
+
+    name: str
+    kind: Kind
+    guid: str
+    sequence: int
+
+
+def prefix(guid: str, kind: Kind) -> str:
+    """Give the name of a node before ZooKeeper appends the sequence."""
+    return f"_c_{guid}-{_LABELS[kind]}"
+
+
+def parse(name: str) -> Node | None:
+    """Read a node's name; ``None`` if it is not one of a lock recipe that we know."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    label = found["label"] or found["kazoo"]
+    guid = found["guid"] or found["uuid"] or ""
+    return Node(name, _KINDS[label], guid, int(found["sequence"] or found["number"]))
+
+
+def parse_all(names: Iterable[str]) -> list[Node]:
+    """Read the names that we know, in the order of their sequence."""
+    return sorted((node for name in names if (node := parse(name))), key=lambda node: node.sequence)
+
+
+def order_is_safe(line: list[Node]) -> bool:
+    """Whether the sequences alone tell who came first; if not, order by the creating transaction."""
+    return len({node.sequence for node in line}) == len(line) and all(
+        0 <= node.sequence < SEQUENCE_END - SEQUENCE_MARGIN for node in line
+    )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a contender holds: fewer than ``limit`` nodes of a conflicting kind stand before it."""
+
+    kind: Kind
+    conflicts: frozenset[Kind]
+    limit: int = 1
+
+    def blockers(self, own: str, line: list[Node]) -> list[Node]:
+        """Give the nodes before ``own`` that conflict with it, first come first; ``line`` is in order."""
+        ahead: list[Node] = []
+        for node in line:
+            if node.name == own:
+                return ahead
+            if node.kind in self.conflicts:
+                ahead.append(node)
+        raise LookupError(own)
+
+
+EXCLUSIVE = Rule(Kind.EXCLUSIVE, frozenset({Kind.EXCLUSIVE, Kind.WRITE, Kind.READ}))
+WRITE = Rule(Kind.WRITE, frozenset({Kind.EXCLUSIVE, Kind.WRITE, Kind.READ}))
+READ = Rule(Kind.READ, frozenset({Kind.EXCLUSIVE, Kind.WRITE}))
+RULES = {rule.kind: rule for rule in (EXCLUSIVE, WRITE, READ)}

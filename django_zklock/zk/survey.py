@@ -1,0 +1,227 @@
+"""The live tree, read and not locked: who holds, who waits, since when.
+
+Every level is read with pipelined requests, so the time is a few round trips and not one for each node. Nodes
+come and go meanwhile; what vanished is left out. Names of recipes that we do not know are reported as such.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
+from django_zklock.zk import identity, keys, nodes
+from django_zklock.zk.identity import Identity
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.session import Session
+from django_zklock.zk.wire import KazooException, NoNodeError, ZnodeStat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One node in a line. ``since`` is its creation at the server, in seconds since the Unix epoch."""
+
+    node: str
+    path: str
+    kind: str
+    sequence: int
+    position: int
+    held: bool
+    token: int
+    session_id: int
+    since: float
+    identity: Identity | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One lock and everybody in its line, first come first.
+
+    ``foreign`` are the names of children that are of no lock recipe that we know.
+    """
+
+    key: str
+    path: str
+    places: tuple[Place, ...] = ()
+    foreign: tuple[str, ...] = ()
+
+    @property
+    def holders(self) -> tuple[Place, ...]:
+        return tuple(place for place in self.places if place.held)
+
+    @property
+    def waiters(self) -> tuple[Place, ...]:
+        return tuple(place for place in self.places if not place.held)
+
+
+def lines(pool: Pool, *, timeout: float) -> list[Line]:
+    """Read every lock in use, sorted by key, in at most ``timeout`` seconds.
+
+    Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, and ``ZkLockError`` if it refuses.
+    """
+    reading = _Reading(pool.session(pool.options.root), pool.options.root, None)
+    return sorted((line for line in reading.result(timeout) if line.places or line.foreign), key=lambda line: line.key)
+
+
+def line(pool: Pool, key: str, *, timeout: float) -> Line:
+    """Read the line of one lock, in at most ``timeout`` seconds; empty if nobody is there.
+
+    Raises as :func:`lines`, and ``ValueError`` for a key that cannot name a lock.
+    """
+    keys.check(key)
+    path = pool.path(key)
+    found = _Reading(pool.session(path), pool.options.root, [keys.escape(key)]).result(timeout)
+    return replace(found[0], key=key) if found else Line(key=key, path=path)
+
+
+class _Reading:
+    """One survey: a tenant of the session that begins again after a reconnect."""
+
+    def __init__(self, session: Session, root: str, names: list[str] | None) -> None:
+        self._session = session
+        self._root = root
+        self._names = names
+        self._done = threading.Event()
+        self._error: Exception | None = None
+        self._round = 0
+        # Under the session's monitor until _done is set.
+        self._outstanding = 0
+        self._children: dict[str, list[str]] = {}
+        self._labels: dict[str, str] = {}
+        self._contents: dict[str, tuple[bytes, ZnodeStat]] = {}
+
+    def result(self, timeout: float) -> list[Line]:
+        session = self._session
+        session.post(self._begin)
+        try:
+            if not self._done.wait(timeout):
+                self._error = TimeoutError(f"no answer within {timeout:g} s")
+        finally:
+            session.post(partial(session.detach, self))
+        if self._error is None:
+            return [self._line(name) for name in self._children]
+        if isinstance(self._error, KazooException):
+            raise ZkLockError(f"ZooKeeper at {session.server} refused to list {self._root}: {self._error!r}")
+        raise ZooKeeperUnavailable(
+            f"ZooKeeper at {session.server}: {self._error}; is it running, and is HOSTS right?", timeout=timeout
+        ) from self._error
+
+    # Tenant.
+
+    def suspended(self) -> None:
+        self._round += 1
+
+    def resumed(self) -> None:
+        if not self._done.is_set():
+            self._read()
+
+    def session_ended(self, reason: str) -> None:
+        self._round += 1
+
+    def unavailable(self, reason: str) -> None:
+        self._fail(ConnectionError(reason))
+
+    def heartbeat(self) -> None: ...
+
+    def lose(self, reason: str) -> None: ...
+
+    # Reading.
+
+    def _begin(self) -> None:
+        self._session.attach(self)
+        if self._session.connected:
+            self._read()
+
+    def _read(self) -> None:
+        self._round += 1
+        self._outstanding = 0
+        self._children, self._labels, self._contents = {}, {}, {}
+        if self._names is None:
+            self._ask(partial(self._session.wire.children, self._root), self._listed_root)
+        else:
+            self._read_lines(self._names)
+
+    def _listed_root(self, names: list[str] | None) -> None:
+        self._read_lines(names or [])
+
+    def _read_lines(self, names: list[str]) -> None:
+        wire = self._session.wire
+        for name in names:
+            path = f"{self._root}/{name}"
+            self._ask(partial(wire.children, path), partial(self._listed, name))
+            if keys.unescape(name) is None:
+                self._ask(partial(wire.get, path), partial(self._labelled, name))
+
+    def _listed(self, line: str, names: list[str] | None) -> None:
+        if names is None:
+            return
+        self._children[line] = names
+        for name in names:
+            if nodes.parse(name):
+                path = f"{self._root}/{line}/{name}"
+                self._ask(partial(self._session.wire.get, path), partial(self._got, path))
+
+    def _labelled(self, name: str, value: tuple[bytes, ZnodeStat] | None) -> None:
+        if value is not None and len(value[0]) <= keys.MAX_KEY_BYTES:
+            self._labels[name] = value[0].decode(errors="replace")
+
+    def _got(self, path: str, value: tuple[bytes, ZnodeStat] | None) -> None:
+        if value is not None:
+            self._contents[path] = value
+
+    def _ask(self, request: Callable[..., None], use: Callable[[Any], None]) -> None:
+        asked = self._round
+        self._outstanding += 1
+
+        def reply(value: Any, error: KazooException | None) -> None:
+            if asked != self._round or self._done.is_set():
+                return
+            if error is not None and not isinstance(error, NoNodeError):
+                self._fail(error)
+                return
+            use(value)
+            self._outstanding -= 1
+            if self._outstanding == 0:
+                self._done.set()
+
+        request(reply)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._done.is_set():
+            self._error = error
+            self._done.set()
+
+    # The result.
+
+    def _line(self, name: str) -> Line:
+        path = f"{self._root}/{name}"
+        names = self._children[name]
+        found = [node for node in nodes.parse_all(names) if f"{path}/{node.name}" in self._contents]
+        if not nodes.order_is_safe(found):
+            found.sort(key=lambda node: self._contents[f"{path}/{node.name}"][1].czxid)
+        return Line(
+            key=keys.unescape(name) or self._labels.get(name) or name,
+            path=path,
+            places=tuple(self._place(path, node, position, found) for position, node in enumerate(found)),
+            foreign=tuple(sorted(entry for entry in names if nodes.parse(entry) is None)),
+        )
+
+    def _place(self, path: str, node: nodes.Node, position: int, line: list[nodes.Node]) -> Place:
+        data, stat = self._contents[f"{path}/{node.name}"]
+        rule = nodes.RULES.get(node.kind)
+        return Place(
+            node=node.name,
+            path=f"{path}/{node.name}",
+            kind=node.kind.value,
+            sequence=node.sequence,
+            position=position,
+            # A semaphore's limit is not written anywhere: each caller enforces its own.
+            held=rule is None or len(rule.blockers(node.name, line)) < rule.limit,
+            token=stat.czxid,
+            session_id=stat.ephemeralOwner,
+            since=stat.ctime / 1000.0,
+            identity=identity.decode(data),
+        )
