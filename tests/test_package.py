@@ -63,7 +63,7 @@ def source_files() -> set[str]:
 
 
 def test_wheel__has_every_file_of_the_package(distributions: Distributions) -> None:
-    """Templates, static files, translations, migrations, py.typed: the wheel is the tree, no less, no more."""
+    """Templates, static files, translations, migrations, py.typed: the wheel is the tree, no less or more."""
     with zipfile.ZipFile(distributions.wheel) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name and not name.endswith("/")}
     assert names == source_files()
