@@ -13,9 +13,10 @@ ATTEMPTS = 200
 def free_port(preferred: int | None = None) -> int:
     """Return a port that nobody listens on, the preferred one if it is free.
 
-    The port is below the system's range for outgoing connections. A port from that range (what binding to port 0 gives) can
-    be taken by any client while the server is being restarted, even by a client of that very server: on loopback a
-    connection attempt to a port nobody listens on can be given the same port as its source and connect to itself.
+    The port is below the system's range for outgoing connections. A port from that range (what binding to
+    port 0 gives) can be taken by any client while the server is being restarted, even by a client of that
+    very server: on loopback a connection attempt to a port nobody listens on can be given the same port as
+    its source and connect to itself.
     """
     if preferred is not None and _is_free(preferred):
         return preferred
@@ -41,5 +42,6 @@ def _first_outgoing_port() -> int:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     except (OSError, ValueError):
         first = 32_768
-    # A machine may be set to use nearly all ports for outgoing connections; then there is nothing better to choose from.
+    # A machine may use nearly all ports for outgoing connections; then there is nothing better to choose
+    # from.
     return first if first > 11_000 else 65_536

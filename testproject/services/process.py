@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 GLANCE = 0.02
 
 
-class NotInstalled(Exception):
+class NotInstalledError(Exception):
     """The program to be run is not on this machine; the message says in one line how to get it."""
 
 
-class StartFailed(Exception):
+class StartError(Exception):
     """A process ended or stayed silent instead of getting ready.
 
     ``log`` is the end of what it wrote.
     """
 
-    def __init__(self, message: str, log: str) -> None:
+    def __init__(self, message: str, log: str = "") -> None:
         """Keep the message, one line, apart from the log."""
         super().__init__(message)
         self.log = log
@@ -43,9 +43,10 @@ class StartFailed(Exception):
 class Process:
     """Start, stop, pause and kill one program; a subclass says what to run and how to see that it is ready.
 
-    The program runs in a process group of its own, so Ctrl-C at the terminal does not reach it and its children can be
-    ended with it. ``stop`` and ``kill`` leave the folder, so that the program can be started again on the same data;
-    ``close``, the end of a ``with`` block, or the end of this program by any means removes it.
+    The program runs in a process group of its own, so Ctrl-C at the terminal does not reach it and its
+    children can be ended with it. ``stop`` and ``kill`` leave the folder, so that the program can be
+    started again on the same data; ``close``, the end of a ``with`` block, or the end of this program by
+    any means removes it.
     """
 
     name: ClassVar[str] = "process"
@@ -84,7 +85,7 @@ class Process:
     # Starting.
 
     def start(self) -> Self:
-        """Start the program and wait until it is ready, or raise :class:`StartFailed`."""
+        """Start the program and wait until it is ready, or raise :class:`StartError`."""
         self.launch()
         self.wait_ready()
         return self
@@ -95,7 +96,7 @@ class Process:
             msg = f"{self.name} is already running with pid {self.pid}"
             raise RuntimeError(msg)
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - the subclass's own command line
+            self._process = subprocess.Popen(
                 self.arguments(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -108,7 +109,7 @@ class Process:
         Reaper.current().watch_group(self.pid)
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Wait until the program is ready; end it and raise :class:`StartFailed` if it does not get there."""
+        """Wait until the program is ready; end it and raise :class:`StartError` if it does not get there."""
         seconds = self.start_timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         while not self.is_ready():
@@ -116,11 +117,11 @@ class Process:
             if status is not None:
                 self.kill()
                 msg = f"{self.name} ended with status {status} instead of starting"
-                raise StartFailed(msg, self.log_tail())
+                raise StartError(msg, self.log_tail())
             if time.monotonic() > deadline:
                 self.kill()
                 msg = f"{self.name} was not ready after {seconds:g} s"
-                raise StartFailed(msg, self.log_tail())
+                raise StartError(msg, self.log_tail())
 
     # Looking.
 
@@ -137,7 +138,7 @@ class Process:
         return self._process is not None and self._process.poll() is None
 
     def wait(self, timeout: float) -> int | None:
-        """Wait for the process to end by itself; return its status, or None if it is still there after ``timeout``."""
+        """Wait until the process ends by itself; return its status, or None if it outlasts ``timeout``."""
         if self._process is None:
             return None
         try:
@@ -155,7 +156,7 @@ class Process:
     # Ending and disturbing.
 
     def stop(self, timeout: float | None = None) -> None:
-        """Ask the process to end, then end by force what is left of its group; do nothing if it is not running."""
+        """Ask the process to end, then end by force what is left of its group; fine if it is not running."""
         if self._process is None:
             return
         if self.is_running():

@@ -1,11 +1,12 @@
 """A watchman that ends the processes and removes the folders of a program that is gone, however it went.
 
-``atexit`` and signal handlers do not run when a program is killed with SIGKILL, and ``PR_SET_PDEATHSIG`` needs a
-``preexec_fn`` (unsafe with threads) and fires when the *thread* that started the child ends. So the program starts one small
-process in a session of its own, which is told about each process group and folder, and acts when the program has died.
+``atexit`` and signal handlers do not run when a program is killed with SIGKILL, and ``PR_SET_PDEATHSIG``
+needs a ``preexec_fn`` (unsafe with threads) and fires when the *thread* that started the child ends. So the
+program starts one small process in a session of its own, which is told about each process group and folder,
+and acts when the program has died.
 
-This file is both sides: the program imports :class:`Reaper`, the watchman runs the file with ``python -I -S``, so it imports
-nothing outside the standard library.
+This file is both sides: the program imports :class:`Reaper`, the watchman runs the file with ``python -I
+-S``, so it imports nothing outside the standard library.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -36,20 +38,26 @@ class Reaper:
     def __init__(self) -> None:
         """Start the watchman."""
         self.owner = os.getpid()
-        self._watchman = subprocess.Popen(  # noqa: S603 - our own file, with our own interpreter
+        # Not Popen's own pipe: its file object would be closed, with a warning, by each forked child that
+        # ends.
+        orders, self._orders = os.pipe()
+        self._watchman = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(self.owner)],
-            stdin=subprocess.PIPE,
-            # A session of its own: neither Ctrl-C at the terminal nor a signal to the program's group may reach it.
+            stdin=orders,
+            # Neither Ctrl-C at the terminal nor a signal to the program's group may reach it.
             start_new_session=True,
             cwd="/",
         )
+        os.close(orders)
         atexit.register(self.end)
 
     def end(self, timeout: float = 10.0) -> None:
-        """Have everything ended and removed now; at the end of the program, so that its exit means that all is gone."""
+        """Have everything ended and removed now, so that the program's exit means that all is gone."""
         if self.owner == os.getpid():  # a forked child runs its parent's exit functions
-            self._tell("end", 0)
+            with contextlib.suppress(OSError):
+                self._tell("end", 0)
             self._watchman.wait(timeout)
+            os.close(self._orders)
 
     @classmethod
     def current(cls) -> Reaper:
@@ -78,9 +86,7 @@ class Reaper:
     def _tell(self, order: str, value: int | str) -> None:
         line = json.dumps([order, value]).encode() + b"\n"
         with self._lock:
-            assert self._watchman.stdin is not None
-            self._watchman.stdin.write(line)
-            self._watchman.stdin.flush()
+            os.write(self._orders, line)
 
 
 def watch(owner: int) -> None:
@@ -89,7 +95,8 @@ def watch(owner: int) -> None:
     folders: set[str] = set()
     ended = False
     waiting_for: list[int] = [sys.stdin.fileno()]
-    # The pipe's end is not enough: a child that the owner has forked keeps the pipe open after the owner's death.
+    # The pipe's end is not enough: a child that the owner has forked keeps the pipe open after the owner
+    # died.
     with contextlib.suppress(AttributeError, OSError):
         waiting_for.append(os.pidfd_open(owner))
     pending = b""
@@ -117,7 +124,7 @@ def watch(owner: int) -> None:
 def remove(folder: str, timeout: float = 5.0) -> None:
     """Remove a folder in which a dying process may still be writing."""
     deadline = time.monotonic() + timeout
-    while os.path.isdir(folder):
+    while Path(folder).is_dir():
         shutil.rmtree(folder, ignore_errors=True)
         if time.monotonic() > deadline:
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .port import LOOPBACK, free_port
-from .process import NotInstalled, Process
+from .process import NotInstalledError, Process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,32 +33,33 @@ class Installation:
 
     @classmethod
     def find(cls) -> Installation:
-        """Find ``ZOOKEEPER_HOME``'s release, else Debian's package; raise :class:`NotInstalled` if there is neither."""
+        """Find the release in ``ZOOKEEPER_HOME``, else Debian's package; raise NotInstalledError."""
         home = os.environ.get("ZOOKEEPER_HOME")
         if home:
             jars = Path(home, "lib")
             if not any(jars.glob("zookeeper-*.jar")):
                 msg = f"ZOOKEEPER_HOME={home} has no lib/zookeeper-*.jar; get ZooKeeper with {HOW_TO_GET_IT}"
-                raise NotInstalled(msg)
+                raise NotInstalledError(msg)
             classpath = f"{Path(home, 'conf')}:{jars}/*"
         elif DEBIAN_JAR.exists():
             classpath = f"{DEBIAN_CONFIGURATION}:{DEBIAN_JAR}:{DEBIAN_LOGGER}"
         else:
             msg = f"ZooKeeper is not installed; get it with {HOW_TO_GET_IT}"
-            raise NotInstalled(msg)
+            raise NotInstalledError(msg)
         java_home = os.environ.get("JAVA_HOME")
         java = shutil.which("java", path=str(Path(java_home, "bin"))) if java_home else shutil.which("java")
         if java is None:
-            msg = "ZooKeeper needs Java; get it with `apt-get install default-jre-headless`, or set ZOOKEEPER_HOSTS"
-            raise NotInstalled(msg)
+            msg = f"ZooKeeper needs Java, which is not installed; get both with {HOW_TO_GET_IT}"
+            raise NotInstalledError(msg)
         return cls(java=java, classpath=classpath)
 
 
 class ZooKeeper(Process):
     """One server, alone unless ``settings`` make it part of an ensemble.
 
-    Times are seconds. ``settings`` are further lines of ``zoo.cfg`` and win over the ones here; ``properties`` are Java
-    system properties. The port is chosen once, so a server that is started again is found at the same address.
+    Times are seconds. ``settings`` are further lines of ``zoo.cfg`` and win over the ones here;
+    ``properties`` are Java system properties. The port is chosen once, so a server that is started again is
+    found at the same address.
     """
 
     name = "ZooKeeper"
@@ -165,7 +166,7 @@ class ZooKeeper(Process):
         return dict(line.split("\t", 1) for line in lines if "\t" in line)
 
     def packets_received(self) -> int:
-        """Count what clients have sent since the server started, pings included, without our four-letter words."""
+        """Count what clients have sent since the start, pings included, without our four-letter words."""
         received = int(self.mntr()["zk_packets_received"])
         return received - self._words_sent
 

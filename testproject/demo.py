@@ -1,0 +1,127 @@
+#!/usr/bin/env python
+"""See a lock at work: lost updates without it, none with it, and the live locks in the admin.
+
+Ctrl-C ends everything that was started. The status is 0 if deposits were lost without the lock and none
+with it, 1 if not or if something could not be started, 130 if Ctrl-C came before the end was known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+# The checkout comes last: where the package is installed, that one is used.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from progress import Progress
+from services.process import NotInstalledError, StartError
+from stage import LOGIN, PASSWORD, PROCESSES, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+    from billing.rounds import Round
+
+DEPOSITS = 200
+# Seconds. A round takes a few; it is given up when nothing has moved for this long.
+STANDSTILL = 30.0
+# Seconds between two looks at the database.
+GLANCE = 0.1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo and return its status."""
+    parser = argparse.ArgumentParser(description="See a lock at work.")
+    parser.add_argument("--once", action="store_true", help="end when the result is known")
+    once: bool = parser.parse_args(arguments).once
+    status = 130
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        print("Starting", flush=True)
+        with Stage() as stage:
+            status = _compare(stage)
+            if not once:
+                _stay(stage)
+    except KeyboardInterrupt:
+        print("\nEverything that was started has ended.", flush=True)
+    except NotInstalledError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        status = 1
+    except StartError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        if error.log:
+            print(textwrap.indent(error.log, "  | "), file=sys.stderr)
+        status = 1
+    return status
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # A second Ctrl-C would interrupt the ending of what was started, which takes a few seconds at most.
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _compare(stage: Stage) -> int:
+    """Make the deposits without the lock and with it, and show what became of them."""
+    from billing.ledger import audit
+    from billing.report import complaints, table
+    from billing.rounds import Round
+    from billing.tasks import deposit, deposit_naive
+
+    print(f"\n{DEPOSITS} deposits by {PROCESSES} processes, twice", flush=True)
+    without = Round("without lock", deposit_naive)
+    locked = Round("with @zk_locked", deposit)
+    for each in (without, locked):
+        _play(each, stage)
+    books = audit(without.run), audit(locked.run)
+    print(
+        f"\n{table(*books)}\n\n  admin: {stage.url}/admin/django_zklock/lock/ (login {LOGIN} / {PASSWORD})\n"
+    )
+    found = complaints(*books)
+    for complaint in found:
+        print(f"demo: {complaint}", file=sys.stderr)
+    return 1 if found else 0
+
+
+def _play(deposits: Round, stage: Stage) -> None:
+    with Progress(deposits.run, DEPOSITS) as progress:
+        deposits.send(DEPOSITS)
+        done = 0
+        deadline = time.monotonic() + STANDSTILL
+        while done < DEPOSITS:
+            time.sleep(GLANCE)
+            stage.check()
+            before, done = done, deposits.done()
+            progress.show(done)
+            if done > before:
+                deadline = time.monotonic() + STANDSTILL
+            elif time.monotonic() > deadline:
+                message = f"{done} of {DEPOSITS} deposits were made, then none for {STANDSTILL:g} s"
+                raise StartError(message, stage.worker_log())
+
+
+def _stay(stage: Stage) -> None:
+    """Keep a few locks busy for somebody who looks at the admin, until Ctrl-C."""
+    from billing.rounds import Round
+    from billing.tasks import deposit
+
+    print("Some work goes on, so that there are locks to look at. Ctrl-C ends it all.", flush=True)
+    # Most of it is for one account, so that a line forms, and slow enough to be seen.
+    trickle = Round("afterwards", deposit, owners=("Ada", "Ada", "Ada", "Barbara"), bank=1.0)
+    while True:
+        stage.check()
+        # Never more than the worker can take at once: nothing piles up while the demo is left alone.
+        trickle.send(PROCESSES - trickle.on_their_way())
+        time.sleep(GLANCE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Everything that the demo runs on: ZooKeeper, a database, a broker, a Celery worker and Django's server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from services.process import Process, StartError
+from services.reaper import Reaper
+from services.webserver import WebServer
+from services.worker import Worker
+from services.zookeeper import ZooKeeper
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+P = TypeVar("P", bound=Process)
+
+PROCESSES = 4
+LOGIN = PASSWORD = "demo"
+# Seconds in which servers that were given must answer.
+PATIENCE = 10.0
+# Seconds that running tasks may take to end when the demo does.
+FAREWELL = 5.0
+
+
+class Stage:
+    """Starts what was not given, says so, and ends it in reverse order.
+
+    ``ZOOKEEPER_HOSTS`` and ``CELERY_BROKER_URL`` give a ZooKeeper and a broker. Django can be used in this
+    process from the start to the end.
+    """
+
+    def __init__(self) -> None:
+        """Nothing runs yet."""
+        self._stack = ExitStack()
+        self._processes: list[Process] = []
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        """Start everything, or raise NotInstalledError or StartError."""
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End everything."""
+        self._stack.close()
+
+    def check(self) -> None:
+        """Raise StartError if a process has ended that should be running."""
+        for process in self._processes:
+            if not process.is_running():
+                message = f"{process.name} has ended in the middle of the demo"
+                raise StartError(message, process.log_tail())
+
+    def worker_log(self) -> str:
+        """Return the end of what the worker wrote."""
+        return next(process.log_tail() for process in self._processes if isinstance(process, Worker))
+
+    def _start(self) -> None:
+        folder = self._folder()
+        zookeeper_given = bool(os.environ.get("ZOOKEEPER_HOSTS"))
+        broker_given = bool(os.environ.get("CELERY_BROKER_URL"))
+        # A broker that was given may have other workers, which must not take the demo's tasks.
+        queue = f"zklock-demo-{os.getpid()}"
+        os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
+        os.environ["TESTPROJECT_DATABASE"] = str(folder / "demo.sqlite3")
+        os.environ["TESTPROJECT_BROKER_DIR"] = str(folder / "broker")
+        os.environ["TESTPROJECT_QUEUE"] = queue
+        if not zookeeper_given:
+            os.environ["ZOOKEEPER_HOSTS"] = self._run(ZooKeeper()).hosts
+        self._set_up_django()
+        if zookeeper_given:
+            self._try_lock()
+        _say("ZooKeeper", os.environ["ZOOKEEPER_HOSTS"])
+        if broker_given:
+            self._try_broker(queue)
+        worker = Worker(concurrency=PROCESSES, queues=[queue])
+        worker.stop_timeout = FAREWELL
+        self._run(worker)
+        _say("Celery worker", f"{PROCESSES} processes, broker: {'as given' if broker_given else 'a folder'}")
+        self.url = self._run(WebServer()).url
+        _say("Django", self.url)
+
+    def _folder(self) -> Path:
+        folder = tempfile.mkdtemp(prefix="zklock-demo-")
+        Reaper.current().watch_folder(folder)
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder).resolve()
+
+    def _run(self, process: P) -> P:
+        self._stack.enter_context(process)
+        self._processes.append(process)
+        return process
+
+    def _set_up_django(self) -> None:
+        import django
+        from django.core.management import call_command
+        from django.db import connections
+
+        django.setup()
+        self._stack.callback(connections.close_all)
+        call_command("migrate", verbosity=0)
+
+        from django.contrib.auth import get_user_model
+
+        get_user_model()._default_manager.create_superuser(LOGIN, password=PASSWORD)
+
+    def _try_lock(self) -> None:
+        """See that the ZooKeeper that was given can be used, in the way in which it will be."""
+        from django_zklock import ZkLockError, zk_lock
+        from django_zklock.connections import connections
+
+        self._stack.callback(connections.close_all)
+        try:
+            zk_lock("demo").acquire(timeout=PATIENCE).release(wait=True)
+        except ZkLockError as error:
+            message = f"ZooKeeper, as given in ZOOKEEPER_HOSTS, cannot be used: {error}"
+            raise StartError(message) from error
+
+    def _try_broker(self, queue: str) -> None:
+        from config.celery import app
+
+        connection = self._stack.enter_context(app.connection_for_write())
+        try:
+            connection.ensure_connection(timeout=PATIENCE, max_retries=2, interval_max=1)
+        # Each broker has errors of its own, and so has a library for it that is not installed.
+        except Exception as error:
+            message = f"the broker, as given in CELERY_BROKER_URL, cannot be used: {error}"
+            raise StartError(message) from error
+        self._stack.callback(lambda: connection.default_channel.queue_delete(queue))
+
+
+def _say(what: str, where: str) -> None:
+    print(f"  {what:<16} {where}", flush=True)
