@@ -58,6 +58,8 @@ class Attempt:
     def __init__(self, lock: Lock, timeout: float | None, wake: Callable[[], None]) -> None:
         self.lock = lock
         self.timeout = timeout
+        # Whether a busy lock is an answer, and not an error that names the holder.
+        self.may_be_busy = False
         self.held: Held | None = None
         self._wake = wake
         self._began = time.monotonic()
@@ -95,7 +97,7 @@ class Attempt:
             return True
         if contender.error is not None:
             raise self._refusal(contender.error) from contender.error
-        if contender.busy:
+        if contender.busy and self.may_be_busy:
             return True
         if state is State.WAITING and not self._in_line and contender.looks:
             self._in_line = self._announce = True
@@ -103,16 +105,21 @@ class Attempt:
             if contender.looks != self._looks:
                 raise self._timed_out()
             if self._looking.passed:
-                raise self._unanswered()
+                raise self._timed_out() if contender.busy else self._unanswered()
+        elif contender.busy:
+            self._look()
         elif not self._answered:
             if self._answer_by.passed:
                 raise self._unanswered()
         elif self._deadline.passed:
             if not contender.session.connected:
                 raise self._unanswered()
-            self._looks, self._looking = contender.looks, Deadline.after(LAST_LOOK)
-            contender.session.post(contender.look)
+            self._look()
         return False
+
+    def _look(self) -> None:
+        self._looks, self._looking = self.contender.looks, Deadline.after(LAST_LOOK)
+        self.contender.session.post(self.contender.look)
 
     def sleep_for(self) -> float | None:
         """Give the seconds after which :meth:`step` has something to decide without being woken."""
@@ -159,9 +166,9 @@ class Attempt:
     def _timed_out(self) -> LockTimeout:
         holder = self.contender.holder
         by = f"held by {holder}" if holder else "its holder left no readable identity"
+        what = "is taken" if self.timeout == 0 else f"was not granted within {self.timeout:g} s"
         return LockTimeout(
-            f"lock {self.lock.key!r} was not granted within {self.timeout:g} s; {by}; "
-            f"see `manage.py zklock show`, or wait longer with timeout=",
+            f"lock {self.lock.key!r} {what}; {by}; see `manage.py zklock show`, or wait longer with timeout=",
             key=self.lock.key,
             timeout=self.timeout,
             holder=holder,
@@ -192,48 +199,81 @@ class Attempt:
         )
 
 
-def acquire(lock: Lock, timeout: float | None) -> Held | None:
-    """Acquire ``lock``, blocking the calling thread; ``None`` if it is taken and ``timeout`` is 0."""
+def acquire(lock: Lock, timeout: float | None) -> Held:
+    """Acquire ``lock``, blocking the calling thread; raise as :meth:`Attempt.step` if it is not granted."""
     changed = threading.Event()
-    attempt = Attempt(lock, timeout, changed.set)
+    return _granted(_drive(Attempt(lock, timeout, changed.set), changed))
+
+
+def try_acquire(lock: Lock) -> Held | None:
+    """Acquire ``lock`` if it is free, blocking the calling thread for no longer than ZooKeeper takes to answer."""
+    changed = threading.Event()
+    attempt = Attempt(lock, 0, changed.set)
+    attempt.may_be_busy = True
+    return _drive(attempt, changed)
+
+
+async def aacquire(lock: Lock, timeout: float | None) -> Held:
+    """Acquire ``lock`` without a thread; raise as :meth:`Attempt.step` if it is not granted."""
+    changed = asyncio.Event()
+    return _granted(await _adrive(Attempt(lock, timeout, _waker(changed)), changed))
+
+
+async def atry_acquire(lock: Lock) -> Held | None:
+    """Acquire ``lock`` if it is free."""
+    changed = asyncio.Event()
+    attempt = Attempt(lock, 0, _waker(changed))
+    attempt.may_be_busy = True
+    return await _adrive(attempt, changed)
+
+
+def _drive(attempt: Attempt, changed: threading.Event) -> Held | None:
+    observer = attempt.lock.observer
     try:
         attempt.start()
         while not attempt.step():
             if attempt.take_announcement():
-                lock.observer.contended(lock, attempt.contender.holder)
+                observer.contended(attempt.lock, attempt.contender.holder)
             changed.wait(attempt.sleep_for())
             changed.clear()
         if attempt.held is not None:
-            lock.observer.acquired(attempt.held)
+            observer.acquired(attempt.held)
         return attempt.held
     except BaseException:
         attempt.end()
         raise
 
 
-async def aacquire(lock: Lock, timeout: float | None) -> Held | None:
-    """Acquire ``lock`` without a thread; ``None`` if it is taken and ``timeout`` is 0."""
+async def _adrive(attempt: Attempt, changed: asyncio.Event) -> Held | None:
+    observer = attempt.lock.observer
+    try:
+        attempt.start()
+        while not attempt.step():
+            if attempt.take_announcement():
+                await observer.acontended(attempt.lock, attempt.contender.holder)
+            await _sleep(changed, attempt.sleep_for())
+            changed.clear()
+        if attempt.held is not None:
+            await observer.aacquired(attempt.held)
+        return attempt.held
+    except BaseException:
+        attempt.end()
+        raise
+
+
+def _granted(held: Held | None) -> Held:
+    assert held is not None, "an attempt that may not be busy ends with a hold or an error"
+    return held
+
+
+def _waker(changed: asyncio.Event) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
-    changed = asyncio.Event()
 
     def wake() -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
             loop.call_soon_threadsafe(changed.set)
 
-    attempt = Attempt(lock, timeout, wake)
-    try:
-        attempt.start()
-        while not attempt.step():
-            if attempt.take_announcement():
-                await lock.observer.acontended(lock, attempt.contender.holder)
-            await _sleep(changed, attempt.sleep_for())
-            changed.clear()
-        if attempt.held is not None:
-            await lock.observer.aacquired(attempt.held)
-        return attempt.held
-    except BaseException:
-        attempt.end()
-        raise
+    return wake
 
 
 async def _sleep(changed: asyncio.Event, delay: float | None) -> None:

@@ -321,7 +321,9 @@ class Contender:
             if value is not None:
                 ranks[name] = value[1].czxid
             if name == last and asked == self._round and self.state in {State.JOINING, State.WAITING}:
-                ranked = sorted((node for node in line if node.name in ranks), key=lambda node: ranks[node.name])
+                ranked = sorted(
+                    (node for node in line if node.name in ranks), key=lambda node: ranks[node.name]
+                )
                 if self.node in ranks:
                     self._judge(ranked)
                 else:
@@ -355,7 +357,9 @@ class Contender:
         wire = self.session.wire
         if not self._watches_itself:
             self._watches_itself = True
-            wire.get(self._own_path, partial(self._verified, self._round), partial(self._disturbed, self._round))
+            wire.get(
+                self._own_path, partial(self._verified, self._round), partial(self._disturbed, self._round)
+            )
         first, last = ahead[0].name, ahead[-1].name
         if self._watched != last:
             self._watched = last

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from django_zklock.zk.held import Held
+    from django_zklock.zk.lock import Lock
 
 
 class _ThreadHolds(threading.local):
@@ -31,6 +32,18 @@ def stack() -> list[Held]:
     except RuntimeError:  # no running event loop in this thread
         task = None
     return _threads.stack if task is None else _tasks.setdefault(task, [])
+
+
+def unwind(depth: int, lock: Lock) -> None:
+    """Release what this context has acquired through the object ``lock`` since it held ``depth`` locks.
+
+    A time limit or Ctrl-C can be thrown into a thread between the return of an acquiring call and the moment
+    its caller keeps the hold. The caller's ``except BaseException`` calls this. It is no context manager: leaving
+    one runs Python code, and so opens the gap again.
+    """
+    for held in reversed(stack()[depth:]):
+        if held.lock is lock:
+            held.release()
 
 
 def current(key: str | None = None) -> Held | None:

@@ -101,7 +101,11 @@ def decode(data: bytes) -> Identity | None:
 
 def _cut(facts: dict[str, Any], limit: int) -> dict[str, Any]:
     return {
-        name: _cut(value, limit) if isinstance(value, dict) else value[:limit] if isinstance(value, str) else value
+        name: _cut(value, limit)
+        if isinstance(value, dict)
+        else value[:limit]
+        if isinstance(value, str)
+        else value
         for name, value in facts.items()
     }
 

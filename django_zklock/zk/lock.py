@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from django_zklock.exceptions import LockConflict, LockTimeout, NotHeld
+from django_zklock.exceptions import LockConflict, NotHeld
 from django_zklock.zk import attempt, holds, keys
 from django_zklock.zk.deadline import Timeout, seconds
 from django_zklock.zk.held import Held
@@ -81,32 +81,46 @@ class Lock:
         negative timeout. No way out leaves a node behind.
         """
         limit = seconds(timeout)
-        return self._nested() or self._granted(attempt.acquire(self, limit))
+        depth = len(holds.stack())
+        try:
+            return self._nested() or attempt.acquire(self, limit)
+        except BaseException:
+            holds.unwind(depth, self)
+            raise
 
     def try_acquire(self) -> Held | None:
         """Give the hold, or ``None`` if somebody else has the lock. One round trip if so, and no write.
 
         Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer within the connect timeout.
         """
+        depth = len(holds.stack())
         try:
-            return self._nested() or attempt.acquire(self, 0)
+            return self._nested() or attempt.try_acquire(self)
         except LockConflict:
             return None
+        except BaseException:
+            holds.unwind(depth, self)
+            raise
 
     async def aacquire(self, timeout: Timeout = None) -> Held:
         """Do as :meth:`acquire`, without a thread for the waiter; cancelling it leaves no node."""
         limit = seconds(timeout)
-        return self._nested() or self._granted(await attempt.aacquire(self, limit))
+        return self._nested() or await attempt.aacquire(self, limit)
 
     async def atry_acquire(self) -> Held | None:
         """Do as :meth:`try_acquire`."""
         try:
-            return self._nested() or await attempt.aacquire(self, 0)
+            return self._nested() or await attempt.atry_acquire(self)
         except LockConflict:
             return None
 
     def __enter__(self) -> Held:
-        return self.acquire()
+        depth = len(holds.stack())
+        try:
+            return self.acquire()
+        except BaseException:
+            holds.unwind(depth, self)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -143,12 +157,3 @@ class Lock:
         if outer.lost:
             outer.check()
         return outer.again(self)
-
-    def _granted(self, held: Held | None) -> Held:
-        if held is None:
-            raise LockTimeout(
-                f"lock {self.key!r} is taken; see `manage.py zklock show`, or wait with timeout=",
-                key=self.key,
-                timeout=0.0,
-            )
-        return held

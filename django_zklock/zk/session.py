@@ -167,7 +167,11 @@ class Session:
         self.id = self.wire.session_id
         self.connected = True
         logger.info(
-            "event=connected session=%s id=0x%x server=%s timeout=%s", self.name, self.id or 0, self.server, self.timeout
+            "event=connected session=%s id=0x%x server=%s timeout=%s",
+            self.name,
+            self.id or 0,
+            self.server,
+            self.timeout,
         )
         for tenant in list(self._tenants):
             tenant.resumed()

@@ -63,7 +63,9 @@ def lines(pool: Pool, *, timeout: float) -> list[Line]:
     Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, and ``ZkLockError`` if it refuses.
     """
     reading = _Reading(pool.session(pool.options.root), pool.options.root, None)
-    return sorted((line for line in reading.result(timeout) if line.places or line.foreign), key=lambda line: line.key)
+    return sorted(
+        (line for line in reading.result(timeout) if line.places or line.foreign), key=lambda line: line.key
+    )
 
 
 def line(pool: Pool, key: str, *, timeout: float) -> Line:
@@ -106,7 +108,8 @@ class _Reading:
         if isinstance(self._error, KazooException):
             raise ZkLockError(f"ZooKeeper at {session.server} refused to list {self._root}: {self._error!r}")
         raise ZooKeeperUnavailable(
-            f"ZooKeeper at {session.server}: {self._error}; is it running, and is HOSTS right?", timeout=timeout
+            f"ZooKeeper at {session.server}: {self._error}; is it running, and is HOSTS right?",
+            timeout=timeout,
         ) from self._error
 
     # Tenant.

@@ -268,7 +268,9 @@ class _Connection(ConnectionHandler):
 class _InlineHandler:
     """What every handler of ours changes: nothing is queued for another thread, as our callbacks never block."""
 
-    def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
+    def select(
+        self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None
+    ) -> Any:
         # What TLS has already decrypted is not readable for the operating system; kazoo's loop would sleep.
         if buffered := [sock for sock in rlist if getattr(sock, "pending", int)()]:
             return buffered, [], []
@@ -315,7 +317,10 @@ class Wire:
         handler = _make_handler()
         # An ensemble that comes back should find us within a second or so, not after kazoo's hour.
         retry = KazooRetry(
-            max_tries=-1, delay=0.05, max_delay=min(1.0, options.session_timeout / 6), sleep_func=handler.sleep_func
+            max_tries=-1,
+            delay=0.05,
+            max_delay=min(1.0, options.session_timeout / 6),
+            sleep_func=handler.sleep_func,
         )
         self._client = KazooClient(
             hosts=options.hosts,
@@ -428,7 +433,9 @@ class Wire:
 
     # Requests, on the connection's thread.
 
-    def create(self, path: str, data: bytes, reply: Callable[[tuple[str, ZnodeStat] | None, Any], None]) -> None:
+    def create(
+        self, path: str, data: bytes, reply: Callable[[tuple[str, ZnodeStat] | None, Any], None]
+    ) -> None:
         """Create an ephemeral sequential node; the reply has its name and stat."""
 
         def strip(value: tuple[str, ZnodeStat] | None, error: KazooException | None) -> None:

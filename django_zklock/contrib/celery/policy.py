@@ -1,0 +1,76 @@
+"""``on_conflict="retry"``: a task that meets a taken lock goes back to the queue."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from celery.exceptions import Retry
+
+from django_zklock import surroundings
+from django_zklock.calls import Conflict
+from django_zklock.contrib.celery.task import in_worker
+from django_zklock.exceptions import LockConflict
+from django_zklock.zk.deadline import seconds
+
+logger = logging.getLogger("django_zklock.celery")
+
+COUNT_HEADER = "zklock_conflicts"
+SINCE_HEADER = "zklock_conflict_since"
+
+
+@dataclass(frozen=True)
+class RetryLater:
+    """Send the task to the queue again, with a delay that grows and is spread out.
+
+    ``max_wait`` (seconds or ``timedelta``) bounds the whole time since the first conflict; after it the task
+    fails with ``LockConflict``. The delay is ``delay`` seconds, doubled with each conflict up to ``max_delay``,
+    times a random factor between one half and one, so that those who met do not meet again.
+
+    The budget is the task's own: it travels in two headers, and ``request.retries`` stays as it was. Where no
+    worker runs the task (a direct call, eager mode) there is no queue to go back to: the call fails with
+    ``LockConflict``.
+    """
+
+    max_wait: float | timedelta = 3600.0
+    delay: float = 1.0
+    max_delay: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not seconds(self.max_wait, "max_wait") or self.delay <= 0 or self.max_delay < self.delay:
+            raise ValueError("RetryLater needs max_wait > 0 and 0 < delay <= max_delay, in seconds")
+
+    def __call__(self, conflict: Conflict) -> Any:
+        task = in_worker()
+        if task is None:
+            raise conflict.error()
+        request = task.request
+        headers = dict(request.headers or {})
+        count = int(headers.get(COUNT_HEADER, 0))
+        since = float(headers.get(SINCE_HEADER, time.time()))
+        waited = time.time() - since
+        limit = seconds(self.max_wait)
+        if limit is not None and waited >= limit:
+            error = LockConflict(
+                f"lock {conflict.key!r}: gave up after {count} conflicts in {waited:.0f} s; held by {conflict.holder}",
+                key=conflict.key,
+                timeout=limit,
+                holder=conflict.holder,
+            )
+            surroundings.raising(error)
+            raise error
+        countdown = min(self.max_delay, self.delay * 2.0 ** min(count, 30)) * random.uniform(0.5, 1.0)  # noqa: S311
+        headers |= {COUNT_HEADER: count + 1, SINCE_HEADER: since}
+        again = task.signature_from_request(
+            request, countdown=countdown, retries=request.retries, headers=headers
+        )
+        again.apply_async()
+        logger.info(
+            "event=retry_later key=%r task=%s id=%s conflicts=%d countdown=%.1f holder=%s",
+            conflict.key, task.name, request.id, count + 1, countdown, conflict.holder,
+        )  # fmt: skip
+        raise Retry(exc=conflict.error(), when=countdown, sig=again)

@@ -1,0 +1,178 @@
+"""``@zk_locked``: at most one call at a time, across all hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, get_args
+
+from django.core.management.base import BaseCommand
+
+from django_zklock.calls import LockedCall, OnConflict, OnLost, OnUnavailable
+from django_zklock.conf import DEFAULT_ALIAS
+from django_zklock.keying import key_maker
+from django_zklock.zk.deadline import Timeout, seconds
+
+Target = TypeVar("Target", bound=Callable[..., Any])
+
+USAGE = '@zk_locked("invoice:{invoice_id}")'
+CONFLICT_POLICIES = ("wait", "skip", "raise", "retry")
+
+
+def zk_locked(
+    key: str | Callable[..., Any],
+    *,
+    reentrant: bool = True,
+    using: str = DEFAULT_ALIAS,
+    timeout: Timeout = None,
+    on_conflict: OnConflict = "wait",
+    on_lost: OnLost = "raise",
+    on_unavailable: OnUnavailable = "raise",
+) -> Locked:
+    """Decorate a function, coroutine function, method, ``BaseCommand`` class, Celery task or Django task.
+
+    ``key`` is a template over the call's arguments (``"invoice:{invoice_id}"``, defaults included), or a
+    callable that takes them. ``timeout`` is how long a call waits for the lock, in seconds or as a
+    ``timedelta``: ``None`` is for ever under ``on_conflict="wait"`` and one try under every other policy.
+
+    ``on_conflict`` says what happens when the lock is not granted: ``"wait"`` raises ``LockTimeout`` after
+    ``timeout``; ``"raise"`` raises ``LockConflict``; ``"skip"`` does not run the function, logs, sends the signal
+    ``skipped`` and gives ``{"zklock": "skipped", …}``; ``"retry"`` (Celery only) sends the task back to the queue
+    without touching its retries; a callable is given a :class:`~django_zklock.calls.Conflict` and its result is
+    the call's. ``on_lost``: ``"raise"`` ends a call whose lock was lost with ``LockLost`` if nothing else
+    propagates, ``"ignore"`` does not. ``on_unavailable``: without ZooKeeper ``"raise"`` raises
+    ``ZooKeeperUnavailable``, ``"skip"`` skips, ``"run"`` runs without protection and logs an error.
+
+    Raises ``TypeError`` or ``ValueError`` at decoration for arguments that can never work.
+    """
+    if _is_bare_use(key):
+        raise TypeError(f"zk_locked needs the key of the lock: write {USAGE}")
+    return Locked(
+        key=key,
+        reentrant=reentrant,
+        using=using,
+        timeout=seconds(timeout),
+        on_conflict=_policy(on_conflict),
+        on_lost=_choice("on_lost", on_lost, get_args(OnLost)),
+        on_unavailable=_choice("on_unavailable", on_unavailable, get_args(OnUnavailable)),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Locked:
+    """The decorator that :func:`zk_locked` gives; keeps nothing between calls and can decorate any number."""
+
+    key: str | Callable[..., Any]
+    reentrant: bool
+    using: str
+    timeout: float | None
+    on_conflict: OnConflict
+    on_lost: OnLost
+    on_unavailable: OnUnavailable
+
+    def __call__(self, target: Target) -> Target:
+        """Give ``target``, or what takes its place, so that calling it takes the lock first."""
+        return cast("Target", self._decorate(target))
+
+    def _decorate(self, target: Any) -> Any:
+        if isinstance(target, (classmethod, staticmethod)):
+            return type(target)(self._decorate(target.__func__))
+        if inspect.isclass(target):
+            return self._decorate_class(target)
+        if "celery" in sys.modules:
+            from django_zklock.contrib.celery import binding
+
+            if binding.is_task(target):
+                return binding.lock_task(target, self.wrap)
+        if _is_django_task(target):
+            return dataclasses.replace(target, func=self.wrap(target.func))
+        return self.wrap(target)
+
+    def wrap(self, function: Any, **options: Any) -> Callable[..., Any]:
+        """Wrap a plain function; ``options`` are further fields of the :class:`~django_zklock.calls.LockedCall`."""
+        if not callable(function) or not hasattr(function, "__qualname__"):
+            raise TypeError(
+                f"zk_locked decorates functions, commands and tasks, not {function!r}: write {USAGE}"
+            )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"zk_locked cannot lock the generator {function.__qualname__}: its body runs after the call has "
+                f"returned; take the lock inside, with zk_lock(key)"
+            )
+        if function.__name__ == "handle" and ".management.commands." in function.__module__:
+            options = _as_command(function.__module__) | options
+        return LockedCall(
+            function=function,
+            key=key_maker(self.key, function),
+            using=self.using,
+            reentrant=self.reentrant,
+            timeout=self.timeout,
+            on_conflict=self.on_conflict,
+            on_lost=self.on_lost,
+            on_unavailable=self.on_unavailable,
+            **({"name": f"{function.__module__}.{function.__qualname__}"} | options),
+        ).wrap()
+
+    def _decorate_class(self, target: Any) -> Any:
+        if issubclass(target, BaseCommand):
+            target.handle = self.wrap(target.handle, **_as_command(target.__module__))
+            return target
+        run = getattr(target, "run", None)
+        if "celery" in sys.modules and callable(run):
+            from django_zklock.contrib.celery import binding
+
+            if binding.is_task_class(target):
+                target.run = self.wrap(run)
+                return target
+        raise TypeError(f"zk_locked decorates BaseCommand and Celery task classes, not {target!r}")
+
+
+def _as_command(module: str) -> dict[str, Any]:
+    return {"name": module.rpartition(".")[2], "kind": "command", "render_skip": _skip_message}
+
+
+def _skip_message(result: dict[str, Any]) -> str:
+    """Give what a skipped command prints: Django writes what ``handle`` returns, and that must be text."""
+    by = f"held by {result['holder']}" if result["holder"] else "not available"
+    return f"Skipped: lock {result['key']!r} is {by}."
+
+
+def _policy(on_conflict: Any) -> OnConflict:
+    if callable(on_conflict):
+        return cast("OnConflict", on_conflict)
+    _choice("on_conflict", on_conflict, CONFLICT_POLICIES)
+    if on_conflict == "retry":
+        try:
+            from django_zklock.contrib.celery.policy import RetryLater
+        except ImportError as error:
+            raise ValueError('on_conflict="retry" needs Celery: pip install django-zklock[celery]') from error
+        return RetryLater()
+    return cast("OnConflict", on_conflict)
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> Any:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return value
+
+
+def _is_django_task(target: object) -> bool:
+    # django.tasks came with Django 6.0; where nobody has imported it, nothing is one of its tasks.
+    tasks = sys.modules.get("django.tasks.base")
+    return tasks is not None and isinstance(target, tasks.Task)
+
+
+def _is_bare_use(key: object) -> bool:
+    """Whether ``key`` is the function being decorated, as in a bare ``@zk_locked``.
+
+    A key callable is legitimate, and looks the same but for one thing: a function that is being decorated calls
+    us from inside the lines of its own definition.
+    """
+    code = getattr(key, "__code__", None)
+    frame = sys._getframe(2)  # noqa: SLF001 - CPython's documented way to see the caller
+    if code is None or code.co_name == "<lambda>" or frame.f_code.co_filename != code.co_filename:
+        return False
+    lines = [line for _, _, line in code.co_lines() if line is not None]
+    return frame.f_code is not code and code.co_firstlineno <= frame.f_lineno <= max(lines)
