@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
     # A second Ctrl-C would interrupt the ending of what was started, which takes a few seconds at most.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)

@@ -114,9 +114,10 @@ class Stage:
         self._stack.callback(connections.close_all)
         call_command("migrate", verbosity=0)
 
-        from django.contrib.auth import get_user_model
+        # A model can be imported once Django is set up.
+        from django.contrib.auth.models import User
 
-        get_user_model()._default_manager.create_superuser(LOGIN, password=PASSWORD)
+        User.objects.create_superuser(LOGIN, password=PASSWORD)
 
     def _try_lock(self) -> None:
         """See that the ZooKeeper that was given can be used, in the way in which it will be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -55,9 +56,7 @@ class Books:
     @property
     def lost_updates(self) -> int:
         """How many deposits are not in the balance; those of a run are all of the same amount."""
-        return (
-            0 if not self.deposits else round(abs(self.paid_in - self.balance) * self.deposits / self.paid_in)
-        )
+        return 0 if not self.paid_in else round((self.paid_in - self.balance) * self.deposits / self.paid_in)
 
     @property
     def agree(self) -> bool:
@@ -90,7 +89,7 @@ def audit(run: str) -> Books:
 
 
 def overlaps(intervals: Sequence[tuple[float, float]]) -> int:
-    """Count the intervals that begin before all earlier ones have ended; they come in the order of their starts."""
+    """Count the intervals, given by their starts, that begin before all earlier ones have ended."""
     count = 0
     latest_end = -math.inf
     for start, end in intervals:
@@ -101,4 +100,4 @@ def overlaps(intervals: Sequence[tuple[float, float]]) -> int:
 
 def disorders(tokens: Sequence[int]) -> int:
     """Count the tokens that are not above the one before."""
-    return sum(after <= before for before, after in zip(tokens, tokens[1:], strict=False))
+    return sum(after <= before for before, after in itertools.pairwise(tokens))

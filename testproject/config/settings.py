@@ -8,9 +8,7 @@ from typing import Any
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-SECRET_KEY = os.environ.get(
-    "TESTPROJECT_SECRET_KEY", "for the demo and the tests only, so everybody may know it"
-)
+SECRET_KEY = os.environ.get("TESTPROJECT_SECRET_KEY", "for the demo and the tests, no secret")
 DEBUG = os.environ.get("TESTPROJECT_DEBUG", "1") == "1"
 ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
 

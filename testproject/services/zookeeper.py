@@ -19,7 +19,9 @@ DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
 DEBIAN_CONFIGURATION = Path("/etc/zookeeper/conf")
 # Debian's package logs nothing at all unless a logger is put next to it.
 DEBIAN_LOGGER = Path("/usr/share/java/slf4j-simple.jar")
-HOW_TO_GET_IT = "`apt-get install zookeeper`, or set ZOOKEEPER_HOSTS to a running one or ZOOKEEPER_HOME to an unpacked one"
+HOW_TO_GET_IT = (
+    "`apt-get install zookeeper`, or set ZOOKEEPER_HOSTS (a running one) or ZOOKEEPER_HOME (an unpacked one)"
+)
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 PROBE_TIMEOUT = 1.0
 
