@@ -1,0 +1,26 @@
+"""The Django app: checks and, where Celery runs, its signals."""
+
+from __future__ import annotations
+
+import sys
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class ZkLockConfig(AppConfig):
+    """Locks in ZooKeeper."""
+
+    name = "django_zklock"
+    verbose_name = _("ZooKeeper locks")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django_zklock import checks
+
+        checks.register()
+        # A worker has imported Celery long before Django is set up; nobody else needs its signals.
+        if "celery" in sys.modules:
+            from django_zklock.contrib import celery
+
+            celery.install()

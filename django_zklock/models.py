@@ -1,0 +1,38 @@
+"""What Django must know of locks: a name for the admin and a permission. There is no table behind it."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class LockManager(models.Manager["Lock"]):
+    """Finds nothing: `dumpdata` and the like ask every model, and locks are not in the database."""
+
+    def get_queryset(self) -> models.QuerySet[Lock]:
+        return super().get_queryset().none()
+
+
+class Lock(models.Model):
+    """A lock in ZooKeeper, for the admin and its permission ``django_zklock.view_lock``.
+
+    Read the live ones with ``manage.py zklock list`` or :mod:`django_zklock.zk.survey`.
+    """
+
+    # Alias and znode name together: no more than every database can index.
+    id = models.CharField(primary_key=True, max_length=255)
+    alias = models.CharField(_("alias"), max_length=50)
+    key = models.TextField(_("key"))
+
+    objects = LockManager()
+
+    class Meta:
+        managed = False
+        # For `dumpdata --all`, which asks the base manager.
+        base_manager_name = "objects"
+        default_permissions = ("view",)
+        verbose_name = _("lock")
+        verbose_name_plural = _("locks")
+
+    def __str__(self) -> str:
+        return self.key
