@@ -41,8 +41,7 @@ class Conflict:
         """Give the error that says so."""
         by = f"held by {self.holder}" if self.holder else "taken"
         return LockConflict(
-            f"lock {self.key!r} is {by}; {self.function} did not run "
-            f"(on_conflict= chooses what happens then)",
+            f"lock {self.key!r} is {by}; {self.function} did not run (on_conflict= chooses what happens then)",
             key=self.key,
             timeout=self.waited,
             holder=self.holder,
@@ -165,9 +164,7 @@ class LockedCall:
             and (here.kind, here.id) == (holder.kind, holder.id)
         )
         if met:
-            logger.warning(
-                "event=met_itself key=%r work=%r consequence=waits_for_session_end", error.key, str(here)
-            )
+            logger.warning("event=met_itself key=%r work=%r consequence=waits_for_session_end", error.key, str(here))
         return met
 
     def _resolve(self, conflict: Conflict, error: LockTimeout | LockConflict) -> Any:
@@ -190,9 +187,7 @@ class LockedCall:
     def _skip(self, conflict: Conflict, reason: str) -> Any:
         """Skip the call, and say so: a log line, a signal, and a result that cannot be mistaken for work done."""
         holder = str(conflict.holder) if conflict.holder else None
-        logger.warning(
-            "event=skipped key=%r function=%s reason=%s holder=%r", conflict.key, self.name, reason, holder
-        )
+        logger.warning("event=skipped key=%r function=%s reason=%s holder=%r", conflict.key, self.name, reason, holder)
         signals.skipped.send_robust(
             Lock,
             key=conflict.key,
@@ -201,9 +196,7 @@ class LockedCall:
             function=self.name,
             reason=reason,
         )
-        return self.render_skip(
-            {"zklock": "skipped", "key": conflict.key, "reason": reason, "holder": holder}
-        )
+        return self.render_skip({"zklock": "skipped", "key": conflict.key, "reason": reason, "holder": holder})
 
 
 def _redelivery_patience(lock: Lock) -> float:

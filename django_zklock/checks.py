@@ -118,8 +118,7 @@ def session_timeout_is_sensible(**_options: Any) -> list[CheckMessage]:
     """W003: sessions so short that a hiccup loses locks, or so long that a dead host blocks everybody."""
     return [
         checks.Warning(
-            f'ZKLOCK["{alias}"]["SESSION_TIMEOUT"] is {options.connection.session_timeout:g} s: '
-            + consequence,
+            f'ZKLOCK["{alias}"]["SESSION_TIMEOUT"] is {options.connection.session_timeout:g} s: ' + consequence,
             hint=f"Choose {SHORTEST_SESSION:g} to {LONGEST_SESSION:g} seconds; 15 suits most.",
             id="django_zklock.W003",
         )
@@ -138,8 +137,7 @@ def default_alias_exists(**_options: Any) -> list[CheckMessage]:
         return []
     return [
         checks.Warning(
-            f'ZKLOCK has no alias "{conf.DEFAULT_ALIAS}", so every lock needs using=; '
-            f"configured: {', '.join(aliases)}",
+            f'ZKLOCK has no alias "{conf.DEFAULT_ALIAS}", so every lock needs using=; configured: {", ".join(aliases)}',
             hint=f'Rename one of them to "{conf.DEFAULT_ALIAS}".',
             id="django_zklock.W004",
         )

@@ -76,9 +76,11 @@ def _auth(place: str, value: object) -> tuple[tuple[str, str], ...]:
 
 
 def _acl(place: str, value: Any) -> str | tuple[str, ...]:
+    if not isinstance(value, (str, list, tuple)) or not all(isinstance(entry, str) for entry in value):
+        raise _refuse(place, '"open", "creator" or a list of "scheme:id:perms"', value)
     try:
         parse_acl(value)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise ImproperlyConfigured(f"{place} must be {error}") from error
     return value if isinstance(value, str) else tuple(value)
 
@@ -159,9 +161,7 @@ def _setting() -> Mapping[str, Any]:
 
 def _read(place: str, values: Mapping[str, Any], readers: Mapping[str, tuple[str, Reader]]) -> dict[str, Any]:
     return {
-        field: read(f'{place}["{name}"]', values[name])
-        for name, (field, read) in readers.items()
-        if name in values
+        field: read(f'{place}["{name}"]', values[name]) for name, (field, read) in readers.items() if name in values
     }
 
 

@@ -93,9 +93,7 @@ class Locked:
     def wrap(self, function: Any, **options: Any) -> Callable[..., Any]:
         """Wrap a plain function; ``options`` are further fields of the :class:`~django_zklock.calls.LockedCall`."""
         if not callable(function) or not hasattr(function, "__qualname__"):
-            raise TypeError(
-                f"zk_locked decorates functions, commands and tasks, not {function!r}: write {USAGE}"
-            )
+            raise TypeError(f"zk_locked decorates functions, commands and tasks, not {function!r}: write {USAGE}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"zk_locked cannot lock the generator {function.__qualname__}: its body runs after the call has "

@@ -68,21 +68,18 @@ def _template(template: str, function: Callable[..., Any]) -> KeyMaker:
     try:
         fields = [name for _, name, _, _ in _formatter.parse(template) if name is not None]
     except ValueError as error:
-        raise ValueError(
-            f"lock key {template!r} is not a template: {error}; write {{{{ for a brace"
-        ) from error
+        raise ValueError(f"lock key {template!r} is not a template: {error}; write {{{{ for a brace") from error
     signature = inspect.signature(function)
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
     for field in fields:
         name = re.split(r"[.\[]", field, maxsplit=1)[0]
         if not name.isidentifier():
-            raise ValueError(
-                f"lock key {template!r}: name the argument, as in {{invoice_id}}, instead of {{{field}}}"
-            )
+            raise ValueError(f"lock key {template!r}: name the argument, as in {{invoice_id}}, instead of {{{field}}}")
         if name not in signature.parameters and not open_ended:
             known = ", ".join(signature.parameters) or "none"
             raise ValueError(
-                f"lock key {template!r} names {name!r}, which is no argument of {function.__qualname__}; it has: {known}"
+                f"lock key {template!r} names {name!r}, which is no argument of {function.__qualname__}; "
+                f"it has: {known}"
             )
     if not fields:
         constant = template.format()
@@ -129,7 +126,7 @@ def _wanted_by_name(
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
     if by_position or not (open_ended or set(names) <= set(signature.parameters)):
         return None
-    return (lambda arguments: list(arguments)) if takes_all else (lambda _arguments: names)
+    return list if takes_all else lambda _arguments: names
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

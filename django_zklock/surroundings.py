@@ -19,7 +19,7 @@ class Surroundings(Protocol):
     def work(self) -> Work | None:
         """What runs here, or ``None`` if the call does not run in these surroundings."""
 
-    def raising(self, error: ZkLockError) -> None:
+    def raising(self, error: ZkLockError, /) -> None:
         """Be told that a conflict is about to leave the body as ``error``."""
 
 

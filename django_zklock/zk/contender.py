@@ -20,7 +20,6 @@ import logging
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from django_zklock.zk import identity, nodes
 from django_zklock.zk.identity import Identity
@@ -52,8 +51,8 @@ class Contender:
     """One attempt at one lock.
 
     Every method runs under ``session.monitor`` on the machine's threads (see :mod:`~django_zklock.zk.session`).
-    The attributes ``state``, ``node``, ``token``, ``error``, ``busy``, ``lost``, ``holder`` and ``looks`` may be read from
-    any thread; ``notify`` is called, without arguments and under the monitor, whenever one of them has changed.
+    The attributes ``state``, ``node``, ``token``, ``error``, ``busy``, ``lost``, ``holder`` and ``looks`` may be read
+    from any thread; ``notify`` is called, without arguments and under the monitor, whenever one of them has changed.
     """
 
     def __init__(
@@ -231,9 +230,7 @@ class Contender:
         elif isinstance(error, NoNodeError) and self._ensures < MAX_ENSURES:
             self._ensures += 1
             self._round += 1
-            self.session.wire.ensure(
-                self.path, self._parent_data, self._ensured, container=self.session.containers
-            )
+            self.session.wire.ensure(self.path, self._parent_data, self._ensured, container=self.session.containers)
             self._create()
         else:
             self._fail(error or KazooException("create had no outcome"))
@@ -321,9 +318,7 @@ class Contender:
             if value is not None:
                 ranks[name] = value[1].czxid
             if name == last and asked == self._round and self.state in {State.JOINING, State.WAITING}:
-                ranked = sorted(
-                    (node for node in line if node.name in ranks), key=lambda node: ranks[node.name]
-                )
+                ranked = sorted((node for node in line if node.name in ranks), key=lambda node: ranks[node.name])
                 if self.node in ranks:
                     self._judge(ranked)
                 else:
@@ -357,28 +352,36 @@ class Contender:
         wire = self.session.wire
         if not self._watches_itself:
             self._watches_itself = True
-            wire.get(
-                self._own_path, partial(self._verified, self._round), partial(self._disturbed, self._round)
-            )
+            wire.get(self._own_path, partial(self._verified, self._round), partial(self._disturbed, self._round))
         first, last = ahead[0].name, ahead[-1].name
         if self._watched != last:
             self._watched = last
             wire.get(
                 f"{self.path}/{last}",
-                partial(self._watch_set, self._round, last == first),
+                partial(self._watch_set, self._round, last, first),
                 partial(self._moved, self._round, last),
             )
         if first != last:
             wire.get(f"{self.path}/{first}", self._holder_read)
 
     def _watch_set(
-        self, asked: int, is_first: bool, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None
+        self,
+        asked: int,
+        watched: str,
+        first: str,
+        value: tuple[bytes, ZnodeStat] | None,
+        error: KazooException | None,
     ) -> None:
-        if value is None and asked == self._round and self.state is State.WAITING:
+        if asked != self._round or self.state is not State.WAITING:
+            return
+        if isinstance(error, NoNodeError):
             # It went between the list and the watch.
             self._watched = None
             self._list()
-        elif is_first:
+        elif error is not None:
+            # Another owner's node that we may not read, and so not watch.
+            self._fail(error)
+        elif watched == first:
             self._holder_read(value, error)
 
     def _moved(self, asked: int, name: str) -> None:
@@ -410,9 +413,7 @@ class Contender:
     def _verify(self) -> None:
         self.session.wire.get(self._own_path, partial(self._verified, self._round))
 
-    def _verified(
-        self, asked: int, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None
-    ) -> None:
+    def _verified(self, asked: int, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
         if asked != self._round or self.state not in {State.WAITING, State.HELD}:
             return
         if value is not None and value[1].ephemeralOwner == self.session.id:

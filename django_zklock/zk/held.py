@@ -15,6 +15,8 @@ from django_zklock.zk import holds
 from django_zklock.zk.contender import Contender
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from django_zklock.zk.lock import Lock
 
 logger = logging.getLogger("django_zklock.held")
@@ -51,7 +53,7 @@ class Held:
         self._seen_loss: str | None = None
         # Everyone who holds through this node. Shared with the outer hold; adding to and discarding from a
         # set are atomic, and whoever empties it lets go of the node.
-        self._handles: set[Held] = set() if outer is None else outer._handles
+        self._handles: set[Held] = set() if outer is None else outer._handles  # noqa: SLF001 - our own class
         self._handles.add(self)
         self._stack = holds.stack()
         self._stack.append(self)
@@ -83,7 +85,7 @@ class Held:
                 key=self.key,
             )
 
-    def release(self, wait: bool = False) -> None:
+    def release(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - the public contract
         """Let go. The server is told at once, or when it can be reached again; this does not wait for it.
 
         With ``wait`` the call returns when the server has confirmed, or after the connect timeout of the
@@ -122,7 +124,7 @@ class Held:
         """Give a nested hold on the same node."""
         return Held(lock, self._contender, waited=0.0, outer=self)
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -87,7 +87,7 @@ def decode(data: bytes) -> Identity | None:
     if not isinstance(facts, dict) or facts.get("v") != VERSION:
         return None
     host, pid = facts.get("host"), facts.get("pid")
-    if not isinstance(host, str) or not _is_number(pid, int):
+    if not isinstance(host, str) or not isinstance(pid, int) or not _is_sane(pid):
         return None
     return Identity(
         host=host[:MAX_FIELD],
@@ -101,11 +101,7 @@ def decode(data: bytes) -> Identity | None:
 
 def _cut(facts: dict[str, Any], limit: int) -> dict[str, Any]:
     return {
-        name: _cut(value, limit)
-        if isinstance(value, dict)
-        else value[:limit]
-        if isinstance(value, str)
-        else value
+        name: _cut(value, limit) if isinstance(value, dict) else value[:limit] if isinstance(value, str) else value
         for name, value in facts.items()
     }
 
@@ -121,12 +117,12 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if _is_number(value, (int, float)) else None  # type: ignore[arg-type]
+    return float(value) if isinstance(value, (int, float)) and _is_sane(value) else None
 
 
-def _is_number(value: object, kinds: type | tuple[type, ...]) -> bool:
+def _is_sane(value: float) -> bool:
     # JSON has no bound on numbers; beyond this they are no pid and no time, and break whoever formats them.
-    return isinstance(value, kinds) and not isinstance(value, bool) and -1e15 < value < 1e15  # type: ignore[operator]
+    return not isinstance(value, bool) and -1e15 < value < 1e15
 
 
 _started: tuple[int, float] | None = None

@@ -44,7 +44,9 @@ class Pool:
     def __init__(self, name: str, options: PoolOptions) -> None:
         self.name = name
         self.options = options
-        self._reset()
+        self._making = threading.RLock()
+        self._sessions: dict[int, Session] = {}
+        self._clock = Clock()
         _pools.add(self)
 
     def __repr__(self) -> str:
@@ -85,15 +87,10 @@ class Pool:
     def forget(self) -> None:
         """In a forked child: leave the parent's sessions alone and start with none."""
         sessions = self.sessions()
-        self._reset()
+        # A new lock too: the old one may have been held by a thread that is not in the child.
+        self._making, self._sessions, self._clock = threading.RLock(), {}, Clock()
         for session in sessions:
             session.forget()
-
-    def _reset(self) -> None:
-        # Also the way out of a fork: the lock may have been held by a thread that is not in the child.
-        self._making = threading.RLock()
-        self._sessions: dict[int, Session] = {}
-        self._clock = Clock()
 
     def _begin(self, place: int) -> Session:
         with self._making:

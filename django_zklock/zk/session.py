@@ -12,7 +12,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from django_zklock.zk.clock import Clock, Timer, lease_now
 from django_zklock.zk.wire import ConnectionOptions, Wire
@@ -33,16 +34,16 @@ class Tenant(Protocol):
     def resumed(self) -> None:
         """There is a connection again, of the same session or of a new one."""
 
-    def session_ended(self, reason: str) -> None:
+    def session_ended(self, reason: str, /) -> None:
         """The session is gone, and its nodes with it."""
 
-    def unavailable(self, reason: str) -> None:
+    def unavailable(self, reason: str, /) -> None:
         """There has been no connection for too long."""
 
     def heartbeat(self) -> None:
         """A sixth of the session timeout has gone by."""
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: str, /) -> None:
         """What was held can no longer be trusted."""
 
 
@@ -63,7 +64,7 @@ class Session:
         strict: bool = False,
     ) -> None:
         self.name = name
-        self.monitor = threading.RLock()
+        self.monitor: AbstractContextManager[Any] = threading.RLock()
         self.connected = False
         self.id: int | None = None
         self.epoch = 0

@@ -63,9 +63,7 @@ def lines(pool: Pool, *, timeout: float) -> list[Line]:
     Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, and ``ZkLockError`` if it refuses.
     """
     reading = _Reading(pool.session(pool.options.root), pool.options.root, None)
-    return sorted(
-        (line for line in reading.result(timeout) if line.places or line.foreign), key=lambda line: line.key
-    )
+    return sorted((line for line in reading.result(timeout) if line.places or line.foreign), key=lambda line: line.key)
 
 
 def line(pool: Pool, key: str, *, timeout: float) -> Line:
@@ -121,15 +119,15 @@ class _Reading:
         if not self._done.is_set():
             self._read()
 
-    def session_ended(self, reason: str) -> None:
+    def session_ended(self, _reason: str) -> None:
         self._round += 1
 
-    def unavailable(self, reason: str) -> None:
+    def unavailable(self, reason: str, /) -> None:
         self._fail(ConnectionError(reason))
 
     def heartbeat(self) -> None: ...
 
-    def lose(self, reason: str) -> None: ...
+    def lose(self, _reason: str) -> None: ...
 
     # Reading.
 

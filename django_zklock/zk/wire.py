@@ -146,7 +146,7 @@ def parse_acl(value: str | Sequence[str]) -> list[ACL]:
 
 def _parse_acl_entry(entry: str) -> ACL:
     names = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
-    scheme, _, rest = entry.partition(":") if isinstance(entry, str) else ("", "", "")
+    scheme, _, rest = entry.partition(":")
     credential, _, permissions = rest.rpartition(":")
     if not scheme or not credential or not permissions or not set(permissions) <= set(names):
         raise ValueError(f'entries like "world:anyone:r" or "digest:user:hash:cdrwa", got {entry!r}')
@@ -190,6 +190,7 @@ class _Connection(ConnectionHandler):
 
     def __init__(self, client: KazooClient, wire: Wire, sasl_options: dict[str, Any] | None) -> None:
         super().__init__(client, client._conn_retry.copy(), logger=client.logger, sasl_options=sasl_options)
+        self._xid: int = 0
         self.wire = wire
         self.session_timeout: float | None = None
         self.acked = float("-inf")
@@ -221,7 +222,7 @@ class _Connection(ConnectionHandler):
             self._heard(sent)
         return outcome
 
-    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+    def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
         # Cleared before the queue is looked at: whoever adds to it from here on sends a new byte.
         self._read_sock.recv(4096)
         self.wake_sent = False
@@ -268,9 +269,7 @@ class _Connection(ConnectionHandler):
 class _InlineHandler:
     """What every handler of ours changes: nothing is queued for another thread, as our callbacks never block."""
 
-    def select(
-        self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None
-    ) -> Any:
+    def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
         # What TLS has already decrypted is not readable for the operating system; kazoo's loop would sleep.
         if buffered := [sock for sock in rlist if getattr(sock, "pending", int)()]:
             return buffered, [], []
@@ -290,12 +289,12 @@ def _make_handler() -> Any:
     """Choose the handler by what is monkey-patched in this process, not by a setting."""
     gevent_monkey = sys.modules.get("gevent.monkey")
     if gevent_monkey is not None and gevent_monkey.is_module_patched("socket"):
-        from kazoo.handlers.gevent import SequentialGeventHandler  # noqa: PLC0415 - needs gevent
+        from kazoo.handlers.gevent import SequentialGeventHandler
 
         return type("GeventHandler", (_InlineHandler, SequentialGeventHandler), {})()
     eventlet_patcher = sys.modules.get("eventlet.patcher")
     if eventlet_patcher is not None and eventlet_patcher.is_monkey_patched("socket"):
-        from kazoo.handlers.eventlet import SequentialEventletHandler  # noqa: PLC0415 - needs eventlet
+        from kazoo.handlers.eventlet import SequentialEventletHandler
 
         return type("EventletHandler", (_InlineHandler, SequentialEventletHandler), {})()
     return type("ThreadingHandler", (_InlineHandler, SequentialThreadingHandler), {})()
@@ -348,7 +347,8 @@ class Wire:
     @property
     def session_id(self) -> int | None:
         """The id of the current session; ``None`` before the first and after the last."""
-        return self._client._session_id
+        session_id: int | None = self._client._session_id
+        return session_id
 
     @property
     def session_timeout(self) -> float | None:
@@ -433,9 +433,7 @@ class Wire:
 
     # Requests, on the connection's thread.
 
-    def create(
-        self, path: str, data: bytes, reply: Callable[[tuple[str, ZnodeStat] | None, Any], None]
-    ) -> None:
+    def create(self, path: str, data: bytes, reply: Callable[[tuple[str, ZnodeStat] | None, Any], None]) -> None:
         """Create an ephemeral sequential node; the reply has its name and stat."""
 
         def strip(value: tuple[str, ZnodeStat] | None, error: KazooException | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import Task
-from celery._state import _get_active_apps, connect_on_app_finalize
+from celery._state import _get_active_apps, connect_on_app_finalize  # type: ignore[attr-defined]
 from celery.local import PromiseProxy, Proxy, maybe_evaluate
 
 Wrap = Callable[..., Callable[..., Any]]

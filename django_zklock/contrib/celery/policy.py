@@ -65,12 +65,10 @@ class RetryLater:
             raise error
         countdown = min(self.max_delay, self.delay * 2.0 ** min(count, 30)) * random.uniform(0.5, 1.0)  # noqa: S311
         headers |= {COUNT_HEADER: count + 1, SINCE_HEADER: since}
-        again = task.signature_from_request(
-            request, countdown=countdown, retries=request.retries, headers=headers
-        )
+        again = task.signature_from_request(request, countdown=countdown, retries=request.retries, headers=headers)
         again.apply_async()
         logger.info(
             "event=retry_later key=%r task=%s id=%s conflicts=%d countdown=%.1f holder=%s",
             conflict.key, task.name, request.id, count + 1, countdown, conflict.holder,
         )  # fmt: skip
-        raise Retry(exc=conflict.error(), when=countdown, sig=again)
+        raise Retry(exc=conflict.error(), when=countdown, sig=again)  # type: ignore[arg-type]  # "Real" in the stubs

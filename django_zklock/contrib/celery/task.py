@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import current_task
+from celery._state import get_current_task
 
 from django_zklock import surroundings
 from django_zklock.exceptions import ZkLockError
@@ -13,8 +13,8 @@ from django_zklock.zk.identity import Work
 
 def in_worker() -> Any:
     """Give the task that a worker runs here, or ``None``: in a direct call, and in eager mode."""
-    task = current_task
-    if not task or task.request.called_directly or task.request.is_eager:
+    task: Any = get_current_task()
+    if task is None or task.request.called_directly or task.request.is_eager:
         return None
     return task
 
@@ -23,15 +23,18 @@ class CeleryTask:
     """Names the task as holder, and keeps conflicts out of its retries."""
 
     def work(self) -> Work | None:
-        if not current_task or not current_task.request.id:
+        task: Any = get_current_task()
+        if task is None or not task.request.id:
             return None
-        return Work(kind="task", name=current_task.name, id=current_task.request.id)
+        return Work(kind="task", name=task.name, id=task.request.id)
 
-    def raising(self, error: ZkLockError) -> None:
+    def raising(self, _error: ZkLockError) -> None:
         # `autoretry_for=(Exception,)` calls Task.retry for what we raise. A conflict is no failed attempt, and
         # must not use up the task's retries. Task.retry raises the original error where the task was "called
         # directly" (celery.app.task.Task.retry), which ends here in a failure, as it should.
-        current_task.request.called_directly = True
+        task: Any = get_current_task()
+        if task is not None:
+            task.request.called_directly = True
 
 
 def install() -> None:
