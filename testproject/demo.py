@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not once:
                 _stay(stage)
     except KeyboardInterrupt:
-        print("\nEverything that was started has ended.", flush=True)
+        print("Everything that was started has ended.", flush=True)
     except NotInstalledError as error:
         print(f"demo: {error}", file=sys.stderr)
         status = 1
@@ -66,6 +66,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     # A second Ctrl-C would interrupt the ending of what was started, which takes a few seconds at most.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
+    print("\nEnding what was started", flush=True)
     raise KeyboardInterrupt
 
 
@@ -82,9 +83,7 @@ def _compare(stage: Stage) -> int:
     for each in (without, locked):
         _play(each, stage)
     books = audit(without.run), audit(locked.run)
-    print(
-        f"\n{table(*books)}\n\n  admin: {stage.url}/admin/django_zklock/lock/ (login {LOGIN} / {PASSWORD})\n"
-    )
+    print(f"\n{table(*books)}\n\n  admin: {stage.url}/admin/django_zklock/lock/ (login {LOGIN} / {PASSWORD})\n")
     found = complaints(*books)
     for complaint in found:
         print(f"demo: {complaint}", file=sys.stderr)

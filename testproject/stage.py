@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -25,9 +26,11 @@ P = TypeVar("P", bound=Process)
 PROCESSES = 4
 LOGIN = PASSWORD = "demo"
 # Seconds in which servers that were given must answer.
-PATIENCE = 10.0
-# Seconds that running tasks may take to end when the demo does.
-FAREWELL = 5.0
+PATIENCE = 10
+# Seconds that the worker may take to end. Without an event loop, as on a folder, Celery needs about six, which is
+# worth waiting for only if sessions would be left behind in a ZooKeeper that stays.
+FAREWELL = 15.0
+SHORT_FAREWELL = 1.0
 
 
 class Stage:
@@ -88,7 +91,7 @@ class Stage:
         if broker_given:
             self._try_broker(queue)
         worker = Worker(concurrency=PROCESSES, queues=[queue])
-        worker.stop_timeout = FAREWELL
+        worker.stop_timeout = FAREWELL if zookeeper_given else SHORT_FAREWELL
         self._run(worker)
         _say("Celery worker", f"{PROCESSES} processes, broker: {'as given' if broker_given else 'a folder'}")
         self.url = self._run(WebServer()).url
@@ -125,6 +128,8 @@ class Stage:
         from django_zklock.connections import connections
 
         self._stack.callback(connections.close_all)
+        # What is logged about the connection is in the error's message too.
+        logging.getLogger("django_zklock").addHandler(logging.NullHandler())
         try:
             zk_lock("demo").acquire(timeout=PATIENCE).release(wait=True)
         except ZkLockError as error:
@@ -132,16 +137,25 @@ class Stage:
             raise StartError(message) from error
 
     def _try_broker(self, queue: str) -> None:
+        """See that the broker that was given answers, and have the demo's queue removed from it in the end."""
         from config.celery import app
 
-        connection = self._stack.enter_context(app.connection_for_write())
         try:
+            connection = self._stack.enter_context(app.connection_for_write())
             connection.ensure_connection(timeout=PATIENCE, max_retries=2, interval_max=1)
         # Each broker has errors of its own, and so has a library for it that is not installed.
         except Exception as error:
             message = f"the broker, as given in CELERY_BROKER_URL, cannot be used: {error}"
             raise StartError(message) from error
-        self._stack.callback(lambda: connection.default_channel.queue_delete(queue))
+
+        def remove() -> None:
+            bound = app.amqp.queues[queue].bind(connection.default_channel)
+            # Redis: a channel removes only what it has declared.
+            bound.declare()
+            bound.delete()
+            bound.exchange.delete()
+
+        self._stack.callback(remove)
 
 
 def _say(what: str, where: str) -> None:

@@ -36,13 +36,9 @@ def complaints(without: Books, locked: Books) -> list[str]:
     if not without.lost_updates:
         found.append("nothing was lost without the lock, so the demo showed nothing; start it again")
     if locked.lost_updates or not locked.agree:
-        found.append(
-            f"with the lock, the books do not agree: {money(locked.paid_in - locked.balance)} is missing"
-        )
+        found.append(f"with the lock, the books do not agree: {money(locked.paid_in - locked.balance)} is missing")
     if locked.overlaps:
-        found.append(
-            f"with the lock, {locked.overlaps} tasks worked while another one was at the same account"
-        )
+        found.append(f"with the lock, {locked.overlaps} tasks worked while another one was at the same account")
     if locked.held != locked.executions:
         found.append(f"with the lock, {locked.executions - locked.held} tasks ran without holding it")
     if locked.disorders:

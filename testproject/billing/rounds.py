@@ -26,7 +26,7 @@ class Round:
     """
 
     def __init__(
-        self, run: str, task: Task, *, owners: Sequence[str] = OWNERS, bank: float | None = None
+        self, run: str, task: Task[..., None], *, owners: Sequence[str] = OWNERS, bank: float | None = None
     ) -> None:
         """Open the accounts."""
         self.run = run

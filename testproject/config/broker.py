@@ -22,7 +22,8 @@ class Channel(filesystem.Channel):
         for folder in (self.data_folder_in, self.data_folder_out, self.control_folder):
             Path(folder).mkdir(parents=True, exist_ok=True)
 
-    def _put(self, queue: str, payload: object, **options: Any) -> None:
+    # The stubs of the two base classes disagree about the second argument's name.
+    def _put(self, queue: str, payload: dict[str, Any], **options: Any) -> None:  # type: ignore[override]
         place = self.data_folder_out
         # Inside the place itself, so that the move is one step.
         with tempfile.TemporaryDirectory(dir=place, prefix=".") as draft:
@@ -31,8 +32,8 @@ class Channel(filesystem.Channel):
                 super()._put(queue, payload, **options)
             finally:
                 self.data_folder_out = place
-            for message in Path(draft).iterdir():
-                message.rename(Path(place, message.name))
+            for file in Path(draft).iterdir():
+                file.rename(Path(place, file.name))
 
 
 class Transport(filesystem.Transport):

@@ -71,7 +71,7 @@ STATIC_URL = "static/"
 
 ZKLOCK: dict[str, dict[str, Any]] = {
     "default": {
-        "HOSTS": os.environ.get("ZOOKEEPER_HOSTS", "127.0.0.1:2181"),
+        "HOSTS": os.environ.get("ZOOKEEPER_HOSTS") or "127.0.0.1:2181",
         "SESSION_TIMEOUT": float(os.environ.get("TESTPROJECT_SESSION_TIMEOUT", "10")),
     },
 }
@@ -81,11 +81,9 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 
-if "CELERY_BROKER_URL" in os.environ:
-    CELERY_BROKER_URL = os.environ["CELERY_BROKER_URL"]
-else:
+CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL") or "filesystem://"
+if CELERY_BROKER_URL == "filesystem://":
     BROKER_DIR = Path(os.environ.get("TESTPROJECT_BROKER_DIR", BASE_DIR / "var" / "broker"))
-    CELERY_BROKER_URL = "filesystem://"
     CELERY_BROKER_TRANSPORT = "config.broker:Transport"
     CELERY_BROKER_TRANSPORT_OPTIONS = {
         "data_folder_in": str(BROKER_DIR / "messages"),

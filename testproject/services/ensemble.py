@@ -22,8 +22,7 @@ class Ensemble:
     def __init__(self, size: int = 3, *, tick_time: float = 0.5, min_session_timeout: float = 1.0) -> None:
         """Choose the ports and write each server's configuration; nothing runs yet."""
         servers = {
-            f"server.{number}": f"{LOOPBACK}:{free_port()}:{free_port()}:participant"
-            for number in range(1, size + 1)
+            f"server.{number}": f"{LOOPBACK}:{free_port()}:{free_port()}:participant" for number in range(1, size + 1)
         }
         self._folders = ExitStack()
         self.nodes: list[ZooKeeper] = []
