@@ -70,7 +70,15 @@ class Attempt:
         self._looks = 0
         self._loss_told = False
         self._announce = False
-        self.contender = Contender(
+        self.contender = self._new_contender()
+
+    def start(self) -> None:
+        """Send the contender on its way. Does not wait."""
+        self.contender.session.post(self.contender.join)
+
+    def _new_contender(self) -> Contender:
+        lock = self.lock
+        return Contender(
             lock.pool.session(lock.path),
             lock.path,
             lock.rule,
@@ -80,18 +88,19 @@ class Attempt:
             notify=self._changed,
         )
 
-    def start(self) -> None:
-        """Send the contender on its way. Does not wait."""
-        self.contender.session.post(self.contender.join)
-
     def step(self) -> bool:
         """Look at the contender: ``True`` when the attempt is decided, ``False`` to sleep for :meth:`sleep_for`.
 
         Raises ``LockTimeout``, ``ZooKeeperUnavailable`` or another ``ZkLockError``.
         """
         contender = self.contender
-        state = contender.state
-        if state is State.HELD:
+        if contender.lost is not None:
+            # Granted, and lost again before this caller came to look.
+            contender.session.post(contender.leave)
+            self.contender = self._new_contender()
+            self.start()
+            return False
+        if contender.state is State.HELD:
             self.held = Held(self.lock, contender, waited=time.monotonic() - self._began)
             self._tell_loss()
             return True
@@ -99,8 +108,13 @@ class Attempt:
             raise self._refusal(contender.error) from contender.error
         if contender.busy and self.may_be_busy:
             return True
-        if state is State.WAITING and not self._in_line and contender.looks:
+        if contender.state is State.WAITING and contender.looks and not self._in_line:
             self._in_line = self._announce = True
+        self._mind_the_time()
+        return False
+
+    def _mind_the_time(self) -> None:
+        contender = self.contender
         if self._looking is not None:
             if contender.looks != self._looks:
                 raise self._timed_out()
@@ -115,7 +129,6 @@ class Attempt:
             if not contender.session.connected:
                 raise self._unanswered()
             self._look()
-        return False
 
     def _look(self) -> None:
         self._looks, self._looking = self.contender.looks, Deadline.after(LAST_LOOK)
@@ -154,12 +167,11 @@ class Attempt:
         if contender.lost is not None and self.held is not None and not self._loss_told:
             self._loss_told = True
             # Observers may take their time, and neither heartbeat nor connection has any to give.
-            threading.Thread(
-                target=self.lock.observer.lost,
-                args=(self.held, contender.lost),
-                name="zklock-lost",
-                daemon=True,
-            ).start()
+            thread = threading.Thread(
+                target=self.lock.observer.lost, args=(self.held, contender.lost), name="zklock-lost", daemon=True
+            )
+            with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+                thread.start()
 
     # Errors: what, how long, who, and what to do.
 

@@ -91,7 +91,9 @@ class Contender:
         # Grows whenever earlier replies and watch events have lost their meaning.
         self._round = 0
         self._ensures = 0
+        # The name of the node that we watch, and what takes the watch off again.
         self._watched: str | None = None
+        self._unwatch: Callable[[], None] | None = None
         self._watches_itself = False
 
     def __repr__(self) -> str:
@@ -114,6 +116,8 @@ class Contender:
             self.state = State.GONE
         elif self.state not in {State.LEAVING, State.GONE}:
             self.state = State.LEAVING
+            if self._unwatch is not None:
+                self._unwatch()
             if self.node is not None:
                 self._delete()
             elif not self._creating:
@@ -356,7 +360,7 @@ class Contender:
         first, last = ahead[0].name, ahead[-1].name
         if self._watched != last:
             self._watched = last
-            wire.get(
+            self._unwatch = wire.get(
                 f"{self.path}/{last}",
                 partial(self._watch_set, self._round, last, first),
                 partial(self._moved, self._round, last),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +27,8 @@ def seconds(timeout: Timeout, name: str = "timeout") -> float | None:
         raise TypeError(f"{name} must be seconds, a timedelta or None, got {timeout!r}")
     if math.isnan(timeout) or timeout < 0:
         raise ValueError(f"{name} must not be negative, got {timeout!r}; None waits for ever, 0 tries once")
-    return None if math.isinf(timeout) else float(timeout)
+    # Longer than the platform can wait is for ever too.
+    return None if timeout > threading.TIMEOUT_MAX else float(timeout)
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,10 @@ _KINDS = {label: kind for kind, label in _LABELS.items()} | {
     "__lock__": Kind.EXCLUSIVE,
     "__rlock__": Kind.READ,
 }
+# Java's "%010d" counts the sign of a sequence that has wrapped.
 _NAME = re.compile(
-    r"(?:_c_(?P<guid>[0-9a-f-]{36})-)?(?P<label>lock-|lease-|__WRIT__|__READ__)(?P<sequence>-?\d{10})"
-    r"|(?P<uuid>[0-9a-f]{32})(?P<kazoo>__lock__|__rlock__)(?P<number>-?\d{10})",
+    r"(?:_c_(?P<guid>[0-9a-f-]{36})-)?(?P<label>lock-|lease-|__WRIT__|__READ__)(?P<sequence>\d{10}|-\d{9,10})"
+    r"|(?P<uuid>[0-9a-f]{32})(?P<kazoo>__lock__|__rlock__)(?P<number>\d{10}|-\d{9,10})",
 )
 
 

@@ -72,7 +72,7 @@ class Session:
         self.closing = False
         # Whether the server knows container nodes (ZooKeeper 3.5); cleared by the first refusal.
         self.containers = True
-        self.wire = Wire(options, self)
+        self.wire = Wire(options, self, patience=patience)
         self._requested_timeout = options.session_timeout
         self._clock = clock
         self._patience = patience

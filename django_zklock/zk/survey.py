@@ -173,7 +173,7 @@ class _Reading:
         if value is not None:
             self._contents[path] = value
 
-    def _ask(self, request: Callable[..., None], use: Callable[[Any], None]) -> None:
+    def _ask(self, request: Callable[..., object], use: Callable[[Any], None]) -> None:
         asked = self._round
         self._outstanding += 1
 

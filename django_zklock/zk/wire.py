@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
@@ -170,7 +171,7 @@ class _Answer:
             self._reply = None
             return
         if not isinstance(error, KazooException):
-            error = KazooException(f"undecodable answer: {error!r}")
+            error = KazooException(f"cannot be encoded or decoded: {error!r}")
         self._deliver(None, error)
 
     def _deliver(self, value: Any, error: KazooException | None) -> None:
@@ -213,6 +214,8 @@ class _Connection(ConnectionHandler):
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         sent = lease_now()
+        if isinstance(request, Connect):
+            timeout = min(timeout, self.handler.connect_limit)
         outcome = super()._invoke(timeout, request, xid)
         if isinstance(request, Connect) and outcome[0].time_out > 0:
             self.sent.clear()
@@ -232,8 +235,13 @@ class _Connection(ConnectionHandler):
         batch = []
         while queue:
             request, answer = queue.popleft()
+            try:
+                payload = request.serialize()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the connection's thread
+                answer.set_exception(error)
+                continue
             self._xid = (self._xid % 2147483647) + 1
-            body = int_struct.pack(self._xid) + int_struct.pack(request.type) + request.serialize()
+            body = int_struct.pack(self._xid) + int_struct.pack(request.type) + payload
             packet += int_struct.pack(len(body)) + body
             batch.append((request, answer, self._xid))
         if not batch:
@@ -268,6 +276,11 @@ class _Connection(ConnectionHandler):
 
 class _InlineHandler:
     """What every handler of ours changes: nothing is queued for another thread, as our callbacks never block."""
+
+    connect_limit = float("inf")
+
+    def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
+        return super().create_connection(*args, timeout=min(timeout, self.connect_limit), **kwargs)  # type: ignore[misc]
 
     def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
         # What TLS has already decrypted is not readable for the operating system; kazoo's loop would sleep.
@@ -308,12 +321,14 @@ class Wire:
     together in one write.
     """
 
-    def __init__(self, options: ConnectionOptions, listener: WireListener) -> None:
+    def __init__(self, options: ConnectionOptions, listener: WireListener, *, patience: float) -> None:
         if options.use_tls and options.tls_check_hostname and not _CHECKS_HOSTNAMES:
             raise ValueError("checking the server's host name needs kazoo 2.11 or later")
         self.listener = listener
         self.acl = parse_acl(options.acl)
         handler = _make_handler()
+        # kazoo gives each server the whole session timeout to accept, and one that is switched off uses it up.
+        handler.connect_limit = patience / len(options.hosts.split(","))
         # An ensemble that comes back should find us within a second or so, not after kazoo's hour.
         retry = KazooRetry(
             max_tries=-1,
@@ -425,7 +440,6 @@ class Wire:
         The descriptors are closed as such. A TLS shutdown or a close request would end the parent's session.
         """
         connection = self._connection
-        self._client._stopped.set()
         for sock in (connection._socket, connection._read_sock, connection._write_sock):
             if sock is not None:
                 with contextlib.suppress(OSError):
@@ -464,13 +478,16 @@ class Wire:
         path: str,
         reply: Callable[[tuple[bytes, ZnodeStat] | None, Any], None],
         watcher: Watcher | None = None,
-    ) -> None:
-        """Read data and stat, and watch the node if it is there.
+    ) -> Callable[[], None]:
+        """Read data and stat, and watch the node if it is there; gives what takes the watch off again.
 
-        Never ``exists``: on a missing node it would leave a watch behind.
+        Never ``exists``: on a missing node it would leave a watch behind. Taking a watch off spares this
+        process the memory of it; the server keeps one a session and node, and sends its one event.
         """
+        full = self._chroot + path
         watch = None if watcher is None else self._guarded(watcher)
-        self._send(GetData(self._chroot + path, watch), reply)
+        self._send(GetData(full, watch), reply)
+        return partial(self._unwatch, full, watch)
 
     def delete(self, path: str, reply: Reply) -> None:
         """Delete a node, whatever its version."""
@@ -509,6 +526,13 @@ class Wire:
             self.tell(listener.on_ended, "the session was closed", final=True)
         else:
             self.tell(listener.on_ended, "the session expired", final=False)
+
+    def _unwatch(self, path: str, watch: object) -> None:
+        watchers = self._client._data_watchers.get(path)
+        if watchers is not None:
+            watchers.discard(watch)
+            if not watchers:
+                del self._client._data_watchers[path]
 
     def _guarded(self, watcher: Watcher) -> Callable[[WatchedEvent], None]:
         def watch(event: WatchedEvent) -> None:
