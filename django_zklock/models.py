@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from django.db import models
 from django.utils.translation import gettext_lazy as _
+
+if TYPE_CHECKING:
+    from django_zklock.zk.survey import Line
 
 
 class LockManager(models.Manager["Lock"]):
@@ -26,6 +31,9 @@ class Lock(models.Model):
 
     objects = LockManager()
 
+    line: Line
+    """What ZooKeeper said of it; on locks made by :meth:`from_line`."""
+
     class Meta:
         managed = False
         # For `dumpdata --all`, which asks the base manager.
@@ -36,3 +44,10 @@ class Lock(models.Model):
 
     def __str__(self) -> str:
         return self.key
+
+    @classmethod
+    def from_line(cls, alias: str, line: Line) -> Lock:
+        """Make the lock that ``line`` of the ensemble ``alias`` is about."""
+        lock = cls(id=f"{alias}/{line.path.rpartition('/')[2]}", alias=alias, key=line.key)
+        lock.line = line
+        return lock
