@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from django_zklock.exceptions import LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import holds, identity
+from django_zklock.zk.alarm import Alarm
 from django_zklock.zk.contender import Contender, State, Unavailable
 from django_zklock.zk.deadline import Deadline
 from django_zklock.zk.held import Held
@@ -64,17 +65,21 @@ class Attempt:
         self._wake = wake
         self._began = time.monotonic()
         self._deadline = Deadline.after(timeout)
-        self._answer_by = self._deadline if timeout else Deadline.after(lock.pool.options.connect_timeout)
+        self._answer_by = self._answer_deadline()
         self._in_line = False
         self._looking: Deadline | None = None
         self._looks = 0
-        self._loss_told = False
+        # Emptied by whoever tells of a loss: this caller, or the machine's threads.
+        self._loss_untold = [True]
         self._announce = False
         self.contender = self._new_contender()
 
     def start(self) -> None:
         """Send the contender on its way. Does not wait."""
         self.contender.session.post(self.contender.join)
+
+    def _answer_deadline(self) -> Deadline:
+        return self._deadline if self.timeout else Deadline.after(self.lock.pool.options.connect_timeout)
 
     def _new_contender(self) -> Contender:
         lock = self.lock
@@ -97,6 +102,7 @@ class Attempt:
         if contender.lost is not None:
             # Granted, and lost again before this caller came to look.
             contender.session.post(contender.leave)
+            self._answer_by = self._answer_deadline()
             self.contender = self._new_contender()
             self.start()
             return False
@@ -164,8 +170,11 @@ class Attempt:
 
     def _tell_loss(self) -> None:
         contender = self.contender
-        if contender.lost is not None and self.held is not None and not self._loss_told:
-            self._loss_told = True
+        if contender.lost is not None and self.held is not None:
+            try:
+                self._loss_untold.pop()
+            except IndexError:
+                return
             # Observers may take their time, and neither heartbeat nor connection has any to give.
             thread = threading.Thread(
                 target=self.lock.observer.lost, args=(self.held, contender.lost), name="zklock-lost", daemon=True
@@ -213,14 +222,14 @@ class Attempt:
 
 def acquire(lock: Lock, timeout: float | None) -> Held:
     """Acquire ``lock``, blocking the calling thread; raise as :meth:`Attempt.step` if it is not granted."""
-    changed = threading.Event()
-    return _granted(_drive(Attempt(lock, timeout, changed.set), changed))
+    changed = Alarm()
+    return _granted(_drive(Attempt(lock, timeout, changed.ring), changed))
 
 
 def try_acquire(lock: Lock) -> Held | None:
     """Acquire ``lock`` if it is free, blocking the calling thread for no longer than ZooKeeper takes to answer."""
-    changed = threading.Event()
-    attempt = Attempt(lock, 0, changed.set)
+    changed = Alarm()
+    attempt = Attempt(lock, 0, changed.ring)
     attempt.may_be_busy = True
     return _drive(attempt, changed)
 
@@ -239,7 +248,7 @@ async def atry_acquire(lock: Lock) -> Held | None:
     return await _adrive(attempt, changed)
 
 
-def _drive(attempt: Attempt, changed: threading.Event) -> Held | None:
+def _drive(attempt: Attempt, changed: Alarm) -> Held | None:
     observer = attempt.lock.observer
     try:
         attempt.start()
@@ -247,7 +256,6 @@ def _drive(attempt: Attempt, changed: threading.Event) -> Held | None:
             if attempt.take_announcement():
                 observer.contended(attempt.lock, attempt.contender.holder)
             changed.wait(attempt.sleep_for())
-            changed.clear()
         if attempt.held is not None:
             observer.acquired(attempt.held)
         return attempt.held

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+
+from django_zklock.zk.alarm import Alarm
 
 logger = logging.getLogger("django_zklock.clock")
 
@@ -43,48 +47,57 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
-        # Guarded by _condition. The counter keeps equal times in order and timers out of comparisons.
-        self._heap: list[tuple[float, int, Timer]] = []
+        # What callers hand over to the clock's thread. The counter keeps equal times in order and timers out of
+        # comparisons.
+        self._incoming: deque[tuple[float, int, Timer]] = deque()
         self._counter = itertools.count()
-        self._thread: threading.Thread | None = None
+        self._alarm = Alarm()
         self._stopped = False
+        self._thread: threading.Thread | None = None
+        # Guards _thread. Plain, and held by `with`: see Alarm.
+        self._starting = threading.Lock()
 
     def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
         """Call ``call`` after ``delay`` seconds (monotonic clock)."""
         timer = Timer(call)
-        with self._condition:
-            heapq.heappush(self._heap, (time.monotonic() + delay, next(self._counter), timer))
-            if self._thread is None and not self._stopped:
-                self._thread = threading.Thread(target=self._run, name="zklock-clock", daemon=True)
-                self._thread.start()
-            # Only a new earliest appointment changes how long the thread may sleep.
-            if self._heap[0][2] is timer:
-                self._condition.notify()
+        self._incoming.append((time.monotonic() + delay, next(self._counter), timer))
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="zklock-clock", daemon=True)
+                thread.start()
+                self._thread = thread
+        self._alarm.ring()
         return timer
 
     def stop(self) -> None:
-        """End the thread; appointments not yet due are dropped."""
-        with self._condition:
-            self._stopped = True
-            self._condition.notify()
+        """Do what is due now and drop the rest; later calls are done only if they are due at once."""
+        self._stopped = True
+        self._alarm.ring()
 
     def _run(self) -> None:
+        # The heap is this thread's own: should an exception thrown into call_later() lead to a second thread,
+        # each has its own appointments.
+        heap: list[tuple[float, int, Timer]] = []
         while True:
-            with self._condition:
-                while not self._stopped and (wait := self._until_due()) > 0:
-                    self._condition.wait(None if wait == float("inf") else wait)
-                if self._stopped:
-                    return
-                _, _, timer = heapq.heappop(self._heap)
-            call = timer.call
-            if call is not None:
-                try:
-                    call()
-                except Exception:
-                    logger.exception("event=timer_failed call=%r", call)
+            with contextlib.suppress(IndexError):
+                while True:
+                    heapq.heappush(heap, self._incoming.popleft())
+            while heap and heap[0][0] <= time.monotonic():
+                self._call(heapq.heappop(heap)[2])
+            while heap and heap[0][2].call is None:
+                heapq.heappop(heap)
+            if self._stopped:
+                with self._starting:
+                    if not self._incoming:
+                        self._thread = None
+                        return
+            elif not self._incoming:
+                self._alarm.wait(max(0.0, heap[0][0] - time.monotonic()) if heap else None)
 
-    def _until_due(self) -> float:
-        while self._heap and self._heap[0][2].call is None:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] - time.monotonic() if self._heap else float("inf")
+    def _call(self, timer: Timer) -> None:
+        call = timer.call
+        if call is not None:
+            try:
+                call()
+            except Exception:
+                logger.exception("event=timer_failed call=%r", call)

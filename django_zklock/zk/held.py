@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from functools import partial
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from django_zklock.exceptions import LockLost, NotHeld
 from django_zklock.zk import holds
+from django_zklock.zk.alarm import Alarm
 from django_zklock.zk.contender import Contender
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ class Held:
             return
         self.lock.observer.released(self)
         if wait:
-            gone = threading.Event()
-            self._contender.session.post(partial(self._contender.when_gone, gone.set))
+            gone = Alarm()
+            self._contender.session.post(partial(self._contender.when_gone, gone.ring))
             patience = self.lock.pool.options.connect_timeout
             if not gone.wait(patience):
                 logger.warning("event=release_unconfirmed key=%r waited=%s", self.key, patience)
@@ -171,9 +171,11 @@ class Held:
         if self._pid != os.getpid():
             return "it was inherited over a fork; only the parent process holds it"
         contender = self._contender
+        # Asked first: the lease may be that of the next session, but then the end of ours has been told before.
+        lease_over = contender.session.lease_over
         if self._seen_loss is None:
             self._seen_loss = contender.lost
-        if self._seen_loss is None and contender.session.lease_over:
+        if self._seen_loss is None and lease_over:
             # Remembered here, because whoever asked acts on it: a late answer must not unsay it.
             self._seen_loss = "the lease ran out: this process or its connection stood still for too long"
             contender.session.post(partial(contender.lose, self._seen_loss))

@@ -6,7 +6,6 @@ come and go meanwhile; what vanished is left out. Names of recipes that we do no
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import identity, keys, nodes
+from django_zklock.zk.alarm import Alarm
 from django_zklock.zk.identity import Identity
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
@@ -84,10 +84,12 @@ class _Reading:
         self._session = session
         self._root = root
         self._names = names
-        self._done = threading.Event()
+        # Not an Event, see Alarm.
+        self._finished = False
+        self._done = Alarm()
         self._error: Exception | None = None
         self._round = 0
-        # Under the session's monitor until _done is set.
+        # Under the session's monitor until _done has rung.
         self._outstanding = 0
         self._children: dict[str, list[str]] = {}
         self._labels: dict[str, str] = {}
@@ -116,7 +118,7 @@ class _Reading:
         self._round += 1
 
     def resumed(self) -> None:
-        if not self._done.is_set():
+        if not self._finished:
             self._read()
 
     def session_ended(self, _reason: str) -> None:
@@ -178,7 +180,7 @@ class _Reading:
         self._outstanding += 1
 
         def reply(value: Any, error: KazooException | None) -> None:
-            if asked != self._round or self._done.is_set():
+            if asked != self._round or self._finished:
                 return
             if error is not None and not isinstance(error, NoNodeError):
                 self._fail(error)
@@ -186,14 +188,18 @@ class _Reading:
             use(value)
             self._outstanding -= 1
             if self._outstanding == 0:
-                self._done.set()
+                self._finish()
 
         request(reply)
 
     def _fail(self, error: Exception) -> None:
-        if not self._done.is_set():
+        if not self._finished:
             self._error = error
-            self._done.set()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._finished = True
+        self._done.ring()
 
     # The result.
 
@@ -204,11 +210,19 @@ class _Reading:
         if not nodes.order_is_safe(found):
             found.sort(key=lambda node: self._contents[f"{path}/{node.name}"][1].czxid)
         return Line(
-            key=keys.unescape(name) or self._labels.get(name) or name,
+            key=self._key(name),
             path=path,
             places=tuple(self._place(path, node, position, found) for position, node in enumerate(found)),
             foreign=tuple(sorted(entry for entry in names if nodes.parse(entry) is None)),
         )
+
+    def _key(self, name: str) -> str:
+        """Give the key of a line; the name itself, if somebody else made it and no key leads there."""
+        key = keys.unescape(name) or self._labels.get(name) or name
+        try:
+            return key if keys.escape(key) == name else name
+        except UnicodeEncodeError:
+            return name
 
     def _place(self, path: str, node: nodes.Node, position: int, line: list[nodes.Node]) -> Place:
         data, stat = self._contents[f"{path}/{node.name}"]

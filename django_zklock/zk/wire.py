@@ -206,11 +206,17 @@ class _Connection(ConnectionHandler):
         """Make the loop look at the queue; any thread. One byte does for any number of callers."""
         if self.wake_sent:
             return
-        self.wake_sent = True
-        write_socket = self._write_sock
-        if write_socket is not None:
-            with contextlib.suppress(OSError):
-                write_socket.send(b"\0")
+        try:
+            self.wake_sent = True
+            write_socket = self._write_sock
+            if write_socket is not None:
+                with contextlib.suppress(OSError):
+                    write_socket.send(b"\0")
+        except BaseException:
+            # Thrown into this thread, perhaps before the byte was sent. One too many does no harm, and without
+            # any this connection would never send again.
+            self.wake_sent = False
+            raise
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         sent = lease_now()
