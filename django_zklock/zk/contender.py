@@ -163,10 +163,11 @@ class Contender:
     def session_ended(self, reason: str) -> None:
         """The session is gone, and its nodes with it."""
         self.suspended()
+        if self.state is State.HELD:
+            self.lose(reason)
         self.node = None
         self._creating = False
         if self.state is State.HELD:
-            self.lose(reason)
             self._finish()
         elif self.state is State.LEAVING:
             self._finish()

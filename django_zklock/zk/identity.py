@@ -90,7 +90,7 @@ def decode(data: bytes) -> Identity | None:
     if not isinstance(host, str) or not isinstance(pid, int) or not _is_sane(pid):
         return None
     return Identity(
-        host=host[:MAX_FIELD],
+        host=_text(host),
         pid=pid,
         thread=_text(facts.get("thread")),
         started=_number(facts.get("started")),
@@ -113,7 +113,10 @@ def _work(value: object) -> Work | None:
 
 
 def _text(value: object) -> str:
-    return value[:MAX_FIELD] if isinstance(value, str) else ""
+    # Error messages and logs repeat it: no line breaks, no orders to a terminal, no lone surrogate, which
+    # cannot be written anywhere.
+    text = value[:MAX_FIELD] if isinstance(value, str) else ""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
 
 
 def _number(value: object) -> float | None:

@@ -127,7 +127,10 @@ class Session:
     def close(self, timeout: float) -> bool:
         """End the session at the server, which frees its locks; ``False`` if that was not confirmed in time."""
         self.closing = True
-        return self.wire.close(timeout)
+        closed = self.wire.close(timeout)
+        # kazoo is silent about the end of what was not connected.
+        self.post(self._closed)
+        return closed
 
     def forget(self) -> None:
         """In a forked child: drop everything without touching the parent's session."""
@@ -202,6 +205,10 @@ class Session:
                 tenant.unavailable(reason)
         if not final:
             self._watch_outage()
+
+    def _closed(self) -> None:
+        if self.ended is None:
+            self.on_ended("the session was closed", final=True)
 
     def _disconnected(self) -> None:
         self.connected = False
