@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from services.folder import make_folder, remove_folder
 from services.process import Process, StartError
-from services.reaper import Reaper
 from services.webserver import WebServer
 from services.worker import Worker
 from services.zookeeper import ZooKeeper
@@ -73,7 +70,8 @@ class Stage:
         return next(process.log_tail() for process in self._processes if isinstance(process, Worker))
 
     def _start(self) -> None:
-        folder = self._folder()
+        folder = make_folder("zklock-demo")
+        self._stack.callback(remove_folder, folder)
         zookeeper_given = bool(os.environ.get("ZOOKEEPER_HOSTS"))
         broker_given = bool(os.environ.get("CELERY_BROKER_URL"))
         # A broker that was given may have other workers, which must not take the demo's tasks.
@@ -96,12 +94,6 @@ class Stage:
         _say("Celery worker", f"{PROCESSES} processes, broker: {'as given' if broker_given else 'a folder'}")
         self.url = self._run(WebServer()).url
         _say("Django", self.url)
-
-    def _folder(self) -> Path:
-        folder = tempfile.mkdtemp(prefix="zklock-demo-")
-        Reaper.current().watch_folder(folder)
-        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        return Path(folder).resolve()
 
     def _run(self, process: P) -> P:
         self._stack.enter_context(process)

@@ -38,7 +38,7 @@ def complaints(without: Books, locked: Books) -> list[str]:
     if locked.lost_updates or not locked.agree:
         found.append(f"with the lock, the books do not agree: {money(locked.paid_in - locked.balance)} is missing")
     if locked.overlaps:
-        found.append(f"with the lock, {locked.overlaps} tasks worked while another one was at the same account")
+        found.append(f"with the lock, {locked.overlaps} tasks worked while another was at the same account")
     if locked.held != locked.executions:
         found.append(f"with the lock, {locked.executions - locked.held} tasks ran without holding it")
     if locked.disorders:

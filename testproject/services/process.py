@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from .folder import make_folder, remove_folder
+from .interruption import postponed
 from .reaper import Reaper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from types import TracebackType
 
     from typing_extensions import Self
@@ -55,8 +55,7 @@ class Process:
 
     def __init__(self) -> None:
         """Make the folder."""
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.name.lower()}-")).resolve()
-        Reaper.current().watch_folder(str(self.folder))
+        self.folder = make_folder(self.name.lower().replace(" ", "-"))
         self.log = self.folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -95,7 +94,7 @@ class Process:
         if self.is_running():
             msg = f"{self.name} is already running with pid {self.pid}"
             raise RuntimeError(msg)
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as log, postponed():
             self._process = subprocess.Popen(
                 self.arguments(),
                 stdin=subprocess.DEVNULL,
@@ -106,7 +105,7 @@ class Process:
                 pass_fds=self.descriptors(),
                 start_new_session=True,
             )
-        Reaper.current().watch_group(self.pid)
+            Reaper.current().watch_group(self.pid)
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until the program is ready; end it and raise :class:`StartError` if it does not get there."""
@@ -196,8 +195,7 @@ class Process:
     def close(self) -> None:
         """Stop the program and remove its folder."""
         self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        Reaper.current().forget_folder(str(self.folder))
+        remove_folder(self.folder)
 
     def __enter__(self) -> Self:
         """Start the program."""

@@ -51,6 +51,11 @@ class Reaper:
         os.close(orders)
         atexit.register(self.end)
 
+    @property
+    def pid(self) -> int:
+        """The number of the watchman's process."""
+        return self._watchman.pid
+
     def end(self, timeout: float = 10.0) -> None:
         """Have everything ended and removed now, so that the program's exit means that all is gone."""
         if self.owner == os.getpid():  # a forked child runs its parent's exit functions

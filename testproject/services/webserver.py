@@ -15,7 +15,7 @@ PROBE_TIMEOUT = 5.0
 class WebServer(ProjectProcess):
     """The project's pages, on port 8000 if nobody else uses it."""
 
-    name: ClassVar[str] = "Django's server"
+    name: ClassVar[str] = "Django server"
 
     def __init__(self) -> None:
         """Choose a port; nothing runs yet."""
