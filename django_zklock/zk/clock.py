@@ -54,8 +54,8 @@ class Clock:
         self._alarm = Alarm()
         self._stopped = False
         self._thread: threading.Thread | None = None
-        # Guards _thread. Plain, and held by `with`: see Alarm.
-        self._starting = threading.Lock()
+        # Guards _thread. Taken and given back in C, see Alarm; reentrant, for a signal handler that releases a lock.
+        self._starting = threading.RLock()
 
     def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
         """Call ``call`` after ``delay`` seconds (monotonic clock)."""
