@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
+from pytest_django.fixtures import SettingsWrapper
 from services.process import NotInstalledError
 from services.zookeeper import ZooKeeper
+
+_roots = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +27,11 @@ def zookeeper() -> Iterator[ZooKeeper]:
         pytest.skip(str(error))
     with server:
         yield server
+
+
+@pytest.fixture
+def zklock(settings: SettingsWrapper, zookeeper: ZooKeeper) -> str:
+    """Have the alias "default" use the shared server, in a part of the tree of its own; give its path."""
+    root = f"/django-{next(_roots)}"
+    settings.ZKLOCK = {"default": {"HOSTS": zookeeper.hosts, "ROOT": root, "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 5}}
+    return root
