@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from pytest_django.fixtures import SettingsWrapper
+from pytest_django import SettingsWrapper
 from services.process import NotInstalledError
 from services.zookeeper import ZooKeeper
 
