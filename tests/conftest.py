@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from pytest_django import SettingsWrapper
 from services.process import NotInstalledError
 from services.zookeeper import ZooKeeper
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
 
 _roots = itertools.count(1)
 
@@ -30,7 +33,7 @@ def zookeeper() -> Iterator[ZooKeeper]:
 
 
 @pytest.fixture
-def zklock(settings: SettingsWrapper, zookeeper: ZooKeeper) -> str:
+def zklock(settings: Settings, zookeeper: ZooKeeper) -> str:
     """Have the alias "default" use the shared server, in a part of the tree of its own; give its path."""
     root = f"/django-{next(_roots)}"
     settings.ZKLOCK = {"default": {"HOSTS": zookeeper.hosts, "ROOT": root, "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 5}}
