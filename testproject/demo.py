@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,13 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _stay(stage)
     except KeyboardInterrupt:
         print("Everything that was started has ended.", flush=True)
-    except NotInstalledError as error:
+    except (NotInstalledError, StartError) as error:
         print(f"demo: {error}", file=sys.stderr)
-        status = 1
-    except StartError as error:
-        print(f"demo: {error}", file=sys.stderr)
-        if error.log:
-            print(textwrap.indent(error.log, "  | "), file=sys.stderr)
         status = 1
     return status
 

@@ -31,13 +31,18 @@ class NotInstalledError(Exception):
 class StartError(Exception):
     """A process ended or stayed silent instead of getting ready.
 
-    ``log`` is the end of what it wrote.
+    ``message`` is one line, ``log`` the end of what the process wrote.
     """
 
     def __init__(self, message: str, log: str = "") -> None:
-        """Keep the message, one line, apart from the log."""
-        super().__init__(message)
+        """Keep the message apart from the log."""
+        super().__init__(message, log)
+        self.message = message
         self.log = log
+
+    def __str__(self) -> str:
+        """Return the message and the indented log."""
+        return "\n".join([self.message, *(f"  | {line}" for line in self.log.splitlines())])
 
 
 class Process:
