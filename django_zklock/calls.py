@@ -5,6 +5,7 @@ No state is kept between calls: a :class:`LockedCall` can be shared by any numbe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -12,11 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from django.core.management.base import BaseCommand
+
 from django_zklock import signals, surroundings
-from django_zklock.exceptions import LockConflict, LockTimeout, ZooKeeperUnavailable
+from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.keying import KeyMaker
 from django_zklock.locks import zk_lock
 from django_zklock.zk import holds
+from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Identity, Work
 from django_zklock.zk.lock import Lock
 
@@ -40,8 +44,10 @@ class Conflict:
     def error(self) -> LockConflict:
         """Give the error that says so."""
         by = f"held by {self.holder}" if self.holder else "taken"
+        waited = f" after {self.waited:g} s of waiting" if self.waited else ""
         return LockConflict(
-            f"lock {self.key!r} is {by}; {self.function} did not run (on_conflict= chooses what happens then)",
+            f"lock {self.key!r} is {by}{waited}; {self.function} did not run; on_conflict= chooses what happens then, "
+            f"timeout= for how long to wait before",
             key=self.key,
             timeout=self.waited,
             holder=self.holder,
@@ -58,7 +64,6 @@ class LockedCall:
     """How one function is called under its lock. ``timeout`` is in seconds."""
 
     function: Callable[..., Any]
-    name: str
     key: KeyMaker
     using: str
     reentrant: bool
@@ -66,9 +71,8 @@ class LockedCall:
     on_conflict: OnConflict
     on_lost: OnLost
     on_unavailable: OnUnavailable
-    kind: str = "function"
-    # What a skipped call gives back, made from the result that says so.
-    render_skip: Callable[[dict[str, Any]], Any] = dict
+    # Whether the function is the `handle` of a command, if its first argument is one.
+    is_handle: bool = False
 
     def wrap(self) -> Callable[..., Any]:
         """Give the function that takes the lock and then calls ours; a coroutine function for one."""
@@ -78,64 +82,109 @@ class LockedCall:
             async def alocked(*args: Any, **kwargs: Any) -> Any:
                 return await self.acall(args, kwargs)
 
-            return alocked
+            return self._with_signature(alocked)
 
         @functools.wraps(self.function)
         def locked(*args: Any, **kwargs: Any) -> Any:
             return self.call(args, kwargs)
 
-        return locked
+        return self._with_signature(locked)
+
+    def _with_signature(self, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        # Not everybody follows __wrapped__: Celery checks the arguments of a task by inspect.getfullargspec.
+        with contextlib.suppress(TypeError, ValueError):
+            wrapper.__signature__ = inspect.signature(self.function)  # type: ignore[attr-defined]
+        return wrapper
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function under the lock of these arguments."""
         lock = self._lock(args, kwargs)
         depth = len(holds.stack())
         try:
-            try:
-                held = lock.acquire(self._patience)
-            except (LockTimeout, LockConflict) as error:
-                if not self._met_itself(error):
-                    return self._resolve(self._conflict(lock, args, kwargs, error.holder), error)
-                held = lock.acquire(_redelivery_patience(lock))
-            except ZooKeeperUnavailable as error:
-                if self._skips_without(error):
-                    return self._skip(self._conflict(lock, args, kwargs), "unavailable")
-                return self.function(*args, **kwargs)
+            held, refusal = self._acquire(lock)
+            if refusal is not None and not self._runs_without(refusal):
+                return self._refused(self._conflict(lock, args, kwargs, refusal.holder), refusal)
             result = self.function(*args, **kwargs)
-            held.finish(raising=self.on_lost == "raise")
+            self._refuse_coroutine(result)
+            if held is not None:
+                held.finish(raising=self.on_lost == "raise")
             return result
         except BaseException:
             holds.unwind(depth, lock)
             raise
+        finally:
+            refusal = None  # its traceback refers to this frame
 
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do as :meth:`call`, for a coroutine function."""
         lock = self._lock(args, kwargs)
         depth = len(holds.stack())
         try:
-            try:
-                held = await lock.aacquire(self._patience)
-            except (LockTimeout, LockConflict) as error:
-                if not self._met_itself(error):
-                    resolved = self._resolve(self._conflict(lock, args, kwargs, error.holder), error)
-                    return await resolved if inspect.isawaitable(resolved) else resolved
-                held = await lock.aacquire(_redelivery_patience(lock))
-            except ZooKeeperUnavailable as error:
-                if self._skips_without(error):
-                    return self._skip(self._conflict(lock, args, kwargs), "unavailable")
-                return await self.function(*args, **kwargs)
+            held, refusal = await self._aacquire(lock)
+            if refusal is not None and not self._runs_without(refusal):
+                resolved = self._refused(self._conflict(lock, args, kwargs, refusal.holder), refusal)
+                return await resolved if inspect.isawaitable(resolved) else resolved
             result = await self.function(*args, **kwargs)
-            await held.afinish(raising=self.on_lost == "raise")
+            if held is not None:
+                await held.afinish(raising=self.on_lost == "raise")
             return result
         except BaseException:
             holds.unwind(depth, lock)
             raise
+        finally:
+            refusal = None
+
+    # The errors are given and not raised, so that neither the body nor an `on_conflict` callable runs inside of an
+    # `except`: Celery's Task.retry and logging.exception take what they find in sys.exc_info() for their own.
+
+    def _acquire(self, lock: Lock) -> tuple[Held | None, ZkLockError | None]:
+        try:
+            try:
+                return lock.acquire(self._patience), None
+            except (LockTimeout, LockConflict) as error:
+                if not self._met_itself(error):
+                    return None, error
+            return lock.acquire(_redelivery_patience(lock)), None
+        except (LockTimeout, LockConflict, ZooKeeperUnavailable) as error:
+            return None, error
+
+    async def _aacquire(self, lock: Lock) -> tuple[Held | None, ZkLockError | None]:
+        try:
+            try:
+                return await lock.aacquire(self._patience), None
+            except (LockTimeout, LockConflict) as error:
+                if not self._met_itself(error):
+                    return None, error
+            return await lock.aacquire(_redelivery_patience(lock)), None
+        except (LockTimeout, LockConflict, ZooKeeperUnavailable) as error:
+            return None, error
+
+    def _refuse_coroutine(self, result: object) -> None:
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(
+                f"{self.name} returned a coroutine, which would run after the lock is gone: put @zk_locked "
+                f"directly above its `async def`"
+            )
 
     def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
-        return zk_lock(self.key(args, kwargs), reentrant=self.reentrant, using=self.using, work=self._work)
+        key = self.key(args, kwargs)
+        return zk_lock(key, reentrant=self.reentrant, using=self.using, work=lambda: self._work(args))
 
-    def _work(self) -> Work | None:
-        return surroundings.work() or Work(kind=self.kind, name=self.name)
+    def _work(self, args: tuple[Any, ...]) -> Work:
+        if (found := surroundings.work()) is not None:
+            return found
+        if self._is_command(args):
+            return Work(kind="command", name=type(args[0]).__module__.rpartition(".")[2])
+        return Work(kind="function", name=self.name)
+
+    def _is_command(self, args: tuple[Any, ...]) -> bool:
+        return self.is_handle and bool(args) and isinstance(args[0], BaseCommand)
+
+    @property
+    def name(self) -> str:
+        """What the function is called in messages."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
 
     @property
     def _patience(self) -> float | None:
@@ -167,36 +216,46 @@ class LockedCall:
             logger.warning("event=met_itself key=%r work=%r consequence=waits_for_session_end", error.key, str(here))
         return met
 
-    def _resolve(self, conflict: Conflict, error: LockTimeout | LockConflict) -> Any:
+    def _runs_without(self, refusal: ZkLockError) -> bool:
+        """Whether the call is to run without protection."""
+        if not isinstance(refusal, ZooKeeperUnavailable) or self.on_unavailable != "run":
+            return False
+        logger.error("event=unprotected key=%r function=%s error=%s", refusal.key, self.name, refusal)
+        return True
+
+    def _refused(self, conflict: Conflict, refusal: ZkLockError) -> Any:
+        """Do what the policies say about a call that has not got its lock."""
+        if isinstance(refusal, ZooKeeperUnavailable):
+            if self.on_unavailable == "skip":
+                return self._skip(conflict, "unavailable")
+            raise refusal
         if self.on_conflict == "skip":
             return self._skip(conflict, "conflict")
         if callable(self.on_conflict):
             return self.on_conflict(conflict)
-        raised = error if self.on_conflict == "wait" else conflict.error()
-        surroundings.raising(raised)
-        raise raised from (error if raised is not error else error.__cause__)
-
-    def _skips_without(self, error: ZooKeeperUnavailable) -> bool:
-        """Decide what to do without ZooKeeper: ``True`` to skip, ``False`` to run unprotected, or raise."""
-        if self.on_unavailable == "raise":
-            raise error
-        if self.on_unavailable == "run":
-            logger.error("event=unprotected key=%r function=%s error=%s", error.key, self.name, error)
-        return self.on_unavailable == "skip"
+        if self.on_conflict == "wait":
+            raise refusal
+        raise conflict.error() from refusal
 
     def _skip(self, conflict: Conflict, reason: str) -> Any:
         """Skip the call, and say so: a log line, a signal, and a result that cannot be mistaken for work done."""
         holder = str(conflict.holder) if conflict.holder else None
         logger.warning("event=skipped key=%r function=%s reason=%s holder=%r", conflict.key, self.name, reason, holder)
-        signals.skipped.send_robust(
-            Lock,
+        signals.send(
+            signals.skipped,
             key=conflict.key,
             alias=self.using,
             holder=conflict.holder,
             function=self.name,
             reason=reason,
         )
-        return self.render_skip({"zklock": "skipped", "key": conflict.key, "reason": reason, "holder": holder})
+        if self._is_command(conflict.args):
+            # Django writes what `handle` returns, and that must be text.
+            why = f"held by {holder}" if holder else "taken"
+            if reason == "unavailable":
+                why = "ZooKeeper cannot be reached"
+            return f"Skipped: lock {conflict.key!r}: {why}."
+        return {"zklock": "skipped", "key": conflict.key, "reason": reason, "holder": holder}
 
 
 def _redelivery_patience(lock: Lock) -> float:

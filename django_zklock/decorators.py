@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, get_args
 
@@ -49,9 +50,13 @@ def zk_locked(
     """
     if _is_bare_use(key):
         raise TypeError(f"zk_locked needs the key of the lock: write {USAGE}")
+    if not isinstance(key, str) and not callable(key):
+        raise TypeError(f"the key must be a template or a callable that gives the key, got {key!r}: write {USAGE}")
+    if not isinstance(using, str):
+        raise TypeError(f"using must be the name of an alias in ZKLOCK, got {using!r}")
     return Locked(
         key=key,
-        reentrant=reentrant,
+        reentrant=_choice("reentrant", reentrant, (True, False)),
         using=using,
         timeout=seconds(timeout),
         on_conflict=_policy(on_conflict),
@@ -90,17 +95,19 @@ class Locked:
             return dataclasses.replace(target, func=self.wrap(target.func))
         return self.wrap(target)
 
-    def wrap(self, function: Any, **options: Any) -> Callable[..., Any]:
-        """Wrap a plain function; ``options`` are further fields of the :class:`~django_zklock.calls.LockedCall`."""
+    def wrap(self, function: Any, *, is_handle: bool = False) -> Callable[..., Any]:
+        """Wrap a plain function or coroutine function; ``is_handle`` says that it is a command's, whatever its name."""
         if not callable(function) or not hasattr(function, "__qualname__"):
             raise TypeError(f"zk_locked decorates functions, commands and tasks, not {function!r}: write {USAGE}")
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        if _runs_later(function):
             raise TypeError(
                 f"zk_locked cannot lock the generator {function.__qualname__}: its body runs after the call has "
                 f"returned; take the lock inside, with zk_lock(key)"
             )
-        if function.__name__ == "handle" and ".management.commands." in function.__module__:
-            options = _as_command(function.__module__) | options
+        if inspect.iscoroutinefunction(self.on_conflict) and not inspect.iscoroutinefunction(function):
+            raise TypeError(
+                f"on_conflict={self.on_conflict!r} is async, and {function.__qualname__} is not: nobody would await it"
+            )
         return LockedCall(
             function=function,
             key=key_maker(self.key, function),
@@ -110,31 +117,20 @@ class Locked:
             on_conflict=self.on_conflict,
             on_lost=self.on_lost,
             on_unavailable=self.on_unavailable,
-            **({"name": f"{function.__module__}.{function.__qualname__}"} | options),
+            is_handle=is_handle or function.__name__ == "handle",
         ).wrap()
 
     def _decorate_class(self, target: Any) -> Any:
         if issubclass(target, BaseCommand):
-            target.handle = self.wrap(target.handle, **_as_command(target.__module__))
+            target.handle = self.wrap(target.handle, is_handle=True)
             return target
-        run = getattr(target, "run", None)
-        if "celery" in sys.modules and callable(run):
+        if "celery" in sys.modules:
             from django_zklock.contrib.celery import binding
 
             if binding.is_task_class(target):
-                target.run = self.wrap(run)
+                target.run = self.wrap(binding.body_of(target))
                 return target
         raise TypeError(f"zk_locked decorates BaseCommand and Celery task classes, not {target!r}")
-
-
-def _as_command(module: str) -> dict[str, Any]:
-    return {"name": module.rpartition(".")[2], "kind": "command", "render_skip": _skip_message}
-
-
-def _skip_message(result: dict[str, Any]) -> str:
-    """Give what a skipped command prints: Django writes what ``handle`` returns, and that must be text."""
-    by = f"held by {result['holder']}" if result["holder"] else "not available"
-    return f"Skipped: lock {result['key']!r} is {by}."
 
 
 def _policy(on_conflict: Any) -> OnConflict:
@@ -150,8 +146,9 @@ def _policy(on_conflict: Any) -> OnConflict:
     return cast("OnConflict", on_conflict)
 
 
-def _choice(name: str, value: Any, choices: tuple[str, ...]) -> Any:
-    if value not in choices:
+def _choice(name: str, value: Any, choices: tuple[object, ...]) -> Any:
+    # By identity of types too: 1 == True, and a slip.
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return value
 
@@ -162,15 +159,42 @@ def _is_django_task(target: object) -> bool:
     return tasks is not None and isinstance(target, tasks.Task)
 
 
-def _is_bare_use(key: object) -> bool:
-    """Whether ``key`` is the function being decorated, as in a bare ``@zk_locked``.
+def _runs_later(function: Callable[..., Any]) -> bool:
+    """Whether a call of ``function`` returns before its body has run, and so would give the lock back too early."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return True
+    # What contextlib's decorators make of a generator function hides it, and runs it as late.
+    module = getattr(function, "__globals__", {}).get("__name__")
+    return module == "contextlib" and _runs_later(inspect.unwrap(function))
 
-    A key callable is legitimate, and looks the same but for one thing: a function that is being decorated calls
-    us from inside the lines of its own definition.
+
+def _is_bare_use(key: object) -> bool:
+    """Whether ``key`` is the thing being decorated, as in a bare ``@zk_locked``.
+
+    A key callable is legitimate, and looks the same but for this: a function that is being decorated calls us from
+    inside the lines of its own definition, or, a class, from right behind them; and neither has its name yet.
     """
-    code = getattr(key, "__code__", None)
+    if isinstance(key, (staticmethod, classmethod, property)) or _is_django_task(key):
+        return True
+    if "celery" in sys.modules:
+        from django_zklock.contrib.celery import binding
+
+        # Before anything else is asked of it: that would redeem the promise of a task.
+        if binding.is_task(key):
+            return True
     frame = sys._getframe(2)  # noqa: SLF001 - CPython's documented way to see the caller
+    if inspect.isclass(key):
+        return key.__module__ == frame.f_globals.get("__name__") and not _is_named(key, frame)
+    # The decorators below ours may have put something before the function, with functools.wraps.
+    function = inspect.unwrap(key) if callable(key) else None
+    code = getattr(function, "__code__", None)
     if code is None or code.co_name == "<lambda>" or frame.f_code.co_filename != code.co_filename:
         return False
     lines = [line for _, _, line in code.co_lines() if line is not None]
-    return frame.f_code is not code and code.co_firstlineno <= frame.f_lineno <= max(lines)
+    inside = frame.f_code is not code and code.co_firstlineno <= frame.f_lineno <= max(lines)
+    return inside and not _is_named(key, frame)
+
+
+def _is_named(key: Any, frame: types.FrameType) -> bool:
+    """Whether the code that runs in ``frame`` knows ``key`` by its name; an interactive shell counts lines anew."""
+    return any(names.get(key.__name__) is key for names in (frame.f_locals, frame.f_globals))

@@ -14,11 +14,13 @@ Every signal is sent with ``sender`` (the :class:`~django_zklock.zk.lock.Lock`'s
     A decorated function did not run because somebody else holds the lock.
 
 Receivers run in the thread that acquires and releases, before the body and after it; an error in one is logged
-and does not reach the body (``send_robust``).
+and does not reach the body (``send_robust``). Around asynchronous code they run as Django runs them there: async
+ones in the event loop, the others in the thread that ``sync_to_async`` gives them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -35,20 +37,39 @@ lost = Signal()
 skipped = Signal()
 
 
+# The loop keeps weak references to tasks only.
+_sending: set[asyncio.Task[Any]] = set()
+
+
+def send(signal: Signal, **facts: Any) -> None:
+    """Send ``signal`` from a plain function; never raises."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        signal.send_robust(Lock, **facts)
+        return
+    # A plain function called by a coroutine, such as the release after an exception. Django would raise an error
+    # here if there are async receivers, and that error would take the place of the one that is on its way.
+    if signal.has_listeners(Lock):
+        task = loop.create_task(signal.asend_robust(Lock, **facts))
+        _sending.add(task)
+        task.add_done_callback(_sending.discard)
+
+
 class SignalObserver:
     """Turns what the recipe layer reports into signals."""
 
     def contended(self, lock: Lock, holder: Identity | None) -> None:
-        contended.send_robust(Lock, **_about(lock), holder=holder)
+        send(contended, **_about(lock), holder=holder)
 
     def acquired(self, held: Held) -> None:
-        acquired.send_robust(Lock, **_about(held.lock), held=held)
+        send(acquired, **_about(held.lock), held=held)
 
     def released(self, held: Held) -> None:
-        released.send_robust(Lock, **_about(held.lock), held=held, duration=_duration(held))
+        send(released, **_about(held.lock), held=held, duration=_duration(held))
 
     def lost(self, held: Held, reason: str) -> None:
-        lost.send_robust(Lock, **_about(held.lock), held=held, reason=reason)
+        send(lost, **_about(held.lock), held=held, reason=reason)
 
     async def acontended(self, lock: Lock, holder: Identity | None) -> None:
         await contended.asend_robust(Lock, **_about(lock), holder=holder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from celery.local import PromiseProxy, Proxy, maybe_evaluate
 
 Wrap = Callable[..., Callable[..., Any]]
 
-_MARK = "__zklock__"
+_MARKS = "__zklock__"
 
 
 def is_task(target: object) -> bool:
@@ -27,44 +27,65 @@ def is_task_class(target: type) -> bool:
     return issubclass(target, Task)
 
 
+def body_of(target: type[Task[..., Any]]) -> Callable[..., Any]:
+    """Give what a class of tasks runs; ``TypeError`` if it leaves that to its subclasses."""
+    if target.run is Task.run:
+        raise TypeError(f"{target.__qualname__} has no run() to lock: decorate the class that has it")
+    return target.run
+
+
 def lock_task(target: Any, wrap: Wrap) -> Any:
     """Have the body of ``target`` run under the lock, in every app that has the task; gives ``target`` back."""
+    lock = _once_a_task(wrap)
     if type(target) is PromiseProxy:
         # Of `@app.task`: evaluated when its app is finalized, or now if it was.
-        target.__then__(_lock_body, target, wrap)
-    elif issubclass(type(target), Proxy):
-        _lock_shared(target, wrap)
-    else:
-        _lock_body(target, wrap)
+        target.__then__(lambda: lock(maybe_evaluate(target)))
+    elif not issubclass(type(target), Proxy):
+        lock(target)
+    _lock_everywhere(target, lock)
     return target
 
 
-def _lock_shared(proxy: Any, wrap: Wrap) -> None:
-    # `@shared_task` makes one task in each app, now for finalized apps and later for the others, and its
-    # proxy looks up the current app's. We follow: at the end of each app's finalization the task is there.
+def _lock_everywhere(target: Any, lock: Callable[[Any], None]) -> None:
+    # Celery's decorators make one task in each app, now for finalized apps and later for the others, and the
+    # proxy of `@shared_task` looks up the current app's. We follow: at the end of each app's finalization the
+    # task is there.
+    def lock_in(app: Any) -> None:
+        task = app.tasks.get(target.name)
+        if task is not None and _function_of(task) is _function_of(target):
+            lock(task)
+
     def finalized(app: Any) -> None:
-        app.on_after_finalize.connect(lambda **_facts: _lock_body(app.tasks[proxy.name], wrap), weak=False)
+        app.on_after_finalize.connect(lambda **_facts: lock_in(app), weak=False)
 
     connect_on_app_finalize(finalized)
     for app in _get_active_apps():
         if app.finalized:
-            _lock_body(app.tasks[proxy.name], wrap)
+            lock_in(app)
 
 
-def _lock_body(task: Any, wrap: Wrap) -> None:
-    task = maybe_evaluate(task)
-    if _MARK in vars(task):
-        return
-    run = task.run
-    # Autoretry puts a wrapper before the body; the lock goes before both.
-    body = getattr(task, "_orig_run", run)
-    if isinstance(body, types.MethodType):
-        # `bind=True`: the key may be made from the task too, so the wrapped function takes it as the body does.
-        @functools.wraps(body.__func__)
-        def unbound(_task: Any, *args: Any, **kwargs: Any) -> Any:
-            return run(*args, **kwargs)
+def _function_of(task: Any) -> Any:
+    """Give the function that the user wrote, below everything that was put before it."""
+    body = getattr(task, "_orig_run", task.run)
+    return inspect.unwrap(getattr(body, "__func__", body))
 
-        task.run = types.MethodType(wrap(unbound), task)
-    else:
-        task.run = wrap(run)
-    setattr(task, _MARK, True)
+
+def _once_a_task(wrap: Wrap) -> Callable[[Any], None]:
+    """Give what puts the lock into a task, and into no task twice."""
+    mark = object()
+
+    def lock(task: Any) -> None:
+        marks = vars(task).setdefault(_MARKS, [])
+        if mark in marks:
+            return
+        marks.append(mark)
+        # Inside of what autoretry has put before the body: the lock must be free before the task is sent again.
+        place = "_orig_run" if hasattr(task, "_orig_run") else "run"
+        body = getattr(task, place)
+        if isinstance(body, types.MethodType):
+            # `bind=True`: the key may be made from the task too.
+            setattr(task, place, types.MethodType(wrap(body.__func__), task))
+        else:
+            setattr(task, place, wrap(body))
+
+    return lock

@@ -11,7 +11,6 @@ from typing import Any
 
 from celery.exceptions import Retry
 
-from django_zklock import surroundings
 from django_zklock.calls import Conflict
 from django_zklock.contrib.celery.task import in_worker
 from django_zklock.exceptions import LockConflict
@@ -21,6 +20,7 @@ logger = logging.getLogger("django_zklock.celery")
 
 COUNT_HEADER = "zklock_conflicts"
 SINCE_HEADER = "zklock_conflict_since"
+ATTEMPT_HEADER = "zklock_conflict_attempt"
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class RetryLater:
     fails with ``LockConflict``. The delay is ``delay`` seconds, doubled with each conflict up to ``max_delay``,
     times a random factor between one half and one, so that those who met do not meet again.
 
-    The budget is the task's own: it travels in two headers, and ``request.retries`` stays as it was. Where no
-    worker runs the task (a direct call, eager mode) there is no queue to go back to: the call fails with
-    ``LockConflict``.
+    The budget is the task's own: it travels in headers, begins anew when the task itself is retried, and
+    ``request.retries`` stays as it was. Where no worker runs the task (a direct call, eager mode) there is no queue
+    to go back to: the call fails with ``LockConflict``.
     """
 
     max_wait: float | timedelta = 3600.0
@@ -50,21 +50,18 @@ class RetryLater:
             raise conflict.error()
         request = task.request
         headers = dict(request.headers or {})
-        count = int(headers.get(COUNT_HEADER, 0))
-        since = float(headers.get(SINCE_HEADER, time.time()))
-        waited = time.time() - since
+        # A retry of the task itself, after it ran and failed, is a new attempt with a budget of its own.
+        mine = int(headers.get(ATTEMPT_HEADER, -1)) == request.retries
+        count = int(headers.get(COUNT_HEADER, 0)) if mine else 0
+        since = float(headers.get(SINCE_HEADER, time.time())) if mine else time.time()
+        waited = max(0.0, time.time() - since)
         limit = seconds(self.max_wait)
-        if limit is not None and waited >= limit:
-            error = LockConflict(
-                f"lock {conflict.key!r}: gave up after {count} conflicts in {waited:.0f} s; held by {conflict.holder}",
-                key=conflict.key,
-                timeout=limit,
-                holder=conflict.holder,
-            )
-            surroundings.raising(error)
-            raise error
         countdown = min(self.max_delay, self.delay * 2.0 ** min(count, 30)) * random.uniform(0.5, 1.0)  # noqa: S311
-        headers |= {COUNT_HEADER: count + 1, SINCE_HEADER: since}
+        if limit is not None:
+            if waited >= limit:
+                raise self._over(conflict, count, waited, limit)
+            countdown = min(countdown, limit - waited)
+        headers |= {COUNT_HEADER: count + 1, SINCE_HEADER: since, ATTEMPT_HEADER: request.retries}
         again = task.signature_from_request(request, countdown=countdown, retries=request.retries, headers=headers)
         again.apply_async()
         logger.info(
@@ -72,3 +69,13 @@ class RetryLater:
             conflict.key, task.name, request.id, count + 1, countdown, conflict.holder,
         )  # fmt: skip
         raise Retry(exc=conflict.error(), when=countdown, sig=again)  # type: ignore[arg-type]  # "Real" in the stubs
+
+    def _over(self, conflict: Conflict, count: int, waited: float, limit: float) -> LockConflict:
+        by = f"held by {conflict.holder}" if conflict.holder else "taken"
+        return LockConflict(
+            f"lock {conflict.key!r} is {by}; {conflict.function} gave up after {count} conflicts in {waited:.0f} s, "
+            f"and did not run; RetryLater(max_wait=...) says for how long it comes back",
+            key=conflict.key,
+            timeout=limit,
+            holder=conflict.holder,
+        )

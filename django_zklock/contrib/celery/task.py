@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from celery._state import get_current_task
+from celery.signals import task_prerun
 
 from django_zklock import surroundings
-from django_zklock.exceptions import ZkLockError
+from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
 from django_zklock.zk.identity import Work
+
+_MARK = "__zklock_guarded__"
 
 
 def in_worker() -> Any:
@@ -20,7 +24,7 @@ def in_worker() -> Any:
 
 
 class CeleryTask:
-    """Names the task as holder, and keeps conflicts out of its retries."""
+    """Names the task as holder."""
 
     def work(self) -> Work | None:
         task: Any = get_current_task()
@@ -28,16 +32,35 @@ class CeleryTask:
             return None
         return Work(kind="task", name=task.name, id=task.request.id)
 
-    def raising(self, _error: ZkLockError) -> None:
-        # `autoretry_for=(Exception,)` calls Task.retry for what we raise. A conflict is no failed attempt, and
-        # must not use up the task's retries. Task.retry raises the original error where the task was "called
-        # directly" (celery.app.task.Task.retry), which ends here in a failure, as it should.
-        task: Any = get_current_task()
-        if task is not None:
-            task.request.called_directly = True
-
 
 def install() -> None:
-    """Register the surroundings, once."""
+    """Register the surroundings, once, and keep conflicts out of the retries of tasks."""
     if not any(isinstance(known, CeleryTask) for known in surroundings.known):
         surroundings.known.append(CeleryTask())
+    task_prerun.connect(_guard, dispatch_uid="django_zklock.task", weak=False)
+
+
+def _guard(sender: Any, **_facts: Any) -> None:
+    """Keep a task's conflicts from its autoretry, unless ``autoretry_for`` asks for them by name.
+
+    ``autoretry_for=(Exception,)`` means failed attempts. A conflict is none, and must not use up the retries.
+    """
+    if not hasattr(sender, "_orig_run") or hasattr(sender._orig_run, _MARK):  # noqa: SLF001 - see below
+        return
+    if any(issubclass(kind, ZkLockError) for kind in sender.autoretry_for):
+        return
+    # celery.app.autoretry keeps the body in `_orig_run`, and looks it up there in each call.
+    body = sender._orig_run  # noqa: SLF001
+
+    @functools.wraps(body)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return body(*args, **kwargs)
+        except (LockConflict, LockTimeout):
+            # Task.retry raises the original error where the task was "called directly", which ends here in a
+            # failure, as it should. Nobody but autoretry can still catch the error.
+            sender.request.called_directly = True
+            raise
+
+    setattr(guarded, _MARK, True)
+    sender._orig_run = guarded  # noqa: SLF001
