@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from kazoo.client import KazooClient
 from services.process import NotInstalledError
 from services.zookeeper import ZooKeeper
 
@@ -38,3 +39,13 @@ def zklock(settings: Settings, zookeeper: ZooKeeper) -> str:
     root = f"/django-{next(_roots)}"
     settings.ZKLOCK = {"default": {"HOSTS": zookeeper.hosts, "ROOT": root, "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 5}}
     return root
+
+
+@pytest.fixture
+def outsider(zookeeper: ZooKeeper) -> Iterator[KazooClient]:
+    """Give a client that is none of ours, to stand in line, to write nonsense and to break locks."""
+    client = KazooClient(hosts=zookeeper.hosts)
+    client.start(timeout=20)
+    yield client
+    client.stop()
+    client.close()

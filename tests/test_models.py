@@ -1,0 +1,57 @@
+"""The model without a table."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+
+import pytest
+from django.apps import apps
+from django.contrib.auth.models import Permission
+from django.core.management import call_command
+
+from django_zklock.models import Lock
+from django_zklock.zk.survey import Line
+
+
+@pytest.mark.django_db
+def test_makemigrations__nothing_to_do() -> None:
+    """The migration that ships is complete: users' `makemigrations --check` stays quiet."""
+    call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+@pytest.mark.django_db
+def test_permissions__view_only() -> None:
+    """Nobody can be allowed to add, change or delete what is not in the database."""
+    permissions = Permission.objects.filter(content_type__app_label="django_zklock")
+    assert [permission.codename for permission in permissions] == ["view_lock"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("options", [[], ["--all"]])
+def test_dumpdata__finds_no_locks(options: list[str]) -> None:
+    """`dumpdata` asks every model; ours has no table to ask, and must not make it fail."""
+    out = StringIO()
+    call_command("dumpdata", "django_zklock", *options, stdout=out)
+    assert json.loads(out.getvalue()) == []
+
+
+@pytest.mark.django_db
+def test_objects__empty() -> None:
+    """Asking the model like any other gives nothing instead of a database error."""
+    assert list(Lock.objects.all()) == []
+    assert not Lock.objects.filter(key="invoice:42").exists()
+
+
+def test_from_line__longest_name() -> None:
+    """The id has room for the longest alias that is sensible and the longest znode name."""
+    line = Line(key="k" * 1024, path=f"/django_zklock/{'n' * 200}")
+    lock = Lock.from_line("default", line)
+    lock.clean_fields()
+    assert (lock.pk, str(lock), lock.line) == (f"default/{'n' * 200}", "k" * 1024, line)
+
+
+def test_app__names() -> None:
+    """What the admin's index shows."""
+    assert apps.get_app_config("django_zklock").verbose_name == "ZooKeeper locks"
+    assert Lock._meta.verbose_name_plural == "locks"
