@@ -260,7 +260,11 @@ def _drive(attempt: Attempt, changed: Alarm) -> Held | None:
             observer.acquired(attempt.held)
         return attempt.held
     except BaseException:
-        attempt.end()
+        try:
+            attempt.end()
+        except BaseException:  # thrown into this thread meanwhile: a time limit, Ctrl-C
+            attempt.end()
+            raise
         raise
 
 

@@ -167,9 +167,7 @@ class Contender:
             self.lose(reason)
         self.node = None
         self._creating = False
-        if self.state is State.HELD:
-            self._finish()
-        elif self.state is State.LEAVING:
+        if self.state in {State.HELD, State.LEAVING}:
             self._finish()
         elif self.state is State.WAITING:
             self.state = State.JOINING

@@ -92,7 +92,12 @@ class Held:
         connection. Never raises because of the server; releasing twice does nothing. A process that
         inherited the hold over a fork only forgets it.
         """
-        if not self._let_go():
+        try:
+            let_go = self._let_go()
+        except BaseException:  # thrown into this thread: a time limit, Ctrl-C
+            self._let_go()
+            raise
+        if not let_go:
             return
         self.lock.observer.released(self)
         if wait:

@@ -125,7 +125,16 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._innermost().finish(raising=kind is None)
+        held = None
+        try:
+            held = self._innermost()
+            held.finish(raising=kind is None)
+        except BaseException:
+            # Not only what `finish` raises: a time limit or Ctrl-C may strike before it has begun.
+            held = held or self._find()
+            if held is not None:
+                held.release()
+            raise
 
     async def __aenter__(self) -> Held:
         return await self.aacquire()
@@ -136,7 +145,7 @@ class Lock:
         await self._innermost().afinish(raising=kind is None)
 
     def _innermost(self) -> Held:
-        held = next((held for held in reversed(holds.stack()) if held.lock is self), None)
+        held = self._find()
         if held is None:
             raise NotHeld(
                 f"lock {self.key!r} is not held here: it was released inside its own block, or the block was left by "
@@ -144,6 +153,9 @@ class Lock:
                 key=self.key,
             )
         return held
+
+    def _find(self) -> Held | None:
+        return next((held for held in reversed(holds.stack()) if held.lock is self), None)
 
     def _nested(self) -> Held | None:
         outer = next((held for held in reversed(holds.stack()) if held.covers(self)), None)

@@ -21,7 +21,7 @@ class Runner:
     def _run(self) -> None:
         try:
             self.value = self._call()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - kept for the test
             self.error = error
 
     @property

@@ -36,7 +36,7 @@ def test_seconds__not_a_number(timeout: object) -> None:
 @pytest.mark.parametrize("timeout", [-1, -0.001, math.nan, -math.inf, timedelta(seconds=-1)])
 def test_seconds__negative(timeout: float | timedelta) -> None:
     """A negative time and NaN are refused, with the two values that the caller may have meant."""
-    with pytest.raises(ValueError, match="must not be negative.*None waits for ever, 0 tries once"):
+    with pytest.raises(ValueError, match=r"must not be negative.*None waits for ever, 0 tries once"):
         seconds(timeout)
 
 
