@@ -23,8 +23,9 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.D
 
 def block(word: str) -> str:
     """Give the one example that has this word."""
-    (found,) = (text for text in BLOCKS if word in text)
-    return found
+    found: list[str] = [text for text in BLOCKS if word in text]
+    assert len(found) == 1
+    return found[0]
 
 
 def run(text: str, name: str) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def test_command() -> None:
     assert output_of(command()) == "The report is written.\n"
     with zk_lock("nightly-report"), ThreadPoolExecutor() as another_thread:
         output = another_thread.submit(output_of, command()).result(timeout=30)
-    assert re.fullmatch(r"Skipped: lock 'nightly-report' is held by .*pid \d+ on .+\.\n", output)
+    assert re.fullmatch(r"Skipped: lock 'nightly-report': held by .*pid \d+ on .+\.\n", output)
 
 
 def test_settings(settings: Any) -> None:
