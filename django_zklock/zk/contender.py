@@ -149,11 +149,11 @@ class Contender:
         if self._creating:
             wire.sync(self.path)
             wire.children(self.path, partial(self._searched, self._round))
-        elif self.state is State.JOINING:
-            self._enter()
-        elif self.state is State.WAITING:
+        elif self.state in {State.JOINING, State.WAITING} and self.node is not None:
             wire.sync(self.path)
             self._list()
+        elif self.state is State.JOINING:
+            self._enter()
         elif self.state is State.HELD:
             wire.sync(self.path)
             self._verify()

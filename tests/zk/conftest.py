@@ -9,11 +9,19 @@ from typing import Any
 import pytest
 from services.zookeeper import ZooKeeper
 
+from django_zklock.zk import holds
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.zk.onlooker import Onlooker
 
 _numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def no_holds() -> Iterator[None]:
+    """Keep what a failed test holds out of the next one."""
+    yield
+    holds.stack().clear()
 
 
 @pytest.fixture

@@ -80,8 +80,6 @@ def visit_all(
             check()
         except Exception as error:  # noqa: BLE001 - all of them are shown together
             failures.append(f"{injector.place}: {error!r}")
-            for held in list(holds.stack()):
-                held.release()
             if len(failures) > 8:
                 break
     assert not failures, "\n".join(failures)
@@ -133,7 +131,7 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
     lock.acquire().release()
 
     def check() -> None:
-        assert holds.stack() == []
+        assert holds.stack() == [blocker]
 
     with Lock("k", other).acquire(timeout=5) as blocker:
 
@@ -141,7 +139,8 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
             with lock.acquire(timeout=0.01):
                 pass
 
-        assert visit_all(run_out, check, expected=(LockTimeout,)) > 100
+        # Tracing is slow: a deadline may pass before the server's answer is looked at.
+        assert visit_all(run_out, check, expected=(LockTimeout, ZooKeeperUnavailable)) > 100
         onlooker.wait_count(lock.path, 1)
         blocker.check()
     probe(pool, other, "k")

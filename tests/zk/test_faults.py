@@ -1,0 +1,493 @@
+"""Servers that stop, freeze and come back; links that break; sessions that end; operators who tidy up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from services.ensemble import Ensemble
+from services.zookeeper import ZooKeeper
+
+from django_zklock.exceptions import LockLost, ZooKeeperUnavailable
+from django_zklock.zk import holds
+from django_zklock.zk.held import Held
+from django_zklock.zk.lock import Lock, Silent
+from django_zklock.zk.pool import Pool
+from tests.zk.onlooker import MakePool, Onlooker, wait_until
+from tests.zk.proxy import DOWN, UP, Proxy, requests
+from tests.zk.runner import Runner
+
+pytestmark = pytest.mark.zookeeper
+
+CREATE2 = 15
+
+
+class Losses(Silent):
+    """Keeps what it is told of losses."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Held, str]] = []
+
+    def lost(self, held: Held, reason: str) -> None:
+        self.told.append((held, reason))
+
+
+@pytest.fixture
+def proxy(zookeeper: ZooKeeper) -> Iterator[Proxy]:
+    """Give a link to the shared server that can be disturbed."""
+    with Proxy(zookeeper.address) as proxy:
+        yield proxy
+        proxy.resume()
+
+
+def waiting_in(lock: Lock) -> Runner:
+    """Wait for the lock in a thread that keeps the hold."""
+    return Runner(lambda: lock.acquire(timeout=30))
+
+
+# The server freezes.
+
+
+def test_server_frozen__warm(own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker) -> None:
+    """With a frozen server a wait ends in time with key and server named, a release at once, and no node is left."""
+    pool = make_pool(own_zookeeper.hosts)
+    held = Lock("held", pool).acquire()
+    lock = Lock("invoice:7", pool)
+    own_zookeeper.pause()
+    began = time.monotonic()
+    with pytest.raises(ZooKeeperUnavailable, match="no answer from ZooKeeper") as caught:
+        lock.acquire(timeout=1)
+    ended = time.monotonic()
+    held.release()
+    assert time.monotonic() - ended < 0.05
+    assert 0.9 < ended - began < 1.3
+    assert "'invoice:7'" in str(caught.value)
+    assert own_zookeeper.hosts in str(caught.value)
+    assert (caught.value.key, caught.value.timeout) == ("invoice:7", 1.0)
+    own_zookeeper.resume()
+    own_onlooker.wait_empty(lock.path)
+    own_onlooker.wait_empty(held.lock.path)
+
+
+def test_server_frozen__cold(own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker) -> None:
+    """The same for a pool that has never been connected."""
+    pool = make_pool(own_zookeeper.hosts)
+    lock = Lock("invoice:7", pool)
+    own_zookeeper.pause()
+    began = time.monotonic()
+    with pytest.raises(ZooKeeperUnavailable, match="no connection to ZooKeeper") as caught:
+        lock.acquire(timeout=1)
+    assert 0.9 < time.monotonic() - began < 1.3
+    assert own_zookeeper.hosts in str(caught.value)
+    own_zookeeper.resume()
+    lock.acquire(timeout=10).release(wait=True)
+    assert own_onlooker.children(lock.path) == []
+
+
+def test_server_frozen__waiting(own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker) -> None:
+    """Whoever stands in a line when the server freezes gets the error in time, not a guess at the holder."""
+    lock = Lock("k", make_pool(own_zookeeper.hosts))
+    with Lock("k", make_pool(own_zookeeper.hosts, session_timeout=20)):
+        waiter = Runner(lambda: lock.acquire(timeout=1))
+        own_onlooker.wait_count(lock.path, 2)
+        began = time.monotonic()
+        own_zookeeper.pause()
+        assert isinstance(waiter.outcome(3), ZooKeeperUnavailable)
+        assert time.monotonic() - began < 1.3
+        own_zookeeper.resume()
+        own_onlooker.wait_count(lock.path, 1)
+
+
+def test_server_frozen__close(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+    """Closing a pool ends within its bound when the server does not answer, and says that it did not."""
+    pool = make_pool(own_zookeeper.hosts)
+    held = Lock("k", pool).acquire()
+    own_zookeeper.pause()
+    began = time.monotonic()
+    assert not pool.close(0.5)
+    assert time.monotonic() - began < 1
+    wait_until(lambda: held.lost, 3)
+    held.release()
+
+
+def test_server_frozen__lease(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+    """A hold is lost when its lease has run out, not before, and stays lost when the server comes back."""
+    pool = make_pool(own_zookeeper.hosts, session_timeout=2.0)
+    losses = Losses()
+    held = Lock("k", pool, observer=losses).acquire()
+    own_zookeeper.pause()
+    began = time.monotonic()
+    wait_until(lambda: held.lost, 5)
+    assert 1.2 < time.monotonic() - began < 2.3
+    own_zookeeper.resume()
+    with pytest.raises(LockLost):
+        held.check()
+    wait_until(lambda: pool.sessions()[0].connected)
+    with pytest.raises(LockLost):
+        held.check()
+    wait_until(lambda: losses.told)
+    held.release(wait=True)
+    assert len(losses.told) == 1
+
+
+def test_unreachable__nothing_listens(make_pool: MakePool) -> None:
+    """Without a server the error comes within the connect timeout, also for a wait without end and a try."""
+    pool = make_pool("127.0.0.1:1", connect_timeout=0.5)
+    for call in (lambda: Lock("k", pool).acquire(), lambda: Lock("k", pool).try_acquire()):
+        began = time.monotonic()
+        with pytest.raises(ZooKeeperUnavailable, match=r"ZooKeeper at 127\.0\.0\.1:1\b"):
+            call()
+        assert time.monotonic() - began < 0.9
+
+
+# The server restarts.
+
+
+def test_server_restarted__within_the_session(
+    own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker
+) -> None:
+    """A restart within the session timeout costs nothing: the holder holds on, the waiters keep their places."""
+    lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=20))
+    held = lock.acquire()
+    order: list[int] = []
+
+    def enter(number: int, pool: Pool) -> None:
+        with Lock("k", pool):
+            order.append(number)
+
+    runners = []
+    pools = [make_pool(own_zookeeper.hosts, session_timeout=20) for _ in range(2)]
+    for number in range(8):
+        runners.append(Runner(lambda number=number: enter(number, pools[number % 2])))  # type: ignore[misc]
+        own_onlooker.wait_count(lock.path, number + 2)
+    before = own_onlooker.children(lock.path)
+    token = held.token
+    own_zookeeper.restart()
+    session = lock.pool.sessions()[0]
+    wait_until(lambda: all(pool.sessions()[0].connected for pool in (lock.pool, *pools)), 15)
+    held.check()
+    assert (held.lost, held.token) == (False, token)
+    assert own_onlooker.client.retry(own_onlooker.children, lock.path) == before
+    assert session.epoch >= 1
+    held.release()
+    for runner in runners:
+        runner.result(15)
+    assert order == list(range(8))
+
+
+def test_server_restarted__longer_than_the_session(
+    own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker
+) -> None:
+    """When the server was away for longer than the session the hold is lost, and who waited is served in the end."""
+    losses = Losses()
+    held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=1.0), observer=losses).acquire()
+    waiter = waiting_in(Lock("k", make_pool(own_zookeeper.hosts, session_timeout=1.0, connect_timeout=15)))
+    own_onlooker.wait_count(held.lock.path, 2)
+    own_zookeeper.stop()
+    wait_until(lambda: held.lost, 5)
+    own_zookeeper.start()
+    # A server that comes back gives every session its whole time again, so the node may still be there.
+    held.release()
+    later = waiter.result(20)
+    assert later.token > held.token
+    later.check()
+    later.release()
+    assert held.lost
+    assert len(losses.told) == 1
+
+
+# The session ends.
+
+
+def test_session_ended__holding(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A holder whose session is ended from outside has lost, is told once, and hears it at the end of its block."""
+    losses = Losses()
+    lock = Lock("k", pool, observer=losses)
+    with pytest.raises(LockLost, match=r"was lost after .* fence with token") as caught, lock as held:  # noqa: PT012
+        waiter = waiting_in(Lock("k", make_pool()))
+        onlooker.wait_count(lock.path, 2)
+        onlooker.end_session(pool)
+        later = waiter.result()
+        wait_until(lambda: held.lost)
+        wait_until(lambda: losses.told)
+        with pytest.raises(LockLost):
+            held.check()
+        with pytest.raises(LockLost):
+            lock.acquire()
+    assert caught.value.key == "k"
+    assert later.token > held.token
+    later.check()
+    later.release()
+    with lock.acquire(timeout=5) as again:
+        assert held.lost
+        assert not again.lost
+    assert [told for told, _ in losses.told] == [held]
+
+
+def test_session_ended__exception_in_the_block(pool: Pool, onlooker: Onlooker) -> None:
+    """The loss does not hide the exception that leaves the block."""
+    with pytest.raises(ValueError, match="mine"), Lock("k", pool) as held:  # noqa: PT012
+        onlooker.end_session(pool)
+        wait_until(lambda: held.lost)
+        raise ValueError("mine")
+    assert holds.stack() == []
+
+
+def test_session_ended__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A waiter whose session is ended joins again, with a new node of its new session, and is granted."""
+    lock = Lock("k", pool)
+    held = Lock("k", make_pool()).acquire()
+    waiter = waiting_in(lock)
+    before = onlooker.wait_count(lock.path, 2)
+    onlooker.end_session(pool)
+    wait_until(lambda: len(names := onlooker.children(lock.path)) == 2 and names != before)
+    held.release()
+    with waiter.result() as later:
+        assert onlooker.client.exists(later.node).ephemeralOwner == pool.sessions()[0].id
+
+
+# Operators.
+
+
+def test_node_deleted__holding(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A node that an operator deletes is missed within a heartbeat."""
+    losses = Losses()
+    pool = make_pool(session_timeout=3.0)
+    lock = Lock("k", pool, observer=losses)
+    held = lock.acquire()
+    onlooker.client.delete(held.node)
+    began = time.monotonic()
+    wait_until(lambda: held.lost, 5)
+    assert time.monotonic() - began < 3.0 / 6 + 0.3
+    wait_until(lambda: losses.told)
+    assert "deleted" in losses.told[0][1]
+    held.release()
+    with lock.acquire(timeout=5) as again:
+        again.check()
+
+
+def test_node_deleted__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A waiter whose node is deleted goes to the end of the line."""
+    lock = Lock("k", pool)
+    held = Lock("k", make_pool()).acquire()
+    waiter = waiting_in(lock)
+    mine = onlooker.wait_count(lock.path, 2)[1]
+    onlooker.client.delete(f"{lock.path}/{mine}")
+    wait_until(lambda: len(names := onlooker.children(lock.path)) == 2 and mine not in names)
+    assert waiter.running
+    held.release()
+    waiter.result().release()
+
+
+def test_node_changed__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Data that somebody writes into the nodes of a line disturbs nobody, whatever it is."""
+    lock = Lock("k", pool)
+    held = Lock("k", make_pool()).acquire()
+    waiter = waiting_in(lock)
+    for name in onlooker.wait_count(lock.path, 2):
+        for data in (b"__REVOKE__", b"", b"\xff" * 10):
+            onlooker.client.set(f"{lock.path}/{name}", data)
+    onlooker.client.create(f"{lock.path}/readme", b"of a stranger")
+    assert not held.lost
+    held.release()
+    waiter.result().release(wait=True)
+    onlooker.client.delete(f"{lock.path}/readme")
+
+
+def test_parent_deleted__waiting(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """When the whole line is deleted the holder has lost, and the waiters line up again."""
+    pool = make_pool(session_timeout=3.0)
+    lock = Lock("k", pool)
+    held = Lock("k", make_pool(session_timeout=3.0)).acquire()
+    waiters = [waiting_in(lock) for _ in range(3)]
+    onlooker.wait_count(lock.path, 4)
+    # The waiters come back faster than a recursive delete of kazoo's can finish.
+    everything = onlooker.client.transaction()
+    for name in onlooker.children(lock.path):
+        everything.delete(f"{lock.path}/{name}")
+    everything.delete(lock.path)
+    assert all(outcome is True for outcome in everything.commit())
+    tokens = []
+    while waiters:
+        done = wait_until(lambda: [waiter for waiter in waiters if not waiter.running])
+        assert len(done) == 1
+        waiters.remove(done[0])
+        with done[0].result() as later:
+            tokens.append(later.token)
+    assert tokens == sorted(tokens)
+    wait_until(lambda: held.lost, 5)
+    onlooker.wait_empty(lock.path)
+
+
+# The link.
+
+
+def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """When the reply to the create is lost, the node is found again: one node, and no deadlock with oneself."""
+    pool = make_pool(proxy.hosts)
+    lock = Lock("k", pool)
+    lock.acquire().release(wait=True)
+    swallowed = threading.Event()
+
+    def cut_after_create(direction: str, chunk: bytes) -> bool:
+        if direction == UP and not swallowed.is_set() and CREATE2 in requests(chunk):
+            proxy.pause(DOWN)
+            swallowed.set()
+        return False
+
+    for _ in range(5):
+        swallowed.clear()
+        proxy.on_chunk = cut_after_create
+        waiter = waiting_in(lock)
+        assert swallowed.wait(5)
+        node = onlooker.wait_count(lock.path, 1)[0]
+        proxy.on_chunk = None
+        proxy.resume(drop=True)
+        proxy.cut()
+        held = waiter.result()
+        assert held.node.endswith(node)
+        assert onlooker.children(lock.path) == [node]
+        held.check()
+        held.release(wait=True)
+    onlooker.wait_empty(lock.path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 20, 60, 90, 130, 170, 190, 210, 230, 250])
+def test_create_reply__cut_within(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker, size: int) -> None:
+    """The same when the connection breaks anywhere inside the replies, or before the request has arrived."""
+    pool = make_pool(proxy.hosts)
+    lock = Lock("k", pool)
+    lock.acquire().release(wait=True)
+    asked = threading.Event()
+    proxy.limit_down = None
+
+    def watch(direction: str, chunk: bytes) -> bool:
+        if direction == UP and not asked.is_set() and CREATE2 in requests(chunk):
+            asked.set()
+            proxy.limit_down = size
+        return False
+
+    proxy.on_chunk = watch
+    with waiting_in(lock).result(3) as held:
+        assert asked.is_set()
+        assert len(onlooker.wait_count(lock.path, 1)) == 1
+        held.check()
+    onlooker.wait_empty(lock.path)
+
+
+def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A wait that is given up while nobody knows whether its node exists leaves none."""
+    pool = make_pool(proxy.hosts)
+    lock = Lock("k", pool)
+    lock.acquire().release(wait=True)
+    proxy.pause(DOWN)
+    with pytest.raises(ZooKeeperUnavailable):
+        lock.acquire(timeout=0.2)
+    onlooker.wait_count(lock.path, 1)
+    proxy.resume(drop=True)
+    proxy.cut()
+    onlooker.wait_empty(lock.path, 3)
+
+
+def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Breaks of the link while eight threads take turns cost no exclusion and leave nothing."""
+    pool, other = make_pool(proxy.hosts), make_pool()
+    inside = threading.Lock()
+    stop = threading.Event()
+
+    def work(pool: Pool) -> int:
+        count = 0
+        while not stop.is_set():
+            with Lock("k", pool).acquire(timeout=20) as held:
+                assert inside.acquire(blocking=False)
+                assert not held.lost
+                inside.release()
+                count += 1
+        return count
+
+    runners = [Runner(lambda pool=pool: work(pool)) for pool in [pool, other] * 4]  # type: ignore[misc]
+    for _ in range(12):
+        seen = len(proxy.chunks)
+        wait_until(lambda seen=seen: len(proxy.chunks) > seen + 20)  # type: ignore[misc]
+        proxy.cut()
+    stop.set()
+    assert all(runner.result(30) > 0 for runner in runners)
+    onlooker.wait_empty(Lock("k", pool).path)
+
+
+def test_link__black_hole(proxy: Proxy, make_pool: MakePool) -> None:
+    """A link that swallows everything while requests keep coming is seen as dead within the session timeout."""
+    pool = make_pool(proxy.hosts, session_timeout=2.0, connect_timeout=1.0)
+    held = Lock("k", pool).acquire()
+    session = pool.sessions()[0]
+    stop = threading.Event()
+
+    def keep_asking() -> None:
+        while not stop.wait(0.02):
+            session.post(lambda: session.wire.children("/", lambda *_: None) if session.connected else None)
+
+    asking = Runner(keep_asking)
+    proxy.pause(UP, DOWN)
+    began = time.monotonic()
+    wait_until(lambda: not session.connected, 4)
+    assert time.monotonic() - began < 2.0
+    wait_until(lambda: held.lost, 3)
+    assert time.monotonic() - began < 2.3
+    stop.set()
+    asking.result()
+    proxy.resume(drop=True)
+    proxy.cut()
+    held.release()
+    Lock("k", pool).acquire(timeout=10).release()
+
+
+def test_strict__suspended(proxy: Proxy, make_pool: MakePool) -> None:
+    """Under the strict policy a broken connection is a loss at once; under the other one it is none."""
+    strict, lease = make_pool(proxy.hosts, strict=True), make_pool(proxy.hosts)
+    held, other = Lock("a", strict).acquire(), Lock("b", lease).acquire()
+    proxy.refusing = True
+    proxy.cut()
+    wait_until(lambda: held.lost)
+    assert "suspended" in str(held._loss())
+    assert not other.lost
+    proxy.refusing = False
+    wait_until(lambda: strict.sessions()[0].connected and lease.sessions()[0].connected)
+    other.check()
+    assert held.lost
+    held.release(wait=True)
+    other.release()
+    Runner(lambda: Lock("a", strict).acquire(timeout=5).release()).result()
+
+
+# An ensemble.
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> Iterator[Ensemble]:
+    with Ensemble(tick_time=0.2) as ensemble:
+        yield ensemble
+
+
+def test_ensemble__server_change(ensemble: Ensemble, make_pool: MakePool) -> None:
+    """When a server dies its clients go to another one with their session, their lock and their place."""
+    follower = ensemble.followers()[0]
+    others = ",".join(node.hosts for node in ensemble.nodes if node is not follower)
+    pool = make_pool(f"{follower.hosts}", session_timeout=20)
+    pool.options.connection.hosts.split(",")
+    held = Lock("k", pool).acquire(timeout=10)
+    client = pool.sessions()[0].wire._client
+    client.set_hosts(f"{follower.hosts},{others}")
+    waiter = waiting_in(Lock("k", make_pool(ensemble.hosts, session_timeout=20)))
+    session = pool.sessions()[0]
+    before = session.id
+    follower.kill()
+    wait_until(lambda: session.epoch >= 1 and session.connected, 15)
+    held.check()
+    assert session.id == before
+    assert session.server != follower.hosts
+    assert waiter.running
+    held.release()
+    waiter.result(15).release()
+    follower.start()
