@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import call_command
-from services.zookeeper import ZooKeeper
 
 from django_zklock import conf, current_lock, zk_lock
 
@@ -35,19 +33,6 @@ def run(text: str, name: str) -> dict[str, Any]:
     return names
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ZooKeeper]:
-    with ZooKeeper() as server:
-        yield server
-
-
-@pytest.fixture
-def zookeeper(server: ZooKeeper, settings: Any) -> ZooKeeper:
-    """Have the locks go to a server of our own."""
-    settings.ZKLOCK = {"default": {"HOSTS": server.hosts}}
-    return server
-
-
 def test_blocks__none_is_left_out() -> None:
     """Each example of the README has its test below."""
     assert len(BLOCKS) == 3
@@ -55,7 +40,7 @@ def test_blocks__none_is_left_out() -> None:
 
 @pytest.mark.celery
 @pytest.mark.zookeeper
-@pytest.mark.usefixtures("zookeeper")
+@pytest.mark.usefixtures("zklock")
 def test_task(capsys: pytest.CaptureFixture[str]) -> None:
     """The task runs under its lock, and so does the block."""
     names = run(block("@shared_task"), "readme_tasks")
@@ -65,7 +50,7 @@ def test_task(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.zookeeper
-@pytest.mark.usefixtures("zookeeper")
+@pytest.mark.usefixtures("zklock")
 def test_command() -> None:
     """The command runs under its lock; when that is taken, it says who has it and does nothing."""
     command = run(block("BaseCommand"), "readme.management.commands.report")["Command"]
