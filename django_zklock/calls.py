@@ -122,14 +122,17 @@ class LockedCall:
         try:
             held, refusal = await self._aacquire(lock)
             if refusal is not None and not self._runs_without(refusal):
-                resolved = self._refused(self._conflict(lock, args, kwargs, refusal.holder), refusal)
-                return await resolved if inspect.isawaitable(resolved) else resolved
+                return await self._arefused(self._conflict(lock, args, kwargs, refusal.holder), refusal)
             result = await self.function(*args, **kwargs)
             if held is not None:
                 await held.afinish(raising=self.on_lost == "raise")
             return result
-        except BaseException:
+        except GeneratorExit:  # nothing can be awaited any more
             holds.unwind(depth, lock)
+            raise
+        except BaseException:
+            for held in [held for held in reversed(holds.stack()[depth:]) if held.lock is lock]:
+                await held.arelease()
             raise
         finally:
             refusal = None
@@ -225,30 +228,45 @@ class LockedCall:
 
     def _refused(self, conflict: Conflict, refusal: ZkLockError) -> Any:
         """Do what the policies say about a call that has not got its lock."""
+        reason = self._reason_to_skip(refusal)
+        if reason is None:
+            return self._decide(conflict, refusal)
+        signals.send(signals.skipped, **self._facts(conflict, reason))
+        return self._skip(conflict, reason)
+
+    async def _arefused(self, conflict: Conflict, refusal: ZkLockError) -> Any:
+        reason = self._reason_to_skip(refusal)
+        if reason is None:
+            decided = self._decide(conflict, refusal)
+            return await decided if inspect.isawaitable(decided) else decided
+        await signals.skipped.asend_robust(Lock, **self._facts(conflict, reason))
+        return self._skip(conflict, reason)
+
+    def _reason_to_skip(self, refusal: ZkLockError) -> str | None:
         if isinstance(refusal, ZooKeeperUnavailable):
-            if self.on_unavailable == "skip":
-                return self._skip(conflict, "unavailable")
+            return "unavailable" if self.on_unavailable == "skip" else None
+        return "conflict" if self.on_conflict == "skip" else None
+
+    def _decide(self, conflict: Conflict, refusal: ZkLockError) -> Any:
+        if isinstance(refusal, ZooKeeperUnavailable) or self.on_conflict == "wait":
             raise refusal
-        if self.on_conflict == "skip":
-            return self._skip(conflict, "conflict")
         if callable(self.on_conflict):
             return self.on_conflict(conflict)
-        if self.on_conflict == "wait":
-            raise refusal
         raise conflict.error() from refusal
 
+    def _facts(self, conflict: Conflict, reason: str) -> dict[str, Any]:
+        return {
+            "key": conflict.key,
+            "alias": self.using,
+            "holder": conflict.holder,
+            "function": self.name,
+            "reason": reason,
+        }
+
     def _skip(self, conflict: Conflict, reason: str) -> Any:
-        """Skip the call, and say so: a log line, a signal, and a result that cannot be mistaken for work done."""
+        """Log that the call is skipped, and give a result that cannot be mistaken for work done."""
         holder = str(conflict.holder) if conflict.holder else None
         logger.warning("event=skipped key=%r function=%s reason=%s holder=%r", conflict.key, self.name, reason, holder)
-        signals.send(
-            signals.skipped,
-            key=conflict.key,
-            alias=self.using,
-            holder=conflict.holder,
-            function=self.name,
-            reason=reason,
-        )
         if self._is_command(conflict.args):
             # Django writes what `handle` returns, and that must be text.
             why = f"held by {holder}" if holder else "taken"

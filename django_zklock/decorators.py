@@ -7,7 +7,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, Protocol, TypeVar, cast, get_args
 
 from django.core.management.base import BaseCommand
 
@@ -16,7 +16,15 @@ from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.keying import key_maker
 from django_zklock.zk.deadline import Timeout, seconds
 
-Target = TypeVar("Target", bound=Callable[..., Any])
+
+class DjangoTask(Protocol):
+    """What a type checker needs to know of a task of ``django.tasks``, which is not callable; new in Django 6.0."""
+
+    @property
+    def func(self) -> Callable[..., Any]: ...
+
+
+Target = TypeVar("Target", bound=Callable[..., Any] | DjangoTask)
 
 USAGE = '@zk_locked("invoice:{invoice_id}")'
 CONFLICT_POLICIES = ("wait", "skip", "raise", "retry")
@@ -86,11 +94,9 @@ class Locked:
             return type(target)(self._decorate(target.__func__))
         if inspect.isclass(target):
             return self._decorate_class(target)
-        if "celery" in sys.modules:
-            from django_zklock.contrib.celery import binding
-
-            if binding.is_task(target):
-                return binding.lock_task(target, self.wrap)
+        celery = _celery()
+        if celery is not None and celery.is_task(target):
+            return celery.lock_task(target, self.wrap)
         if _is_django_task(target):
             return dataclasses.replace(target, func=self.wrap(target.func))
         return self.wrap(target)
@@ -124,12 +130,10 @@ class Locked:
         if issubclass(target, BaseCommand):
             target.handle = self.wrap(target.handle, is_handle=True)
             return target
-        if "celery" in sys.modules:
-            from django_zklock.contrib.celery import binding
-
-            if binding.is_task_class(target):
-                target.run = self.wrap(binding.body_of(target))
-                return target
+        celery = _celery()
+        if celery is not None and celery.is_task_class(target):
+            target.run = self.wrap(celery.body_of(target))
+            return target
         raise TypeError(f"zk_locked decorates BaseCommand and Celery task classes, not {target!r}")
 
 
@@ -151,6 +155,15 @@ def _choice(name: str, value: Any, choices: tuple[object, ...]) -> Any:
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return value
+
+
+def _celery() -> Any:
+    """Give what knows Celery's tasks; ``None`` where nobody has imported Celery, and nothing is one of its tasks."""
+    if sys.modules.get("celery") is None:
+        return None
+    from django_zklock.contrib.celery import binding
+
+    return binding
 
 
 def _is_django_task(target: object) -> bool:
@@ -176,12 +189,10 @@ def _is_bare_use(key: object) -> bool:
     """
     if isinstance(key, (staticmethod, classmethod, property)) or _is_django_task(key):
         return True
-    if "celery" in sys.modules:
-        from django_zklock.contrib.celery import binding
-
-        # Before anything else is asked of it: that would redeem the promise of a task.
-        if binding.is_task(key):
-            return True
+    celery = _celery()
+    # Before anything else is asked of the key: that would redeem the promise of a task.
+    if celery is not None and celery.is_task(key):
+        return True
     frame = sys._getframe(2)  # noqa: SLF001 - CPython's documented way to see the caller
     if inspect.isclass(key):
         return key.__module__ == frame.f_globals.get("__name__") and not _is_named(key, frame)

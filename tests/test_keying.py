@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import functools
 import operator
 import uuid
@@ -67,7 +67,7 @@ def key_of(key: str | Callable[..., Any], function: Callable[..., Any], *args: A
         ("{{constant}}", (1,), {}, "{constant}"),
         ("{invoice_id.pk}/{invoice_id.lines[1]}", (Order(7, ("a", "b")),), {}, "7/b"),
         ("{invoice_id[order]}", ({"order": 9},), {}, "9"),
-        ("{invoice_id:%Y-%m}", (datetime.date(2026, 11, 20),), {}, "2026-11"),
+        ("{invoice_id:%Y-%m}", (dt.date(2026, 11, 20),), {}, "2026-11"),
         ("{invoice_id}", (uuid.UUID(int=5),), {}, "00000000-0000-0000-0000-000000000005"),
         ("{invoice_id}", (None,), {}, "None"),
     ],
@@ -277,7 +277,7 @@ def test_callable__wants_too_much() -> None:
 
     def one(value: int) -> None: ...
 
-    with pytest.raises(ValueError, match="the key callable of .*one takes x, y; the arguments are: value"):
+    with pytest.raises(ValueError, match=r"the key callable of .*one takes x, y; the arguments are: value"):
         key_maker(lambda x, y: x, one)
 
 
