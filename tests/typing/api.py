@@ -1,0 +1,200 @@
+"""Every public call as users write it: type-checked, and run by nobody.
+
+A name that changes its meaning, or a decorator that loses a signature, fails the type check here.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from typing_extensions import assert_type
+
+from django_zklock import (
+    LockConflict,
+    LockLost,
+    LockTimeout,
+    NotHeld,
+    ZkLockError,
+    ZooKeeperUnavailable,
+    current_lock,
+    signals,
+    zk_lock,
+    zk_locked,
+)
+from django_zklock.calls import Conflict
+from django_zklock.zk.held import Held
+from django_zklock.zk.identity import Identity
+from django_zklock.zk.lock import Lock
+
+# The decorator keeps signatures.
+
+
+@zk_locked("invoice:{invoice_id}")
+def bill(invoice_id: int, *, force: bool = False) -> str:
+    return f"{invoice_id}{force}"
+
+
+assert_type(bill(1, force=True), str)
+bill("1")  # type: ignore[arg-type]
+bill(1, True)  # type: ignore[call-arg]
+plain: Callable[[int], str] = bill
+
+
+@zk_locked(lambda invoice_id: invoice_id)
+async def abill(invoice_id: int) -> str:
+    return str(invoice_id)
+
+
+later: Callable[[int], Coroutine[Any, Any, str]] = abill
+wrong: Callable[[str], Coroutine[Any, Any, str]] = abill  # type: ignore[assignment]
+
+
+class Service:
+    @zk_locked("service:{number}")
+    def method(self, number: int) -> int:
+        return number
+
+    @classmethod
+    @zk_locked("service")
+    def inner_classmethod(cls, number: int) -> int:
+        return number
+
+    @zk_locked("service")
+    @classmethod
+    def outer_classmethod(cls, number: int) -> int:
+        return number
+
+    @staticmethod
+    @zk_locked("service")
+    def inner_staticmethod(number: int) -> int:
+        return number
+
+    @zk_locked("service")
+    @staticmethod
+    def outer_staticmethod(number: int) -> int:
+        return number
+
+
+assert_type(Service().method(1), int)
+assert_type(Service.inner_classmethod(1), int)
+assert_type(Service.outer_classmethod(1), int)
+assert_type(Service.inner_staticmethod(1), int)
+assert_type(Service.outer_staticmethod(1), int)
+Service().method("1")  # type: ignore[arg-type]
+
+
+@zk_locked("nightly", on_conflict="skip")
+class Command(BaseCommand):
+    @zk_locked("nightly", on_conflict="skip")
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        return None
+
+
+assert_type(Command(), Command)
+
+
+# Every option, and what is none.
+
+
+def decide(conflict: Conflict) -> str:
+    assert_type(conflict.key, str)
+    assert_type(conflict.function, str)
+    assert_type(conflict.holder, Identity | None)
+    assert_type(conflict.waited, float | None)
+    assert_type(conflict.args, tuple[Any, ...])
+    assert_type(conflict.kwargs, dict[str, Any])
+    raise conflict.error()
+
+
+def make_key(*args: Any) -> str:
+    return str(args)
+
+
+zk_locked(
+    make_key,
+    reentrant=False,
+    using="reports",
+    timeout=dt.timedelta(seconds=5),
+    on_conflict=decide,
+    on_lost="ignore",
+    on_unavailable="run",
+)
+zk_locked("k", timeout=None, on_conflict="wait", on_lost="raise", on_unavailable="raise")
+zk_locked("k", timeout=0, on_conflict="skip", on_unavailable="skip")
+zk_locked("k", timeout=0.5, on_conflict="raise")
+zk_locked("k", on_conflict="retry")
+zk_locked("k", on_conflict="explode")  # type: ignore[arg-type]
+zk_locked("k", on_lost="explode")  # type: ignore[arg-type]
+zk_locked("k", on_unavailable="explode")  # type: ignore[arg-type]
+zk_locked("k", timeout="5")  # type: ignore[arg-type]
+zk_locked("k", 5)  # type: ignore[call-arg, arg-type]
+zk_locked()  # type: ignore[call-arg]
+zk_locked(42)  # type: ignore[arg-type]
+
+
+# The lock.
+
+
+def block() -> None:
+    lock = zk_lock("invoice:42", reentrant=False, using="reports")
+    assert_type(lock, Lock)
+    assert_type(lock.key, str)
+    with lock as held:
+        assert_type(held, Held)
+        assert_type(held.key, str)
+        assert_type(held.token, int)
+        assert_type(held.node, str)
+        assert_type(held.since, float)
+        assert_type(held.waited, float)
+        assert_type(held.lost, bool)
+        held.check()
+    assert_type(lock.acquire(), Held)
+    assert_type(lock.acquire(timeout=5), Held)
+    assert_type(lock.acquire(dt.timedelta(seconds=5)), Held)
+    assert_type(lock.try_acquire(), Held | None)
+    with lock.acquire(5) as held:
+        held.release()
+        held.release(wait=True)
+    assert_type(current_lock(), Held | None)
+    assert_type(current_lock("k"), Held | None)
+    zk_lock(42)  # type: ignore[arg-type]
+
+
+async def ablock() -> None:
+    lock = zk_lock("invoice:42")
+    async with lock as held:
+        assert_type(held, Held)
+    assert_type(await lock.aacquire(), Held)
+    assert_type(await lock.aacquire(timeout=5), Held)
+    assert_type(await lock.atry_acquire(), Held | None)
+    held = await lock.aacquire()
+    await held.arelease()
+
+
+# Errors and signals.
+
+
+def errors() -> None:
+    try:
+        block()
+    except (LockTimeout, LockConflict, LockLost, NotHeld, ZooKeeperUnavailable) as error:
+        base: ZkLockError = error
+        assert_type(base.key, str | None)
+        assert_type(base.timeout, float | None)
+        assert_type(base.holder, Identity | None)
+    builtin: tuple[type[TimeoutError], type[RuntimeError], type[ConnectionError]] = (
+        LockTimeout,
+        NotHeld,
+        ZooKeeperUnavailable,
+    )
+    del builtin
+
+
+def receive(key: str, alias: str, held: Held, **_: Any) -> None: ...
+
+
+for signal in (signals.acquired, signals.contended, signals.released, signals.lost, signals.skipped):
+    signal.connect(receive)
