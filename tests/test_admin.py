@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.test import Client
 from django.urls import NoReverseMatch, reverse
 from kazoo.client import KazooClient
@@ -32,8 +33,9 @@ NASTY = "<script>alert('1')</script>&\u202egpj.exe\x1b[31m"
 pytestmark = [pytest.mark.django_db, pytest.mark.zookeeper]
 
 
-def text_of(response: HttpResponse) -> str:
+def text_of(response: HttpResponseBase) -> str:
     """Give what a reader sees, roughly: tags become spaces."""
+    assert isinstance(response, HttpResponse)
     body = response.content.decode()
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", body)))
 

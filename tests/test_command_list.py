@@ -46,7 +46,7 @@ def hold(zklock: str) -> Iterator[Callable[..., Held]]:
 def run(*arguments: str, status: int = 0) -> str:
     """Run ``zklock`` and give what it writes to stdout; its exit status must be ``status``."""
     out = StringIO()
-    ended = 0
+    ended: str | int | None = 0
     try:
         call_command("zklock", *arguments, stdout=out)
     except SystemExit as end:

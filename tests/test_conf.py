@@ -95,7 +95,7 @@ def test_options__unknown_alias(settings: Settings) -> None:
         conf.options("reports")
 
 
-WRONG = [
+WRONG: list[tuple[str, list[Any]]] = [
     ("HOSTS", ["", "  ", None, 2181, [], [2181], {"zk1": 2181}]),
     ("ROOT", ["", "django_zklock", "/", "/locks/", "/a//b", None, 1]),
     ("SESSION_TIMEOUT", [0, -1, "15", None, True, float("nan"), float("inf"), timedelta(0), []]),

@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
+from django.core.management.base import CommandParser
 
 import django_zklock
 from django_zklock import checks, conf
@@ -38,7 +39,7 @@ def field_of(section: str, name: str) -> str:
 
 def in_settings(options: type, name: str) -> object:
     """Give the default of a field of an options class as one would write it in the settings."""
-    (entry,) = (entry for entry in fields(options) if entry.name == name)  # type: ignore[arg-type]
+    (entry,) = (entry for entry in fields(options) if entry.name == name)
     value = entry.default if entry.default_factory is MISSING else entry.default_factory()
     if name == "strict":
         return "strict" if value else "lease"
@@ -64,7 +65,7 @@ def test_settings__each_has_its_section() -> None:
 )
 def test_settings__defaults_are_the_codes(name: str, level: str) -> None:
     """The default in the reference is the one in the code."""
-    options, field = {"##": SETTINGS, "###": TLS_SETTINGS}[level][name]
+    options, field = (SETTINGS if level == "##" else TLS_SETTINGS)[name]
     default = in_settings(options, field)
     documented = field_of(sections("settings.md", level)[name], "Default")
     if default is MISSING:
@@ -97,11 +98,11 @@ def test_checks__each_has_its_section() -> None:
     assert list(sections("checks.md")) == in_code
 
 
-def parser() -> zklock.CommandParser:
+def parser() -> CommandParser:
     return zklock.Command().create_parser("manage.py", "zklock")
 
 
-def actions() -> dict[str, zklock.CommandParser]:
+def actions() -> dict[str, CommandParser]:
     """Give the parser of each action of ``manage.py zklock``."""
     (found,) = (action for action in parser()._actions if isinstance(action, _SubParsersAction))
     return dict(found.choices)
