@@ -1,0 +1,177 @@
+"""A process that plays a part in a test: ``python -m tests.zk.player <hosts> <root> <timeout> <part> [argument...]``.
+
+It says what it does in lines on standard output and does what lines on standard input tell it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from django_zklock.exceptions import LockLost, LockTimeout
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.wire import ConnectionOptions
+
+
+def say(*words: object) -> None:
+    # One write for each line, also of forked children.
+    os.write(1, (" ".join(str(word) for word in words) + "\n").encode())
+
+
+def hear() -> str:
+    return sys.stdin.readline().strip()
+
+
+def hold(pool: Pool) -> None:
+    """Hold until told how to end."""
+    held = Lock("k", pool).acquire(timeout=20)
+    say("held", held.token)
+    order = hear()
+    if order == "exit":
+        sys.exit(3)
+    elif order == "raise":
+        raise ValueError("unhandled")
+    elif order == "check":
+        try:
+            held.check()
+            say("fine")
+        except LockLost:
+            say("lost")
+        time.sleep(0.5)
+        say("still lost" if held.lost else "recovered")
+        held.release()
+
+
+def count(pool: Pool, counter: str, rounds: str) -> None:
+    """Read, add one and write back, without any other protection than the lock."""
+    path = Path(counter)
+    say("ready")
+    hear()
+    for _ in range(int(rounds)):
+        with Lock("counter", pool) as held:
+            value = int(path.read_text())
+            with path.with_suffix(".grants").open("a") as grants:
+                grants.write(f"{held.token}\n")
+            path.write_text(str(value + 1))
+    say("done")
+
+
+def fork(pool: Pool) -> None:
+    """Fork inside a block; the child leaves it, makes a lock of its own and exits."""
+    lock = Lock("k", pool)
+    waiting = threading.Event()
+    with lock as held:
+        session = pool.sessions()[0].id
+        child = os.fork()
+        if child == 0:
+            say("child lost", held.lost)
+            try:
+                lock.__exit__(None, None, None)
+                say("child left quietly")
+            except LockLost as error:
+                say("child was told", "inherited over a fork" in str(error))
+            try:
+                Lock("k", pool).acquire(timeout=0.2)
+                say("child got the parent's lock")
+            except LockTimeout as error:
+                say("child waits for parent", error.holder is not None and error.holder.pid == os.getppid())
+            with Lock("own", pool).acquire(timeout=5) as own:
+                say("child has its own", not own.lost, pool.sessions()[0].id != session)
+            say("child ends", pool.close())
+            os._exit(0)
+        os.waitpid(child, 0)
+        # Longer than a heartbeat and the session: the parent's session goes on living.
+        waiting.wait(2.5)
+        say("parent", not held.lost, pool.sessions()[0].id == session, pool.sessions()[0].epoch == 0)
+        held.check()
+    say("parent again", Lock("k", pool).acquire(timeout=5).token > held.token)
+
+
+def alarm(pool: Pool, rounds: str) -> None:
+    """Wait in the main thread while a timer's signal handler raises, over and over, at whatever instant."""
+
+    class TimeUp(BaseException):
+        pass
+
+    def raise_it(*_: object) -> None:
+        raise TimeUp
+
+    signal.signal(signal.SIGALRM, raise_it)
+    lock = Lock("k", pool)
+    lock.acquire(timeout=5).release()
+    struck = 0
+    for number in range(int(rounds)):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0001 + 0.00001 * (number % 400))
+            with lock:
+                pass
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except TimeUp:
+            struck += 1
+    say("struck", struck)
+    pool_lives = Lock("other", pool).acquire(timeout=5)
+    pool_lives.release(wait=True)
+    say("alive")
+    hear()
+
+
+def greenlets(pool: Pool) -> None:
+    """Exclude each other between greenlets while the hub goes on turning."""
+    import gevent
+
+    turns = 0
+    inside = []
+    order = []
+
+    def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            gevent.sleep(0.005)
+
+    def work(number: int) -> None:
+        for _ in range(5):
+            with Lock("k", pool) as held:
+                assert not inside, inside
+                inside.append(number)
+                gevent.sleep(0.01)
+                held.check()
+                inside.remove(number)
+                order.append(held.token)
+
+    turning = gevent.spawn(turn)
+    workers = [gevent.spawn(work, number) for number in range(4)]
+    gevent.joinall(workers, timeout=20, raise_error=True)
+    say("greenlets", len(order) == 20, order == sorted(order), turns >= 20)
+    with Lock("k", pool):
+        waiter = gevent.spawn(lambda: Lock("k", pool).acquire())
+        before = turns
+        gevent.sleep(0.3)
+        say("turned", turns - before >= 20, not waiter.dead)
+        try:
+            with gevent.Timeout(0.1):
+                gevent.spawn(lambda: None).join()
+                waiter.get()
+        except gevent.Timeout:
+            waiter.kill()
+    Lock("k", pool).acquire(timeout=5).release(wait=True)
+    turning.kill()
+    say("free", type(pool.sessions()[0].wire._client.handler).__name__)
+
+
+PARTS = {part.__name__: part for part in (hold, count, fork, alarm, greenlets)}
+
+
+def main() -> None:
+    hosts, root, timeout, part, *arguments = sys.argv[1:]
+    connection = ConnectionOptions(hosts=hosts, session_timeout=float(timeout))
+    PARTS[part](Pool("player", PoolOptions(connection=connection, root=root)), *arguments)
+
+
+if __name__ == "__main__":
+    main()
