@@ -1,0 +1,166 @@
+"""Real workers on a real broker, and somebody outside who looks and disturbs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from services.project import PROJECT
+from services.redis import Redis
+from services.worker import Worker
+from services.zookeeper import ZooKeeper
+
+from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.wire import ConnectionOptions
+from tests.bystanders import Stranger
+from tests.zk.onlooker import Onlooker, wait_until
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from celery.result import AsyncResult
+
+# Without Celery there is nothing to be seen here.
+if importlib.util.find_spec("celery") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+HERE = Path(__file__).resolve().parent
+PATIENCE = 60.0
+
+
+class Workshop:
+    """A worker and what surrounds it: its queue, its tree, its notes."""
+
+    def __init__(self, zookeeper: ZooKeeper, broker: Redis, onlooker: Onlooker, *, session_timeout: float) -> None:
+        import redis
+        from celery import Celery
+
+        self.zookeeper = zookeeper
+        self.session_timeout = session_timeout
+        self.root = f"/workshop-{uuid.uuid4().hex[:8]}"
+        self.queue = self.root[1:]
+        self._onlooker = onlooker
+        self._environment = {
+            "DJANGO_SETTINGS_MODULE": "workshop.settings",
+            "CELERY_BROKER_URL": broker.url,
+            "ZOOKEEPER_HOSTS": zookeeper.hosts,
+            "TESTPROJECT_QUEUE": self.queue,
+            "WORKSHOP_ROOT": self.root,
+            "WORKSHOP_SESSION_TIMEOUT": str(session_timeout),
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(PROJECT), *filter(None, sys.path)]),
+        }
+        self.app: Celery = Celery("client", broker=broker.url, backend=broker.url, set_as_current=False)
+        self.board = redis.Redis.from_url(broker.url, decode_responses=True)
+        self.pool = Pool(
+            "outside",
+            PoolOptions(connection=ConnectionOptions(hosts=zookeeper.hosts, session_timeout=20.0), root=self.root),
+        )
+        self.stranger = Stranger(self.pool)
+        self.worker: Worker | None = None
+
+    def start(self, **options: Any) -> Worker:
+        """Start the worker."""
+        environment = self._environment | options.pop("environment", {})
+        self.worker = Worker(app="workshop", queues=[self.queue], environment=environment, **options)
+        self.worker.start()
+        return self.worker
+
+    def close(self) -> None:
+        if self.worker is not None:
+            self.worker.close()
+        self.pool.close(2.0)
+        self.board.close()
+        self.app.close()
+
+    # Tasks and their results.
+
+    def send(self, name: str, *args: Any, **options: Any) -> AsyncResult[Any]:
+        full = name if "." in name else f"workshop.tasks.{name}"
+        return self.app.send_task(full, args, queue=self.queue, **options)
+
+    def result(self, sent: AsyncResult[Any], timeout: float = PATIENCE) -> Any:
+        """Give a task's result, or raise its error."""
+        return sent.get(timeout=timeout, interval=0.05)
+
+    def outcome(self, sent: AsyncResult[Any], timeout: float = PATIENCE) -> Any:
+        """Give a task's result, or its error."""
+        return sent.get(timeout=timeout, interval=0.05, propagate=False)
+
+    # Notes.
+
+    def notes(self, run: str) -> list[dict[str, Any]]:
+        """Give what the tasks of a run have left, in their order."""
+        return [json.loads(note) for note in self.board.lrange(run, 0, -1)]
+
+    def entered(self, gate: str) -> dict[str, Any]:
+        """Wait until a task has come to its gate, and give what it says."""
+        note = self.board.blpop([f"{gate}:in"], timeout=PATIENCE)
+        assert note is not None, f"no task has come to {gate}; {self.worker and self.worker.log_tail(40)}"
+        found: dict[str, Any] = json.loads(note[1])
+        return found
+
+    def let_go(self, gate: str) -> None:
+        self.board.rpush(f"{gate}:out", "go")
+
+    # The tree.
+
+    def nodes(self, key: str) -> list[str]:
+        return self._onlooker.children(self.pool.path(key))
+
+    def wait_count(self, key: str, count: int, timeout: float = 20.0) -> None:
+        self._onlooker.wait_count(self.pool.path(key), count, timeout)
+
+    def wait_empty(self, key: str, timeout: float = 20.0) -> None:
+        self._onlooker.wait_empty(self.pool.path(key), timeout)
+
+    def wait_session_gone(self, session: int, timeout: float) -> None:
+        """Wait until the server knows nothing of a session any more."""
+        wait_until(
+            lambda: f"0x{session:x}" not in self.zookeeper.command("dump"), timeout, f"session 0x{session:x} gone"
+        )
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Redis]:
+    """Give one broker for all workers."""
+    with Redis() as redis:
+        yield redis
+
+
+@pytest.fixture(scope="session")
+def workshop_onlooker(zookeeper: ZooKeeper) -> Iterator[Onlooker]:
+    onlooker = Onlooker(zookeeper.hosts)
+    yield onlooker
+    onlooker.close()
+
+
+OpenWorkshop = Callable[..., AbstractContextManager[Workshop]]
+
+
+@pytest.fixture(scope="session")
+def open_workshop(zookeeper: ZooKeeper, broker: Redis, workshop_onlooker: Onlooker) -> OpenWorkshop:
+    """Give a context manager that starts a worker."""
+
+    @contextmanager
+    def open_one(*, session_timeout: float = 4.0, **options: Any) -> Iterator[Workshop]:
+        workshop = Workshop(zookeeper, broker, workshop_onlooker, session_timeout=session_timeout)
+        try:
+            workshop.start(**options)
+            yield workshop
+        finally:
+            workshop.close()
+
+    return open_one
+
+
+@pytest.fixture
+def key() -> str:
+    """Give a key that no other test uses."""
+    return f"key-{uuid.uuid4().hex[:8]}"

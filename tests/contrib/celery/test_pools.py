@@ -1,0 +1,92 @@
+"""Locked tasks on workers with every kind of pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_zklock.zk import survey
+from tests.zk.onlooker import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+CONCURRENCY = {"prefork": 4, "threads": 4, "gevent": 20, "solo": 1}
+# So long that nothing is seen to end because a session timed out.
+SESSION_TIMEOUT = 30.0
+
+
+@pytest.fixture(scope="module", params=list(CONCURRENCY))
+def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
+    if request.param == "gevent":
+        pytest.importorskip("gevent")
+    concurrency = CONCURRENCY[request.param]
+    with open_workshop(pool=request.param, concurrency=concurrency, session_timeout=SESSION_TIMEOUT) as workshop:
+        yield workshop
+
+
+def test_contention__one_at_a_time(workshop: Any, key: str) -> None:
+    """40 tasks for one key all run, no two of them at once, each with a token above the one before."""
+    sent = [workshop.send("contend", key, f"{key}:run") for _ in range(40)]
+    for task in sent:
+        assert workshop.result(task)["key"] == key
+    notes = workshop.notes(f"{key}:run")
+    assert {note["id"] for note in notes} == {task.id for task in sent}
+    assert len(notes) == 40
+    assert {note["together"] for note in notes} == {1}
+    tokens = [note["token"] for note in notes]
+    assert tokens == sorted(set(tokens))
+    workshop.wait_empty(key)
+
+
+def test_retry__comes_back(workshop: Any, key: str) -> None:
+    """Tasks that go back to the queue on a conflict all run at last, with their retries untouched."""
+    workshop.stranger.take(key)
+    sent = [workshop.send("come_back", key, f"{key}:run") for _ in range(6)]
+    wait_until(lambda: all(task.state == "RETRY" for task in sent), 30, "every task has gone back once")
+    workshop.stranger.release(key)
+    for task in sent:
+        result = workshop.result(task)
+        assert result["retries"] == 0
+        assert result["conflicts"] >= 1
+    notes = workshop.notes(f"{key}:run")
+    assert len(notes) == 6
+    assert {note["together"] for note in notes} == {1}
+
+
+def test_holder__is_the_task(workshop: Any, key: str) -> None:
+    """Whoever looks at a held lock reads the name and the id of the task, and its process."""
+    task = workshop.send("hold", key, f"{key}:gate")
+    facts = workshop.entered(f"{key}:gate")
+    (place,) = survey.line(workshop.pool, key, timeout=10).places
+    assert place.held
+    assert place.identity is not None
+    assert place.identity.work is not None
+    assert str(place.identity.work) == f"task workshop.tasks.hold [{task.id}]"
+    assert place.identity.pid == facts["pid"]
+    assert place.token == facts["token"]
+    workshop.let_go(f"{key}:gate")
+    workshop.result(task)
+
+
+def test_skip__is_the_result(workshop: Any, key: str) -> None:
+    """A skipped task succeeds with a result that says that it was skipped, and who was in the way."""
+    workshop.stranger.take(key)
+    result = workshop.result(workshop.send("skip", key))
+    assert result["holder"].startswith("label the stranger (pid ")
+    assert {**result, "holder": None} == {"zklock": "skipped", "key": key, "reason": "conflict", "holder": None}
+    workshop.stranger.release(key)
+    assert workshop.result(workshop.send("skip", key))["key"] == key
+
+
+def test_warm_shutdown__frees_sessions_at_once(workshop: Any, key: str) -> None:
+    """A worker that is shut down ends its sessions and frees what they held, long before they would time out."""
+    session = workshop.result(workshop.send("leak", key))
+    workshop.wait_count(key, 1)
+    workshop.worker.stop(30)
+    try:
+        workshop.wait_empty(key, SESSION_TIMEOUT / 3)
+        workshop.wait_session_gone(session, SESSION_TIMEOUT / 3)
+    finally:
+        workshop.worker.start()

@@ -1,0 +1,23 @@
+"""Celery's app, and a main process that may hold a lock of its own before it forks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery
+from celery.signals import worker_init
+
+app = Celery("workshop", include=["workshop.tasks"])
+app.config_from_object("django.conf:settings", namespace="CELERY")
+
+kept: list[Any] = []
+
+
+@worker_init.connect
+def hold_before_fork(**_: Any) -> None:
+    """Connect, and hold a lock, in the process that the pool's children are forked from."""
+    from django_zklock import zk_lock
+
+    if "WORKSHOP_PARENT_KEY" in os.environ:
+        kept.append(zk_lock(os.environ["WORKSHOP_PARENT_KEY"]).acquire(20))

@@ -1,0 +1,311 @@
+"""Tasks of every kind."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from typing import Any
+
+import redis
+from celery import Task, current_task, shared_task
+from celery.exceptions import SoftTimeLimitExceeded
+
+from django_zklock import LockConflict, LockTimeout, current_lock, zk_lock, zk_locked
+from django_zklock.connections import connections
+from django_zklock.contrib.celery import RetryLater
+
+from .app import app
+
+kept: list[Any] = []
+
+
+@functools.cache
+def board() -> redis.Redis:
+    """Give the place where tasks and tests leave notes for each other."""
+    return redis.Redis.from_url(os.environ["CELERY_BROKER_URL"], decode_responses=True)
+
+
+def facts(**more: Any) -> dict[str, Any]:
+    """Say what the running task holds, and what it knows of its own history."""
+    held = current_lock()
+    if held is not None:
+        held.check()
+    request = current_task.request
+    return {
+        "id": request.id,
+        "key": held.key if held else None,
+        "token": held.token if held else None,
+        "retries": request.retries,
+        "conflicts": (request.headers or {}).get("zklock_conflicts", 0),
+        "pid": os.getpid(),
+        **more,
+    }
+
+
+def work(run: str) -> dict[str, Any]:
+    """Do something that nobody else may do at the same time, and leave a note of it."""
+    together = board().incr(f"{run}:together")
+    time.sleep(0.01)
+    noted = facts(together=together)
+    board().rpush(run, json.dumps(noted))
+    board().decr(f"{run}:together")
+    return noted
+
+
+def stay(gate: str) -> dict[str, Any]:
+    """Say that the body runs, and wait until the test says to end."""
+    board().rpush(f"{gate}:in", json.dumps(facts()))
+    board().blpop([f"{gate}:out"], timeout=60)
+    return facts()
+
+
+# Conflicts.
+
+
+@shared_task
+@zk_locked("{key}")
+def contend(key: str, run: str) -> dict[str, Any]:
+    return work(run)
+
+
+@shared_task
+@zk_locked("{key}", on_conflict=RetryLater(max_wait=60, delay=0.1, max_delay=0.3))
+def come_back(key: str, run: str) -> dict[str, Any]:
+    return work(run)
+
+
+@zk_locked("{key}", on_conflict=RetryLater(max_wait=0.5, delay=0.1, max_delay=0.2))
+@shared_task(autoretry_for=(Exception,), retry_kwargs={"countdown": 0, "max_retries": 5})
+def come_back_for_a_while(key: str, fail_after: str = "") -> dict[str, Any]:
+    # Fails once, so that the task itself is retried while somebody else has the lock.
+    if fail_after and not board().get(fail_after):
+        board().set(fail_after, "1")
+        board().rpush(f"{fail_after}:in", "1")
+        raise KeyError(fail_after)
+    return facts()
+
+
+@shared_task
+@zk_locked("{key}", on_conflict="skip")
+def skip(key: str) -> dict[str, Any]:
+    return facts()
+
+
+@shared_task
+@zk_locked("{key}", on_conflict="raise")
+def refuse(key: str) -> dict[str, Any]:
+    return facts()
+
+
+# Autoretry.
+
+TRY = {"autoretry_for": (Exception,), "retry_kwargs": {"countdown": 0, "max_retries": 3}}
+
+
+@shared_task(**TRY)
+@zk_locked("{key}", on_conflict="raise")
+def refuse_below(key: str, run: str) -> dict[str, Any]:
+    return work(run)
+
+
+@zk_locked("{key}", on_conflict="raise")
+@shared_task(**TRY)
+def refuse_above(key: str, run: str) -> dict[str, Any]:
+    return work(run)
+
+
+@shared_task(**TRY)
+@zk_locked("{key}", timeout=0.2)
+def time_out(key: str, run: str) -> dict[str, Any]:
+    return work(run)
+
+
+@shared_task(**TRY)
+def time_out_inside(key: str, run: str) -> dict[str, Any]:
+    board().incr(f"{run}:attempts")
+    with zk_lock(key).acquire(0.2):
+        return work(run)
+
+
+@shared_task(autoretry_for=(LockTimeout,), retry_kwargs={"countdown": 0.1, "max_retries": 50})
+@zk_locked("{key}", timeout=0)
+def time_out_by_name(key: str, run: str) -> dict[str, Any]:
+    return work(run)
+
+
+def fail_twice(key: str) -> dict[str, Any]:
+    if current_task.request.retries < 2:
+        raise ZeroDivisionError(key)
+    return facts()
+
+
+@shared_task(**TRY)
+@zk_locked("{key}", on_conflict="skip")
+def fail_twice_below(key: str) -> dict[str, Any]:
+    return fail_twice(key)
+
+
+@zk_locked("{key}", on_conflict="skip")
+@shared_task(**TRY)
+def fail_twice_above(key: str) -> dict[str, Any]:
+    return fail_twice(key)
+
+
+@shared_task(**TRY)
+def handle_conflict_and_fail(key: str) -> dict[str, Any]:
+    try:
+        refusing = zk_locked(key, on_conflict="raise")(facts)
+        refusing()
+    except LockConflict:
+        return fail_twice(key)
+    raise AssertionError("there was no conflict")
+
+
+@shared_task(bind=True, max_retries=2)
+@zk_locked("{key}", on_conflict="skip")
+def retry_itself(self: Any, key: str) -> dict[str, Any]:
+    if self.request.retries < 2:
+        raise self.retry(countdown=0)
+    return facts()
+
+
+# Ends.
+
+
+@shared_task
+@zk_locked("{key}")
+def hold(key: str, gate: str) -> dict[str, Any]:
+    return stay(gate)
+
+
+@shared_task
+def wait_softly(key: str, run: str) -> dict[str, Any]:
+    try:
+        zk_lock(key).acquire()
+    except SoftTimeLimitExceeded:
+        return facts(ended="softly")
+    return facts(ended="held")
+
+
+@shared_task
+def hold_softly(key: str, gate: str) -> dict[str, Any]:
+    try:
+        with zk_lock(key):
+            stay(gate)
+    except SoftTimeLimitExceeded:
+        return facts(ended="softly")
+    return facts(ended="held")
+
+
+@shared_task(acks_late=True, reject_on_worker_lost=True)
+@zk_locked("{key}", on_conflict="skip")
+def hold_late(key: str, gate: str) -> dict[str, Any]:
+    # The first delivery stays, the second is done at once.
+    if board().incr(f"{gate}:deliveries") == 1:
+        return stay(gate)
+    return facts()
+
+
+@shared_task
+def leak(key: str) -> int | None:
+    """Keep a lock beyond the task, and tell the session's id."""
+    kept.append(zk_lock(key).acquire(20))
+    return connections["default"].sessions()[0].id
+
+
+# Every kind of task.
+
+
+@shared_task
+@zk_locked("{key}")
+def shared_below(key: str) -> dict[str, Any]:
+    """Work."""
+    return facts()
+
+
+@zk_locked("{key}")
+@shared_task
+def shared_above(key: str) -> dict[str, Any]:
+    """Work."""
+    return facts()
+
+
+@app.task
+@zk_locked("{key}")
+def app_below(key: str) -> dict[str, Any]:
+    """Work."""
+    return facts()
+
+
+@zk_locked("{key}")
+@app.task
+def app_above(key: str) -> dict[str, Any]:
+    """Work."""
+    return facts()
+
+
+@shared_task(bind=True)
+@zk_locked(lambda self, key: f"{key}")
+def shared_bound_below(self: Any, key: str) -> dict[str, Any]:
+    return facts(name=self.name)
+
+
+@zk_locked(lambda self, key: f"{key}")
+@shared_task(bind=True)
+def shared_bound_above(self: Any, key: str) -> dict[str, Any]:
+    return facts(name=self.name)
+
+
+@app.task(bind=True, **TRY)
+@zk_locked("{key}")
+def app_bound_retrying_below(self: Any, key: str) -> dict[str, Any]:
+    return facts(name=self.name)
+
+
+@zk_locked("{key}")
+@app.task(bind=True, **TRY)
+def app_bound_retrying_above(self: Any, key: str) -> dict[str, Any]:
+    return facts(name=self.name)
+
+
+@zk_locked("{key}")
+@shared_task(name="another.name")
+def renamed_above(key: str) -> dict[str, Any]:
+    return facts()
+
+
+@zk_locked("{key}:outer")
+@zk_locked("{key}")
+@shared_task
+def twice_above(key: str) -> dict[str, Any]:
+    outer = current_lock(f"{key}:outer")
+    assert outer is not None
+    return facts()
+
+
+@zk_locked("{key}")
+class Locked(Task):
+    name = "workshop.tasks.class_based"
+
+    def run(self, key: str) -> dict[str, Any]:
+        return facts(name=self.name)
+
+
+class LockedRun(Task):
+    name = "workshop.tasks.class_based_run"
+    autoretry_for = (Exception,)
+
+    @zk_locked("{key}")
+    def run(self, key: str) -> dict[str, Any]:
+        return facts(name=self.name)
+
+
+app.register_task(Locked())
+app.register_task(LockedRun())
+zk_locked("{key}")(
+    app.register_task(
+        type("Late", (Task,), {"name": "workshop.tasks.class_based_late", "run": lambda self, key: facts()})()
+    )
+)
