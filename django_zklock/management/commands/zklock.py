@@ -156,7 +156,8 @@ class Command(BaseCommand):
             except CannotStartError as error:
                 raise CommandError(str(error), returncode=error.status) from error
             finally:
-                held.release(wait=True)
+                # Of a lock that is lost there is nothing to confirm, and perhaps nobody to do it.
+                held.release(wait=child.loss is None)
         if child.loss is not None:
             raise CommandError(
                 f"lock {display.visible(key)} was lost while the command ran: {child.loss}", returncode=LOST
