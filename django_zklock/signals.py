@@ -10,8 +10,9 @@ Every signal is sent with ``sender`` (the :class:`~django_zklock.zk.lock.Lock`'s
     The holder let go after ``duration`` seconds.
 ``lost`` (``held``, ``reason``)
     A held lock was lost. Sent from a thread of its own, as soon as it is known.
-``skipped`` (``holder``, ``function``)
-    A decorated function did not run because somebody else holds the lock.
+``skipped`` (``holder``, ``function``, ``reason``)
+    A decorated function did not run: ``reason`` is "conflict" (somebody else holds the lock) or "unavailable"
+    (ZooKeeper could not be reached).
 
 Receivers run in the thread that acquires and releases, before the body and after it; an error in one is logged
 and does not reach the body (``send_robust``). Around asynchronous code they run as Django runs them there: async

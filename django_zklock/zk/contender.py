@@ -186,7 +186,9 @@ class Contender:
         """Mark the hold as lost. The node stays until the holder leaves: its work may still be running."""
         if self.state is State.HELD and self.lost is None:
             self.lost = reason
-            logger.warning("event=lost path=%s node=%s reason=%s", self.path, self.node, reason)
+            # A process that ends while it holds has chosen to.
+            level = logging.INFO if self.session.closing else logging.WARNING
+            logger.log(level, "event=lost path=%s node=%s reason=%s", self.path, self.node, reason)
             self._notify()
 
     # Getting in.

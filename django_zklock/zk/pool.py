@@ -47,6 +47,7 @@ class Pool:
         self._making = threading.RLock()
         self._sessions: dict[int, Session] = {}
         self._clock = Clock()
+        self._pid = os.getpid()
         _pools.add(self)
 
     def __repr__(self) -> str:
@@ -58,6 +59,7 @@ class Pool:
 
     def session(self, path: str) -> Session:
         """Give the session for ``path``, begun if it was not. Does not wait for a connection."""
+        self._mind_the_fork()
         place = zlib.crc32(path.encode()) % self.options.size
         session = self._sessions.get(place)
         if session is None or session.ended is not None:
@@ -74,6 +76,7 @@ class Pool:
         Waits at most ``timeout`` seconds for the servers; ``False`` if one has not answered by then, and its
         locks go when the session times out.
         """
+        self._mind_the_fork()
         with self._making:
             sessions, clock = self.sessions(), self._clock
             self._sessions, self._clock = {}, Clock()
@@ -86,11 +89,16 @@ class Pool:
 
     def forget(self) -> None:
         """In a forked child: leave the parent's sessions alone and start with none."""
-        sessions = self.sessions()
+        sessions, self._pid = self.sessions(), os.getpid()
         # A new lock too: the old one may have been held by a thread that is not in the child.
         self._making, self._sessions, self._clock = threading.RLock(), {}, Clock()
         for session in sessions:
             session.forget()
+
+    def _mind_the_fork(self) -> None:
+        # os.register_at_fork sees to this, but not in servers that fork without Python's knowledge (uWSGI).
+        if self._pid != os.getpid():
+            self.forget()
 
     def _begin(self, place: int) -> Session:
         with self._making:
