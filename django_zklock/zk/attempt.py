@@ -206,8 +206,8 @@ class Attempt:
         if isinstance(error, Unavailable):
             return self._unavailable(f"ZooKeeper at {session.server}: {error}")
         return ZkLockError(
-            f"lock {self.lock.key!r}: ZooKeeper at {session.server} refused: {type(error).__name__} {error} "
-            f"at {self.lock.path}; check the ACL of that node and the credentials in ZKLOCK",
+            f"lock {self.lock.key!r}: ZooKeeper at {session.server} refused: {error!r} at {self.lock.path}; "
+            f"check the ACL of that node and the credentials in ZKLOCK",
             key=self.lock.key,
             timeout=self.timeout,
         )
@@ -249,16 +249,9 @@ async def atry_acquire(lock: Lock) -> Held | None:
 
 
 def _drive(attempt: Attempt, changed: Alarm) -> Held | None:
-    observer = attempt.lock.observer
     try:
-        attempt.start()
-        while not attempt.step():
-            if attempt.take_announcement():
-                observer.contended(attempt.lock, attempt.contender.holder)
-            changed.wait(attempt.sleep_for())
-        if attempt.held is not None:
-            observer.acquired(attempt.held)
-        return attempt.held
+        # A call, since CPython leaves a loop's jump back out of the `try` around it.
+        return _wait(attempt, changed)
     except BaseException:
         try:
             attempt.end()
@@ -266,6 +259,18 @@ def _drive(attempt: Attempt, changed: Alarm) -> Held | None:
             attempt.end()
             raise
         raise
+
+
+def _wait(attempt: Attempt, changed: Alarm) -> Held | None:
+    observer = attempt.lock.observer
+    attempt.start()
+    while not attempt.step():
+        if attempt.take_announcement():
+            observer.contended(attempt.lock, attempt.contender.holder)
+        changed.wait(attempt.sleep_for())
+    if attempt.held is not None:
+        observer.acquired(attempt.held)
+    return attempt.held
 
 
 async def _adrive(attempt: Attempt, changed: asyncio.Event) -> Held | None:

@@ -147,7 +147,7 @@ def parse_acl(value: str | Sequence[str]) -> list[ACL]:
 
 def _parse_acl_entry(entry: str) -> ACL:
     names = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
-    scheme, _, rest = entry.partition(":")
+    scheme, _, rest = str(entry).partition(":")
     credential, _, permissions = rest.rpartition(":")
     if not scheme or not credential or not permissions or not set(permissions) <= set(names):
         raise ValueError(f'entries like "world:anyone:r" or "digest:user:hash:cdrwa", got {entry!r}')
@@ -410,7 +410,7 @@ class Wire:
         self._client.start_async()
 
     def wake(self) -> None:
-        """Have the connection's thread call ``listener.drain`` and send what is queued; any thread."""
+        """Have the connection's thread call ``listener.on_wake`` and send what is queued; any thread."""
         self._connection.wake()
 
     def drop(self, reason: str) -> None:

@@ -132,6 +132,7 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
 
     def check() -> None:
         assert holds.stack() == [blocker]
+        wait_until(lambda: not pool.sessions()[0]._tenants, 0.5)
 
     with Lock("k", other).acquire(timeout=5) as blocker:
 

@@ -1,0 +1,428 @@
+"""kazoo as a transport: each thing that we rely on inside kazoo has a test that fails when kazoo changes it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+from services.zookeeper import ZooKeeper
+
+from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.wire import ConnectionOptions, KazooException, NoNodeError, Wire, parse_acl
+from tests.zk.onlooker import MakePool, Onlooker, wait_until
+from tests.zk.proxy import UP, Proxy, requests
+from tests.zk.runner import Runner
+
+pytestmark = pytest.mark.zookeeper
+
+GET_CHILDREN = 8
+
+
+class Listener:
+    """Keeps what a wire tells, and does on the connection's thread what a test asks for."""
+
+    def __init__(self) -> None:
+        self.monitor = threading.RLock()
+        self.events: list[Any] = []
+        self.threads: set[int] = set()
+        self.todo: list[Any] = []
+        self.wakes = 0
+
+    def note(self, event: Any) -> None:
+        self.threads.add(threading.get_ident())
+        self.events.append(event)
+
+    def on_wake(self) -> None:
+        self.wakes += 1
+        while self.todo:
+            self.todo.pop(0)()
+
+    def on_connected(self) -> None:
+        self.note("connected")
+
+    def on_suspended(self) -> None:
+        self.note("suspended")
+
+    def on_ended(self, reason: str, *, final: bool) -> None:
+        self.note(("ended", reason, final))
+
+
+class Plug:
+    """A wire with its listener; calls are made on the connection's thread and waited for."""
+
+    def __init__(self, hosts: str, *, session_timeout: float = 6.0, **options: Any) -> None:
+        self.listener = Listener()
+        self.wire = Wire(
+            ConnectionOptions(hosts=hosts, session_timeout=session_timeout, **options), self.listener, patience=5.0
+        )
+        self.wire.start()
+
+    def connected(self) -> Plug:
+        wait_until(lambda: "connected" in self.listener.events)
+        return self
+
+    def do(self, *calls: Any) -> None:
+        self.listener.todo.extend(calls)
+        self.wire.wake()
+
+    def ask(self, method: str, *arguments: Any) -> tuple[Any, Any]:
+        """Make a request and wait for its answer: value and error."""
+        answers: list[tuple[Any, Any]] = []
+        self.do(lambda: getattr(self.wire, method)(*arguments, lambda value, error: answers.append((value, error))))
+        wait_until(lambda: answers)
+        return answers[0]
+
+
+@pytest.fixture
+def plugs(zookeeper: ZooKeeper) -> Iterator[Any]:
+    made: list[Plug] = []
+
+    def make(hosts: str = zookeeper.hosts, **options: Any) -> Plug:
+        made.append(Plug(hosts, **options))
+        return made[-1]
+
+    yield make
+    for plug in made:
+        plug.wire.close(1.0)
+
+
+def test_requests__one_write(zookeeper: ZooKeeper, plugs: Any) -> None:
+    """All requests of one wake-up leave in one write, and their answers come in their order."""
+    with Proxy(zookeeper.address) as proxy:
+        plug = plugs(proxy.hosts).connected()
+        plug.ask("children", "/")
+        seen = len(proxy.chunks)
+        answers: list[int] = []
+        plug.do(
+            lambda: [
+                plug.wire.children("/", lambda value, error, number=number: answers.append(number))
+                for number in range(50)
+            ]
+        )
+        wait_until(lambda: len(answers) == 50)
+        written = [chunk for direction, chunk in proxy.chunks[seen:] if direction == UP]
+        assert [list(requests(chunk)) for chunk in written] == [[GET_CHILDREN] * 50]
+        assert answers == list(range(50))
+        plug.wire.close(1.0)
+
+
+def test_wake__one_byte(plugs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of wake-ups before the connection's thread gets to it are one byte, and one look at the queue."""
+    plug = plugs().connected()
+    held, entered = threading.Event(), threading.Event()
+    plug.do(lambda: (entered.set(), held.wait(5)))
+    assert entered.wait(5)
+    connection = plug.wire._connection
+    sent: list[bytes] = []
+
+    class Counting:
+        def __init__(self, sock: socket.socket) -> None:
+            self._sock = sock
+
+        def send(self, data: bytes) -> int:
+            sent.append(data)
+            return self._sock.send(data)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._sock, name)
+
+    connection._write_sock = Counting(connection._write_sock)
+    # kazoo's socket pair would block after some 280 of them.
+    for _ in range(5000):
+        plug.wire.wake()
+    before = plug.listener.wakes
+    held.set()
+    wait_until(lambda: plug.listener.wakes > before)
+    assert sent == [b"\0"]
+    assert plug.listener.wakes == before + 1
+    assert plug.ask("children", "/")[1] is None
+
+
+def test_wake__interrupted(plugs: Any) -> None:
+    """A wake-up that an exception interrupts does not silence the connection."""
+    plug = plugs().connected()
+    connection = plug.wire._connection
+    real = connection._write_sock
+
+    class Interrupted:
+        def send(self, data: bytes) -> int:
+            raise KeyboardInterrupt
+
+    connection._write_sock = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        plug.wire.wake()
+    connection._write_sock = real
+    assert plug.ask("children", "/")[1] is None
+
+
+def test_events__one_thread_in_wire_order(plugs: Any, onlooker: Onlooker, root: str) -> None:
+    """Answers, watch events and states arrive on the connection's thread in the order of the wire."""
+    plug = plugs().connected()
+    note = plug.listener.note
+    onlooker.client.create(root, b"a")
+    wire = plug.wire
+    plug.do(
+        lambda: (
+            wire.get(root, lambda value, error: note(("got", value[0])), lambda: note("watch")),
+            wire.delete(root, lambda value, error: note("deleted")),
+            wire.get(root, lambda value, error: note(("none", type(error)))),
+        )
+    )
+    wait_until(lambda: ("none", NoNodeError) in plug.listener.events)
+    assert plug.listener.events == ["connected", ("got", b"a"), "watch", "deleted", ("none", NoNodeError)]
+    wire.drop("for the test")
+    wait_until(lambda: plug.listener.events[-2:] == ["suspended", "connected"])
+    assert len(plug.listener.threads) == 1
+    names = [thread.name for thread in threading.enumerate() if thread.ident in plug.listener.threads]
+    assert len(names) == 1
+
+
+def test_threads__one(plugs: Any) -> None:
+    """A wire has one thread: kazoo's two workers are not started."""
+    before = threading.active_count()
+    plug = plugs().connected()
+    assert threading.active_count() == before + 1
+    assert plug.wire.close(2.0)
+    wait_until(lambda: threading.active_count() == before)
+
+
+def test_watch__taken_off(plugs: Any, onlooker: Onlooker, root: str) -> None:
+    """A watch that is taken off is not called, leaves nothing in kazoo, and does not disturb another one."""
+    plug = plugs().connected()
+    onlooker.client.create(root)
+    off: list[Any] = []
+    calls: list[str] = []
+    plug.do(lambda: off.append(plug.wire.get(root, lambda *_: None, lambda: calls.append("off"))))
+    plug.do(lambda: plug.wire.get(root, lambda *_: calls.append("read"), lambda: calls.append("on")))
+    wait_until(lambda: calls)
+    plug.do(off[0])
+    onlooker.client.delete(root)
+    wait_until(lambda: calls == ["read", "on"])
+    assert not plug.wire._client._data_watchers
+
+
+def test_watch__missing_node(plugs: Any, root: str) -> None:
+    """A read of a missing node leaves no watch, here or at the server."""
+    plug = plugs().connected()
+    value, error = plug.ask("get", root)
+    assert value is None
+    assert isinstance(error, NoNodeError)
+    assert not plug.wire._client._data_watchers
+
+
+@pytest.mark.parametrize(("asked", "given"), [(0.1, 0.8), (3.0, 3.0), (1000.0, 60.0)])
+def test_session_timeout__negotiated(plugs: Any, asked: float, given: float) -> None:
+    """The timeout that the server has granted is known, not only the one that was asked for."""
+    plug = plugs(session_timeout=asked).connected()
+    assert plug.wire.session_timeout == given
+
+
+def test_acked__requests_and_pings(plugs: Any) -> None:
+    """The lease moves with each answered request and with answered pings."""
+    plug = plugs(session_timeout=1.2).connected()
+    first = plug.wire.acked
+    plug.ask("children", "/")
+    second = plug.wire.acked
+    assert second > first
+    wait_until(lambda: plug.wire.acked > second, 3)
+    assert plug.wire.silent_for() == 0.0
+
+
+def test_acked__not_without_an_answer(zookeeper: ZooKeeper, plugs: Any) -> None:
+    """The lease stands still, and the silence grows, while requests are sent and not answered."""
+    with Proxy(zookeeper.address) as proxy:
+        plug = plugs(proxy.hosts, session_timeout=30.0).connected()
+        plug.ask("children", "/")
+        before = plug.wire.acked
+        proxy.pause("down")
+        answers: list[Any] = []
+        plug.do(lambda: plug.wire.children("/", lambda *answer: answers.append(answer)))
+        wait_until(lambda: plug.wire.silent_for() > 0.2)
+        assert plug.wire.acked == before
+        proxy.resume()
+        wait_until(lambda: answers)
+        assert plug.wire.acked > before
+        assert plug.wire.silent_for() == 0.0
+        plug.wire.close(1.0)
+
+
+def test_drop__same_session(plugs: Any) -> None:
+    """A dropped connection comes back with the same session, and works."""
+    plug = plugs().connected()
+    session = plug.wire.session_id
+    for _ in range(3):
+        plug.listener.events.clear()
+        plug.wire.drop("for the test")
+        wait_until(lambda: plug.listener.events == ["suspended", "connected"])
+    assert plug.wire.session_id == session
+    assert plug.ask("children", "/")[1] is None
+
+
+def test_answers__lost(zookeeper: ZooKeeper, plugs: Any) -> None:
+    """What was under way when the connection broke is never answered, and never sent again."""
+    with Proxy(zookeeper.address) as proxy:
+        plug = plugs(proxy.hosts).connected()
+        proxy.pause("up", "down")
+        answers: list[Any] = []
+        plug.do(lambda: plug.wire.children("/", lambda *answer: answers.append(answer)))
+        wait_until(lambda: plug.wire._client._pending)
+        proxy.resume(drop=True)
+        proxy.cut()
+        wait_until(lambda: plug.listener.events[-1] == "connected" and len(plug.listener.events) == 3)
+        assert plug.ask("children", "/")[1] is None
+        assert answers == []
+        plug.wire.close(1.0)
+
+
+def test_reply__raises(plugs: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception in a reply, a watch or a listener is logged and does not end the connection."""
+    plug = plugs().connected()
+
+    def fail(*_: Any) -> None:
+        raise ValueError("wrong")
+
+    plug.do(lambda: plug.wire.children("/", fail))
+    plug.do(fail)
+    assert plug.ask("children", "/")[1] is None
+    assert "event=reply_failed" in caplog.text
+    assert "event=listener_failed" in caplog.text
+
+
+def test_request__unencodable(plugs: Any) -> None:
+    """A request that cannot be encoded is an error for the one who made it, and for nobody else."""
+    plug = plugs().connected()
+    value, error = plug.ask("children", "/\ud800")
+    assert value is None
+    assert isinstance(error, KazooException)
+    assert plug.ask("children", "/")[1] is None
+
+
+def test_close__frozen_server(own_zookeeper: ZooKeeper) -> None:
+    """Closing is bounded when the server does not answer, and its thread ends."""
+    before = threading.active_count()
+    plug = Plug(own_zookeeper.hosts).connected()
+    own_zookeeper.pause()
+    began = time.monotonic()
+    assert not plug.wire.close(0.3)
+    assert time.monotonic() - began < 0.6
+    assert plug.wire.close(0.3)
+    wait_until(lambda: threading.active_count() <= before)
+
+
+def test_close__ends_the_session(plugs: Any, onlooker: Onlooker, root: str) -> None:
+    """Closing removes the session's nodes at once."""
+    plug = plugs(session_timeout=30.0).connected()
+    onlooker.client.create(root)
+    (name, stat), error = plug.ask("create", f"{root}/x-", b"data")
+    assert error is None
+    assert stat.ephemeralOwner == plug.wire.session_id
+    assert onlooker.children(root) == [name]
+    assert plug.wire.close(2.0)
+    assert onlooker.children(root) == []
+    assert plug.listener.events[-1] == ("ended", "the session was closed", True)
+
+
+def test_forget__parent_lives(plugs: Any) -> None:
+    """A forked child that forgets the wire closes its descriptors without a word: the parent's session lives on."""
+    plug = plugs(session_timeout=2.0).connected()
+    session = plug.wire.session_id
+    connection = plug.wire._connection
+    numbers = [sock.fileno() for sock in (connection._socket, connection._read_sock, connection._write_sock)]
+    copies = [os.dup(number) for number in numbers]
+    # The child's view, without a fork: its copies of the descriptors are closed, the parent's connection stays.
+    assert len(set(numbers)) == 3
+    for copy in copies:
+        os.close(copy)
+    assert plug.ask("children", "/")[1] is None
+    assert plug.wire.session_id == session
+    assert plug.listener.events == ["connected"]
+
+
+def test_session__expired(plugs: Any, zookeeper: ZooKeeper) -> None:
+    """An expired session is told as ended and not final, and the next one as connected."""
+    plug = plugs().connected()
+    client = plug.wire._client
+    before = plug.wire.session_id
+    other = KazooClient(hosts=zookeeper.hosts, client_id=(client._session_id, client._session_passwd))
+    other.start()
+    other.stop()
+    other.close()
+    wait_until(lambda: plug.listener.events[-1] == "connected" and len(plug.listener.events) > 1)
+    assert [event for event in plug.listener.events if event != "suspended"] == [
+        "connected",
+        ("ended", "the session expired", False),
+        "connected",
+    ]
+    assert plug.wire.session_id not in {None, before}
+    assert plug.ask("children", "/")[1] is None
+
+
+def test_chroot(make_pool: MakePool, zookeeper: ZooKeeper, onlooker: Onlooker) -> None:
+    """A path in HOSTS is put before every path, watches included, and is made when missing."""
+    pools = [make_pool(f"{zookeeper.hosts}/apps/billing", root="/locks") for _ in range(2)]
+    with Lock("k", pools[0]).acquire(timeout=5) as held:
+        assert len(onlooker.children("/apps/billing/locks/k")) == 1
+        assert held.node.startswith("/locks/k/")
+        waiter = Runner(lambda: Lock("k", pools[1]).acquire(timeout=10))
+        onlooker.wait_count("/apps/billing/locks/k", 2)
+    waiter.result().release()
+
+
+def test_acl__creator(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """With credentials and the ACL "creator" the owner locks, and a stranger gets an error that says why."""
+    auth = [("digest", "billing:secret")]
+    owner, friend, stranger = make_pool(auth=auth, acl="creator"), make_pool(auth=auth, acl="creator"), make_pool()
+    with Lock("k", owner).acquire(timeout=5) as held:
+        with pytest.raises(NoAuthError):
+            onlooker.client.get(held.node)
+        waiter = Runner(lambda: Lock("k", friend).acquire(timeout=10))
+        began = time.monotonic()
+        for call in (lambda: Lock("k", stranger).acquire(timeout=5), lambda: Lock("k", stranger).try_acquire()):
+            with pytest.raises(ZkLockError, match=r"refused: NoAuthError.*check the ACL.*credentials") as caught:
+                call()
+            assert not isinstance(caught.value, ZooKeeperUnavailable)
+            assert "secret" not in str(caught.value)
+        assert time.monotonic() - began < 2
+        held.check()
+    waiter.result().release()
+
+
+def test_acl__wrong_credentials(make_pool: MakePool) -> None:
+    """Other credentials are those of a stranger."""
+    right = make_pool(auth=[("digest", "billing:secret")], acl="creator")
+    wrong = make_pool(auth=[("digest", "billing:wrong")], acl="creator")
+    Lock("k", right).acquire(timeout=5).release(wait=True)
+    with pytest.raises(ZkLockError, match="refused: NoAuthError"):
+        Lock("k", wrong).acquire(timeout=5)
+
+
+def test_auth__refused(make_pool: MakePool) -> None:
+    """Credentials of a scheme that the server does not know are an error at once, and again the next time."""
+    pool = make_pool(auth=[("nosuch", "x")])
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(ZooKeeperUnavailable, match="authentication was refused") as caught:
+            Lock("k", pool).acquire(timeout=5)
+        assert time.monotonic() - began < 2
+        assert caught.value.key == "k"
+
+
+@pytest.mark.parametrize("value", ["", "nobody", [], ["world"], ["world:anyone"], ["world:anyone:x"], [1], [":a:r"]])
+def test_acl__bad(value: Any) -> None:
+    """A wrong ACL is refused with what would be right."""
+    with pytest.raises(ValueError, match='like "world:anyone:r"|"open", "creator" or a list'):
+        parse_acl(value)
+
+
+def test_acl__list() -> None:
+    """Entries are read with a credential that may hold colons."""
+    (entry,) = parse_acl(["digest:user:ha:sh=:cdrwa"])
+    assert (entry.id.scheme, entry.id.id, entry.perms) == ("digest", "user:ha:sh=", 31)
