@@ -90,13 +90,14 @@ class Locked:
         return cast("Target", self._decorate(target))
 
     def _decorate(self, target: Any) -> Any:
+        celery = _celery()
+        # Before anything else is asked of the target, for even isinstance redeems the promise of a task.
+        if celery is not None and celery.is_task(target):
+            return celery.lock_task(target, self.wrap)
         if isinstance(target, (classmethod, staticmethod)):
             return type(target)(self._decorate(target.__func__))
         if inspect.isclass(target):
             return self._decorate_class(target)
-        celery = _celery()
-        if celery is not None and celery.is_task(target):
-            return celery.lock_task(target, self.wrap)
         if _is_django_task(target):
             return dataclasses.replace(target, func=self.wrap(target.func))
         return self.wrap(target)
@@ -187,11 +188,11 @@ def _is_bare_use(key: object) -> bool:
     A key callable is legitimate, and looks the same but for this: a function that is being decorated calls us from
     inside the lines of its own definition, or, a class, from right behind them; and neither has its name yet.
     """
-    if isinstance(key, (staticmethod, classmethod, property)) or _is_django_task(key):
-        return True
     celery = _celery()
-    # Before anything else is asked of the key: that would redeem the promise of a task.
+    # Before anything else is asked of the key, for even isinstance redeems the promise of a task.
     if celery is not None and celery.is_task(key):
+        return True
+    if isinstance(key, (staticmethod, classmethod, property)) or _is_django_task(key):
         return True
     frame = sys._getframe(2)  # noqa: SLF001 - CPython's documented way to see the caller
     if inspect.isclass(key):

@@ -59,9 +59,11 @@ def _lock_everywhere(target: Any, lock: Callable[[Any], None]) -> None:
         app.on_after_finalize.connect(lambda **_facts: lock_in(app), weak=False)
 
     connect_on_app_finalize(finalized)
-    for app in _get_active_apps():
-        if app.finalized:
-            lock_in(app)
+    if type(target) is Proxy:
+        # Of `@shared_task`, the only one that finalized apps take too.
+        for app in _get_active_apps():
+            if app.finalized:
+                lock_in(app)
 
 
 def _function_of(task: Any) -> Any:

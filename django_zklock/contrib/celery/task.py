@@ -47,6 +47,8 @@ def _guard(sender: Any, **_facts: Any) -> None:
     """
     if not hasattr(sender, "_orig_run") or hasattr(sender._orig_run, _MARK):  # noqa: SLF001 - see below
         return
+    # Autoretry's wrapper got a copy of it from the body, `self` included, which Task.retry would take at its word.
+    vars(sender.run).pop("__signature__", None)
     if any(issubclass(kind, ZkLockError) for kind in sender.autoretry_for):
         return
     # celery.app.autoretry keeps the body in `_orig_run`, and looks it up there in each call.
