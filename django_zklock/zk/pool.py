@@ -104,6 +104,9 @@ class Pool:
         with self._making:
             session = self._sessions.get(place)
             if session is None or session.ended is not None:
+                if session is not None:
+                    # Its thread has ended; this lets go of its descriptors.
+                    session.close(CLOSE_TIMEOUT)
                 session = Session(
                     self.options.connection,
                     clock=self._clock,
@@ -111,8 +114,12 @@ class Pool:
                     patience=self.options.connect_timeout,
                     strict=self.options.strict,
                 )
-                session.start()
-                self._sessions[place] = session
+                try:
+                    session.start()
+                    self._sessions[place] = session
+                except BaseException:  # thrown into this thread: nobody else would ever end that session
+                    session.close(0)
+                    raise
             return session
 
 
