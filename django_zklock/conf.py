@@ -29,6 +29,12 @@ def _text(place: str, value: object) -> str:
     return value.strip()
 
 
+def _secret(place: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ImproperlyConfigured(f"{place} must be a non-empty string, got a {type(value).__name__}")
+    return value
+
+
 def _hosts(place: str, value: object) -> str:
     if isinstance(value, (list, tuple)) and value and all(isinstance(host, str) for host in value):
         value = ",".join(value)
@@ -116,7 +122,7 @@ _TLS: dict[str, tuple[str, Reader]] = {
     "CA": ("tls_ca", _text),
     "CERT": ("tls_cert", _text),
     "KEY": ("tls_key", _text),
-    "KEY_PASSWORD": ("tls_key_password", _text),
+    "KEY_PASSWORD": ("tls_key_password", _secret),
     "VERIFY": ("tls_verify", _flag),
     "CHECK_HOSTNAME": ("tls_check_hostname", _flag),
 }

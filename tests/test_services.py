@@ -358,7 +358,7 @@ class TestWorker:
         from services.worker import Worker
 
         with Worker(concurrency=2, environment=environment, queues=["a", "b"]) as worker:
-            assert "ready." in worker.log_tail()
+            assert worker.is_running()
             worker.stop(timeout=60)
             assert "Warm shutdown" in worker.log_tail()
             worker.start()
