@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
@@ -202,6 +201,13 @@ class _Connection(ConnectionHandler):
         self.sent: deque[float] = deque()
         self.pings: deque[float] = deque()
 
+    def zk_loop(self) -> None:
+        # Whoever ends the session may not have the time to wait for this thread and close its socket pair.
+        try:
+            super().zk_loop()
+        finally:
+            self.close()
+
     def wake(self) -> None:
         """Make the loop look at the queue; any thread. One byte does for any number of callers."""
         if self.wake_sent:
@@ -267,7 +273,9 @@ class _Connection(ConnectionHandler):
         # Before the reply is handed on, so that what it triggers sees the lease that it proves.
         if self.sent:
             self._heard(self.sent.popleft())
-        return super()._read_response(header, buffer, offset)
+        outcome = super()._read_response(header, buffer, offset)
+        self.wire.sweep()
+        return outcome
 
     def _read_header(self, timeout: float) -> Any:
         header, buffer, offset = super()._read_header(timeout)
@@ -362,6 +370,9 @@ class Wire:
         self._client._connection = self._connection
         self._client.add_listener(self._state_changed)
         self._chroot = self._client.chroot or ""
+        self._closing = False
+        # Paths and watches; only the connection's thread touches it.
+        self._unwanted: list[tuple[str, object]] = []
 
     # State, readable from any thread.
 
@@ -426,12 +437,15 @@ class Wire:
         client, connection = self._client, self._connection
         if client._stopped.is_set():
             return True
-        client._queue.append((CloseInstance, None))
-        connection.wake_sent = False
-        connection.wake()
-        # kazoo 2.10 leaves its loop as soon as this is set, so the request is queued and announced first.
-        client._stopped.set()
+        self._closing = True
+        if client._live.is_set():
+            client._queue.append((CloseInstance, None))
+            connection.wake_sent = False
+            connection.wake()
+        else:
+            client._stopped.set()
         finished = bool(connection.connection_stopped.wait(timeout))
+        client._stopped.set()
         if not finished:
             self.drop("no answer to the closing of the session")
         client.handler.stop()
@@ -492,8 +506,21 @@ class Wire:
         """
         full = self._chroot + path
         watch = None if watcher is None else self._guarded(watcher)
-        self._send(GetData(full, watch), reply)
-        return partial(self._unwatch, full, watch)
+        wanted = True
+
+        def answered(value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
+            reply(value, error)
+            if not wanted:
+                # kazoo keeps the watch only after this.
+                self._unwanted.append((full, watch))
+
+        def unwatch() -> None:
+            nonlocal wanted
+            wanted = False
+            self._unwatch(full, watch)
+
+        self._send(GetData(full, watch), answered)
+        return unwatch
 
     def delete(self, path: str, reply: Reply) -> None:
         """Delete a node, whatever its version."""
@@ -524,6 +551,9 @@ class Wire:
         # kazoo has just failed what was under way. What came to the queue since then would be sent after a
         # reconnect, when nobody waits for it any more.
         self._client._queue.clear()
+        if self._closing:
+            # The connection went before the request to close could; there is nothing to come back for.
+            self._client._stopped.set()
         if state == KazooState.SUSPENDED:
             self.tell(listener.on_suspended)
         elif self._client.client_state == KeeperState.AUTH_FAILED:
@@ -532,6 +562,11 @@ class Wire:
             self.tell(listener.on_ended, "the session was closed", final=True)
         else:
             self.tell(listener.on_ended, "the session expired", final=False)
+
+    def sweep(self) -> None:
+        """Take off the watches that were given up while their requests were under way."""
+        while self._unwanted:
+            self._unwatch(*self._unwanted.pop())
 
     def _unwatch(self, path: str, watch: object) -> None:
         watchers = self._client._data_watchers.get(path)

@@ -8,6 +8,7 @@ them, so a test can visit them all, one after the other, instead of hoping to hi
 from __future__ import annotations
 
 import dis
+import gc
 import inspect
 import sys
 from collections.abc import Callable, Collection
@@ -37,11 +38,14 @@ class Injector:
 
     def run(self, call: Callable[[], Any]) -> Any:
         before = sys.gettrace()
+        # Finalizers would run, and be interrupted, in the middle of it.
+        gc.disable()
         sys.settrace(self._trace)
         try:
             return call()
         finally:
             sys.settrace(before)
+            gc.enable()
             self._last.clear()
 
     def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:

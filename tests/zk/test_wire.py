@@ -203,7 +203,9 @@ def test_watch__taken_off(plugs: Any, onlooker: Onlooker, root: str) -> None:
     plug.do(lambda: off.append(plug.wire.get(root, lambda *_: None, lambda: calls.append("off"))))
     plug.do(lambda: plug.wire.get(root, lambda *_: calls.append("read"), lambda: calls.append("on")))
     wait_until(lambda: calls)
-    plug.do(off[0])
+    taken_off = threading.Event()
+    plug.do(off[0], taken_off.set)
+    assert taken_off.wait(5)
     onlooker.client.delete(root)
     wait_until(lambda: calls == ["read", "on"])
     assert not plug.wire._client._data_watchers

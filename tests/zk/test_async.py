@@ -1,0 +1,136 @@
+"""Waiting for a lock in asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from django_zklock.exceptions import LockConflict, LockTimeout
+from django_zklock.zk import holds
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool
+from tests.zk.onlooker import MakePool, Onlooker, wait_until
+from tests.zk.runner import Runner
+
+pytestmark = pytest.mark.zookeeper
+
+
+def test_async_with(pool: Pool, onlooker: Onlooker) -> None:
+    """Tasks take turns in `async with`, and the loop goes on meanwhile."""
+    lock = Lock("k", pool)
+    inside: list[int] = []
+    ticks = 0
+
+    async def work(number: int) -> None:
+        async with lock as held:
+            assert inside == []
+            inside.append(number)
+            await asyncio.sleep(0.01)
+            held.check()
+            inside.clear()
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.005)
+
+    async def main() -> None:
+        ticking = asyncio.create_task(tick())
+        await asyncio.gather(*(work(number) for number in range(8)))
+        ticking.cancel()
+
+    asyncio.run(main())
+    assert ticks > 8
+    onlooker.wait_empty(lock.path)
+
+
+def test_aacquire__timeout(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A wait that runs out raises in time and leaves no node."""
+    lock = Lock("k", pool)
+
+    async def main() -> None:
+        with pytest.raises(LockTimeout) as caught:
+            await lock.aacquire(timeout=0.1)
+        assert caught.value.holder is not None
+        assert await lock.atry_acquire() is None
+
+    with Lock("k", make_pool()):
+        began = time.monotonic()
+        asyncio.run(main())
+        assert time.monotonic() - began < 1
+        onlooker.wait_count(lock.path, 1)
+
+
+def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Cancelling at any moment, also in that of the grant, leaves no node."""
+    lock = Lock("k", pool)
+
+    async def main() -> None:
+        for number in range(60):
+            task = asyncio.create_task(lock.aacquire())
+            await asyncio.sleep(0.0003 * (number % 15))
+            task.cancel()
+            try:
+                held = await task
+            except asyncio.CancelledError:
+                continue
+            held.release()
+
+    asyncio.run(main())
+    onlooker.wait_empty(lock.path)
+    with Lock("k", make_pool()):
+
+        async def cancel_waiting() -> None:
+            task = asyncio.create_task(lock.aacquire())
+            await asyncio.to_thread(onlooker.wait_count, lock.path, 2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(onlooker.wait_count, lock.path, 1)
+
+        asyncio.run(cancel_waiting())
+
+
+def test_reentrant__tasks(pool: Pool) -> None:
+    """A task may take its own lock again; a child task does not inherit it."""
+    lock = Lock("k", pool)
+    strict = Lock("k", pool, reentrant=False)
+
+    async def child() -> None:
+        assert holds.current() is None
+        assert await lock.atry_acquire() is None
+
+    async def main() -> None:
+        async with lock as outer:
+            async with lock as inner:
+                assert inner.token == outer.token
+            outer.check()
+            await asyncio.create_task(child())
+            with pytest.raises(LockConflict):
+                await strict.aacquire()
+            assert await strict.atry_acquire() is None
+        held = await lock.atry_acquire()
+        assert held is not None
+        await held.arelease()
+        await held.arelease()
+
+    asyncio.run(main())
+
+
+def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A loop that ends with a waiter in it disturbs neither the session nor the line."""
+    lock = Lock("k", pool)
+
+    async def main() -> None:
+        task = asyncio.create_task(lock.aacquire())
+        await asyncio.to_thread(onlooker.wait_count, lock.path, 2)
+        assert not task.done()
+
+    with Lock("k", make_pool()):
+        asyncio.run(main())
+        onlooker.wait_count(lock.path, 1)
+    Runner(lambda: lock.acquire(timeout=5).release()).result()
+    wait_until(lambda: not pool.sessions()[0]._tenants)

@@ -1,0 +1,115 @@
+"""The live tree, read by somebody who does not lock."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from services.zookeeper import ZooKeeper
+
+from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
+from django_zklock.zk import keys, survey
+from django_zklock.zk.identity import Work
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool
+from tests.zk.onlooker import MakePool, Onlooker
+from tests.zk.runner import Runner
+
+pytestmark = pytest.mark.zookeeper
+
+
+def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Every lock in use is listed with who holds and who waits, in order."""
+    lock = Lock("b/ü", pool, work=lambda: Work(kind="task", name="billing"))
+    with lock as held, Lock("a", pool):
+        waiter = Runner(lambda: Lock("b/ü", make_pool()).acquire(timeout=10))
+        onlooker.wait_count(lock.path, 2)
+        found = survey.lines(pool, timeout=5)
+        assert [line.key for line in found] == ["a", "b/ü"]
+        line = survey.line(pool, "b/ü", timeout=5)
+        assert line == found[1]
+        (holder,), (waiting,) = line.holders, line.waiters
+        assert (holder.token, holder.path, holder.position) == (held.token, held.node, 0)
+        assert holder.session_id == pool.sessions()[0].id
+        assert holder.identity is not None
+        assert holder.identity.work == Work(kind="task", name="billing")
+        assert abs(holder.since - held.since) < 5
+        assert (waiting.position, waiting.held) == (1, False)
+    waiter.result().release()
+
+
+def test_line__nobody(pool: Pool) -> None:
+    """A lock that nobody uses, in a tree that may not exist, is an empty line."""
+    assert survey.lines(pool, timeout=5) == []
+    line = survey.line(pool, "k", timeout=5)
+    assert (line.key, line.places, line.foreign) == ("k", (), ())
+    with pytest.raises(ValueError, match="must not be empty"):
+        survey.line(pool, "", timeout=5)
+
+
+def test_lines__long_key(pool: Pool) -> None:
+    """A key that is too long for a name is shown whole."""
+    key = "/%\n\N{PARTY POPPER}..\0" * 80
+    with Lock(key, pool):
+        assert [line.key for line in survey.lines(pool, timeout=5)] == [key]
+        assert survey.line(pool, key, timeout=5).holders
+
+
+def test_lines__hostile(pool: Pool, onlooker: Onlooker) -> None:
+    """Names and data of strangers are reported as they are, believed in nothing and break nothing."""
+    root = pool.options.root
+    shortened = keys.escape("x" * 500)
+    for name, data in [("a%FF", b""), ("%41", b""), (shortened, b"another key"), ("plain", b"")]:
+        onlooker.client.create(f"{root}/{name}", data, makepath=True)
+        onlooker.client.create(f"{root}/{name}/readme", b"\xff")
+        node = f"{root}/{name}/_c_0f8fad5b-d9cb-469f-a165-70867728950e-lock-"
+        onlooker.client.create(node, b'{"v":1,"host":"\\ud800","pid":1e999}', sequence=True)
+    found = survey.lines(pool, timeout=5)
+    assert sorted(line.key for line in found) == sorted(["a%FF", "%41", shortened, "plain"])
+    for line in found:
+        assert line.foreign == ("readme",)
+        assert [place.identity for place in line.places] == [None]
+        assert line.places[0].held
+
+
+def test_lines__kazoo(pool: Pool, onlooker: Onlooker) -> None:
+    """A lock of kazoo's own recipe is seen, and stands in our way."""
+    lock = Lock("k", pool)
+    foreign = onlooker.client.Lock(lock.path, "somebody")
+    foreign.acquire(timeout=5)
+    assert lock.try_acquire() is None
+    (place,) = survey.line(pool, "k", timeout=5).places
+    assert place.held
+    assert place.identity is None
+    foreign.release()
+    onlooker.wait_empty(lock.path)
+    with lock:
+        pass
+
+
+def test_lines__unreachable(make_pool: MakePool) -> None:
+    """Without a server the error comes in time."""
+    pool = make_pool("127.0.0.1:1")
+    began = time.monotonic()
+    with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1"):
+        survey.lines(pool, timeout=0.3)
+    assert time.monotonic() - began < 0.6
+
+
+def test_lines__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+    """With a frozen server too."""
+    pool = make_pool(own_zookeeper.hosts)
+    survey.lines(pool, timeout=5)
+    own_zookeeper.pause()
+    began = time.monotonic()
+    with pytest.raises(ZooKeeperUnavailable, match=r"no answer within 0\.3 s"):
+        survey.lines(pool, timeout=0.3)
+    assert time.monotonic() - began < 0.6
+
+
+def test_lines__refused(make_pool: MakePool) -> None:
+    """What one may not read is an error that says so."""
+    owner = make_pool(auth=[("digest", "billing:secret")], acl="creator")
+    with Lock("k", owner), pytest.raises(ZkLockError, match="refused to list") as caught:
+        survey.lines(make_pool(), timeout=5)
+    assert not isinstance(caught.value, ZooKeeperUnavailable)

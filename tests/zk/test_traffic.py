@@ -1,0 +1,125 @@
+"""What the lock costs the server: requests, writes, round trips and wake-ups, counted."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+from services.zookeeper import ZooKeeper
+
+from django_zklock.zk.lock import Lock
+from tests.zk.onlooker import MakePool, wait_until
+from tests.zk.proxy import UP, Proxy, requests
+from tests.zk.runner import Runner
+
+pytestmark = pytest.mark.zookeeper
+
+CREATE2, GET_CHILDREN, DELETE, GET_DATA, PING = 15, 8, 2, 4, 11
+
+
+def written(proxy: Proxy, since: int = 0) -> list[list[int]]:
+    """Give the opcodes of each write since then, without pings."""
+    writes = [list(requests(chunk)) for direction, chunk in proxy.chunks[since:] if direction == UP]
+    return [write for write in writes if write != [PING]]
+
+
+def test_uncontended__packets(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+    """On a warm session an acquisition and its release are three requests, by the server's own count."""
+    # A session so long that neither ping nor heartbeat falls into the measurement.
+    pool = make_pool(own_zookeeper.hosts, session_timeout=60.0)
+    lock = Lock("k", pool)
+    lock.acquire().release(wait=True)
+    before = own_zookeeper.packets_received()
+    for _ in range(200):
+        lock.acquire().release()
+    pool.sessions()[0]
+    lock.acquire().release(wait=True)
+    assert own_zookeeper.packets_received() - before == 3 * 201
+
+
+def test_uncontended__one_round_trip(zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+    """Create and list leave in one write, nothing else is asked before the lock is held, and the delete is alone."""
+    with Proxy(zookeeper.address) as proxy:
+        pool = make_pool(proxy.hosts, session_timeout=30.0)
+        lock = Lock("k", pool)
+        lock.acquire().release(wait=True)
+        for _ in range(20):
+            seen = len(proxy.chunks)
+            held = lock.acquire()
+            assert written(proxy, seen) == [[CREATE2, GET_CHILDREN]]
+            held.release(wait=True)
+            assert written(proxy, seen) == [[CREATE2, GET_CHILDREN], [DELETE]]
+        pool.close()
+
+
+def test_try__busy(zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+    """A try for a busy lock is one request and no write."""
+    with Proxy(zookeeper.address) as proxy, Lock("k", make_pool()):
+        pool = make_pool(proxy.hosts, session_timeout=30.0)
+        assert Lock("k", pool).try_acquire() is None
+        seen = len(proxy.chunks)
+        for _ in range(10):
+            assert Lock("k", pool).try_acquire() is None
+        assert written(proxy, seen) == [[GET_CHILDREN]] * 10
+        pool.close()
+
+
+def test_hand_over__hundred_waiters(zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+    """A release wakes exactly one of a hundred waiters, in the order in which they came, however many are left."""
+    with Proxy(zookeeper.address) as proxy:
+        pools = [make_pool(proxy.hosts, session_timeout=60.0) for _ in range(4)]
+        holder = make_pool(session_timeout=60.0)
+        order: list[int] = []
+        go_on = [threading.Event() for _ in range(100)]
+
+        def wait_in_line(number: int) -> None:
+            with Lock("k", pools[number % 4]):
+                order.append(number)
+                assert go_on[number].wait(60)
+
+        held = Lock("k", holder).acquire()
+        runners = []
+        for number in range(100):
+            runners.append(Runner(lambda number=number: wait_in_line(number)))  # type: ignore[misc]
+            wait_until(lambda number=number: waiting(pools) == number + 1)  # type: ignore[misc]
+        for number in range(100):
+            seen = len(proxy.chunks)
+            if number == 0:
+                held.release(wait=True)
+            else:
+                go_on[number - 1].set()
+                runners[number - 1].result()
+            wait_until(lambda number=number: len(order) == number + 1)  # type: ignore[misc]
+            asked = Counter(code for write in written(proxy, seen) for code in write)
+            assert asked[GET_CHILDREN] == 1
+            assert asked - Counter({GET_CHILDREN: 1, DELETE: 1, GET_DATA: 2}) == Counter()
+            assert waiting(pools) == 99 - number
+        go_on[99].set()
+        runners[99].result()
+        assert order == list(range(100))
+        for pool in pools:
+            pool.close()
+
+
+def waiting(pools: list) -> int:  # type: ignore[type-arg]
+    return sum(
+        tenant.state.value == "waiting" and tenant.looks > 0
+        for pool in pools
+        for session in pool.sessions()
+        for tenant in list(session._tenants)
+    )
+
+
+def test_abandoned_waits__leave_nothing(pool, make_pool: MakePool, zookeeper: ZooKeeper) -> None:  # type: ignore[no-untyped-def]
+    """Waits that run out leave no node, no watch in this process, no tenant and no thread."""
+    lock = Lock("k", pool)
+    with Lock("k", make_pool()):
+        Runner(lambda: lock.acquire(timeout=0.01)).outcome()
+        threads = threading.active_count()
+        for _ in range(300):
+            Runner(lambda: lock.acquire(timeout=0.001)).outcome()
+        session = pool.sessions()[0]
+        wait_until(lambda: not session._tenants)
+        assert sum(map(len, session.wire._client._data_watchers.values())) <= 1
+        assert threading.active_count() == threads
