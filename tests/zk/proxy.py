@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from typing_extensions import Self
 
 UP = "up"
 DOWN = "down"
@@ -90,7 +89,7 @@ class Proxy:
         for sock in (self._listener, self._waker, self._woken):
             sock.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Proxy:  # noqa: PYI034 - Self is in typing since Python 3.11 only
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -105,7 +106,7 @@ def test_counter__eight_processes(play: MakePlayer, tmp_path: Path) -> None:
     assert counter.read_text() == "2000"
     tokens = [int(line) for line in counter.with_suffix(".grants").read_text().split()]
     assert len(tokens) == 2000
-    assert all(earlier < later for earlier, later in zip(tokens, tokens[1:], strict=False))
+    assert all(earlier < later for earlier, later in itertools.pairwise(tokens))
 
 
 def test_process__killed(play: MakePlayer, make_pool: MakePool) -> None:

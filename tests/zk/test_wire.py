@@ -420,7 +420,7 @@ def test_auth__refused(make_pool: MakePool) -> None:
 @pytest.mark.parametrize("value", ["", "nobody", [], ["world"], ["world:anyone"], ["world:anyone:x"], [1], [":a:r"]])
 def test_acl__bad(value: Any) -> None:
     """A wrong ACL is refused with what would be right."""
-    with pytest.raises(ValueError, match='like "world:anyone:r"|"open", "creator" or a list'):
+    with pytest.raises(ValueError, match=r'like "world:anyone:r"|"open", "creator" or a list'):
         parse_acl(value)
 
 

@@ -1,0 +1,359 @@
+"""The state machine against a server whose every answer is written in the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, UnimplementedError
+from kazoo.protocol.states import ZnodeStat
+
+from django_zklock.zk.contender import MAX_ENSURES, Contender, State, Unavailable
+from django_zklock.zk.nodes import EXCLUSIVE
+
+SESSION = 77
+
+
+def stat(czxid: int = 1, owner: int = SESSION) -> ZnodeStat:
+    return ZnodeStat(czxid, czxid, 0, 0, 0, 0, 0, owner, 0, 0, czxid)
+
+
+class Script:
+    """A session and its wire: requests pile up, the test answers them."""
+
+    def __init__(self) -> None:
+        self.connected = True
+        self.containers = True
+        self.lease_over = False
+        self.closing = False
+        self.id = SESSION
+        self.server = "here"
+        self.tenants: list[Any] = []
+        self.requests: list[tuple[str, Any, Any]] = []
+        self.watches: dict[str, list[Any]] = {}
+        self.wire = self
+
+    def attach(self, tenant: Any) -> None:
+        self.tenants.append(tenant)
+
+    def detach(self, tenant: Any) -> None:
+        self.tenants.remove(tenant)
+
+    def create(self, path: str, data: bytes, reply: Any) -> None:
+        self.requests.append(("create", path, reply))
+
+    def ensure(self, path: str, data: bytes, reply: Any, *, container: bool) -> None:
+        self.requests.append(("ensure", container, reply))
+
+    def children(self, path: str, reply: Any) -> None:
+        self.requests.append(("children", path, reply))
+
+    def get(self, path: str, reply: Any, watcher: Any = None) -> Any:
+        self.requests.append(("get", path, reply))
+        if watcher is not None:
+            self.watches.setdefault(path, []).append(watcher)
+        return lambda: None
+
+    def delete(self, path: str, reply: Any) -> None:
+        self.requests.append(("delete", path, reply))
+
+    def sync(self, path: str) -> None:
+        self.requests.append(("sync", path, None))
+
+    # For the test.
+
+    @property
+    def asked(self) -> list[str]:
+        return [name for name, _, _ in self.requests]
+
+    def answer(self, expected: str, value: Any = None, error: Any = None) -> Any:
+        name, what, reply = self.requests.pop(0)
+        assert name == expected
+        if reply is not None:
+            reply(value, error)
+        return what
+
+    def break_connection(self) -> None:
+        self.connected = False
+        self.requests.clear()
+        self.watches.clear()
+        for tenant in list(self.tenants):
+            tenant.suspended()
+
+    def reconnect(self) -> None:
+        self.connected = True
+        for tenant in list(self.tenants):
+            tenant.resumed()
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+def contend(script: Script, *, wait: bool = True) -> Contender:
+    contender = Contender(script, "/k", EXCLUSIVE, data=b"me", wait=wait, notify=lambda: None)  # type: ignore[arg-type]
+    contender.join()
+    return contender
+
+
+def create(script: Script, sequence: int = 5, czxid: int = 50) -> str:
+    """Answer a create; give the node's name."""
+    stem = script.requests[0][1].rpartition("/")[2]
+    name = f"{stem}{sequence:010d}"
+    script.answer("create", (name, stat(czxid)))
+    return name
+
+
+def other(sequence: int) -> str:
+    return f"lock-{sequence:010d}"
+
+
+def test_join__nobody_ahead(script: Script) -> None:
+    """Create and list together are enough."""
+    contender = contend(script)
+    assert script.asked == ["create", "children"]
+    name = create(script)
+    script.answer("children", [name, other(6), "readme"])
+    assert (contender.state, contender.token, script.asked) == (State.HELD, 50, [])
+
+
+def test_join__abandoned_before_it_began(script: Script) -> None:
+    """Who leaves before joining is gone, and a late join does nothing."""
+    contender = Contender(script, "/k", EXCLUSIVE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    contender.leave()
+    contender.join()
+    assert (contender.state, script.asked, script.tenants) == (State.GONE, [], [])
+
+
+def test_create__no_parent(script: Script) -> None:
+    """A missing parent is made as a container, with the next create right behind it."""
+    contender = contend(script)
+    script.answer("create", error=NoNodeError())
+    script.answer("children", error=NoNodeError())
+    assert script.asked == ["ensure", "create", "children"]
+    assert script.answer("ensure", error=NodeExistsError()) is True
+    name = create(script)
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_create__no_containers(script: Script) -> None:
+    """A server without containers gets plain parents, and is not asked for containers again."""
+    contender = contend(script)
+    script.answer("create", error=NoNodeError())
+    script.answer("children", error=NoNodeError())
+    assert script.answer("ensure", error=UnimplementedError()) is True
+    script.answer("create", error=NoNodeError())
+    script.answer("children", error=NoNodeError())
+    assert script.answer("ensure", "/k") is False
+    name = create(script)
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_create__parent_never_there(script: Script) -> None:
+    """Parents that cannot be made are given up with the server's word, after a bounded number of tries."""
+    contender = contend(script)
+    for _ in range(MAX_ENSURES):
+        script.answer("create", error=NoNodeError())
+        script.answer("children", error=NoNodeError())
+        script.answer("ensure", error=NoAuthError())
+    script.answer("create", error=NoNodeError())
+    script.answer("children", error=NoNodeError())
+    # What the server said about the parent, if it said something, else about the node.
+    assert isinstance(contender.error, NoNodeError | NoAuthError)
+    assert (contender.state, script.asked, script.tenants) == (State.GONE, [], [])
+
+
+def test_create__refused(script: Script) -> None:
+    """A refusal is the outcome."""
+    contender = contend(script)
+    script.answer("create", error=NoAuthError())
+    script.answer("children", error=NoAuthError())
+    assert isinstance(contender.error, NoAuthError)
+    assert (contender.state, script.asked) == (State.GONE, [])
+
+
+def test_create__abandoned_under_way(script: Script) -> None:
+    """Who leaves while the create is under way deletes the node when its name is known."""
+    contender = contend(script)
+    contender.leave()
+    assert contender.state is State.LEAVING
+    name = create(script)
+    script.answer("children", [name])
+    assert script.answer("delete") == f"/k/{name}"
+    assert (contender.state, script.tenants) == (State.GONE, [])
+
+
+def test_create__reply_lost(script: Script) -> None:
+    """After a reconnect the node is looked for, after a sync, and adopted if it is of this session."""
+    contender = contend(script)
+    stem = script.requests[0][1].rpartition("/")[2]
+    script.break_connection()
+    script.reconnect()
+    assert script.asked == ["sync", "children"]
+    script.answer("sync")
+    name = f"{stem}0000000005"
+    script.answer("children", [other(1), name])
+    script.answer("get", (b"me", stat(50)))
+    script.answer("children", [other(1), name])
+    assert (contender.state, contender.node, contender.token) == (State.WAITING, name, 50)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_create__reply_lost_not_there(script: Script, left: bool) -> None:
+    """If it is not there, a new one is made with a new GUID, or none if the caller has left."""
+    contender = contend(script)
+    stem = script.requests[0][1]
+    script.break_connection()
+    if left:
+        contender.leave()
+    script.reconnect()
+    script.answer("sync")
+    script.answer("children", [other(1)])
+    assert script.asked == ([] if left else ["create", "children"])
+    assert contender.state is (State.GONE if left else State.JOINING)
+    assert left or script.requests[0][1] != stem
+
+
+def test_create__reply_lost_other_session(script: Script) -> None:
+    """A node of a session that is over is deleted and never adopted."""
+    contend(script)
+    stem = script.requests[0][1].rpartition("/")[2]
+    script.break_connection()
+    script.reconnect()
+    script.answer("sync")
+    script.answer("children", [f"{stem}0000000005"])
+    script.answer("get", (b"me", stat(50, owner=SESSION - 1)))
+    assert script.asked == ["delete", "create", "children"]
+
+
+def test_list__reply_lost(script: Script) -> None:
+    """When only the list was lost, the node is kept: a second one would wait for the first."""
+    contender = contend(script)
+    name = create(script)
+    script.break_connection()
+    script.reconnect()
+    assert script.asked == ["sync", "children"]
+    script.answer("sync")
+    script.answer("children", [name])
+    assert (contender.state, contender.node) == (State.HELD, name)
+
+
+def test_waiting__predecessor_gone(script: Script) -> None:
+    """Only the one before is watched; when it goes the line is read again."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [other(1), other(3), name])
+    assert contender.state is State.WAITING
+    assert set(script.watches) == {f"/k/{name}", f"/k/{other(3)}"}
+    for _ in range(3):
+        script.answer("get", (b"", stat()))
+    script.watches[f"/k/{other(3)}"].pop()()
+    script.answer("children", [other(1), name])
+    assert contender.state is State.WAITING
+    script.requests.clear()
+    script.watches[f"/k/{other(1)}"].pop()()
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_waiting__predecessor_gone_before_the_watch(script: Script) -> None:
+    """One that went between list and watch is noticed by the answer to the watch."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [other(1), name])
+    script.answer("get", (b"me", stat(50)))
+    script.answer("get", error=NoNodeError())
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_sequence_end__by_czxid(script: Script) -> None:
+    """At the end of the counter the order is that of the creating transactions."""
+    contender = contend(script)
+    end = 2**31 - 1
+    name = create(script, end, czxid=60)
+    rivals = {f"_c_0f8fad5b-d9cb-469f-a165-7086772895{n:02}-lock-{end:010d}": czxid for n, czxid in ((1, 50), (2, 70))}
+    czxids = rivals | {name: 60}
+    script.answer("children", list(czxids))
+    while script.requests and contender.state is State.JOINING:
+        path = script.requests[0][1]
+        script.answer("get", (b"", stat(czxids[path.rpartition("/")[2]])))
+    assert contender.state is State.WAITING
+    first = next(rival for rival, czxid in rivals.items() if czxid == 50)
+    assert f"/k/{first}" in script.watches
+
+
+def test_grant__lease_over(script: Script) -> None:
+    """A grant that is read after the lease has run out is asked for again."""
+    contender = contend(script)
+    name = create(script)
+    script.lease_over = True
+    script.answer("children", [name])
+    assert contender.state is State.JOINING
+    script.lease_over = False
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_release__while_away(script: Script) -> None:
+    """A release without a connection is done after the reconnect, and moot with a new session."""
+    for new_session in (False, True):
+        contender = contend(script)
+        name = create(script)
+        script.answer("children", [name])
+        script.break_connection()
+        contender.leave()
+        assert script.asked == []
+        if new_session:
+            contender.session_ended("expired")
+        else:
+            script.reconnect()
+            assert script.answer("delete", error=NoNodeError()) == f"/k/{name}"
+        assert (contender.state, script.tenants) == (State.GONE, [])
+        script.connected = True
+
+
+def test_unavailable(script: Script) -> None:
+    """Who waits gives up, who holds does not."""
+    waiting, holding = contend(script), contend(script)
+    first = script.requests[:2]
+    del script.requests[:2]
+    name = create(script)
+    script.answer("children", [name])
+    script.requests.extend(first)
+    waiting.unavailable("away")
+    holding.unavailable("away")
+    assert isinstance(waiting.error, Unavailable)
+    assert (waiting.state, holding.state, holding.lost) == (State.LEAVING, State.HELD, None)
+
+
+def test_session_ended__holding(script: Script) -> None:
+    """The end of the session is a loss, named once and for all."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [name])
+    contender.session_ended("expired")
+    contender.lose("something else")
+    assert (contender.state, contender.lost) == (State.GONE, "expired")
+
+
+@pytest.mark.parametrize("line", [[other(1)], ["__lock__", other(1)]])
+def test_try__busy(script: Script, line: list[str]) -> None:
+    """A try lists first and creates nothing on a busy lock."""
+    contender = contend(script, wait=False)
+    script.answer("children", line)
+    assert (contender.busy, contender.state, script.asked) == (True, State.GONE, [])
+
+
+def test_try__overtaken(script: Script) -> None:
+    """A try that was overtaken between list and create takes its node away again."""
+    contender = contend(script, wait=False)
+    script.answer("children", [])
+    name = create(script)
+    script.answer("children", [other(1), name])
+    assert contender.busy
+    assert script.answer("delete") == f"/k/{name}"
+    assert contender.state is State.GONE
