@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from tests.zk.onlooker import Onlooker, wait_until
 
 if TYPE_CHECKING:
     from celery import Celery
-    from celery.result import AsyncResult
 
 # Without Celery there is nothing to be seen here.
 if importlib.util.find_spec("celery") is None:
@@ -33,6 +33,30 @@ if importlib.util.find_spec("celery") is None:
 
 HERE = Path(__file__).resolve().parent
 PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A task that is on its way. Not Celery's own AsyncResult, which says goodbye to a broker that may be gone."""
+
+    id: str
+    results: Celery
+
+    @property
+    def state(self) -> str:
+        return str(self._meta()["status"])
+
+    def outcome(self, timeout: float = PATIENCE) -> Any:
+        """Wait for the end, and give the result or the error."""
+        return wait_until(lambda: self._meta() if self._ready else None, timeout, f"{self.id} is done")["result"]
+
+    @property
+    def _ready(self) -> bool:
+        return self.state in {"SUCCESS", "FAILURE"}
+
+    def _meta(self) -> dict[str, Any]:
+        meta: dict[str, Any] = self.results.backend.get_task_meta(self.id, cache=False)
+        return meta
 
 
 class Workshop:
@@ -56,7 +80,8 @@ class Workshop:
             "WORKSHOP_SESSION_TIMEOUT": str(session_timeout),
             "PYTHONPATH": os.pathsep.join([str(HERE), str(PROJECT), *filter(None, sys.path)]),
         }
-        self.app: Celery = Celery("client", broker=broker.url, backend=broker.url, set_as_current=False)
+        self.sender: Celery = Celery("sender", broker=broker.url, set_as_current=False)
+        self.results: Celery = Celery("results", backend=broker.url, set_as_current=False)
         self.board = redis.Redis.from_url(broker.url, decode_responses=True)
         self.pool = Pool(
             "outside",
@@ -77,21 +102,25 @@ class Workshop:
             self.worker.close()
         self.pool.close(2.0)
         self.board.close()
-        self.app.close()
+        self.sender.close()
+        self.results.close()
 
     # Tasks and their results.
 
-    def send(self, name: str, *args: Any, **options: Any) -> AsyncResult[Any]:
+    def send(self, name: str, *args: Any, **options: Any) -> Sent:
         full = name if "." in name else f"workshop.tasks.{name}"
-        return self.app.send_task(full, args, queue=self.queue, **options)
+        return Sent(self.sender.send_task(full, args, queue=self.queue, **options).id, self.results)
 
-    def result(self, sent: AsyncResult[Any], timeout: float = PATIENCE) -> Any:
-        """Give a task's result, or raise its error."""
-        return sent.get(timeout=timeout, interval=0.05)
-
-    def outcome(self, sent: AsyncResult[Any], timeout: float = PATIENCE) -> Any:
+    def outcome(self, sent: Sent) -> Any:
         """Give a task's result, or its error."""
-        return sent.get(timeout=timeout, interval=0.05, propagate=False)
+        return sent.outcome()
+
+    def result(self, sent: Sent) -> Any:
+        """Give a task's result, or raise its error."""
+        outcome = sent.outcome()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     # Notes.
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do what Django's app does where Celery was imported before it; forget the tasks that Celery would share."""
     install()
-    monkeypatch.setattr("celery._state._on_app_finalizers", set(celery._state._on_app_finalizers))
+    monkeypatch.setattr("celery._state._on_app_finalizers", set(celery._state._on_app_finalizers))  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -157,7 +157,8 @@ def test_bare_use__above_a_task(app: Celery, kind: str) -> None:
     task = maker(name=f"calling.bare_{kind}")(work)
     with pytest.raises(TypeError, match="needs the key of the lock"):
         zk_locked(task)
-    assert not app.finalized
+    finalized: bool = app.finalized  # type: ignore[attr-defined]
+    assert not finalized
 
 
 def test_unknown_argument__above_a_task(app: Celery) -> None:
@@ -170,7 +171,7 @@ def test_unknown_argument__above_a_task(app: Celery) -> None:
 def test_class__without_a_body(app: Celery) -> None:
     """A class of tasks that leaves `run` to others has nothing to lock, and is refused."""
 
-    class Base(Task):
+    class Base(Task):  # type: ignore[type-arg]
         pass
 
     with pytest.raises(TypeError, match=r"Base has no run\(\) to lock"):
@@ -180,7 +181,7 @@ def test_class__without_a_body(app: Celery) -> None:
 def test_class__inherited_body(app: Celery, ensemble: Ensemble) -> None:
     """A class whose base has the body is locked, and the base is not."""
 
-    class Base(Task):
+    class Base(Task):  # type: ignore[type-arg]
         name = "calling.base"
 
         def run(self) -> bool:

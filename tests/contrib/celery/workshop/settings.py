@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from config.settings import *  # noqa: F403 - derived settings
 
-ZKLOCK: dict[str, dict[str, Any]] = {
+ZKLOCK = {
     "default": {
         "HOSTS": os.environ["ZOOKEEPER_HOSTS"],
         "ROOT": os.environ["WORKSHOP_ROOT"],
@@ -16,3 +15,5 @@ ZKLOCK: dict[str, dict[str, Any]] = {
 }
 CELERY_RESULT_BACKEND = os.environ["CELERY_BROKER_URL"]
 CELERY_TASK_IGNORE_RESULT = False
+# Enough for a test's tasks: early Celery looks for more only once a second while threads are at work.
+CELERY_WORKER_PREFETCH_MULTIPLIER = 10

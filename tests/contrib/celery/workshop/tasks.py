@@ -101,28 +101,28 @@ def refuse(key: str) -> dict[str, Any]:
 
 # Autoretry.
 
-TRY = {"autoretry_for": (Exception,), "retry_kwargs": {"countdown": 0, "max_retries": 3}}
+TRY: dict[str, Any] = {"autoretry_for": (Exception,), "retry_kwargs": {"countdown": 0, "max_retries": 3}}
 
 
-@shared_task(**TRY)
+@shared_task(**TRY)  # type: ignore[untyped-decorator]
 @zk_locked("{key}", on_conflict="raise")
 def refuse_below(key: str, run: str) -> dict[str, Any]:
     return work(run)
 
 
 @zk_locked("{key}", on_conflict="raise")
-@shared_task(**TRY)
+@shared_task(**TRY)  # type: ignore[untyped-decorator]
 def refuse_above(key: str, run: str) -> dict[str, Any]:
     return work(run)
 
 
-@shared_task(**TRY)
+@shared_task(**TRY)  # type: ignore[untyped-decorator]
 @zk_locked("{key}", timeout=0.2)
 def time_out(key: str, run: str) -> dict[str, Any]:
     return work(run)
 
 
-@shared_task(**TRY)
+@shared_task(**TRY)  # type: ignore[untyped-decorator]
 def time_out_inside(key: str, run: str) -> dict[str, Any]:
     board().incr(f"{run}:attempts")
     with zk_lock(key).acquire(0.2):
@@ -141,19 +141,19 @@ def fail_twice(key: str) -> dict[str, Any]:
     return facts()
 
 
-@shared_task(**TRY)
+@shared_task(**TRY)  # type: ignore[untyped-decorator]
 @zk_locked("{key}", on_conflict="skip")
 def fail_twice_below(key: str) -> dict[str, Any]:
     return fail_twice(key)
 
 
 @zk_locked("{key}", on_conflict="skip")
-@shared_task(**TRY)
+@shared_task(**TRY)  # type: ignore[untyped-decorator]
 def fail_twice_above(key: str) -> dict[str, Any]:
     return fail_twice(key)
 
 
-@shared_task(**TRY)
+@shared_task(**TRY)  # type: ignore[untyped-decorator]
 def handle_conflict_and_fail(key: str) -> dict[str, Any]:
     try:
         refusing = zk_locked(key, on_conflict="raise")(facts)
@@ -286,14 +286,14 @@ def twice_above(key: str) -> dict[str, Any]:
 
 
 @zk_locked("{key}")
-class Locked(Task):
+class Locked(Task):  # type: ignore[type-arg]
     name = "workshop.tasks.class_based"
 
     def run(self, key: str) -> dict[str, Any]:
         return facts(name=self.name)
 
 
-class LockedRun(Task):
+class LockedRun(Task):  # type: ignore[type-arg]
     name = "workshop.tasks.class_based_run"
     autoretry_for = (Exception,)
 
