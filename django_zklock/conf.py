@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_zklock.zk.deadline import seconds
 from django_zklock.zk.pool import PoolOptions
-from django_zklock.zk.wire import ConnectionOptions, parse_acl
+from django_zklock.zk.wire import EXTRA_OPTIONS, ConnectionOptions, parse_acl
 
 DEFAULT_ALIAS = "default"
 LOSS_POLICIES = ("lease", "strict")
@@ -38,7 +38,20 @@ def _secret(place: str, value: object) -> str:
 def _hosts(place: str, value: object) -> str:
     if isinstance(value, (list, tuple)) and value and all(isinstance(host, str) for host in value):
         value = ",".join(value)
-    return _text(place, value)
+    hosts = _text(place, value)
+    # kazoo and Java's client alike: one chroot, after the last server.
+    servers, _, chroot = hosts.partition("/")
+    if "," in chroot or not all(map(_is_server, servers.split(","))):
+        raise _refuse(place, 'servers like "zk1:2181,zk2:2181", with a chroot like "/app" at the end at most', value)
+    return hosts
+
+
+def _is_server(text: str) -> bool:
+    server = text.strip()
+    host, colon, port = server.rpartition(":")
+    if not colon or server.endswith("]"):
+        return bool(server)
+    return bool(host) and port.isdigit() and 0 < int(port) < 65536
 
 
 def _root(place: str, value: object) -> str:
@@ -97,6 +110,15 @@ def _flag(place: str, value: object) -> bool:
     return value
 
 
+def _options(place: str, value: object) -> dict[str, Any]:
+    options = _mapping(place, value)
+    unknown = sorted(set(options) - EXTRA_OPTIONS)
+    if unknown:
+        known = ", ".join(sorted(EXTRA_OPTIONS))
+        raise ImproperlyConfigured(f'{place}["{unknown[0]}"] cannot be set here; these can: {known}')
+    return options
+
+
 def _mapping(place: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ImproperlyConfigured(f"{place} must be a dict with string keys, got a {type(value).__name__}")
@@ -110,7 +132,7 @@ _CONNECTION: dict[str, tuple[str, Reader]] = {
     "AUTH": ("auth", _auth),
     "ACL": ("acl", _acl),
     "SASL": ("sasl", _mapping),
-    "OPTIONS": ("extra", _mapping),
+    "OPTIONS": ("extra", _options),
 }
 _POOL: dict[str, tuple[str, Reader]] = {
     "ROOT": ("root", _root),

@@ -46,7 +46,7 @@ def test_options__everything(settings: Settings) -> None:
         ACL=["world:anyone:r", "digest:shop:hash:cdrwa"],
         TLS={"CA": "ca.pem", "CERT": "c.pem", "KEY": "k.pem", "KEY_PASSWORD": "p", "CHECK_HOSTNAME": False},
         SASL={"mechanism": "DIGEST-MD5"},
-        OPTIONS={"read_only": True},
+        OPTIONS={"randomize_hosts": False},
     )
     options = conf.options("default")
     connection = options.connection
@@ -57,7 +57,7 @@ def test_options__everything(settings: Settings) -> None:
     assert (connection.tls_ca, connection.tls_cert, connection.tls_key) == ("ca.pem", "c.pem", "k.pem")
     assert (connection.tls_key_password, connection.tls_verify, connection.tls_check_hostname) == ("p", True, False)
     assert connection.use_tls
-    assert (connection.sasl, connection.extra) == ({"mechanism": "DIGEST-MD5"}, {"read_only": True})
+    assert (connection.sasl, connection.extra) == ({"mechanism": "DIGEST-MD5"}, {"randomize_hosts": False})
 
 
 def test_options__empty_tls_is_tls(settings: Settings) -> None:
@@ -97,6 +97,7 @@ def test_options__unknown_alias(settings: Settings) -> None:
 
 WRONG: list[tuple[str, list[Any]]] = [
     ("HOSTS", ["", "  ", None, 2181, [], [2181], {"zk1": 2181}]),
+    ("HOSTS", ["zk1:", "zk1:x", "zk1:99999", "zk1,,zk2", "/app", "zk1:2181/app,zk2:2181/app"]),
     ("ROOT", ["", "django_zklock", "/", "/locks/", "/a//b", None, 1]),
     ("SESSION_TIMEOUT", [0, -1, "15", None, True, float("nan"), float("inf"), timedelta(0), []]),
     ("CONNECT_TIMEOUT", [0, -0.5, "5", None, False, float("inf"), {}]),
@@ -106,7 +107,7 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("ACL", ["", "everybody", [], ["world:anyone"], ["world:anyone:x"], [1], 7, None]),
     ("TLS", [True, "ca.pem", ["ca.pem"], {1: "ca.pem"}]),
     ("SASL", [True, "DIGEST-MD5", ["mechanism"], {1: 2}, None]),
-    ("OPTIONS", [True, "read_only", [("read_only", True)], None]),
+    ("OPTIONS", [True, "read_only", [("read_only", True)], None, {"hosts": "zk1"}, {"read_only": True}]),
 ]
 
 

@@ -57,6 +57,7 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_acl
 from django_zklock.zk.clock import lease_now
 
 __all__ = [
+    "EXTRA_OPTIONS",
     "ConnectionOptions",
     "KazooException",
     "NoNodeError",
@@ -68,6 +69,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger("django_zklock.wire")
+
+# What of KazooClient's arguments is left to the user; the others are ours, or would undo what this module does.
+EXTRA_OPTIONS = frozenset({"randomize_hosts"})
 
 EPHEMERAL_SEQUENTIAL = 3
 CONTAINER = 4
