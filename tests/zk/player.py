@@ -122,11 +122,11 @@ def alarm(pool: Pool, rounds: str) -> None:
 
 def greenlets(pool: Pool) -> None:
     """Exclude each other between greenlets while the hub goes on turning."""
-    import gevent
+    import gevent  # type: ignore[import-untyped, unused-ignore]
 
     turns = 0
-    inside = []
-    order = []
+    inside: list[int] = []
+    order: list[int] = []
 
     def turn() -> None:
         nonlocal turns

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-
 UP = "up"
 DOWN = "down"
 INT = struct.Struct("!i")

@@ -24,14 +24,14 @@ pytestmark = [
     # What strikes in a finalizer goes no further.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.zookeeper,
-    pytest.mark.skipif(
-        sys.version_info < (3, 12) or sys.gettrace() is not None, reason="tracing by opcode, needed by no one else"
-    ),
 ]
 
 # CPython cannot protect the first instruction of an __exit__ that is written in Python (bpo-29988), and what was
 # thrown before a release has begun is for the caller's `finally`.
 SPARED = (Lock.__exit__.__code__, Held.release.__code__)
+
+
+by_instant = pytest.mark.skipif(sys.version_info < (3, 12), reason="written for the instructions of Python 3.12 on")
 
 
 class Custom(BaseException):
@@ -87,6 +87,7 @@ def visit_all(
     return target - 1
 
 
+@by_instant
 def test_every_instant__uncontended(pool: Pool, make_pool: MakePool) -> None:
     """Wherever an exception strikes between the start of `with lock` and its end, the lock is free afterwards."""
     other = make_pool()
@@ -105,6 +106,7 @@ def test_every_instant__uncontended(pool: Pool, make_pool: MakePool) -> None:
     assert visit_all(cycle, check) > 100
 
 
+@by_instant
 def test_every_instant__try(pool: Pool, make_pool: MakePool) -> None:
     """The same for a try and the release of its hold."""
     other = make_pool()
@@ -125,6 +127,7 @@ def test_every_instant__try(pool: Pool, make_pool: MakePool) -> None:
     assert visit_all(cycle, check) > 50
 
 
+@by_instant
 def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
     """The same for a wait that ends with the lock and for one that ends without."""
     other = make_pool()
@@ -148,6 +151,7 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
     probe(pool, other, "k")
 
 
+@by_instant
 def test_every_instant__first_use(make_pool: MakePool, onlooker: Onlooker) -> None:
     """The same for the first use of a pool, which begins its session."""
     other = make_pool()
@@ -169,6 +173,7 @@ def test_every_instant__first_use(make_pool: MakePool, onlooker: Onlooker) -> No
     gc.collect()
 
 
+@by_instant
 def test_every_instant__unreachable(make_pool: MakePool) -> None:
     """The same while ZooKeeper is away: neither the clock nor the session's machine is left locked."""
     pool = make_pool("127.0.0.1:1", connect_timeout=0.5)

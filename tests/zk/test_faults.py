@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from services.ensemble import Ensemble
@@ -12,6 +12,8 @@ from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import LockLost, ZooKeeperUnavailable
 from django_zklock.zk import holds
+from django_zklock.zk.attempt import Attempt
+from django_zklock.zk.contender import State
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock, Silent
 from django_zklock.zk.pool import Pool
@@ -135,7 +137,8 @@ def test_server_frozen__lease(own_zookeeper: ZooKeeper, make_pool: MakePool) -> 
 def test_unreachable__nothing_listens(make_pool: MakePool) -> None:
     """Without a server the error comes within the connect timeout, also for a wait without end and a try."""
     pool = make_pool("127.0.0.1:1", connect_timeout=0.5)
-    for call in (lambda: Lock("k", pool).acquire(), lambda: Lock("k", pool).try_acquire()):
+    calls: list[Callable[[], object]] = [lambda: Lock("k", pool).acquire(), lambda: Lock("k", pool).try_acquire()]
+    for call in calls:
         began = time.monotonic()
         with pytest.raises(ZooKeeperUnavailable, match=r"ZooKeeper at 127\.0\.0\.1:1\b"):
             call()
@@ -246,6 +249,26 @@ def test_session_ended__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
     held.release()
     with waiter.result() as later:
         assert onlooker.client.exists(later.node).ephemeralOwner == pool.sessions()[0].id
+
+
+def test_session_ended__before_the_caller_looked(pool: Pool, onlooker: Onlooker) -> None:
+    """A grant that was lost before its caller came to look is not given out: the caller waits on, with a new node."""
+    lock = Lock("k", pool)
+    changed = threading.Event()
+    attempt = Attempt(lock, None, changed.set)
+    attempt.start()
+    first = attempt.contender
+    wait_until(lambda: first.state is State.HELD)
+    onlooker.end_session(pool)
+    wait_until(lambda: first.lost)
+    while not attempt.step():
+        assert changed.wait(10)
+        changed.clear()
+    assert attempt.held is not None
+    assert attempt.held.token > (first.token or 0)
+    attempt.held.check()
+    attempt.held.release(wait=True)
+    assert onlooker.children(lock.path) == []
 
 
 # Operators.

@@ -1,12 +1,15 @@
-"""kazoo as a transport: each thing that we rely on inside kazoo has a test that fails when kazoo changes it."""
+"""kazoo as a transport: each thing that we rely on inside kazoo has a test that fails when kazoo changes it.
+
+That a forked child forgets its parent's connection is shown with a real fork, in ``test_processes.py``.
+"""
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -30,7 +33,7 @@ class Listener:
     """Keeps what a wire tells, and does on the connection's thread what a test asks for."""
 
     def __init__(self) -> None:
-        self.monitor = threading.RLock()
+        self.monitor: AbstractContextManager[Any] = threading.RLock()
         self.events: list[Any] = []
         self.threads: set[int] = set()
         self.todo: list[Any] = []
@@ -118,7 +121,7 @@ def test_wake__one_byte(plugs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of wake-ups before the connection's thread gets to it are one byte, and one look at the queue."""
     plug = plugs().connected()
     held, entered = threading.Event(), threading.Event()
-    plug.do(lambda: (entered.set(), held.wait(5)))
+    plug.do(entered.set, lambda: held.wait(5))
     assert entered.wait(5)
     connection = plug.wire._connection
     sent: list[bytes] = []
@@ -332,22 +335,6 @@ def test_close__ends_the_session(plugs: Any, onlooker: Onlooker, root: str) -> N
     assert plug.listener.events[-1] == ("ended", "the session was closed", True)
 
 
-def test_forget__parent_lives(plugs: Any) -> None:
-    """A forked child that forgets the wire closes its descriptors without a word: the parent's session lives on."""
-    plug = plugs(session_timeout=2.0).connected()
-    session = plug.wire.session_id
-    connection = plug.wire._connection
-    numbers = [sock.fileno() for sock in (connection._socket, connection._read_sock, connection._write_sock)]
-    copies = [os.dup(number) for number in numbers]
-    # The child's view, without a fork: its copies of the descriptors are closed, the parent's connection stays.
-    assert len(set(numbers)) == 3
-    for copy in copies:
-        os.close(copy)
-    assert plug.ask("children", "/")[1] is None
-    assert plug.wire.session_id == session
-    assert plug.listener.events == ["connected"]
-
-
 def test_session__expired(plugs: Any, zookeeper: ZooKeeper) -> None:
     """An expired session is told as ended and not final, and the next one as connected."""
     plug = plugs().connected()
@@ -387,7 +374,11 @@ def test_acl__creator(make_pool: MakePool, onlooker: Onlooker) -> None:
             onlooker.client.get(held.node)
         waiter = Runner(lambda: Lock("k", friend).acquire(timeout=10))
         began = time.monotonic()
-        for call in (lambda: Lock("k", stranger).acquire(timeout=5), lambda: Lock("k", stranger).try_acquire()):
+        calls: list[Callable[[], object]] = [
+            lambda: Lock("k", stranger).acquire(timeout=5),
+            lambda: Lock("k", stranger).try_acquire(),
+        ]
+        for call in calls:
             with pytest.raises(ZkLockError, match=r"refused: NoAuthError.*check the ACL.*credentials") as caught:
                 call()
             assert not isinstance(caught.value, ZooKeeperUnavailable)
