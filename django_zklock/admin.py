@@ -152,7 +152,7 @@ class LockAdmin(LockModelAdmin):
             entries.append(format_html("{}", _("and %(count)s more") % {"count": more}))
         return format_html_join("", "<div>{}</div>", ((entry,) for entry in entries))
 
-    @admin.display(description=_("held for"))
+    @admin.display(description=_("age"))
     def age(self, lock: Lock) -> str:
         if not lock.line.holders:
             return ""
