@@ -37,10 +37,10 @@ def test_cancel() -> None:
     """What was cancelled is not called, and cancelling again or too late does nothing."""
     clock = Clock()
     calls: Queue[str] = Queue()
-    timer = clock.call_later(0.01, partial(calls.put, "cancelled"))
+    timer = clock.call_later(0.3, partial(calls.put, "cancelled"))
     timer.cancel()
     timer.cancel()
-    late = clock.call_later(0.02, partial(calls.put, "called"))
+    late = clock.call_later(0.31, partial(calls.put, "called"))
     assert calls.get(timeout=5) == "called"
     late.cancel()
     assert calls.empty()
@@ -67,14 +67,14 @@ def test_stop() -> None:
     """A stopped clock drops what is not due, but still does what is due at once."""
     clock = Clock()
     calls: Queue[str] = Queue()
-    clock.call_later(0.05, partial(calls.put, "dropped"))
+    clock.call_later(0.3, partial(calls.put, "dropped"))
     clock.stop()
     clock.call_later(0.05, partial(calls.put, "dropped too"))
     clock.call_later(0, partial(calls.put, "done"))
     assert calls.get(timeout=5) == "done"
     done = threading.Event()
     other = Clock()
-    other.call_later(0.2, done.set)
+    other.call_later(0.4, done.set)
     assert done.wait(5)
     assert calls.empty()
     other.stop()
