@@ -141,26 +141,26 @@ class LockedCall:
     # `except`: Celery's Task.retry and logging.exception take what they find in sys.exc_info() for their own.
 
     def _acquire(self, lock: Lock) -> tuple[Held | None, ZkLockError | None]:
-        try:
+        chances = _Chances(lock, self._patience)
+        while True:
             try:
-                return lock.acquire(self._patience), None
-            except (LockTimeout, LockConflict) as error:
-                if not self._met_itself(error):
+                return lock.acquire(chances.patience), None
+            except (LockTimeout, LockConflict) as error:  # noqa: PERF203 - three rounds at most
+                if not chances.another(error):
                     return None, error
-            return lock.acquire(_redelivery_patience(lock)), None
-        except (LockTimeout, LockConflict, ZooKeeperUnavailable) as error:
-            return None, error
+            except ZooKeeperUnavailable as error:
+                return None, error
 
     async def _aacquire(self, lock: Lock) -> tuple[Held | None, ZkLockError | None]:
-        try:
+        chances = _Chances(lock, self._patience)
+        while True:
             try:
-                return await lock.aacquire(self._patience), None
-            except (LockTimeout, LockConflict) as error:
-                if not self._met_itself(error):
+                return await lock.aacquire(chances.patience), None
+            except (LockTimeout, LockConflict) as error:  # noqa: PERF203 - three rounds at most
+                if not chances.another(error):
                     return None, error
-            return await lock.aacquire(_redelivery_patience(lock)), None
-        except (LockTimeout, LockConflict, ZooKeeperUnavailable) as error:
-            return None, error
+            except ZooKeeperUnavailable as error:
+                return None, error
 
     def _refuse_coroutine(self, result: object) -> None:
         if inspect.iscoroutine(result):
@@ -200,24 +200,6 @@ class LockedCall:
         return Conflict(
             key=lock.key, function=self.name, holder=holder, waited=self._patience, args=args, kwargs=kwargs
         )
-
-    def _met_itself(self, error: LockTimeout | LockConflict) -> bool:
-        """Whether the holder is an earlier delivery of the task that runs here.
-
-        Its process may be dead and its node still stand until the session ends. Skipping then would lose the
-        task; so it waits for that, once, under every policy.
-        """
-        holder = error.holder.work if error.holder else None
-        here = surroundings.work()
-        met = (
-            here is not None
-            and holder is not None
-            and bool(here.id)
-            and (here.kind, here.id) == (holder.kind, holder.id)
-        )
-        if met:
-            logger.warning("event=met_itself key=%r work=%r consequence=waits_for_session_end", error.key, str(here))
-        return met
 
     def _runs_without(self, refusal: ZkLockError) -> bool:
         """Whether the call is to run without protection."""
@@ -276,6 +258,35 @@ class LockedCall:
         return {"zklock": "skipped", "key": conflict.key, "reason": reason, "holder": holder}
 
 
-def _redelivery_patience(lock: Lock) -> float:
-    options = lock.pool.options
-    return options.connection.session_timeout + options.connect_timeout
+class _Chances:
+    """How often, and with which ``patience``, one call tries before its policies say what happens.
+
+    Once, but for two cases, each at most once. If nobody knows who the holder is, it was gone when we asked: it may
+    have been what the next case is about. If it is an earlier delivery of the task that runs here, its process may be
+    dead and its node still stand until the session ends, or it is about to end after a retry. Skipping then would
+    lose the task; so it waits for that, under every policy.
+    """
+
+    def __init__(self, lock: Lock, patience: float | None) -> None:
+        self.patience = patience
+        self._lock = lock
+        self._left = {"unknown", "itself"}
+
+    def another(self, error: LockTimeout | LockConflict) -> bool:
+        """Whether to try again after ``error``, then with a new :attr:`patience`."""
+        holder = error.holder.work if error.holder else None
+        here = surroundings.work()
+        if error.holder is None:
+            case, patience = "unknown", 0.0
+        elif here and holder and here.id and (here.kind, here.id) == (holder.kind, holder.id):
+            options = self._lock.pool.options
+            case, patience = "itself", options.connection.session_timeout + options.connect_timeout
+        else:
+            return False
+        if case not in self._left:
+            return False
+        self._left.remove(case)
+        self.patience = patience
+        if case == "itself":
+            logger.warning("event=met_itself key=%r work=%r consequence=waits_for_session_end", error.key, str(here))
+        return True

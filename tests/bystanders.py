@@ -67,7 +67,7 @@ class Stranger:
         return self.held[key]
 
     def release(self, key: str) -> None:
-        self.held.pop(key).release()
+        self.held.pop(key).release(wait=True)
 
 
 class Recorder:

@@ -25,8 +25,10 @@ from django_zklock import (
     zk_locked,
 )
 from django_zklock.calls import Conflict
+from django_zklock.zk import attempt as attempts
 from django_zklock.zk import identity
 from django_zklock.zk.identity import Identity, Work
+from django_zklock.zk.lock import Lock
 from tests.bystanders import Ensemble, Recorder, Stranger
 from tests.zk.onlooker import wait_until
 from tests.zk.runner import Runner
@@ -522,8 +524,6 @@ def redelivered(monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 def _take_as(stranger: Stranger, work: Work) -> Any:
-    from django_zklock.zk.lock import Lock
-
     lock = Lock("k", stranger.pool, work=lambda: work)
     return Runner(lambda: lock.acquire(10)).result(15)
 
@@ -567,6 +567,38 @@ def test_met_itself__still_running(
     result = make(body=never, on_conflict="skip")()
     assert result["holder"].startswith("task bill [4711]")
     held.check()
+
+
+@pytest.mark.parametrize("on_conflict", ["skip", "raise", "wait"])
+def test_unknown_holder__tries_again(make: Make, monkeypatch: pytest.MonkeyPatch, on_conflict: str) -> None:
+    """If the holder was gone when we asked for its name, the call tries once more instead of giving up."""
+    failed: list[float | None] = []
+
+    def fail_first(real: Callable[..., Any]) -> Callable[..., Any]:
+        def attempt(lock: Lock, timeout: float | None) -> Any:
+            if not failed:
+                failed.append(timeout)
+                raise LockTimeout("held by nobody knows whom", key=lock.key, timeout=timeout)
+            return real(lock, timeout)
+
+        return attempt
+
+    monkeypatch.setattr("django_zklock.zk.attempt.acquire", fail_first(attempts.acquire))
+    monkeypatch.setattr("django_zklock.zk.attempt.aacquire", fail_first(attempts.aacquire))
+    assert make(on_conflict=on_conflict, timeout=0)(1) == ((1,), {})
+    assert failed == [0]
+
+
+def test_unknown_holder__stays_unknown(make: Make, ensemble: Ensemble) -> None:
+    """A holder that leaves no identity, such as another library's client, is a conflict like any other."""
+    make()()
+    client = ensemble.onlooker.client
+    path = f"{ensemble.pool.path('k')}/{'0' * 32}__lock__"
+    node = client.create(path, b"kazoo", ephemeral=True, sequence=True, makepath=True)
+    assert make(body=never, on_conflict="skip")()["holder"] is None
+    with pytest.raises(LockConflict, match="lock 'k' is taken; "):
+        make(body=never, on_conflict="raise")()
+    client.delete(node)
 
 
 # Errors as values.

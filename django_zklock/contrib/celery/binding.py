@@ -55,15 +55,27 @@ def _lock_everywhere(target: Any, lock: Callable[[Any], None]) -> None:
         if task is not None and _function_of(task) is _function_of(target):
             lock(task)
 
-    def finalized(app: Any) -> None:
-        app.on_after_finalize.connect(lambda **_facts: lock_in(app), weak=False)
-
-    connect_on_app_finalize(finalized)
+    if not _everywhere:
+        connect_on_app_finalize(_follow)
+    _everywhere.append(lock_in)
     if type(target) is Proxy:
         # Of `@shared_task`, the only one that finalized apps take too.
         for app in _get_active_apps():
             if app.finalized:
                 lock_in(app)
+
+
+# In the order of decoration, which is that of the locks on one task. Celery keeps its own callbacks in a set: two
+# processes would take the same two locks in different orders, and wait for each other.
+_everywhere: list[Callable[[Any], None]] = []
+
+
+def _follow(app: Any) -> None:
+    def lock_all(**_facts: Any) -> None:
+        for lock_in in _everywhere:
+            lock_in(app)
+
+    app.on_after_finalize.connect(lock_all, weak=False)
 
 
 def _function_of(task: Any) -> Any:

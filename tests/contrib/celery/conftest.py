@@ -32,7 +32,7 @@ if importlib.util.find_spec("celery") is None:
     collect_ignore_glob = ["test_*.py"]
 
 HERE = Path(__file__).resolve().parent
-PATIENCE = 60.0
+PATIENCE = 40.0
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,15 @@ class Workshop:
 
     def outcome(self, sent: Sent) -> Any:
         """Give a task's result, or its error."""
-        return sent.outcome()
+        try:
+            return sent.outcome()
+        except AssertionError as error:
+            log = self.worker.log_tail(60) if self.worker else ""
+            raise AssertionError(f"{error}; state {sent.state}\n{log}") from error
 
     def result(self, sent: Sent) -> Any:
         """Give a task's result, or raise its error."""
-        outcome = sent.outcome()
+        outcome = self.outcome(sent)
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome

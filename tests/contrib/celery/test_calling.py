@@ -14,6 +14,7 @@ from celery.local import PromiseProxy
 
 from django_zklock import LockConflict, current_lock, zk_lock, zk_locked
 from django_zklock.contrib.celery import RetryLater, install
+from django_zklock.zk import holds
 from tests.bystanders import Ensemble, Stranger
 from tests.zk.runner import Runner
 
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do what Django's app does where Celery was imported before it; forget the tasks that Celery would share."""
     install()
+    monkeypatch.setattr("django_zklock.contrib.celery.binding._everywhere", [])
     monkeypatch.setattr("celery._state._on_app_finalizers", set(celery._state._on_app_finalizers))  # type: ignore[attr-defined]
 
 
@@ -141,13 +143,28 @@ def test_other_task_of_that_name__is_left_alone(ensemble: Ensemble) -> None:
 def test_two_locks_above__both_hold(app: Celery, ensemble: Ensemble) -> None:
     """Two decorators above a task mean two locks."""
 
-    @zk_locked("outer")
-    @zk_locked("inner")
+    @zk_locked("c")
+    @zk_locked("b")
+    @zk_locked("a")
     @app.task
-    def task() -> tuple[bool, bool]:
-        return current_lock("outer") is not None, current_lock("inner") is not None
+    def task() -> list[str]:
+        return [held.key for held in holds.stack()]
 
-    assert task() == (True, True)
+    assert task() == ["c", "b", "a"]
+
+
+def test_many_locks_above__in_one_order(ensemble: Ensemble) -> None:
+    """Locks on a shared task are taken from the outermost to the innermost, whatever order Celery finalizes in."""
+    keys = [f"k{number}" for number in range(12)]
+
+    @shared_task(name="calling.many")
+    def task() -> list[str]:
+        return [held.key for held in holds.stack()]
+
+    for key in keys:
+        zk_locked(key)(task)
+    with Celery("many", set_as_current=False) as app:
+        assert app.tasks["calling.many"]() == keys[::-1]
 
 
 @pytest.mark.parametrize("kind", ["app", "shared"])
