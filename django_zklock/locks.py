@@ -37,5 +37,4 @@ def current_lock(key: str | None = None) -> Held | None:
 
     ``None`` if it holds nothing.
     """
-    mine = (held for held in reversed(holds.stack()) if held.covers(held.lock))  # not what came over a fork
-    return next((held for held in mine if key is None or held.key == key), None)
+    return holds.current(key)

@@ -180,8 +180,10 @@ class Process:
         self._process = None
 
     def pause(self) -> None:
-        """Freeze the whole group: connections stay open, nothing answers."""
+        """Freeze the whole group: connections stay open, nothing answers from here on."""
         self.signal(signal.SIGSTOP, group=True)
+        # The signal is only on its way; a program of many threads stands still when its parent is told so.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def resume(self) -> None:
         """Let the group run again."""
