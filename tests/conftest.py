@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kazoo.client import KazooClient
-from services.process import NotInstalledError
 from services.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
@@ -20,16 +19,12 @@ _roots = itertools.count(1)
 @pytest.fixture(scope="session")
 def zookeeper() -> Iterator[ZooKeeper]:
     """Give one real server for all tests that neither stop nor pause it."""
-    try:
-        server = ZooKeeper(
-            tick_time=0.2,
-            min_session_timeout=0.8,
-            # Empty parents go at once and not after a minute, so that every test meets that.
-            properties={"znode.container.checkIntervalMs": "500"},
-        )
-    except NotInstalledError as error:
-        pytest.skip(str(error))
-    with server:
+    with ZooKeeper(
+        tick_time=0.2,
+        min_session_timeout=0.8,
+        # Empty parents go at once and not after a minute, so that every test meets that.
+        properties={"znode.container.checkIntervalMs": "500"},
+    ) as server:
         yield server
 
 

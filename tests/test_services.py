@@ -27,11 +27,7 @@ PATIENCE = 20
 @pytest.fixture
 def server() -> Iterator[ZooKeeper]:
     """Give a server of the test's own, to be disturbed."""
-    try:
-        server = ZooKeeper()
-    except NotInstalledError as error:
-        pytest.skip(str(error))
-    with server:
+    with ZooKeeper() as server:
         yield server
 
 
@@ -235,10 +231,7 @@ def test_installation__none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_ensemble__leader_killed() -> None:
     """Three servers have one leader, elect another one when it dies, and take it back as a follower."""
     with ExitStack() as stack:
-        try:
-            ensemble = stack.enter_context(Ensemble(3))
-        except NotInstalledError as error:
-            pytest.skip(str(error))
+        ensemble = stack.enter_context(Ensemble(3))
         first = ensemble.leader()
         assert len(ensemble.followers()) == 2
         assert len(ensemble.hosts.split(",")) == 3
@@ -257,14 +250,12 @@ def test_ensemble__leader_killed() -> None:
         assert client.retry(client.get, "/a")[0] == b"kept"
 
 
+@pytest.mark.celery
 def test_redis__started_again() -> None:
     """Redis answers at its address, and forgets everything when it is started again."""
-    try:
-        server = Redis()
-    except NotInstalledError as error:
-        pytest.skip(str(error))
-    with server:
-        redis = pytest.importorskip("redis")
+    import redis
+
+    with Redis() as server:
         client = redis.Redis.from_url(server.url)
         client.set("a", "1")
         assert client.get("a") == b"1"
@@ -333,11 +324,7 @@ def test_free_port__taken() -> None:
     assert free_port(preferred=first) == first
     outgoing, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     assert first < outgoing
-    try:
-        server = Redis()
-    except NotInstalledError as error:
-        pytest.skip(str(error))
-    with server:
+    with Redis() as server:
         assert free_port(preferred=server.port) != server.port
 
 

@@ -209,7 +209,6 @@ def test_signal__raises_at_any_instant(play: MakePlayer, make_pool: MakePool, on
 
 def test_gevent(play: MakePlayer) -> None:
     """Greenlets of a patched process exclude each other, and the hub turns while they wait."""
-    pytest.importorskip("gevent")
     player = play("greenlets", before="from gevent import monkey; monkey.patch_all()")
     assert player.hear() == "greenlets True True True"
     assert player.hear() == "turned True True"

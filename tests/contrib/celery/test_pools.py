@@ -19,8 +19,6 @@ SESSION_TIMEOUT = 30.0
 
 @pytest.fixture(scope="module", params=list(CONCURRENCY))
 def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
-    if request.param == "gevent":
-        pytest.importorskip("gevent")
     concurrency = CONCURRENCY[request.param]
     with open_workshop(pool=request.param, concurrency=concurrency, session_timeout=SESSION_TIMEOUT) as workshop:
         yield workshop
