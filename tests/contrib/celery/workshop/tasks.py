@@ -77,7 +77,7 @@ def come_back(key: str, run: str) -> dict[str, Any]:
 
 
 @zk_locked("{key}", on_conflict=RetryLater(max_wait=0.5, delay=0.1, max_delay=0.2))
-@shared_task(autoretry_for=(Exception,), retry_kwargs={"countdown": 0, "max_retries": 5})
+@shared_task(autoretry_for=(Exception,), retry_kwargs={"countdown": 0.2, "max_retries": 5})
 def come_back_for_a_while(key: str, fail_after: str = "") -> dict[str, Any]:
     # Fails once, so that the task itself is retried while somebody else has the lock.
     if fail_after and not board().get(fail_after):
@@ -99,9 +99,9 @@ def refuse(key: str) -> dict[str, Any]:
     return facts()
 
 
-# Autoretry.
+# Autoretry. Not at once: Celery may store that a task is retried after it has stored that the retry is done.
 
-TRY: dict[str, Any] = {"autoretry_for": (Exception,), "retry_kwargs": {"countdown": 0, "max_retries": 3}}
+TRY: dict[str, Any] = {"autoretry_for": (Exception,), "retry_kwargs": {"countdown": 0.2, "max_retries": 3}}
 
 
 @shared_task(**TRY)  # type: ignore[untyped-decorator]
@@ -167,7 +167,7 @@ def handle_conflict_and_fail(key: str) -> dict[str, Any]:
 @zk_locked("{key}", on_conflict="skip")
 def retry_itself(self: Any, key: str) -> dict[str, Any]:
     if self.request.retries < 2:
-        raise self.retry(countdown=0)
+        raise self.retry(countdown=0.2)
     return facts()
 
 
