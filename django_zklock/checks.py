@@ -83,7 +83,7 @@ def host_names_can_be_checked(**_options: Any) -> list[CheckMessage]:
             id="django_zklock.E004",
         )
         for alias, options in _readable()
-        if options.connection.use_tls and options.connection.tls_check_hostname
+        if options.connection.use_tls and options.connection.checks_host_name
     ]
 
 

@@ -19,11 +19,13 @@ import inspect
 import logging
 import os
 import socket
+import ssl
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
@@ -87,8 +89,8 @@ Watcher = Callable[[], None]
 """Called once when the watched node was deleted or its data changed. On the connection's thread."""
 
 
-# Since kazoo 2.11.
-_CHECKS_HOSTNAMES = "check_hostname" in inspect.signature(KazooClient).parameters
+# Since kazoo 2.11; before, it does not tell the handler the name.
+CHECKS_HOST_NAMES = "check_hostname" in inspect.signature(KazooClient).parameters
 
 
 class CreateContainer(Create2):
@@ -132,6 +134,11 @@ class ConnectionOptions:
     use_tls: bool = False
     sasl: dict[str, Any] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def checks_host_name(self) -> bool:
+        """Whether a server's name matters; one in a certificate that nobody verifies says nothing."""
+        return self.tls_check_hostname and self.tls_verify
 
 
 def parse_acl(value: str | Sequence[str]) -> list[ACL]:
@@ -197,6 +204,8 @@ class _Connection(ConnectionHandler):
         self._xid: int = 0
         self.wire = wire
         self.session_timeout: float | None = None
+        # Why the last attempt to connect failed; None after one that did not.
+        self.failure: str | None = None
         self.acked = float("-inf")
         self.received = float("-inf")
         self.wake_sent = False
@@ -209,6 +218,8 @@ class _Connection(ConnectionHandler):
         # Whoever ends the session may not have the time to wait for this thread and close its socket pair.
         try:
             super().zk_loop()
+        except Exception as error:  # noqa: BLE001 - kazoo has logged it; nobody else would hear that this thread ends
+            self.wire.broken(error)
         finally:
             self.close()
 
@@ -227,6 +238,15 @@ class _Connection(ConnectionHandler):
             # any this connection would never send again.
             self.wake_sent = False
             raise
+
+    def _connect(self, *arguments: Any) -> Any:
+        try:
+            timeouts = super()._connect(*arguments)
+        except Exception as error:
+            self.failure = str(error) or type(error).__name__
+            raise
+        self.failure = None
+        return timeouts
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         sent = lease_now()
@@ -292,13 +312,39 @@ class _Connection(ConnectionHandler):
         self.acked = max(self.acked, sent)
 
 
+def _tls_context(options: ConnectionOptions) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Before the verification is turned off, as ssl asks for.
+    context.check_hostname = options.checks_host_name
+    context.verify_mode = ssl.CERT_REQUIRED if options.tls_verify else ssl.CERT_NONE
+    if options.tls_ca is None:
+        context.load_default_certs()
+    else:
+        context.load_verify_locations(options.tls_ca)
+    if options.tls_cert is not None:
+        # With None for a password, OpenSSL asks at the terminal for that of an encrypted key.
+        context.load_cert_chain(options.tls_cert, options.tls_key, options.tls_key_password or "")
+    return context
+
+
 class _InlineHandler:
     """What every handler of ours changes: nothing is queued for another thread, as our callbacks never block."""
 
     connect_limit = float("inf")
 
-    def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
-        return super().create_connection(*args, timeout=min(timeout, self.connect_limit), **kwargs)  # type: ignore[misc]
+    # Makes what TLS needs, for each connection anew: certificates are renewed.
+    tls: Callable[[], ssl.SSLContext] | None = None
+
+    def create_connection(self, address: Any, timeout: float, hostname: str | None = None, **_tls: Any) -> Any:
+        # kazoo's own way to TLS leaves a socket behind whenever the handshake fails.
+        sock = super().create_connection(address, timeout=min(timeout, self.connect_limit))  # type: ignore[misc]
+        if self.tls is None:
+            return sock
+        try:
+            return self.tls().wrap_socket(sock, server_hostname=hostname)
+        except BaseException:
+            sock.close()
+            raise
 
     def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
         # What TLS has already decrypted is not readable for the operating system; kazoo's loop would sleep.
@@ -340,13 +386,15 @@ class Wire:
     """
 
     def __init__(self, options: ConnectionOptions, listener: WireListener, *, patience: float) -> None:
-        if options.use_tls and options.tls_check_hostname and not _CHECKS_HOSTNAMES:
+        if options.use_tls and options.checks_host_name and not CHECKS_HOST_NAMES:
             raise ValueError("checking the server's host name needs kazoo 2.11 or later")
         self.listener = listener
         self.acl = parse_acl(options.acl)
         handler = _make_handler()
         # kazoo gives each server the whole session timeout to accept, and one that is switched off uses it up.
         handler.connect_limit = patience / len(options.hosts.split(","))
+        if options.use_tls:
+            handler.tls = partial(_tls_context, options)
         # An ensemble that comes back should find us within a second or so, not after kazoo's hour.
         retry = KazooRetry(
             max_tries=-1,
@@ -361,13 +409,7 @@ class Wire:
             connection_retry=retry,
             auth_data=list(options.auth),
             use_ssl=options.use_tls,
-            ca=options.tls_ca,
-            certfile=options.tls_cert,
-            keyfile=options.tls_key,
-            keyfile_password=options.tls_key_password,
-            verify_certs=options.tls_verify,
             logger=logging.getLogger("django_zklock.kazoo"),
-            **({"check_hostname": options.tls_check_hostname} if _CHECKS_HOSTNAMES else {}),
             **options.extra,
         )
         self._connection = _Connection(self._client, self, dict(options.sasl) if options.sasl else None)
@@ -411,11 +453,13 @@ class Wire:
 
     @property
     def server(self) -> str:
-        """The server at the other end, or the ensemble when there is no connection."""
+        """The server at the other end; when there is no connection, the ensemble and why there is none."""
         try:
             host, port = self._connection._socket.getpeername()[:2]
         except (OSError, AttributeError):
-            return ",".join(f"{host}:{port}" for host, port in self._client.hosts)
+            hosts = ",".join(f"{host}:{port}" for host, port in self._client.hosts)
+            failure = self._connection.failure
+            return hosts if failure is None else f"{hosts} ({failure})"
         return f"{host}:{port}"
 
     # Life.
@@ -433,8 +477,14 @@ class Wire:
         logger.warning("event=connection_dropped server=%s reason=%s", self.server, reason)
         sock = self._connection._socket
         if sock is not None:
+            # Not the method of a TLS socket: that would have the connection's thread, which is just reading, take
+            # what is encrypted for plain answers. gevent keeps the plain socket inside.
+            plain = getattr(sock, "_sock", sock)
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                if isinstance(plain, socket.SocketType):
+                    socket.SocketType.shutdown(plain, socket.SHUT_RDWR)
+                else:
+                    plain.shutdown(socket.SHUT_RDWR)
 
     def close(self, timeout: float) -> bool:
         """End the session, so that the server frees its nodes now; ``False`` if it did not answer in time."""
@@ -561,11 +611,15 @@ class Wire:
         if state == KazooState.SUSPENDED:
             self.tell(listener.on_suspended)
         elif self._client.client_state == KeeperState.AUTH_FAILED:
-            self.tell(listener.on_ended, "authentication was refused", final=True)
+            self.tell(listener.on_ended, "authentication was refused, check AUTH and SASL in ZKLOCK", final=True)
         elif self._client.client_state == KeeperState.CLOSED:
             self.tell(listener.on_ended, "the session was closed", final=True)
         else:
             self.tell(listener.on_ended, "the session expired", final=False)
+
+    def broken(self, error: Exception) -> None:
+        """Tell that the connection's thread has come to its end over something that kazoo did not expect."""
+        self.tell(self.listener.on_ended, f"the connection failed: {error!r}", final=True)
 
     def sweep(self) -> None:
         """Take off the watches that were given up while their requests were under way."""

@@ -19,6 +19,8 @@ DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
 DEBIAN_CONFIGURATION = Path("/etc/zookeeper/conf")
 # Debian's package logs nothing at all unless a logger is put next to it.
 DEBIAN_LOGGER = Path("/usr/share/java/slf4j-simple.jar")
+# TLS needs it, and Debian's zookeeper.jar names every part of Netty but this one.
+DEBIAN_CODEC = Path("/usr/share/java/netty-codec.jar")
 HOW_TO_GET_IT = (
     "`apt-get install zookeeper`, or set ZOOKEEPER_HOSTS (a running one) or ZOOKEEPER_HOME (an unpacked one)"
 )
@@ -44,7 +46,7 @@ class Installation:
                 raise NotInstalledError(msg)
             classpath = f"{Path(home, 'conf')}:{jars}/*"
         elif DEBIAN_JAR.exists():
-            classpath = f"{DEBIAN_CONFIGURATION}:{DEBIAN_JAR}:{DEBIAN_LOGGER}"
+            classpath = f"{DEBIAN_CONFIGURATION}:{DEBIAN_JAR}:{DEBIAN_LOGGER}:{DEBIAN_CODEC}"
         else:
             msg = f"ZooKeeper is not installed; get it with {HOW_TO_GET_IT}"
             raise NotInstalledError(msg)
