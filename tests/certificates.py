@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from pathlib import Path
 
 from cryptography import x509
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-LIFE = datetime.timedelta(days=1)
+LIFE = dt.timedelta(days=1)
 
 
 class Authority:
@@ -70,7 +70,7 @@ def _named(name: str) -> x509.Name:
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = dt.datetime.now(dt.timezone.utc)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

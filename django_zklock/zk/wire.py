@@ -476,15 +476,16 @@ class Wire:
         """End the connection, not the session; kazoo then reconnects. Any thread."""
         logger.warning("event=connection_dropped server=%s reason=%s", self.server, reason)
         sock = self._connection._socket
-        if sock is not None:
-            # Not the method of a TLS socket: that would have the connection's thread, which is just reading, take
-            # what is encrypted for plain answers. gevent keeps the plain socket inside.
-            plain = getattr(sock, "_sock", sock)
-            with contextlib.suppress(OSError):
-                if isinstance(plain, socket.SocketType):
-                    socket.SocketType.shutdown(plain, socket.SHUT_RDWR)
-                else:
-                    plain.shutdown(socket.SHUT_RDWR)
+        if sock is None:
+            return
+        # Not the method of a TLS socket: that would have the connection's thread, which is just reading, take what is
+        # encrypted for plain answers. gevent keeps the plain socket inside.
+        plain: Any = getattr(sock, "_sock", sock)
+        with contextlib.suppress(OSError):
+            if isinstance(plain, socket.SocketType):
+                socket.SocketType.shutdown(plain, socket.SHUT_RDWR)
+            else:
+                plain.shutdown(socket.SHUT_RDWR)
 
     def close(self, timeout: float) -> bool:
         """End the session, so that the server frees its nodes now; ``False`` if it did not answer in time."""
