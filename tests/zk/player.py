@@ -5,6 +5,7 @@ It says what it does in lines on standard output and does what lines on standard
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -92,6 +93,20 @@ def fork(pool: Pool) -> None:
     say("parent again", Lock("k", pool).acquire(timeout=5).token > held.token)
 
 
+def fork_in_c(pool: Pool) -> None:
+    """Fork as a server does that is written in C: Python's fork hooks do not run."""
+    held = Lock("k", pool).acquire(timeout=10)
+    session = pool.sessions()[0].id
+    child = ctypes.CDLL(None).fork()
+    if child == 0:
+        own = Lock("own", pool).acquire(timeout=10)
+        say("child", held.lost, not own.lost, pool.sessions()[0].id != session)
+        say("child ends", pool.close())
+        os._exit(0)
+    os.waitpid(child, 0)
+    say("parent", not held.lost, pool.sessions()[0].id == session, held.release(wait=True))
+
+
 def alarm(pool: Pool, rounds: str) -> None:
     """Wait in the main thread while a timer's signal handler raises, over and over, at whatever instant."""
 
@@ -164,7 +179,7 @@ def greenlets(pool: Pool) -> None:
     say("free", type(pool.sessions()[0].wire._client.handler).__name__)
 
 
-PARTS = {part.__name__: part for part in (hold, count, fork, alarm, greenlets)}
+PARTS = {part.__name__: part for part in (hold, count, fork, fork_in_c, alarm, greenlets)}
 
 
 def main() -> None:

@@ -182,6 +182,15 @@ def test_fork__inside_a_block(play: MakePlayer) -> None:
     assert player.wait()[0] == 0
 
 
+def test_fork__that_python_is_not_told_of(play: MakePlayer) -> None:
+    """A child of a fork in C, as uWSGI makes them, has a session of its own and leaves the parent's alone."""
+    player = play("fork_in_c")
+    assert player.hear() == "child True True True"
+    assert player.hear() == "child ends True"
+    assert player.hear() == "parent True True None"
+    assert player.wait()[0] == 0
+
+
 def test_signal__raises_at_any_instant(play: MakePlayer, make_pool: MakePool, onlooker: Onlooker) -> None:
     """Whatever instant a signal handler raises at, while another process takes turns, no node is left."""
     player = play("alarm", 1500)
