@@ -104,7 +104,8 @@ def fork_in_c(pool: Pool) -> None:
         say("child ends", pool.close())
         os._exit(0)
     os.waitpid(child, 0)
-    say("parent", not held.lost, pool.sessions()[0].id == session, held.release(wait=True))
+    say("parent", not held.lost, pool.sessions()[0].id == session)
+    held.release(wait=True)
 
 
 def alarm(pool: Pool, rounds: str) -> None:
