@@ -62,7 +62,11 @@ class Papers:
     def tls(self, client: Issued | None = None, **values: Any) -> dict[str, Any]:
         """Give the setting that is right, with ``values`` that may not be; ``None`` leaves a key out."""
         client = client or self.client
-        setting = {"CA": str(self.authority.certificate), "CERT": str(client.certificate), "KEY": str(client.key)}
+        setting: dict[str, Any] = {
+            "CA": str(self.authority.certificate),
+            "CERT": str(client.certificate),
+            "KEY": str(client.key),
+        }
         setting |= {} if CHECKS_HOST_NAMES else {"CHECK_HOSTNAME": False}
         return {name: value for name, value in (setting | values).items() if value is not None}
 
