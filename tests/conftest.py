@@ -10,10 +10,22 @@ import pytest
 from kazoo.client import KazooClient
 from services.zookeeper import ZooKeeper
 
+from django_zklock.zk import holds
+
 if TYPE_CHECKING:
     from pytest_django import Settings
 
 _roots = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def _empty_hands() -> Iterator[None]:
+    """Have no test begin with what an earlier one has left held in this thread."""
+    yield
+    for held in reversed(holds.stack()[:]):
+        held.release()
+    # What is left are the stand-ins of unit tests.
+    holds.stack().clear()
 
 
 @pytest.fixture(scope="session")
