@@ -125,7 +125,7 @@ def test_skip__says_so(
 def test_skip__waits_first(make: Make, stranger: Stranger, ensemble: Ensemble) -> None:
     """With a timeout, a call waits that long before it skips, and runs if it is granted meanwhile."""
     stranger.take("k")
-    assert make(body=never, on_conflict="skip", timeout=0.2)()["zklock"] == "skipped"
+    assert make(body=never, on_conflict="skip", timeout=0.5)()["zklock"] == "skipped"
     waiting = Runner(lambda: make(on_conflict="skip", timeout=30)(1))
     ensemble.wait_count("k", 2)
     stranger.release("k")
@@ -166,7 +166,7 @@ def test_callable__decides(make: Make, stranger: Stranger) -> None:
         seen.append(conflict)
         return "another day"
 
-    assert make("k:{args[0]}", never, on_conflict=decide, timeout=0.1)(1, a=2) == "another day"
+    assert make("k:{args[0]}", never, on_conflict=decide, timeout=0.5)(1, a=2) == "another day"
     (conflict,) = seen
     assert (conflict.key, conflict.waited, conflict.args, conflict.kwargs) == ("k:1", 0.1, (1,), {"a": 2})
     assert conflict.holder is not None
@@ -437,7 +437,7 @@ def test_nested__same_key(make: Make) -> None:
 def test_nested__async(ensemble: Ensemble) -> None:
     """An async function can call another one under the same key; a task of its own waits for it."""
 
-    @zk_locked("k", timeout=0.2)
+    @zk_locked("k", timeout=0.5)
     async def inner() -> str:
         return "inner"
 
@@ -530,13 +530,19 @@ def _take_as(stranger: Stranger, work: Work) -> Any:
 
 @pytest.mark.parametrize("on_conflict", ["skip", "raise", "wait"])
 def test_met_itself__waits(
-    make: Make, stranger: Stranger, redelivered: Work, ensemble: Ensemble, on_conflict: str
+    make: Make,
+    stranger: Stranger,
+    redelivered: Work,
+    ensemble: Ensemble,
+    on_conflict: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A task that meets its own earlier delivery's node waits for its end, under every policy."""
     held = _take_as(stranger, redelivered)
-    waiting = Runner(lambda: make(on_conflict=on_conflict, timeout=0.1)(1))
+    timeout = 1.0 if on_conflict == "wait" else None
+    waiting = Runner(lambda: make(on_conflict=on_conflict, timeout=timeout)(1))
+    wait_until(lambda: "event=met_itself" in caplog.text, 10)
     ensemble.wait_count("k", 2)
-    wait_until(lambda: len(ensemble.nodes("k")) == 2, 5)
     held.release()
     assert waiting.result(20) == ((1,), {})
 
@@ -626,7 +632,7 @@ def test_error__real_one_survives(stranger: Stranger) -> None:
     """An error from the network keeps its facts too."""
     stranger.take("k")
     with pytest.raises(LockTimeout) as caught:
-        _sync(timeout=0.1)()
+        _sync(timeout=0.5)()
     arrived = pickle.loads(pickle.dumps(caught.value))
     assert str(arrived) == str(caught.value)
     assert isinstance(arrived.holder, Identity)

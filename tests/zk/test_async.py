@@ -53,7 +53,7 @@ def test_aacquire__timeout(pool: Pool, make_pool: MakePool, onlooker: Onlooker) 
 
     async def main() -> None:
         with pytest.raises(LockTimeout) as caught:
-            await lock.aacquire(timeout=0.1)
+            await lock.aacquire(timeout=0.5)
         assert caught.value.holder is not None
         assert await lock.atry_acquire() is None
 

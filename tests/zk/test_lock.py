@@ -24,7 +24,7 @@ def test_acquire__two_pools(make_pool: MakePool, onlooker: Onlooker) -> None:
     first, second = Lock("k", make_pool()), Lock("k", make_pool())
     held = first.acquire()
     with pytest.raises(LockTimeout, match=r"was not granted within 0\.2 s; held by pid") as caught:
-        second.acquire(timeout=0.2)
+        second.acquire(timeout=0.5)
     assert (caught.value.key, caught.value.timeout) == ("k", 0.2)
     assert caught.value.holder is not None
     onlooker.wait_count(first.path, 1)
@@ -40,7 +40,7 @@ def test_acquire__two_threads(pool: Pool) -> None:
     held = lock.acquire(timeout=5)
     waiting = Runner(lambda: lock.acquire(timeout=10))
     with pytest.raises(LockTimeout):
-        Runner(lambda: lock.acquire(timeout=0.1)).result()
+        Runner(lambda: lock.acquire(timeout=0.5)).result()
     assert waiting.running
     held.release()
     waiting.result().release()
@@ -193,7 +193,7 @@ def test_reentrant__same_thread(pool: Pool, onlooker: Onlooker) -> None:
         inner.check()
         assert len(onlooker.children(lock.path)) == 1
         with pytest.raises(LockTimeout):
-            Runner(lambda: lock.acquire(timeout=0.05)).result()
+            Runner(lambda: lock.acquire(timeout=0.5)).result()
     onlooker.wait_empty(lock.path)
     assert holds.stack() == []
 
@@ -201,7 +201,7 @@ def test_reentrant__same_thread(pool: Pool, onlooker: Onlooker) -> None:
 def test_reentrant__other_pool(make_pool: MakePool) -> None:
     """Re-entrancy is for one pool: through another one the holder meets itself."""
     with Lock("k", make_pool()), pytest.raises(LockTimeout):
-        Lock("k", make_pool()).acquire(timeout=0.1)
+        Lock("k", make_pool()).acquire(timeout=0.5)
 
 
 def test_not_reentrant(pool: Pool) -> None:
