@@ -532,6 +532,13 @@ def test_acl__stranger(
     zk_lock("k", using="owner").acquire(timeout=5).release(wait=True)
 
 
+def test_connection__ended_by_the_unexpected(configure: Configure) -> None:
+    """An error that ends kazoo's thread before there was any connection is told at once, again and again."""
+    configure("zk..example:2181")
+    for _ in range(2):
+        refused("the connection failed: Unicode", within=1)
+
+
 # An ensemble with servers that do not answer.
 
 
