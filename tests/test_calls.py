@@ -168,7 +168,7 @@ def test_callable__decides(make: Make, stranger: Stranger) -> None:
 
     assert make("k:{args[0]}", never, on_conflict=decide, timeout=0.5)(1, a=2) == "another day"
     (conflict,) = seen
-    assert (conflict.key, conflict.waited, conflict.args, conflict.kwargs) == ("k:1", 0.1, (1,), {"a": 2})
+    assert (conflict.key, conflict.waited, conflict.args, conflict.kwargs) == ("k:1", 0.5, (1,), {"a": 2})
     assert conflict.holder is not None
     assert isinstance(conflict.error(), LockConflict)
 

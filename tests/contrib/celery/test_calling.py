@@ -63,7 +63,7 @@ def nothing() -> None: ...
 @pytest.mark.parametrize("finalized", [True, False])
 @pytest.mark.parametrize(("function", "bind"), [(work, False), (bound, True)])
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (Exception,)}], ids=["plain", "autoretry"])
-def test_app_task__stays_a_task(  # noqa: PLR0917 - pytest passes them by name
+def test_app_task__stays_a_task(
     app: Celery, ensemble: Ensemble, above: bool, finalized: bool, function: Any, bind: bool, options: dict[str, Any]
 ) -> None:
     """Name, docstring and checked arguments of a task survive, and it holds: called, applied, before and after."""
