@@ -214,7 +214,8 @@ class Attempt:
 
     def _unavailable(self, facts: str) -> ZooKeeperUnavailable:
         return ZooKeeperUnavailable(
-            f"lock {self.lock.key!r}: {facts}; is it running, and is HOSTS right?",
+            f"lock {self.lock.key!r}: {facts}; is it running and reachable, and are HOSTS, TLS and AUTH "
+            f"in ZKLOCK right?",
             key=self.lock.key,
             timeout=self.timeout,
         )

@@ -108,7 +108,8 @@ class _Reading:
         if isinstance(self._error, KazooException):
             raise ZkLockError(f"ZooKeeper at {session.server} refused to list {self._root}: {self._error!r}")
         raise ZooKeeperUnavailable(
-            f"ZooKeeper at {session.server}: {self._error}; is it running, and is HOSTS right?",
+            f"ZooKeeper at {session.server}: {self._error}; is it running and reachable, and are HOSTS, TLS and AUTH "
+            f"in ZKLOCK right?",
             timeout=timeout,
         ) from self._error
 

@@ -1,0 +1,317 @@
+"""One kazoo client, used for requests without waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.protocol.serialization import CloseInstance, Create, Create2, Delete, GetChildren, GetData, Sync
+from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent, ZnodeStat
+from kazoo.retry import KazooRetry
+
+from django_zklock.zk.clock import lease_now
+from django_zklock.zk.wire.connection import Answer, Connection, Reply
+from django_zklock.zk.wire.handler import make_handler
+from django_zklock.zk.wire.options import CHECKS_HOST_NAMES, ConnectionOptions, parse_acl
+
+logger = logging.getLogger("django_zklock.wire")
+
+EPHEMERAL_SEQUENTIAL = 3
+CONTAINER = 4
+
+Watcher = Callable[[], None]
+"""Called once when the watched node was deleted or its data changed. On the connection's thread."""
+
+
+class CreateContainer(Create2):
+    """The request for a container node (opcode 19, ZOOKEEPER-2163); kazoo has no method for it."""
+
+    type = 19
+
+
+class WireListener(Protocol):
+    """Who hears from a wire: on the connection's thread, holding ``monitor``. Nothing here may block."""
+
+    monitor: AbstractContextManager[Any]
+
+    def on_wake(self) -> None:
+        """Somebody called :meth:`Wire.wake`; what is queued now leaves in one write."""
+
+    def on_connected(self) -> None:
+        """There is a connection, of the same session or of a new one."""
+
+    def on_suspended(self) -> None:
+        """The connection is gone; the session may live."""
+
+    def on_ended(self, reason: str, *, final: bool) -> None:
+        """The session is gone, and every node of it; ``final`` if this wire makes no other."""
+
+
+class Wire:
+    """One kazoo client, started once and used for requests without waiting.
+
+    :meth:`wake`, :meth:`drop`, :meth:`close` and the attributes may be used from any thread; requests are
+    made on the connection's thread only, from a listener's method or a reply. They are queued and leave
+    together in one write.
+    """
+
+    def __init__(self, options: ConnectionOptions, listener: WireListener, *, patience: float) -> None:
+        if options.use_tls and options.checks_host_name and not CHECKS_HOST_NAMES:
+            raise ValueError("checking the server's host name needs kazoo 2.11 or later")
+        self.listener = listener
+        self.acl = parse_acl(options.acl)
+        handler = make_handler(options, patience=patience)
+        # An ensemble that comes back should find us within a second or so, not after kazoo's hour.
+        retry = KazooRetry(
+            max_tries=-1,
+            delay=0.05,
+            max_delay=min(1.0, options.session_timeout / 6),
+            sleep_func=handler.sleep_func,
+        )
+        self._client = KazooClient(
+            hosts=options.hosts,
+            timeout=options.session_timeout,
+            handler=handler,
+            connection_retry=retry,
+            auth_data=list(options.auth),
+            use_ssl=options.use_tls,
+            logger=logging.getLogger("django_zklock.kazoo"),
+            **options.extra,
+        )
+        self._connection = Connection(self._client, self, dict(options.sasl) if options.sasl else None)
+        self._client._connection = self._connection
+        self._client.add_listener(self._state_changed)
+        self._chroot = self._client.chroot or ""
+        self._closing = False
+        # Paths and watches; only the connection's thread touches it.
+        self._unwanted: list[tuple[str, object]] = []
+
+    # State, readable from any thread.
+
+    @property
+    def session_id(self) -> int | None:
+        """The id of the current session; ``None`` before the first and after the last."""
+        session_id: int | None = self._client._session_id
+        return session_id
+
+    @property
+    def session_timeout(self) -> float | None:
+        """The negotiated session timeout in seconds; ``None`` before the first session."""
+        return self._connection.session_timeout
+
+    @property
+    def acked(self) -> float:
+        """When the newest answered request was sent, by the lease clock.
+
+        The server resets a session's expiry when it receives a request, so the session lives at least until
+        this plus the session timeout (Programmer's Guide, "ZooKeeper Sessions").
+        """
+        return self._connection.acked
+
+    def silent_for(self) -> float:
+        """Give the seconds for which something is outstanding and nothing has been received."""
+        connection = self._connection
+        try:
+            oldest = min(queue[0] for queue in (connection.sent, connection.pings) if queue)
+        except (ValueError, IndexError):  # nothing is, or the last of it was answered just now
+            return 0.0
+        return lease_now() - max(oldest, connection.received)
+
+    @property
+    def server(self) -> str:
+        """The server at the other end; when there is no connection, the ensemble and why there is none."""
+        try:
+            host, port = self._connection._socket.getpeername()[:2]
+        except (OSError, AttributeError):
+            hosts = ",".join(f"{host}:{port}" for host, port in self._client.hosts)
+            failure = self._connection.failure
+            return hosts if failure is None else f"{hosts} ({failure})"
+        return f"{host}:{port}"
+
+    # Life.
+
+    def start(self) -> None:
+        """Begin to connect; the listener hears the rest."""
+        self._client.start_async()
+
+    def wake(self) -> None:
+        """Have the connection's thread call ``listener.on_wake`` and send what is queued; any thread."""
+        self._connection.wake()
+
+    def drop(self, reason: str) -> None:
+        """End the connection, not the session; kazoo then reconnects. Any thread."""
+        logger.warning("event=connection_dropped server=%s reason=%s", self.server, reason)
+        sock = self._connection._socket
+        if sock is None:
+            return
+        # Not the method of a TLS socket: that would have the connection's thread, which is just reading, take what is
+        # encrypted for plain answers. gevent keeps the plain socket inside.
+        plain: Any = getattr(sock, "_sock", sock)
+        with contextlib.suppress(OSError):
+            if isinstance(plain, socket.SocketType):
+                socket.SocketType.shutdown(plain, socket.SHUT_RDWR)
+            else:
+                plain.shutdown(socket.SHUT_RDWR)
+
+    def close(self, timeout: float) -> bool:
+        """End the session, so that the server frees its nodes now; ``False`` if it has not confirmed that in time."""
+        client, connection = self._client, self._connection
+        if client._stopped.is_set():
+            return True
+        had_session = client._session_id is not None
+        self._closing = True
+        if client._live.is_set():
+            client._queue.append((CloseInstance, None))
+            connection.wake_sent = False
+            connection.wake()
+        else:
+            client._stopped.set()
+        finished = bool(connection.connection_stopped.wait(timeout))
+        client._stopped.set()
+        if not finished:
+            self.drop("no answer to the closing of the session")
+        client.handler.stop()
+        if finished:
+            with contextlib.suppress(Exception):
+                connection.close()
+        return finished and (connection.session_closed or not had_session)
+
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's connection without a word to the server.
+
+        The descriptors are closed as such. A TLS shutdown or a close request would end the parent's session.
+        """
+        connection = self._connection
+        for sock in (connection._socket, connection._read_sock, connection._write_sock):
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    os.close(sock.detach())
+
+    # Requests, on the connection's thread.
+
+    def create(self, path: str, data: bytes, reply: Callable[[tuple[str, ZnodeStat] | None, Any], None]) -> None:
+        """Create an ephemeral sequential node; the reply has its name and stat."""
+
+        def strip(value: tuple[str, ZnodeStat] | None, error: KazooException | None) -> None:
+            reply(None if value is None else (value[0].rpartition("/")[2], value[1]), error)
+
+        self._send(Create2(self._chroot + path, data, self.acl, EPHEMERAL_SEQUENTIAL), strip)
+
+    def ensure(self, path: str, data: bytes, reply: Reply, *, container: bool) -> None:
+        """Create ``path`` as a container, or a plain persistent node, and what is missing above it.
+
+        That something exists already is no error. Nor is a refusal above ``path``: the server checks the
+        right to create before it looks whether the node is there. The reply is that for ``path``.
+        """
+        full = self._chroot + path
+        slash = full.find("/", 1)
+        while slash != -1:
+            self._send(Create(full[:slash], b"", self.acl, 0), lambda _value, _error: None)
+            slash = full.find("/", slash + 1)
+        request = CreateContainer if container else Create
+        self._send(request(full, data, self.acl, CONTAINER if container else 0), reply)
+
+    def children(self, path: str, reply: Callable[[list[str] | None, Any], None]) -> None:
+        """List the names of the children."""
+        self._send(GetChildren(self._chroot + path, None), reply)
+
+    def get(
+        self,
+        path: str,
+        reply: Callable[[tuple[bytes, ZnodeStat] | None, Any], None],
+        watcher: Watcher | None = None,
+    ) -> Callable[[], None]:
+        """Read data and stat, and watch the node if it is there; gives what takes the watch off again.
+
+        Never ``exists``: on a missing node it would leave a watch behind. Taking a watch off spares this
+        process the memory of it; the server keeps one a session and node, and sends its one event.
+        """
+        full = self._chroot + path
+        watch = None if watcher is None else self._guarded(watcher)
+        wanted = True
+
+        def answered(value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
+            reply(value, error)
+            if not wanted:
+                # kazoo keeps the watch only after this.
+                self._unwanted.append((full, watch))
+
+        def unwatch() -> None:
+            nonlocal wanted
+            wanted = False
+            self._unwatch(full, watch)
+
+        self._send(GetData(full, watch), answered)
+        return unwatch
+
+    def delete(self, path: str, reply: Reply) -> None:
+        """Delete a node, whatever its version."""
+        self._send(Delete(self._chroot + path, -1), reply)
+
+    def sync(self, path: str) -> None:
+        """Have the server catch up with the leader before it answers what follows."""
+        self._send(Sync(self._chroot + path), lambda _value, _error: None)
+
+    def _send(self, request: Any, reply: Reply) -> None:
+        self._client._queue.append((request, Answer(reply, self.listener.monitor)))
+        self._connection.wake()
+
+    def tell(self, method: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Call a listener's method; an error in it must not end kazoo's connection thread."""
+        try:
+            with self.listener.monitor:
+                method(*arguments, **options)
+        except Exception:
+            logger.exception("event=listener_failed method=%s", method.__name__)
+
+    def _state_changed(self, state: str) -> None:
+        # kazoo calls this on the connection's thread, between the events of the old connection and the new.
+        listener = self.listener
+        if state == KazooState.CONNECTED:
+            self.tell(listener.on_connected)
+            return
+        # kazoo has just failed what was under way. What came to the queue since then would be sent after a
+        # reconnect, when nobody waits for it any more.
+        self._client._queue.clear()
+        if self._closing:
+            # The connection went before the request to close could; there is nothing to come back for.
+            self._client._stopped.set()
+        if state == KazooState.SUSPENDED:
+            self.tell(listener.on_suspended)
+        elif self._client.client_state == KeeperState.AUTH_FAILED:
+            self.tell(listener.on_ended, "authentication was refused, check AUTH and SASL in ZKLOCK", final=True)
+        elif self._client.client_state == KeeperState.CLOSED:
+            self.tell(listener.on_ended, "the session was closed", final=True)
+        else:
+            self.tell(listener.on_ended, "the session expired", final=False)
+
+    def broken(self, error: Exception) -> None:
+        """Tell that the connection's thread has come to its end over something that kazoo did not expect."""
+        self.tell(self.listener.on_ended, f"the connection failed: {error!r}", final=True)
+
+    def sweep(self) -> None:
+        """Take off the watches that were given up while their requests were under way."""
+        while self._unwanted:
+            self._unwatch(*self._unwanted.pop())
+
+    def _unwatch(self, path: str, watch: object) -> None:
+        watchers = self._client._data_watchers.get(path)
+        if watchers is not None:
+            watchers.discard(watch)
+            if not watchers:
+                del self._client._data_watchers[path]
+
+    def _guarded(self, watcher: Watcher) -> Callable[[WatchedEvent], None]:
+        def watch(event: WatchedEvent) -> None:
+            # EventType.NONE is kazoo's own, for "the connection is gone": the listener has heard that already.
+            if event.type != EventType.NONE:
+                self.tell(watcher)
+
+        return watch
