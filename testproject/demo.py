@@ -8,6 +8,7 @@ with it, 1 if not or if something could not be started, 130 if Ctrl-C came befor
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -60,7 +61,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     # A second Ctrl-C would interrupt the ending of what was started, which takes a few seconds at most.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
-    print("\nEnding what was started", flush=True)
+    # Not print(): what is interrupted may be in the middle of one, and must not be entered again.
+    os.write(sys.stdout.fileno(), b"\nEnding what was started\n")
     raise KeyboardInterrupt
 
 
