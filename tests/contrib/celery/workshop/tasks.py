@@ -117,7 +117,7 @@ def refuse_above(key: str, run: str) -> dict[str, Any]:
 
 
 @shared_task(**TRY)  # type: ignore[untyped-decorator]
-@zk_locked("{key}", timeout=0.2)
+@zk_locked("{key}", timeout=1.0)
 def time_out(key: str, run: str) -> dict[str, Any]:
     return work(run)
 
@@ -125,7 +125,7 @@ def time_out(key: str, run: str) -> dict[str, Any]:
 @shared_task(**TRY)  # type: ignore[untyped-decorator]
 def time_out_inside(key: str, run: str) -> dict[str, Any]:
     board().incr(f"{run}:attempts")
-    with zk_lock(key).acquire(0.2):
+    with zk_lock(key).acquire(1.0):
         return work(run)
 
 
