@@ -165,7 +165,7 @@ def test_list__unreachable(viewer: Client, hold: Callable[..., Held], settings: 
     hold("account:1")
     began = time.monotonic()
     response = viewer.get(URL)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 4
     assert response.status_code == 200
     text = text_of(response)
     assert "Locks of “gone” cannot be shown. ZooKeeper at 127.0.0.1:" in text
@@ -180,7 +180,7 @@ def test_list__stopped_server(viewer: Client, settings: Settings) -> None:
         server.pause()
         began = time.monotonic()
         response = viewer.get(URL)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 6
         server.resume()
     assert response.status_code == 200
     text = text_of(response)

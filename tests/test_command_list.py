@@ -174,7 +174,7 @@ def test_unreachable__one_line(settings: Settings, action: list[str], caplog: py
     settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.5}}
     began = time.monotonic()
     error = failure(*action)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 4
     assert error.returncode == 2
     assert "ZooKeeper at 127.0.0.1:" in str(error)
 

@@ -237,7 +237,7 @@ def test_run__lost_lock_ends_the_command(start: Start, nodes: Nodes, outsider: K
     outsider.delete(nodes("run-lost")[0])
     began = time.monotonic()
     status, out, errors = run.end()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     assert (status, out) == (76, "cleaning\n")
     assert "lock run-lost was lost while the command ran: " in errors
     assert len(errors.splitlines()) == 1
@@ -251,7 +251,7 @@ def test_run__lost_lock_kills_after_the_grace_period(start: Start, nodes: Nodes,
     outsider.delete(nodes("run-grace")[0])
     began = time.monotonic()
     assert run.status() == 76
-    assert 0.5 <= time.monotonic() - began < 3
+    assert 0.5 <= time.monotonic() - began < 8
     wait_until(lambda: not any(map(is_running, pids)), timeout=2)
 
 
@@ -265,8 +265,8 @@ def test_run__server_gone(start: Start) -> None:
         began = time.monotonic()
         status, _out, errors = run.end()
         assert status == 76
-        # The lease, and the time that a session may take to end at the exit of the process.
-        assert time.monotonic() - began < 2 + 2 + 2
+        # The lease, and the time that a session may take to end at the exit of the process; the command itself takes 60.
+        assert time.monotonic() - began < 10
         assert "was lost" in errors
         server.resume()
 

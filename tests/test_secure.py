@@ -159,7 +159,7 @@ def configure(settings: Settings, request: pytest.FixtureRequest) -> Configure:
     return configure
 
 
-def refused(match: str, *, within: float = PATIENCE + 0.3) -> str:
+def refused(match: str, *, within: float = PATIENCE + 1) -> str:
     """Try to get a lock and give the message of the error that says that ZooKeeper cannot be used."""
     began = time.monotonic()
     with pytest.raises(ZooKeeperUnavailable, match=match) as caught:
@@ -284,7 +284,7 @@ def test_tls__many_answers_in_one_record(server: SecureZooKeeper, papers: Papers
     began = time.monotonic()
     terminator.let_go()
     wait_until(lambda: len(answers) == 30, 5)
-    assert answers[-1] - began < 0.5
+    assert answers[-1] - began < 1.5
     assert pool.close()
     terminator.close()
 
@@ -401,7 +401,7 @@ def test_tls__close(server: SecureZooKeeper, papers: Papers, configure: Configur
     began = time.monotonic()
     assert pool.close()
     assert onlooker.get_children(held.lock.path) == []
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
 
 
 FORK = """
@@ -581,7 +581,7 @@ def test_ensemble__black_hole(
         pool = configure(hosts, OPTIONS={"randomize_hosts": False}, CONNECT_TIMEOUT=3)
         began = time.monotonic()
         zk_lock("k").acquire().release(wait=True)
-        assert 0.9 < time.monotonic() - began < 2
+        assert 0.9 < time.monotonic() - began < 3
         assert pool.close()
 
 

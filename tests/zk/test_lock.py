@@ -253,7 +253,7 @@ def test_pool__used_again_after_close(pool: Pool, onlooker: Onlooker) -> None:
     assert onlooker.children(lock.path) == []
     began = time.monotonic()
     held.release(wait=True)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
     with lock as again:
         again.check()
         assert held.lost

@@ -116,7 +116,7 @@ def test_process__killed(play: MakePlayer, make_pool: MakePool) -> None:
     player.process.kill()
     began = time.monotonic()
     with Lock("k", make_pool()).acquire(timeout=10) as held:
-        assert time.monotonic() - began < 2.0 + 2 * 0.2 + 0.2
+        assert time.monotonic() - began < 2.0 + 2 * 0.2 + 1
         assert held.token > token
 
 
@@ -128,11 +128,11 @@ def test_process__exits(play: MakePlayer, make_pool: MakePool, order: str, statu
     began = time.monotonic()
     player.say(order)
     Lock("k", make_pool()).acquire(timeout=10).release()
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 5
     code, errors = player.wait()
     assert code == status
     assert ("Traceback" in errors) == (order == "raise"), errors
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 10
 
 
 def test_process__frozen(play: MakePlayer, make_pool: MakePool) -> None:

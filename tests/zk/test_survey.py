@@ -93,7 +93,7 @@ def test_lines__unreachable(make_pool: MakePool) -> None:
     began = time.monotonic()
     with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1"):
         survey.lines(pool, timeout=0.3)
-    assert time.monotonic() - began < 0.6
+    assert time.monotonic() - began < 2
 
 
 def test_lines__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
@@ -104,7 +104,7 @@ def test_lines__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     began = time.monotonic()
     with pytest.raises(ZooKeeperUnavailable, match=r"no answer within 0\.3 s"):
         survey.lines(pool, timeout=0.3)
-    assert time.monotonic() - began < 0.6
+    assert time.monotonic() - began < 2
 
 
 def test_lines__refused(make_pool: MakePool) -> None:

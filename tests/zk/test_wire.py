@@ -317,7 +317,7 @@ def test_close__frozen_server(own_zookeeper: ZooKeeper) -> None:
     own_zookeeper.pause()
     began = time.monotonic()
     assert not plug.wire.close(0.3)
-    assert time.monotonic() - began < 0.6
+    assert time.monotonic() - began < 2
     assert plug.wire.close(0.3)
     wait_until(lambda: set(threading.enumerate()) <= before)
 
@@ -383,7 +383,7 @@ def test_acl__creator(make_pool: MakePool, onlooker: Onlooker) -> None:
                 call()
             assert not isinstance(caught.value, ZooKeeperUnavailable)
             assert "secret" not in str(caught.value)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
         held.check()
     waiter.result().release()
 
@@ -404,7 +404,7 @@ def test_auth__refused(make_pool: MakePool) -> None:
         began = time.monotonic()
         with pytest.raises(ZooKeeperUnavailable, match="authentication was refused") as caught:
             Lock("k", pool).acquire(timeout=5)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
         assert caught.value.key == "k"
 
 
