@@ -265,7 +265,7 @@ def test_run__server_gone(start: Start) -> None:
         began = time.monotonic()
         status, _out, errors = run.end()
         assert status == 76
-        # The lease, and the time that a session may take to end at the exit of the process; the command itself takes 60.
+        # The lease, and the time that a session may take to end at the exit; the command itself takes 60.
         assert time.monotonic() - began < 10
         assert "was lost" in errors
         server.resume()
