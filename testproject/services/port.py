@@ -9,6 +9,9 @@ from pathlib import Path
 LOOPBACK = "127.0.0.1"
 ATTEMPTS = 200
 
+# A server binds its port some time after it was told which, some only when it becomes the leader.
+_given: set[int] = set()
+
 
 def free_port(preferred: int | None = None) -> int:
     """Return a port that nobody listens on, the preferred one if it is free.
@@ -16,13 +19,14 @@ def free_port(preferred: int | None = None) -> int:
     The port is below the system's range for outgoing connections. A port from that range (what binding to
     port 0 gives) can be taken by any client while the server is being restarted, even by a client of that
     very server: on loopback a connection attempt to a port nobody listens on can be given the same port as
-    its source and connect to itself.
+    its source and connect to itself. Nor is it one that this process was given before.
     """
     if preferred is not None and _is_free(preferred):
         return preferred
     candidates = range(10_000, min(_first_outgoing_port(), 65_536))
     for port in random.SystemRandom().sample(candidates, min(ATTEMPTS, len(candidates))):
-        if _is_free(port):
+        if port not in _given and _is_free(port):
+            _given.add(port)
             return port
     msg = f"no free port on {LOOPBACK} between {candidates.start} and {candidates.stop - 1}"
     raise OSError(msg)
