@@ -1,0 +1,293 @@
+"""The server that tests start: an event loop in a thread of its own, and a listening socket."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from .connection import Connection
+from .faults import Faults
+from .requestlog import RequestLog
+from .service import Service, ServiceOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+LOOPBACK = "127.0.0.1"
+# Seconds in which the loop's thread must do what it is asked; it never waits for anybody.
+PATIENCE = 10.0
+BACKLOG = 4096
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """A session as it was when it was asked for; ``timeout`` is in seconds, as negotiated."""
+
+    id: int
+    timeout: float
+    connected: bool
+    ephemerals: tuple[str, ...]
+
+
+class ZooKeeperServer:
+    """A ZooKeeper for tests and laptops: one server, in memory, that speaks the client protocol of 3.8.
+
+    It is not for production: it forgets everything when its process ends, is not replicated and was not made
+    to resist attackers.
+
+    A context manager; or ``start`` and ``stop`` it. A server that is started again is at the same address and
+    still has its nodes and its sessions. Any thread of the process that made it may call any method.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        min_session_timeout: float = 0.2,
+        max_session_timeout: float = 60.0,
+        reap_interval: float = 60.0,
+    ) -> None:
+        """Choose where to listen, port 0 for any that is free; nothing runs yet.
+
+        Times are seconds. A client gets the session timeout that it wishes for, within the two bounds.
+        ``reap_interval`` is the time between two looks for empty containers and aged TTL nodes.
+        """
+        self.service = Service(
+            ServiceOptions(
+                min_session_timeout=min_session_timeout,
+                max_session_timeout=max_session_timeout,
+                reap_interval=reap_interval,
+            )
+        )
+        self.connections: dict[Connection, None] = {}
+        self.started_at = 0.0
+        self.packets_received = self.packets_sent = 0
+        self.faults = Faults(self)
+        self._pid = os.getpid()
+        self._host = host
+        self._port = port
+        # Bound and never listening: it keeps the port ours while the server is stopped or refuses.
+        self._reservation: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._listener: asyncio.Server | None = None
+        _servers.add(self)
+
+    def __enter__(self) -> Self:
+        """Start the server."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop the server, and give up its port."""
+        self.close()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port; the port is known once the server was started."""
+        return self._host, self._port
+
+    @property
+    def hosts(self) -> str:
+        """The address as clients write it, ``host:port``."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{host}:{self._port}"
+
+    @property
+    def requests(self) -> RequestLog:
+        """What clients have asked for."""
+        return self.service.requests
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Listen; raise OSError if the address cannot be had."""
+        self._check_process()
+        if self.running:
+            return
+        self._reserve()
+        ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="zookeeper-server", daemon=True)
+        self._thread.start()
+        try:
+            ready.result(PATIENCE)
+        except BaseException:
+            self._thread.join(PATIENCE)
+            self._thread = None
+            raise
+
+    def stop(self) -> None:
+        """End every connection and listen no more. Nodes and sessions wait for the next start."""
+        if os.getpid() != self._pid or self._thread is None or self._loop is None:
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._thread = None
+
+    def close(self) -> None:
+        """Stop, and give up the port."""
+        self.stop()
+        if self._reservation is not None:
+            self._reservation.close()
+            self._reservation = None
+
+    def sessions(self) -> list[SessionInfo]:
+        """Give the sessions that live, oldest first."""
+
+        def look() -> list[SessionInfo]:
+            ephemerals = self.service.newest.tree.ephemerals
+            return [
+                SessionInfo(each.id, each.timeout, each.link is not None, tuple(ephemerals.get(each.id, ())))
+                for each in self.service.sessions
+            ]
+
+        return self.call(look)
+
+    def owner(self, path: str) -> int:
+        """Give the session that an ephemeral node belongs to; raise LookupError if there is none."""
+        for session in self.sessions():
+            if path in session.ephemerals:
+                return session.id
+        msg = f"{path} is no ephemeral node"
+        raise LookupError(msg)
+
+    def paths(self, below: str = "/") -> list[str]:
+        """Give the paths of the nodes below one, at any depth, sorted."""
+        return self.call(lambda: sorted(self.service.newest.tree.descendants(below)))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread of the event loop, and give what it returns or raise what it raises.
+
+        Raises RuntimeError if the server does not run, or in a process that has only inherited it.
+        """
+        self._check_process()
+        loop = self._loop
+        if loop is None or not self.running:
+            msg = "the server does not run; start it, or use it as a context manager"
+            raise RuntimeError(msg)
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                done.set_exception(error)
+
+        loop.call_soon_threadsafe(run)
+        return done.result(PATIENCE)
+
+    def accept(self) -> None:
+        """Accept connections, as at the start."""
+        self._check_process()
+        if self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(PATIENCE)
+
+    def refuse(self) -> None:
+        """Accept no more connections; those there are stay."""
+        self.call(self._deafen)
+
+    async def _listen(self) -> None:
+        if self._listener is None:
+            self._listener = await asyncio.get_running_loop().create_server(
+                lambda: Connection(self), sock=self._bind(), backlog=BACKLOG
+            )
+
+    def _deafen(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _run(self, ready: concurrent.futures.Future[None]) -> None:
+        loop = self._loop = asyncio.new_event_loop()
+
+        async def begin() -> None:
+            await self._listen()
+            self.started_at = time.time()
+            self.service.start()
+
+        try:
+            loop.run_until_complete(begin())
+        except BaseException as error:  # noqa: BLE001 - raised again where the server was started
+            ready.set_exception(error)
+            loop.close()
+            return
+        ready.set_result(None)
+        try:
+            loop.run_forever()
+        finally:
+            loop.run_until_complete(self._end())
+            loop.close()
+            self._loop = None
+
+    async def _end(self) -> None:
+        self.service.stop()
+        self._deafen()
+        for connection in list(self.connections):
+            connection.abort()
+        # The loop tells them that they are lost in its next round.
+        await asyncio.sleep(0)
+
+    def _reserve(self) -> None:
+        if self._reservation is None:
+            self._reservation = self._bind()
+            self._port = self._reservation.getsockname()[1]
+
+    def _bind(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((self._host, self._port))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            msg = f"this server belongs to process {self._pid}, and {os.getpid()} is a fork of it"
+            raise RuntimeError(msg)
+
+    def _forget(self) -> None:
+        """Let go, in a fork, of the parent's sockets: a connection must end when the parent ends it.
+
+        Their numbers stay taken, by nothing, so that the objects that still know them cannot close others.
+        """
+        nothing = os.open(os.devnull, os.O_RDWR)
+        sockets = [connection.descriptor for connection in self.connections]
+        if self._listener is not None:
+            sockets += [sock.fileno() for sock in self._listener.sockets]
+        if self._reservation is not None:
+            sockets.append(self._reservation.fileno())
+        for descriptor in sockets:
+            if descriptor >= 0:
+                os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
+
+
+_servers: weakref.WeakSet[ZooKeeperServer] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for server in list(_servers):
+        server._forget()  # noqa: SLF001 - this module's own
+
+
+os.register_at_fork(after_in_child=_forget_all)

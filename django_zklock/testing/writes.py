@@ -1,0 +1,240 @@
+"""Requests that change the tree: whether they may, and what the change is.
+
+The order of the checks decides which error a client sees; it is that of ZooKeeper's ``PrepRequestProcessor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+from . import acl, jute, paths
+from .acl import Entry, Identity
+from .jute import Reader
+from .protocol import Code, Opcode, Perms, RefusedError
+from .tree import AclSet, Change, Created, DataSet, Deleted, Tree, parent
+from .znode import CONTAINER_OWNER, MAX_TTL, Kind, ttl_owner
+
+# The numbers of CreateMode: which of them make ephemeral nodes, number them, let them end by age.
+MODES = range(7)
+EPHEMERAL_MODES = frozenset({1, 3})
+SEQUENTIAL_MODES = frozenset({2, 3, 6})
+CONTAINER_MODE = 4
+TTL_MODES = frozenset({5, 6})
+
+
+@dataclass(frozen=True)
+class Author:
+    """Who asks."""
+
+    session: int
+    identities: tuple[Identity, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A change that may be made, if there is one, and the body of the reply once it has been."""
+
+    change: Change | None
+    reply: Callable[[Tree], bytes]
+
+
+class Write(Protocol):
+    """A request that has been read."""
+
+    @property
+    def answered_as(self) -> Opcode:
+        """The record of its reply, as a multi names it."""
+        ...
+
+    def step(self, tree: Tree, author: Author) -> Step:
+        """Say what to do to the tree, or raise RefusedError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Create:
+    """Create a node of any kind."""
+
+    opcode: Opcode
+    path: str
+    data: bytes | None
+    entries: tuple[Entry, ...]
+    mode: int
+    ttl: int | None
+
+    @classmethod
+    def read(cls, opcode: Opcode, reader: Reader) -> Create:
+        """Read the record; only one of the requests has a time to live."""
+        return cls(
+            opcode,
+            reader.text(),
+            reader.buffer(),
+            tuple(reader.vector(lambda: acl.read_entry(reader))),
+            reader.integer(),
+            reader.long() if opcode is Opcode.CREATE_TTL else None,
+        )
+
+    @classmethod
+    def read_part(cls, opcode: Opcode, reader: Reader) -> Create:
+        """Read the record inside a multi, where the mode alone decides what becomes of it."""
+        whole = cls.read(opcode, reader)
+        if whole.mode == CONTAINER_MODE:
+            return replace(whole, opcode=Opcode.CREATE_CONTAINER)
+        return whole if opcode is Opcode.CREATE_TTL else replace(whole, opcode=Opcode.CREATE)
+
+    def step(self, tree: Tree, author: Author) -> Step:
+        """Check everything that a new node needs."""
+        owner = self._owner(author)
+        if "/" not in self.path or "\0" in self.path:
+            raise RefusedError(Code.BAD_ARGUMENTS)
+        entries = acl.resolve(self.entries, author.identities)
+        above = tree[parent(self.path)]
+        acl.require(above.acl, Perms.CREATE, author.identities)
+        path = self.path
+        if self.mode in SEQUENTIAL_MODES:
+            # Ten places, a sign among them, as Java's %010d.
+            path += f"{above.creations:010d}"
+        paths.check(path)
+        if path in tree:
+            raise RefusedError(Code.NODE_EXISTS)
+        if above.kind is Kind.EPHEMERAL:
+            raise RefusedError(Code.NO_CHILDREN_FOR_EPHEMERALS)
+
+        def reply(tree: Tree) -> bytes:
+            return jute.text(path) + (b"" if self.opcode is Opcode.CREATE else tree[path].stat())
+
+        return Step(Created(path, self.data, entries, owner), reply)
+
+    @property
+    def answered_as(self) -> Opcode:
+        """The record of its reply, as a multi names it."""
+        return Opcode.CREATE if self.opcode is Opcode.CREATE else Opcode.CREATE2
+
+    def _owner(self, author: Author) -> int:
+        """Give what ends the node, as its Stat tells it."""
+        if self.mode not in MODES or (self.mode in TTL_MODES) != ((self.ttl or -1) >= 0):
+            raise RefusedError(Code.BAD_ARGUMENTS)
+        if self.mode in TTL_MODES:
+            if not self.ttl or self.ttl > MAX_TTL:
+                raise RefusedError(Code.BAD_ARGUMENTS)
+            return ttl_owner(self.ttl)
+        if self.opcode is Opcode.CREATE_CONTAINER:
+            return CONTAINER_OWNER
+        return author.session if self.mode in EPHEMERAL_MODES else 0
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Delete a node without children."""
+
+    path: str
+    version: int
+    answered_as: ClassVar[Opcode] = Opcode.DELETE
+
+    @classmethod
+    def read(cls, _opcode: Opcode, reader: Reader) -> Delete:
+        """Read the record."""
+        return cls(reader.text(), reader.integer())
+
+    def step(self, tree: Tree, author: Author) -> Step:
+        """Check that the node is nobody's parent and not the server's own."""
+        if "/" not in self.path or "\0" in self.path or self.path in paths.SYSTEM:
+            raise RefusedError(Code.BAD_ARGUMENTS)
+        acl.require(tree[parent(self.path)].acl, Perms.DELETE, author.identities)
+        node = tree[self.path]
+        _check_version(self.version, node.version)
+        if node.children:
+            raise RefusedError(Code.NOT_EMPTY)
+        return Step(Deleted(self.path), _nothing)
+
+
+@dataclass(frozen=True)
+class SetData:
+    """Replace the data of a node."""
+
+    path: str | None
+    data: bytes | None
+    version: int
+    answered_as: ClassVar[Opcode] = Opcode.SET_DATA
+
+    @classmethod
+    def read(cls, _opcode: Opcode, reader: Reader) -> SetData:
+        """Read the record."""
+        return cls(reader.optional_text(), reader.buffer(), reader.integer())
+
+    def step(self, tree: Tree, author: Author) -> Step:
+        """Check the version."""
+        path = paths.check(self.path)
+        node = tree[path]
+        acl.require(node.acl, Perms.WRITE, author.identities)
+        _check_version(self.version, node.version)
+        return Step(DataSet(path, self.data), lambda tree: tree[path].stat())
+
+
+@dataclass(frozen=True)
+class SetAcl:
+    """Replace the access control list of a node."""
+
+    path: str | None
+    entries: tuple[Entry, ...]
+    version: int
+    answered_as: ClassVar[Opcode] = Opcode.SET_ACL
+
+    @classmethod
+    def read(cls, _opcode: Opcode, reader: Reader) -> SetAcl:
+        """Read the record."""
+        return cls(reader.optional_text(), tuple(reader.vector(lambda: acl.read_entry(reader))), reader.integer())
+
+    def step(self, tree: Tree, author: Author) -> Step:
+        """Check the new list, and the version of the old one."""
+        path = paths.check(self.path)
+        entries = acl.resolve(self.entries, author.identities)
+        node = tree[path]
+        acl.require(node.acl, Perms.ADMIN, author.identities)
+        _check_version(self.version, node.acl_version)
+        return Step(AclSet(path, entries), lambda tree: tree[path].stat())
+
+
+@dataclass(frozen=True)
+class Check:
+    """Change nothing, and fail unless the node has the version."""
+
+    path: str
+    version: int
+    answered_as: ClassVar[Opcode] = Opcode.CHECK
+
+    @classmethod
+    def read(cls, _opcode: Opcode, reader: Reader) -> Check:
+        """Read the record."""
+        return cls(reader.text(), reader.integer())
+
+    def step(self, tree: Tree, author: Author) -> Step:
+        """Check the version."""
+        paths.check(self.path)
+        node = tree[self.path]
+        acl.require(node.acl, Perms.READ, author.identities)
+        _check_version(self.version, node.version)
+        return Step(None, _nothing)
+
+
+ReadWrite = Callable[[Opcode, Reader], Write]
+
+CREATES = (Opcode.CREATE, Opcode.CREATE2, Opcode.CREATE_CONTAINER, Opcode.CREATE_TTL)
+OTHERS: dict[Opcode, ReadWrite] = {
+    Opcode.DELETE: Delete.read,
+    Opcode.SET_DATA: SetData.read,
+    Opcode.CHECK: Check.read,
+}
+WRITES: dict[Opcode, ReadWrite] = {**dict.fromkeys(CREATES, Create.read), **OTHERS, Opcode.SET_ACL: SetAcl.read}
+PARTS: dict[Opcode, ReadWrite] = {**dict.fromkeys(CREATES, Create.read_part), **OTHERS}
+
+
+def _check_version(asked: int, actual: int) -> None:
+    if asked not in {-1, actual}:
+        raise RefusedError(Code.BAD_VERSION)
+
+
+def _nothing(_tree: Tree) -> bytes:
+    return b""
