@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .java import DEBIAN_JARS, DEBIAN_LOGGER, QUICK_START, find_java
 from .port import LOOPBACK, free_port
 from .process import NotInstalledError, Process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
+DEBIAN_JAR = DEBIAN_JARS / "zookeeper.jar"
 DEBIAN_CONFIGURATION = Path("/etc/zookeeper/conf")
-# Debian's package logs nothing at all unless a logger is put next to it.
-DEBIAN_LOGGER = Path("/usr/share/java/slf4j-simple.jar")
 # TLS needs it, and Debian's zookeeper.jar names every part of Netty but this one.
-DEBIAN_CODEC = Path("/usr/share/java/netty-codec.jar")
+DEBIAN_CODEC = DEBIAN_JARS / "netty-codec.jar"
+DEBIAN_SCRIPTS = Path("/usr/share/zookeeper/bin")
 HOW_TO_GET_IT = (
     "`apt-get install zookeeper`, or set ZOOKEEPER_HOSTS (a running one) or ZOOKEEPER_HOME (an unpacked one)"
 )
@@ -30,10 +29,11 @@ PROBE_TIMEOUT = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """Where Java and ZooKeeper's classes are."""
+    """Where Java and ZooKeeper's classes and scripts are."""
 
     java: str
     classpath: str
+    scripts: Path
 
     @classmethod
     def find(cls) -> Installation:
@@ -45,17 +45,22 @@ class Installation:
                 msg = f"ZOOKEEPER_HOME={home} has no lib/zookeeper-*.jar; get ZooKeeper with {HOW_TO_GET_IT}"
                 raise NotInstalledError(msg)
             classpath = f"{Path(home, 'conf')}:{jars}/*"
+            scripts = Path(home, "bin")
         elif DEBIAN_JAR.exists():
             classpath = f"{DEBIAN_CONFIGURATION}:{DEBIAN_JAR}:{DEBIAN_LOGGER}:{DEBIAN_CODEC}"
+            scripts = DEBIAN_SCRIPTS
         else:
             msg = f"ZooKeeper is not installed; get it with {HOW_TO_GET_IT}"
             raise NotInstalledError(msg)
-        java_home = os.environ.get("JAVA_HOME")
-        java = shutil.which("java", path=str(Path(java_home, "bin"))) if java_home else shutil.which("java")
-        if java is None:
-            msg = f"ZooKeeper needs Java, which is not installed; get both with {HOW_TO_GET_IT}"
+        return cls(java=find_java(HOW_TO_GET_IT), classpath=classpath, scripts=scripts)
+
+    def shell(self) -> Path:
+        """Find ``zkCli.sh``, which is not in Debian's package of the jars; raise NotInstalledError."""
+        script = self.scripts / "zkCli.sh"
+        if not script.exists():
+            msg = f"{script} is not there; get it with {HOW_TO_GET_IT}"
             raise NotInstalledError(msg)
-        return cls(java=java, classpath=classpath)
+        return script
 
 
 class ZooKeeper(Process):
@@ -126,10 +131,7 @@ class ZooKeeper(Process):
         return [
             self._installation.java,
             f"-Xmx{self._memory}",
-            "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",
-            # Java's performance data is a file in /tmp, which a killed server would leave behind.
-            "-XX:-UsePerfData",
+            *QUICK_START,
             *(f"-D{key}={value}" for key, value in properties.items()),
             "-cp",
             self._installation.classpath,

@@ -1,0 +1,50 @@
+"""Java, and where its classes are on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from .process import NotInstalledError
+
+DEBIAN_JARS = Path("/usr/share/java")
+# Debian's packages log nothing at all unless a logger is put next to them.
+DEBIAN_LOGGER = DEBIAN_JARS / "slf4j-simple.jar"
+DEBIAN_CURATOR = DEBIAN_JARS / "curator-recipes.jar"
+HOW_TO_GET_CURATOR = (
+    "`apt-get install libcurator-recipes-java`, or set CURATOR_HOME (a folder with its jars and those that they need)"
+)
+
+# For programs that live seconds, or that tests wait for.
+QUICK_START = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    # Java's performance data is a file in /tmp, which a killed program would leave behind.
+    "-XX:-UsePerfData",
+)
+
+
+def find_java(how_to_get_it: str) -> str:
+    """Find the program in ``JAVA_HOME``, else on the path; raise NotInstalledError."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
+    if java is None:
+        msg = f"Java is not installed; get it with {how_to_get_it}"
+        raise NotInstalledError(msg)
+    return java
+
+
+def find_curator() -> str:
+    """Find Curator in ``CURATOR_HOME``, else Debian's package; give its class path or raise NotInstalledError."""
+    home = os.environ.get("CURATOR_HOME")
+    if home:
+        if not any(Path(home).glob("curator-recipes*.jar")):
+            msg = f"CURATOR_HOME={home} has no curator-recipes*.jar; get Apache Curator with {HOW_TO_GET_CURATOR}"
+            raise NotInstalledError(msg)
+        return f"{Path(home)}/*"
+    if DEBIAN_CURATOR.exists():
+        # It names the other jars that it needs.
+        return f"{DEBIAN_CURATOR}:{DEBIAN_LOGGER}"
+    msg = f"Apache Curator is not installed; get it with {HOW_TO_GET_CURATOR}"
+    raise NotInstalledError(msg)
