@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 from django.core.management.base import BaseCommand
 
-from django_zklock import signals, surroundings
+from django_zklock import interruption, signals, surroundings
 from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.keying import KeyMaker
-from django_zklock.locks import zk_lock
+from django_zklock.locks import Mode, zk_lock
 from django_zklock.zk import holds
 from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Identity, Work
@@ -55,7 +55,7 @@ class Conflict:
 
 
 OnConflict = Literal["wait", "skip", "raise", "retry"] | Callable[[Conflict], Any]
-OnLost = Literal["raise", "ignore"]
+OnLost = Literal["raise", "interrupt", "ignore"]
 OnUnavailable = Literal["raise", "skip", "run"]
 
 
@@ -65,6 +65,8 @@ class LockedCall:
 
     function: Callable[..., Any]
     key: KeyMaker
+    mode: Mode
+    limit: int | None
     using: str
     reentrant: bool
     timeout: float | None
@@ -104,10 +106,10 @@ class LockedCall:
             held, refusal = self._acquire(lock)
             if refusal is not None and not self._runs_without(refusal):
                 return self._refused(self._conflict(lock, args, kwargs, refusal.holder), refusal)
-            result = self.function(*args, **kwargs)
+            result = self._run(held, args, kwargs)
             self._refuse_coroutine(result)
             if held is not None:
-                held.finish(raising=self.on_lost == "raise")
+                held.finish(raising=self.on_lost != "ignore")
             return result
         except BaseException:
             holds.unwind(depth, lock)
@@ -123,9 +125,9 @@ class LockedCall:
             held, refusal = await self._aacquire(lock)
             if refusal is not None and not self._runs_without(refusal):
                 return await self._arefused(self._conflict(lock, args, kwargs, refusal.holder), refusal)
-            result = await self.function(*args, **kwargs)
+            result = await self._arun(held, args, kwargs)
             if held is not None:
-                await held.afinish(raising=self.on_lost == "raise")
+                await held.afinish(raising=self.on_lost != "ignore")
             return result
         except GeneratorExit:  # nothing can be awaited any more
             holds.unwind(depth, lock)
@@ -136,6 +138,16 @@ class LockedCall:
             raise
         finally:
             refusal = None
+
+    def _run(self, held: Held | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if held is None or self.on_lost != "interrupt":
+            return self.function(*args, **kwargs)
+        return interruption.run(held, functools.partial(self.function, *args, **kwargs))
+
+    async def _arun(self, held: Held | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if held is None or self.on_lost != "interrupt":
+            return await self.function(*args, **kwargs)
+        return await interruption.arun(held, self.function(*args, **kwargs))
 
     # The errors are given and not raised, so that neither the body nor an `on_conflict` callable runs inside of an
     # `except`: Celery's Task.retry and logging.exception take what they find in sys.exc_info() for their own.
@@ -172,7 +184,14 @@ class LockedCall:
 
     def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
         key = self.key(args, kwargs)
-        return zk_lock(key, reentrant=self.reentrant, using=self.using, work=lambda: self._work(args))
+        return zk_lock(
+            key,
+            mode=self.mode,
+            limit=self.limit,
+            reentrant=self.reentrant,
+            using=self.using,
+            work=lambda: self._work(args),
+        )
 
     def _work(self, args: tuple[Any, ...]) -> Work:
         if (found := surroundings.work()) is not None:

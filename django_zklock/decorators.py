@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, cast, get_args
 
 from django.core.management.base import BaseCommand
@@ -14,7 +14,9 @@ from django.core.management.base import BaseCommand
 from django_zklock.calls import LockedCall, OnConflict, OnLost, OnUnavailable
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.keying import key_maker
+from django_zklock.locks import Mode
 from django_zklock.zk.deadline import Timeout, seconds
+from django_zklock.zk.rules import rule
 
 
 class DjangoTask(Protocol):
@@ -31,8 +33,10 @@ CONFLICT_POLICIES = ("wait", "skip", "raise", "retry")
 
 
 def zk_locked(
-    key: str | Callable[..., Any],
+    key: str | Sequence[str] | Callable[..., Any],
     *,
+    mode: Mode = "exclusive",
+    limit: int | None = None,
     reentrant: bool = True,
     using: str = DEFAULT_ALIAS,
     timeout: Timeout = None,
@@ -43,27 +47,34 @@ def zk_locked(
     """Decorate a function, coroutine function, method, ``BaseCommand`` class, Celery task or Django task.
 
     ``key`` is a template over the call's arguments (``"invoice:{invoice_id}"``, defaults included), or a
-    callable that takes them. ``timeout`` is how long a call waits for the lock, in seconds or as a
-    ``timedelta``: ``None`` is for ever under ``on_conflict="wait"`` and one try under every other policy.
+    callable that takes them; a list of templates, or a list that the callable gives, names locks to take together.
+    ``mode`` and ``limit`` are those of :func:`~django_zklock.zk_lock`. ``timeout`` is how long a call waits for the
+    lock, in seconds or as a ``timedelta``: ``None`` is for ever under ``on_conflict="wait"`` and one try under every
+    other policy.
 
     ``on_conflict`` says what happens when the lock is not granted: ``"wait"`` raises ``LockTimeout`` after
     ``timeout``; ``"raise"`` raises ``LockConflict``; ``"skip"`` does not run the function, logs, sends the signal
     ``skipped`` and gives ``{"zklock": "skipped", …}``; ``"retry"`` (Celery only) sends the task back to the queue
     without touching its retries; a callable is given a :class:`~django_zklock.calls.Conflict` and its result is
     the call's. ``on_lost``: ``"raise"`` ends a call whose lock was lost with ``LockLost`` if nothing else
-    propagates, ``"ignore"`` does not. ``on_unavailable``: without ZooKeeper ``"raise"`` raises
+    propagates; ``"interrupt"`` also raises it into the running body as soon as the loss is known, which cannot
+    break into a call of C code; ``"ignore"`` does nothing. ``on_unavailable``: without ZooKeeper ``"raise"`` raises
     ``ZooKeeperUnavailable``, ``"skip"`` skips, ``"run"`` runs without protection and logs an error.
 
     Raises ``TypeError`` or ``ValueError`` at decoration for arguments that can never work.
     """
     if _is_bare_use(key):
         raise TypeError(f"zk_locked needs the key of the lock: write {USAGE}")
-    if not isinstance(key, str) and not callable(key):
+    if not isinstance(key, (str, list, tuple)) and not callable(key):
         raise TypeError(f"the key must be a template or a callable that gives the key, got {key!r}: write {USAGE}")
+    # Whether they make a lock is known now, and not at the first call.
+    rule(mode, limit)
     if not isinstance(using, str):
         raise TypeError(f"using must be the name of an alias in ZKLOCK, got {using!r}")
     return Locked(
         key=key,
+        mode=mode,
+        limit=limit,
         reentrant=_choice("reentrant", reentrant, (True, False)),
         using=using,
         timeout=seconds(timeout),
@@ -77,7 +88,9 @@ def zk_locked(
 class Locked:
     """The decorator that :func:`zk_locked` gives; keeps nothing between calls and can decorate any number."""
 
-    key: str | Callable[..., Any]
+    key: str | Sequence[str] | Callable[..., Any]
+    mode: Mode
+    limit: int | None
     reentrant: bool
     using: str
     timeout: float | None
@@ -118,6 +131,8 @@ class Locked:
         return LockedCall(
             function=function,
             key=key_maker(self.key, function),
+            mode=self.mode,
+            limit=self.limit,
             using=self.using,
             reentrant=self.reentrant,
             timeout=self.timeout,

@@ -12,8 +12,8 @@ from django.db.models import Model
 
 from django_zklock.zk import keys
 
-KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], str]
-"""Takes the positional and the keyword arguments of a call and gives the key."""
+KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], "str | tuple[str, ...]"]
+"""Takes the positional and the keyword arguments of a call and gives the key, or the keys to take together."""
 
 Chooser = Callable[[inspect.BoundArguments], tuple[Sequence[Any], Mapping[str, Any]]]
 """Takes the arguments of a call and gives those that a key callable is called with."""
@@ -24,8 +24,10 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def key_maker(key: str | Callable[..., Any], function: Callable[..., Any]) -> KeyMaker:
+def key_maker(key: str | Sequence[str] | Callable[..., Any], function: Callable[..., Any]) -> KeyMaker:
     """Make the key maker of ``function`` from a template over its arguments or a callable that takes them.
+
+    A list or tuple of templates, and a callable that gives a list or tuple, name keys to take together.
 
     A callable whose parameters are named as those of ``function`` is given these, in any order and as few as it
     wants; one with names of its own is given the first ones by position. Defaults count as arguments.
@@ -37,6 +39,9 @@ def key_maker(key: str | Callable[..., Any], function: Callable[..., Any]) -> Ke
         return _template(key, function)
     if callable(key):
         return _callable(key, function)
+    if isinstance(key, (list, tuple)) and key and all(isinstance(each, str) for each in key):
+        makers = [_template(each, function) for each in key]
+        return lambda args, kwargs: tuple(str(make(args, kwargs)) for make in makers)
     raise TypeError(f'the key must be a template like "invoice:{{invoice_id}}" or a callable, got {key!r}')
 
 
@@ -131,12 +136,15 @@ def _callable(key: Callable[..., Any], function: Callable[..., Any]) -> KeyMaker
     signature = inspect.signature(function)
     choose = _chooser(key, function, signature)
 
-    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        positional, named = choose(_bound(signature, function, args, kwargs))
-        made = key(*positional, **named)
+    def text(made: object) -> str:
         if made is None:
             raise ValueError(f"the key callable of {function.__qualname__} gave None instead of a key")
         return text_of(made)
+
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | tuple[str, ...]:
+        positional, named = choose(_bound(signature, function, args, kwargs))
+        made = key(*positional, **named)
+        return tuple(map(text, made)) if isinstance(made, (list, tuple)) else text(made)
 
     return make
 

@@ -10,6 +10,8 @@ Every signal is sent with ``sender`` (the :class:`~django_zklock.zk.lock.Lock`'s
     The holder let go after ``duration`` seconds.
 ``lost`` (``held``, ``reason``)
     A held lock was lost. Sent from a thread of its own, as soon as it is known.
+``revoked`` (``held``, ``reason``)
+    Somebody asks the holder to let go. Sent from a thread of its own.
 ``skipped`` (``holder``, ``function``, ``reason``)
     A decorated function did not run: ``reason`` is "conflict" (somebody else holds the lock) or "unavailable"
     (ZooKeeper could not be reached).
@@ -35,6 +37,7 @@ acquired = Signal()
 contended = Signal()
 released = Signal()
 lost = Signal()
+revoked = Signal()
 skipped = Signal()
 
 
@@ -71,6 +74,9 @@ class SignalObserver:
 
     def lost(self, held: Held, reason: str) -> None:
         send(lost, **_about(held.lock), held=held, reason=reason)
+
+    def revoked(self, held: Held, reason: str) -> None:
+        send(revoked, **_about(held.lock), held=held, reason=reason)
 
     async def acontended(self, lock: Lock, holder: Identity | None) -> None:
         await contended.asend_robust(Lock, **_about(lock), holder=holder)

@@ -66,7 +66,7 @@ def hold(zklock: str) -> Iterator[Callable[..., Held]]:
 def test_list__what_a_row_says(viewer: Client, hold: Callable[..., Held], outsider: KazooClient) -> None:
     """Key, holder with work, process and host, age, waiters, state, kind, token and alias."""
     held = hold("account:17", Work(kind="task", name="billing.tasks.settle", id="5b7e3c52"))
-    outsider.create(f"{held.lock.path}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     response = viewer.get(URL)
     assert response.status_code == 200
     text = text_of(response)

@@ -68,7 +68,7 @@ def test_list__table(hold: Callable[..., Held], outsider: KazooClient) -> None:
     bill = Work(kind="task", name="billing.bill", id="77")
     held = hold("invoice:42", bill)
     hold("account:17")
-    outsider.create(f"{held.lock.path}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     header, account, invoice = run("list").splitlines()
     assert header.split() == ["KEY", "STATE", "KIND", "AGE", "WAITERS", "TOKEN", "HOLDER"]
     assert account.split()[:3] == ["account:17", "held", "exclusive"]
@@ -88,7 +88,7 @@ def test_list__empty(zklock: str) -> None:
 def test_list__json(hold: Callable[..., Held], outsider: KazooClient, zklock: str) -> None:
     """JSON has every lock with its whole line, under the names that the reference promises."""
     held = hold("invoice:42", Work(kind="task", name="billing.bill", id="77"))
-    path = outsider.create(f"{held.lock.path}/_c_{GUID}-lock-", b"junk", ephemeral=True, sequence=True)
+    path = outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"junk", ephemeral=True, sequence=True)
     (lock,) = json.loads(run("list", "--format", "json"))["locks"]
     first, second = lock.pop("places")
     assert lock == {
@@ -117,7 +117,7 @@ def test_show__table(hold: Callable[..., Held], outsider: KazooClient) -> None:
     """The whole line, first come first, with who is in each place."""
     held = hold("invoice:42", Work(kind="command", name="nightly"))
     for _number in range(2):
-        outsider.create(f"{held.lock.path}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+        outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     header, *places = run("show", "invoice:42").splitlines()
     assert header.split() == ["POSITION", "STATE", "KIND", "SINCE", "(UTC)", "AGE", "TOKEN", "HOLDER", "NODE"]
     assert [place.split()[:3] for place in places] == [

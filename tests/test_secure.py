@@ -397,10 +397,10 @@ def test_tls__close(server: SecureZooKeeper, papers: Papers, configure: Configur
     """Closing ends the session at the server, which frees the lock at once."""
     pool = configure(server.secure_hosts, TLS=papers.tls(), SESSION_TIMEOUT=20)
     held = zk_lock("k").acquire(timeout=5)
-    assert len(onlooker.get_children(held.lock.path)) == 1
+    assert len(onlooker.get_children(held.lock.paths[0])) == 1
     began = time.monotonic()
     assert pool.close()
-    assert onlooker.get_children(held.lock.path) == []
+    assert onlooker.get_children(held.lock.paths[0]) == []
     assert time.monotonic() - began < 5
 
 
@@ -451,14 +451,14 @@ def test_sasl__right_password(acl: Any, server: SecureZooKeeper, configure: Conf
     """The nodes of a lock are made with SASL's identity, and belong to it."""
     configure(server.hosts, SASL=SASL, ACL=acl)
     with zk_lock("k").acquire(timeout=5) as held:
-        assert owners(onlooker, held.lock.path) == {("sasl", "shop")}
+        assert owners(onlooker, held.lock.paths[0]) == {("sasl", "shop")}
 
 
 def test_sasl__over_tls(server: SecureZooKeeper, papers: Papers, configure: Configure, onlooker: KazooClient) -> None:
     """With a client's certificate too, the creator is whoever it has proved to be, in both ways."""
     configure(server.secure_hosts, SASL=SASL, ACL="creator", TLS=papers.tls())
     with zk_lock("k").acquire(timeout=5) as held:
-        assert owners(onlooker, held.lock.path) == {("sasl", "shop"), ("x509", "CN=client")}
+        assert owners(onlooker, held.lock.paths[0]) == {("sasl", "shop"), ("x509", "CN=client")}
 
 
 def owners(onlooker: KazooClient, path: str) -> set[tuple[str, str]]:

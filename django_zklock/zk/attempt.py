@@ -13,9 +13,9 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from django_zklock.exceptions import LockTimeout, ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import holds, identity
+from django_zklock.zk import holds
 from django_zklock.zk.alarm import Alarm
-from django_zklock.zk.contender import Contender, State, Unavailable
+from django_zklock.zk.contender import State, Unavailable
 from django_zklock.zk.deadline import Deadline
 from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Identity
@@ -23,14 +23,19 @@ from django_zklock.zk.identity import Identity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from django_zklock.zk.contender import Contender
     from django_zklock.zk.lock import Lock
+    from django_zklock.zk.multilock import MultiContender
 
 # After the deadline, for the name of the holder in the error: the last one known may be long gone.
 LAST_LOOK = 0.2
 
 
 class Observer(Protocol):
-    """Who is told of what happens to locks. The plain methods run in the caller's thread, ``lost`` in its own."""
+    """Who is told of what happens to locks.
+
+    ``lost`` and ``revoked`` run in a thread of their own, the other plain methods in the caller's.
+    """
 
     def contended(self, lock: Lock, holder: Identity | None) -> None:
         """The caller waits in line."""
@@ -43,6 +48,9 @@ class Observer(Protocol):
 
     def lost(self, held: Held, reason: str) -> None:
         """A held lock was lost."""
+
+    def revoked(self, held: Held, reason: str) -> None:
+        """The holder was asked to let go."""
 
     async def acontended(self, lock: Lock, holder: Identity | None) -> None: ...
     async def aacquired(self, held: Held) -> None: ...
@@ -69,8 +77,8 @@ class Attempt:
         self._in_line = False
         self._looking: Deadline | None = None
         self._looks = 0
-        # Emptied by whoever tells of a loss: this caller, or the machine's threads.
-        self._loss_untold = [True]
+        # What there is to tell of once at most. Taken out by whoever tells it: this caller, or the machine's threads.
+        self._untold = {"lost": True, "revoked": True}
         self._announce = False
         self.contender = self._new_contender()
 
@@ -81,17 +89,8 @@ class Attempt:
     def _answer_deadline(self) -> Deadline:
         return self._deadline if self.timeout else Deadline.after(self.lock.pool.options.connect_timeout)
 
-    def _new_contender(self) -> Contender:
-        lock = self.lock
-        return Contender(
-            lock.pool.session(lock.path),
-            lock.path,
-            lock.rule,
-            data=identity.own(lock.work()).encode(),
-            parent_data=lock.parent_data,
-            wait=self.timeout != 0,
-            notify=self._changed,
-        )
+    def _new_contender(self) -> Contender | MultiContender:
+        return self.lock.contender(wait=self.timeout != 0, notify=self._changed)
 
     def step(self) -> bool:
         """Look at the contender: ``True`` when the attempt is decided, ``False`` to sleep for :meth:`sleep_for`.
@@ -108,7 +107,7 @@ class Attempt:
             return False
         if contender.state is State.HELD:
             self.held = Held(self.lock, contender, waited=time.monotonic() - self._began)
-            self._tell_loss()
+            self._tell()
             return True
         if contender.error is not None:
             raise self._refusal(contender.error) from contender.error
@@ -166,21 +165,22 @@ class Attempt:
     def _changed(self) -> None:
         # On the machine's threads, under the monitor.
         self._wake()
-        self._tell_loss()
+        self._tell()
 
-    def _tell_loss(self) -> None:
+    def _tell(self) -> None:
         contender = self.contender
-        if contender.lost is not None and self.held is not None:
-            try:
-                self._loss_untold.pop()
-            except IndexError:
-                return
-            # Observers may take their time, and neither heartbeat nor connection has any to give.
-            thread = threading.Thread(
-                target=self.lock.observer.lost, args=(self.held, contender.lost), name="zklock-lost", daemon=True
-            )
-            with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
-                thread.start()
+        if self.held is None:
+            return
+        if contender.lost is not None and self._untold.pop("lost", False):
+            self._in_own_thread(self.held.tell_loss, contender.lost)
+        if contender.revoked is not None and self._untold.pop("revoked", False):
+            self._in_own_thread(self.lock.observer.revoked, self.held, contender.revoked)
+
+    def _in_own_thread(self, tell: Callable[..., None], *facts: object) -> None:
+        # Observers may take their time, and neither heartbeat nor connection has any to give.
+        thread = threading.Thread(target=tell, args=facts, name="zklock-news", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+            thread.start()
 
     # Errors: what, how long, who, and what to do.
 
@@ -205,9 +205,10 @@ class Attempt:
         session = self.contender.session
         if isinstance(error, Unavailable):
             return self._unavailable(f"ZooKeeper at {session.server}: {error}")
+        where = " and ".join(self.lock.paths)
         return ZkLockError(
-            f"lock {self.lock.key!r}: ZooKeeper at {session.server} refused: {error!r} at {self.lock.path}; "
-            f"check the ACL of that node and the credentials in ZKLOCK",
+            f"lock {self.lock.key!r}: ZooKeeper at {session.server} refused: {error!r} at {where}; "
+            f"check the ACL there and the credentials in ZKLOCK",
             key=self.lock.key,
             timeout=self.timeout,
         )

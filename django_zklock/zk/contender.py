@@ -2,13 +2,13 @@
 
 Nothing here blocks, polls or owns a thread. Blocking callers, asyncio and whoever else waits for a lock are
 thin users: they post :meth:`Contender.join` and :meth:`Contender.leave`, and ``notify`` tells them that there is
-something new to see. The recipe is Curator's: each waiter watches only the node before it, so a release wakes
-one waiter (ZooKeeper Recipes, "Locks").
+something new to see. The recipe is Curator's (ZooKeeper Recipes, "Locks"); which nodes a waiter watches is said in
+:mod:`~django_zklock.zk.rules`.
 
 ::
 
     NEW --join--> JOINING --created, listed--> HELD   (nobody ahead)
-                    |  ^                        WAITING --the one ahead is gone, listed--> HELD
+                    |  ^                        WAITING --who stood ahead is gone--> HELD
                     |  '--node gone, session gone--'
                     '--leave, failure, busy--> LEAVING --deleted--> GONE
 """
@@ -21,13 +21,16 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 
-from django_zklock.zk import identity, nodes
+from django_zklock.zk import identity, nodes, revocation
 from django_zklock.zk.identity import Identity
+from django_zklock.zk.rules import FREE, Rule
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import KazooException, NodeExistsError, NoNodeError, UnimplementedError, ZnodeStat
 
 logger = logging.getLogger("django_zklock.contender")
 
+# Instead of the name of a node: all the names in the line.
+THE_LINE = ""
 # Parents may be reaped between their making and our create; more often than this it is something else.
 MAX_ENSURES = 5
 
@@ -51,15 +54,16 @@ class Contender:
     """One attempt at one lock.
 
     Every method runs under ``session.monitor`` on the machine's threads (see :mod:`~django_zklock.zk.session`).
-    The attributes ``state``, ``node``, ``token``, ``error``, ``busy``, ``lost``, ``holder`` and ``looks`` may be read
-    from any thread; ``notify`` is called, without arguments and under the monitor, whenever one of them has changed.
+    The attributes ``state``, ``node``, ``token``, ``error``, ``busy``, ``lost``, ``revoked``, ``holder`` and ``looks``
+    may be read from any thread; ``notify`` is called, without arguments and under the monitor, whenever one of them
+    has changed.
     """
 
     def __init__(
         self,
         session: Session,
         path: str,
-        rule: nodes.Rule,
+        rule: Rule,
         *,
         data: bytes,
         parent_data: bytes = b"",
@@ -78,6 +82,8 @@ class Contender:
         self.busy = False
         # Why the hold can no longer be trusted; never cleared.
         self.lost: str | None = None
+        # Why somebody asks us to let go; never cleared.
+        self.revoked: str | None = None
         # Who was first in the line when we last looked, and how often we looked.
         self.holder: Identity | None = None
         self.looks = 0
@@ -91,13 +97,22 @@ class Contender:
         # Grows whenever earlier replies and watch events have lost their meaning.
         self._round = 0
         self._ensures = 0
-        # The name of the node that we watch, and what takes the watch off again.
-        self._watched: str | None = None
-        self._unwatch: Callable[[], None] | None = None
+        # What stood before us when we last looked, and which of it is known to be gone since.
+        self._outlook = FREE
+        self._missing: set[str] = set()
+        # What takes off each watch on those before us, by the name of the node; that on the whole line by no name.
+        self._watches: dict[str, Callable[[], None]] = {}
         self._watches_itself = False
+        # The sessions of the nodes that we watch.
+        self._owners: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<Contender {self.state.value} {self.path}/{self.node or '?'}>"
+
+    @property
+    def node_paths(self) -> dict[str, str]:
+        """The full path of the node in each line, by the path of the line."""
+        return {self.path: self._own_path}
 
     # What fronts post.
 
@@ -116,8 +131,7 @@ class Contender:
             self.state = State.GONE
         elif self.state not in {State.LEAVING, State.GONE}:
             self.state = State.LEAVING
-            if self._unwatch is not None:
-                self._unwatch()
+            self._unwatch_all()
             if self.node is not None:
                 self._delete()
             elif not self._creating:
@@ -140,7 +154,7 @@ class Contender:
     def suspended(self) -> None:
         """The connection is gone, and with it every reply and watch."""
         self._round += 1
-        self._watched = None
+        self._watches.clear()
         self._watches_itself = False
 
     def resumed(self) -> None:
@@ -204,16 +218,13 @@ class Contender:
     def _peeked(self, asked: int, names: list[str] | None, error: KazooException | None) -> None:
         if asked != self._round or self.state is not State.JOINING:
             return
-        if error is None and self._is_full(nodes.parse_all(names or ())):
+        if error is None and self.rule.is_full(nodes.parse_all(names or ())):
             self.busy = True
             self._give_up()
         elif error is None or isinstance(error, NoNodeError):
             self._create()
         else:
             self._fail(error)
-
-    def _is_full(self, line: list[nodes.Node]) -> bool:
-        return sum(node.kind in self.rule.conflicts for node in line) >= self.rule.limit
 
     def _create(self) -> None:
         # A GUID for each attempt: a node that turns up late is never taken for the new one.
@@ -334,11 +345,12 @@ class Contender:
             self.session.wire.get(f"{self.path}/{node.name}", partial(read, node.name))
 
     def _judge(self, line: list[nodes.Node]) -> None:
-        ahead = self.rule.blockers(self.node or "", line)
-        if len(ahead) < self.rule.limit:
+        self._outlook = self.rule.outlook(self.node or "", line)
+        self._missing.clear()
+        if self._outlook is FREE:
             self._grant()
         elif self.wait:
-            self._queue_behind(ahead)
+            self._wait_in_line()
         else:
             self.busy = True
             self._give_up()
@@ -349,57 +361,102 @@ class Contender:
             # answer renews the lease, and no answer suspends the session.
             self._list()
             return
-        self.state = State.HELD
+        waited, self.state = self.state is State.WAITING, State.HELD
+        self._unwatch_all()
+        if waited and self.rule.limit is not None:
+            # Who stands behind us cannot see that it is first now; the change of our data tells.
+            self.session.wire.set(self._own_path, self._data, lambda _value, _error: None)
         self._notify()
 
-    def _queue_behind(self, ahead: list[nodes.Node]) -> None:
+    def _wait_in_line(self) -> None:
         self.state = State.WAITING
-        wire = self.session.wire
+        wanted = {node.name for node in self._outlook.watched}
+        if self._outlook.children:
+            wanted.add(THE_LINE)
+        for name in self._watches.keys() - wanted:
+            self._watches.pop(name)()
+        self._owners = {name: owner for name, owner in self._owners.items() if name in wanted}
         if not self._watches_itself:
-            self._watches_itself = True
-            wire.get(self._own_path, partial(self._verified, self._round), partial(self._disturbed, self._round))
-        first, last = ahead[0].name, ahead[-1].name
-        if self._watched != last:
-            self._watched = last
-            self._unwatch = wire.get(
-                f"{self.path}/{last}",
-                partial(self._watch_set, self._round, last, first),
-                partial(self._moved, self._round, last),
-            )
-        if first != last:
-            wire.get(f"{self.path}/{first}", self._holder_read)
+            self._watch_itself()
+        for name in wanted - self._watches.keys():
+            self._watch(name)
+        first = self._outlook.blockers[0].name
+        if first not in wanted:
+            self.session.wire.get(f"{self.path}/{first}", self._holder_read)
+
+    def _watch(self, name: str) -> None:
+        wire, moved = self.session.wire, partial(self._moved, self._round, name)
+        if name == THE_LINE:
+            self._watches[name] = wire.children(self.path, partial(self._listed, self._round), moved)
+        else:
+            told = partial(self._watch_set, self._round, name)
+            self._watches[name] = wire.get(f"{self.path}/{name}", told, moved)
 
     def _watch_set(
-        self,
-        asked: int,
-        watched: str,
-        first: str,
-        value: tuple[bytes, ZnodeStat] | None,
-        error: KazooException | None,
+        self, asked: int, name: str, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None
     ) -> None:
         if asked != self._round or self.state is not State.WAITING:
             return
         if isinstance(error, NoNodeError):
             # It went between the list and the watch.
-            self._watched = None
-            self._list()
-        elif error is not None:
+            self._moved(asked, name, deleted=True)
+        elif error is not None or value is None:
             # Another owner's node that we may not read, and so not watch.
-            self._fail(error)
-        elif watched == first:
-            self._holder_read(value, error)
+            self._fail(error or KazooException("a read had no outcome"))
+        else:
+            self._owners[name] = value[1].ephemeralOwner
+            if name == self._outlook.blockers[0].name:
+                self._holder_read(value, error)
+            if self.rule.limit is not None and not self._outlook.armed and self._may_hold(value[0]):
+                self._watch(THE_LINE)
 
-    def _moved(self, asked: int, name: str) -> None:
-        if asked == self._round and self.state is State.WAITING and self._watched == name:
-            self._watched = None
+    def _may_hold(self, data: bytes) -> bool:
+        """Whether the lease right before us may be held, although by our own limit it would have to wait.
+
+        Its owner may have a higher one. It will not tell us then that somebody else has let go.
+        """
+        theirs = identity.decode(data)
+        return theirs is None or theirs.limit is None or len(self._outlook.blockers) <= theirs.limit
+
+    def _moved(self, asked: int, name: str, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
+        if asked != self._round or self.state is not State.WAITING or self._watches.pop(name, None) is None:
+            return
+        if deleted:
+            self._missing.add(name)
+        if name == THE_LINE:
+            self._watch(name)
+        elif not deleted or not self._outlook.armed:
             self._list()
+        elif all(node.name in self._missing for node in self._outlook.watched):
+            self._grant_unasked()
+
+    def _grant_unasked(self) -> None:
+        """Hold at once, if the events of the watches prove as much as a list would.
+
+        Nobody joins before us, so those who stood there are all there were. But the events are no proof if they may be
+        those of the end of our own session, or if this process has slept since.
+        """
+        session = self.session
+        ended_by_us = (
+            f"{self.path}/{node.name}" in session.departing
+            for node in self._outlook.watched
+            if self._owners.get(node.name) in {None, session.id}
+        )
+        if session.lease_fresh and self._watches_itself and all(ended_by_us):
+            self._grant()
+        else:
+            self._list()
+
+    def _unwatch_all(self) -> None:
+        while self._watches:
+            self._watches.popitem()[1]()
 
     def _start_again(self) -> None:
         """Our node vanished while we waited: removed by an operator, or with the whole parent."""
         logger.warning("event=place_lost path=%s node=%s", self.path, self.node)
         self.node = None
         self.state = State.JOINING
-        self._watched = None
+        self._unwatch_all()
         self._watches_itself = False
         self._enter()
 
@@ -409,11 +466,34 @@ class Contender:
     def _own_path(self) -> str:
         return f"{self.path}/{self.node}"
 
-    def _disturbed(self, asked: int) -> None:
-        if asked == self._round and self.state in {State.WAITING, State.HELD}:
-            self.session.wire.get(
-                self._own_path, partial(self._verified, self._round), partial(self._disturbed, self._round)
-            )
+    def _watch_itself(self) -> None:
+        self._watches_itself = True
+        # Never taken off: it goes with the node.
+        self.session.wire.get(
+            self._own_path, partial(self._verified, self._round), partial(self._disturbed, self._round)
+        )
+
+    def _disturbed(self, asked: int, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
+        if asked != self._round or self.state not in {State.WAITING, State.HELD}:
+            return
+        self._watches_itself = False
+        if not deleted:
+            self._watch_itself()
+        elif self.state is State.WAITING:
+            self._start_again()
+        else:
+            self._lose_node()
+
+    def _heed(self, data: bytes) -> None:
+        reason = revocation.reason(data) if self.revoked is None else None
+        if reason is not None:
+            logger.warning("event=revoked path=%s node=%s reason=%r", self.path, self.node, reason)
+            self.revoked = reason
+            self._notify()
+
+    def _lose_node(self) -> None:
+        self.lose("its node was deleted")
+        self._finish()
 
     def _verify(self) -> None:
         self.session.wire.get(self._own_path, partial(self._verified, self._round))
@@ -422,14 +502,14 @@ class Contender:
         if asked != self._round or self.state not in {State.WAITING, State.HELD}:
             return
         if value is not None and value[1].ephemeralOwner == self.session.id:
+            self._heed(value[0])
             return
         if value is None and not isinstance(error, NoNodeError):
             logger.warning("event=unverified path=%s node=%s error=%r", self.path, self.node, error)
         elif self.state is State.WAITING:
             self._start_again()
         else:
-            self.lose("its node was deleted")
-            self._finish()
+            self._lose_node()
 
     # Getting out.
 
@@ -443,6 +523,7 @@ class Contender:
 
     def _delete(self) -> None:
         if self.session.connected:
+            self.session.departing.add(self._own_path)
             self.session.wire.delete(self._own_path, partial(self._deleted, self._round))
 
     def _deleted(self, asked: int, _value: object, error: KazooException | None) -> None:
@@ -454,6 +535,7 @@ class Contender:
 
     def _finish(self) -> None:
         self.state = State.GONE
+        self.session.departing.discard(self._own_path)
         self.session.detach(self)
         self._notify()
         for call in self._when_gone:
@@ -462,7 +544,7 @@ class Contender:
     # Who is in the way.
 
     def _looked(self, names: list[str] | None, error: KazooException | None) -> None:
-        line = [node for node in nodes.parse_all(names or ()) if node.kind in self.rule.conflicts]
+        line = [node for node in nodes.parse_all(names or ()) if node.kind in self.rule.conflicts or self.rule.limit]
         if error is None and line and line[0].name != self.node:
             self.session.wire.get(f"{self.path}/{line[0].name}", self._holder_read)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING
 from django_zklock.exceptions import LockLost, NotHeld
 from django_zklock.zk import holds
 from django_zklock.zk.alarm import Alarm
-from django_zklock.zk.contender import Contender
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from django_zklock.zk.contender import Contender
     from django_zklock.zk.lock import Lock
+    from django_zklock.zk.multilock import MultiContender
 
 logger = logging.getLogger("django_zklock.held")
 
@@ -28,29 +30,42 @@ class Held:
     ``key`` is the lock's key, ``node`` the full path of the znode, ``token`` the fencing token: the transaction
     id that created the node, strictly increasing in the order in which an exclusive lock is granted, below
     2**63. ``since`` is when it was granted (seconds since the Unix epoch) and ``waited`` for how many seconds
-    the caller had waited. A nested hold of a reentrant lock shares node and token with the outer one; the node
-    goes when the last of them is released.
+    the caller had waited. Where several locks are held together, ``keys`` has them all, ``tokens`` the token for
+    each, and ``node`` is that of the first. A nested hold of a reentrant lock shares node and token with the outer
+    one; the node goes when the last of them is released.
 
     May be checked from any thread. As a context manager it is released at the end of the block, and the end
     raises :exc:`~django_zklock.exceptions.LockLost` if the lock was lost and nothing else propagates.
     """
 
     __slots__ = (
-        "__weakref__", "_contender", "_handles", "_pid", "_released", "_seen_loss", "_stack",
-        "key", "lock", "node", "since", "token", "waited",
+        "__weakref__", "_contender", "_handles", "_loss_told", "_paths", "_pid", "_released", "_root", "_seen_loss",
+        "_stack", "_when_lost",
+        "key", "keys", "lock", "node", "rule", "since", "token", "waited",
     )  # fmt: skip
 
-    def __init__(self, lock: Lock, contender: Contender, *, waited: float, outer: Held | None = None) -> None:
+    def __init__(
+        self, lock: Lock, contender: Contender | MultiContender, *, waited: float, outer: Held | None = None
+    ) -> None:
         self.key = lock.key
-        self.node = f"{contender.path}/{contender.node}"
+        self.keys = lock.keys
+        nodes = contender.node_paths
+        self.node = nodes[lock.paths[0]]
+        # What the node asks for: that of a nested hold may be more than its lock does.
+        self.rule = contender.rule
         self.token = contender.token or 0
         self.since = time.time()
         self.waited = waited
         self.lock = lock
         self._contender = contender
+        self._paths = frozenset(nodes)
         self._pid = os.getpid()
         self._released = False
         self._seen_loss: str | None = None
+        # The outermost hold on this node; it is the one that hears of a loss.
+        self._root: Held = self if outer is None else outer._root  # noqa: SLF001 - our own class
+        self._loss_told = False
+        self._when_lost: list[Callable[[], None]] = []
         # Everyone who holds through this node. Shared with the outer hold; adding to and discarding from a
         # set are atomic, and whoever empties it lets go of the node.
         self._handles: set[Held] = set() if outer is None else outer._handles  # noqa: SLF001 - our own class
@@ -61,6 +76,11 @@ class Held:
     def __repr__(self) -> str:
         state = "released" if self._released else self._loss() or "held"
         return f"<Held {self.key!r} token={self.token} {state}>"
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The fencing token for each key. Locks taken together have one in common."""
+        return dict.fromkeys(self.keys, self.token)
 
     @property
     def lost(self) -> bool:
@@ -77,13 +97,51 @@ class Held:
         """
         if self._released:
             raise NotHeld(f"lock {self.key!r} has been released here", key=self.key)
-        reason = self._loss()
-        if reason is not None:
-            raise LockLost(
-                f"lock {self.key!r} was lost after {time.time() - self.since:.1f} s: {reason}; "
-                f"somebody else may hold it now, so stop, or fence with token {self.token}",
-                key=self.key,
-            )
+        if self.lost:
+            raise self.loss()
+
+    def loss(self) -> LockLost:
+        """Give the error that says how the lock was lost."""
+        return LockLost(
+            f"lock {self.key!r} was lost after {time.time() - self.since:.1f} s: {self._loss()}; "
+            f"somebody else may hold it now, so stop, or fence with token {self.token}",
+            key=self.key,
+        )
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once, in a thread of its own, as soon as it is known that the lock is lost.
+
+        If it is known already, the call is made here and now.
+        """
+        if self._root is not self:
+            self._root.when_lost(call)
+            return
+        self._when_lost.append(call)
+        if self._loss_told:
+            self._call_when_lost()
+
+    def tell_loss(self, reason: str) -> None:
+        """Tell the observer, and all who have asked for it, that the lock is lost."""
+        self._loss_told = True
+        self._call_when_lost()
+        self.lock.observer.lost(self, reason)
+
+    def _call_when_lost(self) -> None:
+        while True:
+            try:
+                # Taking one out is one step, so each is called once.
+                call = self._when_lost.pop(0)
+            except IndexError:
+                return
+            call()
+
+    @property
+    def revoked(self) -> str | None:
+        """Why the holder was asked to let go, or ``None`` if it was not. It may go on: nobody forces it.
+
+        Known within a sixth of the session timeout after the asking.
+        """
+        return self._contender.revoked
 
     def release(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - the public contract
         """Let go. The server is told at once, or when it can be reached again; this does not wait for it.
@@ -112,18 +170,20 @@ class Held:
         if self._let_go():
             await self.lock.observer.areleased(self)
 
-    def through(self, contender: Contender) -> bool:
+    def through(self, contender: Contender | MultiContender) -> bool:
         """Whether this is a hold on the node of ``contender``."""
         return self._contender is contender
 
     def covers(self, lock: Lock) -> bool:
-        """Whether an acquisition of ``lock`` in this context would be a nested one of this hold."""
-        return (
-            self._contender.path == lock.path
-            and self.lock.pool is lock.pool
-            and not self._released
-            and self._pid == os.getpid()
-        )
+        """Whether this hold is on every node that ``lock`` would need."""
+        return self._paths.issuperset(lock.paths) and self._is_ours(lock)
+
+    def overlaps(self, lock: Lock) -> bool:
+        """Whether this hold is on a node that ``lock`` would need."""
+        return not self._paths.isdisjoint(lock.paths) and self._is_ours(lock)
+
+    def _is_ours(self, lock: Lock) -> bool:
+        return self.lock.pool is lock.pool and not self._released and self._pid == os.getpid()
 
     def again(self, lock: Lock) -> Held:
         """Give a nested hold on the same node."""

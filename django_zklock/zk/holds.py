@@ -49,4 +49,4 @@ def unwind(depth: int, lock: Lock) -> None:
 def current(key: str | None = None) -> Held | None:
     """Give the innermost hold of the calling execution context, of ``key`` if one is given, or ``None``."""
     mine = (held for held in reversed(stack()) if held.covers(held.lock))  # not what came over a fork
-    return next((held for held in mine if key is None or held.key == key), None)
+    return next((held for held in mine if key is None or key in held.keys), None)

@@ -44,6 +44,8 @@ class Identity:
     started: float | None = None
     joined: float | None = None
     work: Work | None = field(default=None)
+    # How many may hold at once, as this contender has it; of a semaphore only.
+    limit: int | None = None
 
     def __str__(self) -> str:
         place = f"pid {self.pid} on {self.host}"
@@ -64,8 +66,8 @@ class Identity:
 _HOST = socket.gethostname()
 
 
-def own(work: Work | None) -> Identity:
-    """Give the identity of the calling thread, now."""
+def own(work: Work | None, limit: int | None = None) -> Identity:
+    """Give the identity of the calling thread, now; ``limit`` is that of a semaphore."""
     return Identity(
         host=_HOST,
         pid=os.getpid(),
@@ -73,6 +75,7 @@ def own(work: Work | None) -> Identity:
         started=_process_started(),
         joined=time.time(),
         work=work,
+        limit=limit,
     )
 
 
@@ -96,6 +99,7 @@ def decode(data: bytes) -> Identity | None:
         started=_number(facts.get("started")),
         joined=_number(facts.get("joined")),
         work=_work(facts.get("work")),
+        limit=_limit(facts.get("limit")),
     )
 
 
@@ -121,6 +125,10 @@ def _text(value: object) -> str:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and _is_sane(value) else None
+
+
+def _limit(value: object) -> int | None:
+    return value if isinstance(value, int) and _is_sane(value) and value > 0 else None
 
 
 def _is_sane(value: float) -> bool:

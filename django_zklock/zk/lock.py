@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from django_zklock.exceptions import LockConflict, NotHeld
-from django_zklock.zk import attempt, holds, keys
+from django_zklock.zk import attempt, holds, identity, keys
+from django_zklock.zk.contender import Contender
 from django_zklock.zk.deadline import Timeout, seconds
 from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Identity, Work
-from django_zklock.zk.nodes import EXCLUSIVE, Rule
+from django_zklock.zk.multilock import MultiContender, Place
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.rules import EXCLUSIVE, Rule
 
 if TYPE_CHECKING:
     from django_zklock.zk.attempt import Observer
@@ -25,6 +27,7 @@ class Silent:
     def acquired(self, held: Held) -> None: ...
     def released(self, held: Held) -> None: ...
     def lost(self, held: Held, reason: str) -> None: ...
+    def revoked(self, held: Held, reason: str) -> None: ...
     async def acontended(self, lock: Lock, holder: Identity | None) -> None: ...
     async def aacquired(self, held: Held) -> None: ...
     async def areleased(self, held: Held) -> None: ...
@@ -35,19 +38,19 @@ def _no_work() -> Work | None:
 
 
 class Lock:
-    """A named lock.
+    """A named lock, or several that are taken together.
 
     Making one does no I/O and holds nothing, so a lock object can be kept, shared between threads and used
     again. Acquiring gives a :class:`~django_zklock.zk.held.Held`. As a context manager, sync or async, it waits for
     ever for the lock and releases it at the end of the block.
 
     A reentrant lock (the default) can be acquired again by the execution context (thread, greenlet or asyncio
-    task) that holds it.
+    task) that holds it. ``key`` is a text also where there are several: for messages, the ``keys`` one after the other.
     """
 
     def __init__(
         self,
-        key: str,
+        key: str | Sequence[str],
         pool: Pool,
         *,
         rule: Rule = EXCLUSIVE,
@@ -55,30 +58,39 @@ class Lock:
         observer: Observer | None = None,
         work: Callable[[], Work | None] = _no_work,
     ) -> None:
-        self.key = keys.check(key)
+        self.keys = (keys.check(key),) if isinstance(key, str) else _several(key)
+        self.key = ", ".join(self.keys)
         self.pool = pool
         self.rule = rule
         self.reentrant = reentrant
         self.observer: Observer = observer or Silent()
         self.work = work
-        self.path = pool.path(key)
+        self.paths = tuple(map(pool.path, self.keys))
 
     def __repr__(self) -> str:
         return f"<Lock {self.key!r} {self.rule.kind.value} pool={self.pool.name!r}>"
 
-    @property
-    def parent_data(self) -> bytes:
-        """What the line's parent node says: the whole key, where its name has room for a part only."""
-        return b"" if keys.unescape(keys.escape(self.key)) is not None else self.key.encode()
+    def contender(self, *, wait: bool, notify: Callable[[], None]) -> Contender | MultiContender:
+        """Make what stands in line for one attempt; it joins when told to."""
+        data = identity.own(self.work(), self.rule.limit).encode()
+        # One transaction is of one session; whoever names the same keys finds the same one.
+        session = self.pool.session(min(self.paths))
+        if len(self.paths) == 1:
+            return Contender(
+                session, self.paths[0], self.rule, data=data, parent_data=_label(self.key), wait=wait, notify=notify
+            )
+        places = [Place(path, _label(key)) for path, key in zip(self.paths, self.keys, strict=True)]
+        return MultiContender(session, places, self.rule, data=data, wait=wait, notify=notify)
 
     def acquire(self, timeout: Timeout = None) -> Held:
         """Wait for the lock and give the hold.
 
         ``timeout`` is in seconds or a ``timedelta``; ``None`` waits for ever, 0 tries once. Raises
         ``LockTimeout`` if it was not granted in time, ``ZooKeeperUnavailable`` if ZooKeeper did not answer in
-        time (with ``None`` and 0: within the connect timeout), ``LockConflict`` if the lock is not reentrant
-        and this context holds it, ``LockLost`` if this context holds it and has lost it, ``ValueError`` for a
-        negative timeout. No way out leaves a node behind.
+        time (with ``None`` and 0: within the connect timeout), ``LockConflict`` if this context itself is in the
+        way, so that waiting would never end (not reentrant; to write inside of one's own read; some of several keys
+        held already), ``LockLost`` if this context holds it and has lost it, ``ValueError`` for a negative timeout.
+        No way out leaves a node behind.
         """
         limit = seconds(timeout)
         depth = len(holds.stack())
@@ -97,6 +109,8 @@ class Lock:
         try:
             return self._nested() or attempt.try_acquire(self)
         except LockConflict:
+            if self.reentrant:
+                raise
             return None
         except BaseException:
             holds.unwind(depth, self)
@@ -112,6 +126,8 @@ class Lock:
         try:
             return self._nested() or await attempt.atry_acquire(self)
         except LockConflict:
+            if self.reentrant:
+                raise
             return None
 
     def __enter__(self) -> Held:
@@ -158,14 +174,53 @@ class Lock:
         return next((held for held in reversed(holds.stack()) if held.lock is self), None)
 
     def _nested(self) -> Held | None:
-        outer = next((held for held in reversed(holds.stack()) if held.covers(self)), None)
-        if outer is None:
+        """Give a hold inside of one that this context has; raise ``LockConflict`` where it would wait for itself."""
+        overlapping = [held for held in reversed(holds.stack()) if held.overlaps(self)]
+        if not overlapping:
             return None
         if not self.reentrant:
-            raise LockConflict(
-                f"lock {self.key!r} is held by this very thread or task, and reentrant=False: waiting would never end",
-                key=self.key,
+            self._check_room(overlapping)
+            return None
+        outer = next((held for held in overlapping if held.covers(self)), None)
+        if outer is None:
+            missing = ", ".join(repr(key) for key in self.keys if key not in overlapping[0].keys)
+            raise self._conflict(
+                f"{overlapping[0].key!r} is held by this very thread or task, and {missing} is not: who adds to what "
+                f"he holds can meet another who does the same. Take all the keys at once, first"
+            )
+        if not outer.rule.covers(self.rule.kind):
+            raise self._conflict(
+                f"lock {self.key!r} is held by this very thread or task as {outer.rule.kind.value}, and cannot be "
+                f"taken as {self.rule.kind.value} inside of that: it would wait for itself. Take the stronger one first"
             )
         if outer.lost:
             outer.check()
         return outer.again(self)
+
+    def _check_room(self, mine: list[Held]) -> None:
+        """Raise ``LockConflict`` unless these are leases of a semaphore with room for one more beside them."""
+        limit = self.rule.limit
+        if limit is None or any(held.rule.limit is None for held in mine) or len(mine) >= limit:
+            raise self._conflict(
+                f"lock {self.key!r} is held by this very thread or task, and reentrant=False: waiting would never end"
+            )
+
+    def _conflict(self, message: str) -> LockConflict:
+        return LockConflict(message, key=self.key)
+
+
+def _several(given: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(f"the key of a lock is a text, or a list of texts to take together, got {given!r}")
+    if not given:
+        raise ValueError("a lock needs at least one key, got an empty list")
+    several = tuple(map(keys.check, given))
+    twice = sorted({key for key in several if several.count(key) > 1})
+    if twice:
+        raise ValueError(f"a lock cannot be taken twice at once, got {', '.join(map(repr, twice))} more than once")
+    return several
+
+
+def _label(key: str) -> bytes:
+    """Give what the parent node of a line says: the whole key, where its name has room for a part only."""
+    return b"" if keys.unescape(keys.escape(key)) is not None else key.encode()

@@ -1,4 +1,4 @@
-"""The names of the nodes in a lock's line, and which of them stands in whose way.
+"""The names of the nodes in a lock's line.
 
 Ours are Apache Curator's names (``InterProcessMutex``, ``InterProcessReadWriteLock``, protection prefix
 ``_c_<guid>-``); kazoo's own (``<uuid>__lock__``, ``<uuid>__rlock__``) are honoured as contenders too.
@@ -73,28 +73,3 @@ def order_is_safe(line: list[Node]) -> bool:
     return len({node.sequence for node in line}) == len(line) and all(
         0 <= node.sequence < SEQUENCE_END - SEQUENCE_MARGIN for node in line
     )
-
-
-@dataclass(frozen=True)
-class Rule:
-    """When a contender holds: fewer than ``limit`` nodes of a conflicting kind stand before it."""
-
-    kind: Kind
-    conflicts: frozenset[Kind]
-    limit: int = 1
-
-    def blockers(self, own: str, line: list[Node]) -> list[Node]:
-        """Give the nodes before ``own`` that conflict with it, first come first; ``line`` is in order."""
-        ahead: list[Node] = []
-        for node in line:
-            if node.name == own:
-                return ahead
-            if node.kind in self.conflicts:
-                ahead.append(node)
-        raise LookupError(own)
-
-
-EXCLUSIVE = Rule(Kind.EXCLUSIVE, frozenset({Kind.EXCLUSIVE, Kind.WRITE, Kind.READ}))
-WRITE = Rule(Kind.WRITE, frozenset({Kind.EXCLUSIVE, Kind.WRITE, Kind.READ}))
-READ = Rule(Kind.READ, frozenset({Kind.EXCLUSIVE, Kind.WRITE}))
-RULES = {rule.kind: rule for rule in (EXCLUSIVE, WRITE, READ)}

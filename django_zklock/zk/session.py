@@ -21,6 +21,8 @@ from django_zklock.zk.wire import ConnectionOptions, Wire
 logger = logging.getLogger("django_zklock.session")
 
 HEARTBEATS_A_SESSION = 6
+# The share of the session timeout for which an answer is fresh enough to act on without asking again.
+FRESHNESS = 2 / 3
 # The share of the session timeout after which silence means a dead link. It is looked for at each heartbeat, so what
 # was sent with one is found unanswered at the fourth after it, and a third of the session is left to reconnect.
 SILENCE = 0.6
@@ -81,6 +83,8 @@ class Session:
         self._inbox: deque[Callable[[], None]] = deque()
         # Guarded by monitor. A dict for its order: after a reconnect the oldest goes first.
         self._tenants: dict[Tenant, None] = {}
+        # Full paths of nodes that we have asked the server to delete, guarded by monitor.
+        self.departing: set[str] = set()
         self._beating = False
         self._timers: list[Timer] = []
 
@@ -124,6 +128,11 @@ class Session:
     def lease_over(self) -> bool:
         """Whether the session may have ended at the server without our knowing."""
         return lease_now() >= self.lease_end
+
+    @property
+    def lease_fresh(self) -> bool:
+        """Whether ZooKeeper has answered so lately that what it told since then is surely no old news."""
+        return self.connected and lease_now() < self.wire.acked + self.timeout * FRESHNESS
 
     def close(self, timeout: float) -> bool:
         """End the session at the server, which frees its locks; ``False`` if that was not confirmed in time."""
@@ -214,6 +223,7 @@ class Session:
     def _disconnected(self) -> None:
         self.connected = False
         self.epoch += 1
+        self.departing.clear()
         self._cancel_timers()
         self.on_wake()
 

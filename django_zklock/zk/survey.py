@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import identity, keys, nodes
+from django_zklock.zk import identity, keys, nodes, rules
 from django_zklock.zk.alarm import Alarm
 from django_zklock.zk.identity import Identity
 from django_zklock.zk.pool import Pool
@@ -227,7 +227,7 @@ class _Reading:
 
     def _place(self, path: str, node: nodes.Node, position: int, line: list[nodes.Node]) -> Place:
         data, stat = self._contents[f"{path}/{node.name}"]
-        rule = nodes.RULES.get(node.kind)
+        rule = rules.RULES.get(node.kind)
         return Place(
             node=node.name,
             path=f"{path}/{node.name}",
@@ -235,7 +235,7 @@ class _Reading:
             sequence=node.sequence,
             position=position,
             # A semaphore's limit is not written anywhere: each caller enforces its own.
-            held=rule is None or len(rule.blockers(node.name, line)) < rule.limit,
+            held=rule is None or rule.holds(node.name, line),
             token=stat.czxid,
             session_id=stat.ephemeralOwner,
             since=stat.ctime / 1000.0,

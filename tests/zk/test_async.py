@@ -44,7 +44,7 @@ def test_async_with(pool: Pool, onlooker: Onlooker) -> None:
 
     asyncio.run(main())
     assert ticks > 8
-    onlooker.wait_empty(lock.path)
+    onlooker.wait_empty(lock.paths[0])
 
 
 def test_aacquire__timeout(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
@@ -61,7 +61,7 @@ def test_aacquire__timeout(pool: Pool, make_pool: MakePool, onlooker: Onlooker) 
         began = time.monotonic()
         asyncio.run(main())
         assert time.monotonic() - began < 1
-        onlooker.wait_count(lock.path, 1)
+        onlooker.wait_count(lock.paths[0], 1)
 
 
 def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
@@ -80,16 +80,16 @@ def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker
             held.release()
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.path)
+    onlooker.wait_empty(lock.paths[0])
     with Lock("k", make_pool()):
 
         async def cancel_waiting() -> None:
             task = asyncio.create_task(lock.aacquire())
-            await asyncio.to_thread(onlooker.wait_count, lock.path, 2)
+            await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 2)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.to_thread(onlooker.wait_count, lock.path, 1)
+            await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 1)
 
         asyncio.run(cancel_waiting())
 
@@ -126,11 +126,11 @@ def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, onlooker: O
 
     async def main() -> None:
         task = asyncio.create_task(lock.aacquire())
-        await asyncio.to_thread(onlooker.wait_count, lock.path, 2)
+        await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 2)
         assert not task.done()
 
     with Lock("k", make_pool()):
         asyncio.run(main())
-        onlooker.wait_count(lock.path, 1)
+        onlooker.wait_count(lock.paths[0], 1)
     Runner(lambda: lock.acquire(timeout=5).release()).result()
     wait_until(lambda: not pool.sessions()[0]._tenants)

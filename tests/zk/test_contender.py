@@ -9,7 +9,7 @@ from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, Unimplem
 from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.contender import MAX_ENSURES, Contender, State, Unavailable
-from django_zklock.zk.nodes import EXCLUSIVE
+from django_zklock.zk.rules import EXCLUSIVE
 
 SESSION = 77
 

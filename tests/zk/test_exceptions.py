@@ -56,11 +56,11 @@ def test_waiting__exception(pool: Pool, make_pool: MakePool, onlooker: Onlooker,
 
     with Lock("k", make_pool()):
         waiter = Runner(wait_on_and_on)
-        onlooker.wait_count(lock.path, 2)
+        onlooker.wait_count(lock.paths[0], 2)
         waiter.throw(error)
         assert isinstance(waiter.outcome(), error)
-        onlooker.wait_count(lock.path, 1)
-    onlooker.wait_empty(lock.path)
+        onlooker.wait_count(lock.paths[0], 1)
+    onlooker.wait_empty(lock.paths[0])
 
 
 def probe(pool: Pool, other: Pool, key: str) -> None:
@@ -151,7 +151,7 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
 
         # Tracing is slow: a deadline may pass before the server's answer is looked at.
         assert visit_all(run_out, check, expected=(LockTimeout, ZooKeeperUnavailable)) > 100
-        onlooker.wait_count(lock.path, 1)
+        onlooker.wait_count(lock.paths[0], 1)
         blocker.check()
     probe(pool, other, "k")
 

@@ -69,8 +69,8 @@ def test_server_frozen__warm(own_zookeeper: ZooKeeper, make_pool: MakePool, own_
     assert own_zookeeper.hosts in str(caught.value)
     assert (caught.value.key, caught.value.timeout) == ("invoice:7", 1.0)
     own_zookeeper.resume()
-    own_onlooker.wait_empty(lock.path)
-    own_onlooker.wait_empty(held.lock.path)
+    own_onlooker.wait_empty(lock.paths[0])
+    own_onlooker.wait_empty(held.lock.paths[0])
 
 
 def test_server_frozen__cold(own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker) -> None:
@@ -85,7 +85,7 @@ def test_server_frozen__cold(own_zookeeper: ZooKeeper, make_pool: MakePool, own_
     assert own_zookeeper.hosts in str(caught.value)
     own_zookeeper.resume()
     lock.acquire(timeout=10).release(wait=True)
-    assert own_onlooker.children(lock.path) == []
+    assert own_onlooker.children(lock.paths[0]) == []
 
 
 def test_server_frozen__waiting(own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker) -> None:
@@ -93,13 +93,13 @@ def test_server_frozen__waiting(own_zookeeper: ZooKeeper, make_pool: MakePool, o
     lock = Lock("k", make_pool(own_zookeeper.hosts))
     with Lock("k", make_pool(own_zookeeper.hosts, session_timeout=20)):
         waiter = Runner(lambda: lock.acquire(timeout=1))
-        own_onlooker.wait_count(lock.path, 2)
+        own_onlooker.wait_count(lock.paths[0], 2)
         began = time.monotonic()
         own_zookeeper.pause()
         assert isinstance(waiter.outcome(3), ZooKeeperUnavailable)
         assert time.monotonic() - began < 1.3
         own_zookeeper.resume()
-        own_onlooker.wait_count(lock.path, 1)
+        own_onlooker.wait_count(lock.paths[0], 1)
 
 
 def test_server_frozen__close(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
@@ -164,15 +164,15 @@ def test_server_restarted__within_the_session(
     pools = [make_pool(own_zookeeper.hosts, session_timeout=20) for _ in range(2)]
     for number in range(8):
         runners.append(Runner(lambda number=number: enter(number, pools[number % 2])))  # type: ignore[misc]
-        own_onlooker.wait_count(lock.path, number + 2)
-    before = own_onlooker.children(lock.path)
+        own_onlooker.wait_count(lock.paths[0], number + 2)
+    before = own_onlooker.children(lock.paths[0])
     token = held.token
     own_zookeeper.restart()
     session = lock.pool.sessions()[0]
     wait_until(lambda: all(pool.sessions()[0].connected for pool in (lock.pool, *pools)), 15)
     held.check()
     assert (held.lost, held.token) == (False, token)
-    assert own_onlooker.client.retry(own_onlooker.children, lock.path) == before
+    assert own_onlooker.client.retry(own_onlooker.children, lock.paths[0]) == before
     assert session.epoch >= 1
     held.release()
     for runner in runners:
@@ -187,7 +187,7 @@ def test_server_restarted__longer_than_the_session(
     losses = Losses()
     held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=1.0), observer=losses).acquire()
     waiter = waiting_in(Lock("k", make_pool(own_zookeeper.hosts, session_timeout=1.0, connect_timeout=15)))
-    own_onlooker.wait_count(held.lock.path, 2)
+    own_onlooker.wait_count(held.lock.paths[0], 2)
     own_zookeeper.stop()
     wait_until(lambda: held.lost, 5)
     own_zookeeper.start()
@@ -210,7 +210,7 @@ def test_session_ended__holding(pool: Pool, make_pool: MakePool, onlooker: Onloo
     lock = Lock("k", pool, observer=losses)
     with pytest.raises(LockLost, match=r"was lost after .* fence with token") as caught, lock as held:  # noqa: PT012
         waiter = waiting_in(Lock("k", make_pool()))
-        onlooker.wait_count(lock.path, 2)
+        onlooker.wait_count(lock.paths[0], 2)
         onlooker.end_session(pool)
         later = waiter.result()
         wait_until(lambda: held.lost)
@@ -243,9 +243,9 @@ def test_session_ended__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
-    before = onlooker.wait_count(lock.path, 2)
+    before = onlooker.wait_count(lock.paths[0], 2)
     onlooker.end_session(pool)
-    wait_until(lambda: len(names := onlooker.children(lock.path)) == 2 and names != before)
+    wait_until(lambda: len(names := onlooker.children(lock.paths[0])) == 2 and names != before)
     held.release()
     with waiter.result() as later:
         assert onlooker.client.exists(later.node).ephemeralOwner == pool.sessions()[0].id
@@ -268,7 +268,7 @@ def test_session_ended__before_the_caller_looked(pool: Pool, onlooker: Onlooker)
     assert attempt.held.token > (first.token or 0)
     attempt.held.check()
     attempt.held.release(wait=True)
-    assert onlooker.children(lock.path) == []
+    assert onlooker.children(lock.paths[0]) == []
 
 
 # Operators.
@@ -296,9 +296,9 @@ def test_node_deleted__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlook
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
-    mine = onlooker.wait_count(lock.path, 2)[1]
-    onlooker.client.delete(f"{lock.path}/{mine}")
-    wait_until(lambda: len(names := onlooker.children(lock.path)) == 2 and mine not in names)
+    mine = onlooker.wait_count(lock.paths[0], 2)[1]
+    onlooker.client.delete(f"{lock.paths[0]}/{mine}")
+    wait_until(lambda: len(names := onlooker.children(lock.paths[0])) == 2 and mine not in names)
     assert waiter.running
     held.release()
     waiter.result().release()
@@ -309,14 +309,14 @@ def test_node_changed__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlook
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
-    for name in onlooker.wait_count(lock.path, 2):
+    for name in onlooker.wait_count(lock.paths[0], 2):
         for data in (b"__REVOKE__", b"", b"\xff" * 10):
-            onlooker.client.set(f"{lock.path}/{name}", data)
-    onlooker.client.create(f"{lock.path}/readme", b"of a stranger")
+            onlooker.client.set(f"{lock.paths[0]}/{name}", data)
+    onlooker.client.create(f"{lock.paths[0]}/readme", b"of a stranger")
     assert not held.lost
     held.release()
     waiter.result().release(wait=True)
-    onlooker.client.delete(f"{lock.path}/readme")
+    onlooker.client.delete(f"{lock.paths[0]}/readme")
 
 
 def test_parent_deleted__waiting(make_pool: MakePool, onlooker: Onlooker) -> None:
@@ -325,12 +325,12 @@ def test_parent_deleted__waiting(make_pool: MakePool, onlooker: Onlooker) -> Non
     lock = Lock("k", pool)
     held = Lock("k", make_pool(session_timeout=3.0)).acquire()
     waiters = [waiting_in(lock) for _ in range(3)]
-    onlooker.wait_count(lock.path, 4)
+    onlooker.wait_count(lock.paths[0], 4)
     # The waiters come back faster than a recursive delete of kazoo's can finish.
     everything = onlooker.client.transaction()
-    for name in onlooker.children(lock.path):
-        everything.delete(f"{lock.path}/{name}")
-    everything.delete(lock.path)
+    for name in onlooker.children(lock.paths[0]):
+        everything.delete(f"{lock.paths[0]}/{name}")
+    everything.delete(lock.paths[0])
     assert all(outcome is True for outcome in everything.commit())
     tokens = []
     while waiters:
@@ -341,7 +341,7 @@ def test_parent_deleted__waiting(make_pool: MakePool, onlooker: Onlooker) -> Non
             tokens.append(later.token)
     assert tokens == sorted(tokens)
     wait_until(lambda: held.lost, 5)
-    onlooker.wait_empty(lock.path)
+    onlooker.wait_empty(lock.paths[0])
 
 
 # The link.
@@ -365,16 +365,16 @@ def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, onlooker: Onlooke
         proxy.on_chunk = cut_after_create
         waiter = waiting_in(lock)
         assert swallowed.wait(5)
-        node = onlooker.wait_count(lock.path, 1)[0]
+        node = onlooker.wait_count(lock.paths[0], 1)[0]
         proxy.on_chunk = None
         proxy.resume(drop=True)
         proxy.cut()
         held = waiter.result()
         assert held.node.endswith(node)
-        assert onlooker.children(lock.path) == [node]
+        assert onlooker.children(lock.paths[0]) == [node]
         held.check()
         held.release(wait=True)
-    onlooker.wait_empty(lock.path)
+    onlooker.wait_empty(lock.paths[0])
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 20, 60, 90, 130, 170, 190, 210, 230, 250])
@@ -395,9 +395,9 @@ def test_create_reply__cut_within(proxy: Proxy, make_pool: MakePool, onlooker: O
     proxy.on_chunk = watch
     with waiting_in(lock).result(3) as held:
         assert asked.is_set()
-        assert len(onlooker.wait_count(lock.path, 1)) == 1
+        assert len(onlooker.wait_count(lock.paths[0], 1)) == 1
         held.check()
-    onlooker.wait_empty(lock.path)
+    onlooker.wait_empty(lock.paths[0])
 
 
 def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:
@@ -408,10 +408,10 @@ def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, onlooker:
     proxy.pause(DOWN)
     with pytest.raises(ZooKeeperUnavailable):
         lock.acquire(timeout=0.2)
-    onlooker.wait_count(lock.path, 1)
+    onlooker.wait_count(lock.paths[0], 1)
     proxy.resume(drop=True)
     proxy.cut()
-    onlooker.wait_empty(lock.path, 3)
+    onlooker.wait_empty(lock.paths[0], 3)
 
 
 def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:

@@ -59,7 +59,7 @@ def test_acquire__order_of_waiting(pool: Pool, onlooker: Onlooker) -> None:
     runners = []
     for number in range(6):
         runners.append(Runner(lambda number=number: enter(number)))  # type: ignore[misc]
-        onlooker.wait_count(lock.path, number + 2)
+        onlooker.wait_count(lock.paths[0], number + 2)
     held.release()
     for runner in runners:
         runner.result()
@@ -87,9 +87,9 @@ def test_acquire__odd_key(pool: Pool, onlooker: Onlooker, key: str) -> None:
     lock = Lock(key, pool)
     with lock as held:
         assert held.key == key
-        assert len(onlooker.children(lock.path)) == 1
+        assert len(onlooker.children(lock.paths[0])) == 1
         assert Runner(lock.try_acquire).result() is None
-    onlooker.wait_empty(lock.path)
+    onlooker.wait_empty(lock.paths[0])
 
 
 def test_try_acquire(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
@@ -98,9 +98,9 @@ def test_try_acquire(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> Non
     held = lock.try_acquire()
     assert held is not None
     assert Lock("k", make_pool()).try_acquire() is None
-    assert len(onlooker.children(lock.path)) == 1
+    assert len(onlooker.children(lock.paths[0])) == 1
     held.release()
-    onlooker.wait_empty(lock.path)
+    onlooker.wait_empty(lock.paths[0])
 
 
 def test_held__facts(pool: Pool, onlooker: Onlooker) -> None:
@@ -145,7 +145,7 @@ def test_release__wait(pool: Pool, onlooker: Onlooker) -> None:
     for _ in range(20):
         held = lock.acquire(timeout=5)
         held.release(wait=True)
-        assert onlooker.children(lock.path) == []
+        assert onlooker.children(lock.paths[0]) == []
 
 
 def test_release__inside_the_block(pool: Pool) -> None:
@@ -162,7 +162,7 @@ def test_release__other_thread(pool: Pool, onlooker: Onlooker) -> None:
     lock = Lock("k", pool)
     held = lock.acquire()
     Runner(held.release).result()
-    onlooker.wait_empty(lock.path)
+    onlooker.wait_empty(lock.paths[0])
     assert holds.current("k") is None
 
 
@@ -191,10 +191,10 @@ def test_reentrant__same_thread(pool: Pool, onlooker: Onlooker) -> None:
         assert (inner.node, inner.token) == (outer.node, outer.token)
         outer.release()
         inner.check()
-        assert len(onlooker.children(lock.path)) == 1
+        assert len(onlooker.children(lock.paths[0])) == 1
         with pytest.raises(LockTimeout):
             Runner(lambda: lock.acquire(timeout=0.5)).result()
-    onlooker.wait_empty(lock.path)
+    onlooker.wait_empty(lock.paths[0])
     assert holds.stack() == []
 
 
@@ -241,7 +241,7 @@ def test_lock__exception_in_the_block(pool: Pool, onlooker: Onlooker) -> None:
     lock = Lock("k", pool)
     with pytest.raises(ValueError, match="mine"), lock:
         raise ValueError("mine")
-    onlooker.wait_empty(lock.path)
+    onlooker.wait_empty(lock.paths[0])
 
 
 def test_pool__used_again_after_close(pool: Pool, onlooker: Onlooker) -> None:
@@ -250,7 +250,7 @@ def test_pool__used_again_after_close(pool: Pool, onlooker: Onlooker) -> None:
     held = lock.acquire()
     assert pool.close()
     assert held.lost
-    assert onlooker.children(lock.path) == []
+    assert onlooker.children(lock.paths[0]) == []
     began = time.monotonic()
     held.release(wait=True)
     assert time.monotonic() - began < 3
@@ -287,6 +287,6 @@ def test_tree__reaped(pool: Pool, onlooker: Onlooker) -> None:
     lock = Lock("k", pool)
     with lock as held:
         first = held.token
-    wait_until(lambda: onlooker.client.exists(lock.path) is None, what="the empty parent is gone")
+    wait_until(lambda: onlooker.client.exists(lock.paths[0]) is None, what="the empty parent is gone")
     with lock as held:
         assert held.token > first

@@ -23,7 +23,7 @@ def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, onlooker: On
     lock = Lock("b/ü", pool, work=lambda: Work(kind="task", name="billing"))
     with lock as held, Lock("a", pool):
         waiter = Runner(lambda: Lock("b/ü", make_pool()).acquire(timeout=10))
-        onlooker.wait_count(lock.path, 2)
+        onlooker.wait_count(lock.paths[0], 2)
         found = survey.lines(pool, timeout=5)
         assert [line.key for line in found] == ["a", "b/ü"]
         line = survey.line(pool, "b/ü", timeout=5)
@@ -75,14 +75,14 @@ def test_lines__hostile(pool: Pool, onlooker: Onlooker) -> None:
 def test_lines__kazoo(pool: Pool, onlooker: Onlooker) -> None:
     """A lock of kazoo's own recipe is seen, and stands in our way."""
     lock = Lock("k", pool)
-    foreign = onlooker.client.Lock(lock.path, "somebody")
+    foreign = onlooker.client.Lock(lock.paths[0], "somebody")
     foreign.acquire(timeout=5)
     assert lock.try_acquire() is None
     (place,) = survey.line(pool, "k", timeout=5).places
     assert place.held
     assert place.identity is None
     foreign.release()
-    onlooker.wait_empty(lock.path)
+    onlooker.wait_empty(lock.paths[0])
     with lock:
         pass
 

@@ -6,28 +6,37 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException
-from kazoo.protocol.serialization import CloseInstance, Create, Create2, Delete, GetChildren, GetData, Sync
-from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent, ZnodeStat
+from kazoo.exceptions import KazooException, RolledBackError, RuntimeInconsistency
+from kazoo.protocol.serialization import (
+    CloseInstance,
+    Create,
+    Create2,
+    Delete,
+    GetChildren,
+    GetData,
+    SetData,
+    Sync,
+    Transaction,
+)
+from kazoo.protocol.states import KazooState, KeeperState, ZnodeStat
 from kazoo.retry import KazooRetry
 
 from django_zklock.zk.clock import lease_now
 from django_zklock.zk.wire.connection import Answer, Connection, Reply
 from django_zklock.zk.wire.handler import make_handler
 from django_zklock.zk.wire.options import CHECKS_HOST_NAMES, ConnectionOptions, parse_acl
+from django_zklock.zk.wire.watch import Watch, WatchBook, Watcher, removal, table
 
 logger = logging.getLogger("django_zklock.wire")
 
 EPHEMERAL_SEQUENTIAL = 3
 CONTAINER = 4
-
-Watcher = Callable[[], None]
-"""Called once when the watched node was deleted or its data changed. On the connection's thread."""
 
 
 class CreateContainer(Create2):
@@ -90,8 +99,9 @@ class Wire:
         self._client.add_listener(self._state_changed)
         self._chroot = self._client.chroot or ""
         self._closing = False
-        # Paths and watches; only the connection's thread touches it.
-        self._unwanted: list[tuple[str, object]] = []
+        # These two are the connection's thread's own. The second: given up before kazoo has kept them.
+        self._watches = WatchBook()
+        self._unwanted: list[Watch] = []
 
     # State, readable from any thread.
 
@@ -218,9 +228,32 @@ class Wire:
         request = CreateContainer if container else Create
         self._send(request(full, data, self.acl, CONTAINER if container else 0), reply)
 
-    def children(self, path: str, reply: Callable[[list[str] | None, Any], None]) -> None:
-        """List the names of the children."""
-        self._send(GetChildren(self._chroot + path, None), reply)
+    def create_all(
+        self, stems: Sequence[str], data: bytes, reply: Callable[[tuple[list[str], int] | None, Any], None]
+    ) -> None:
+        """Create an ephemeral sequential node at each stem, all or none.
+
+        The reply has their names, in the order of the stems, and the one transaction id that created them all.
+        """
+
+        def read(outcomes: list[Any] | None, error: KazooException | None) -> None:
+            # The others of a failed multi are only told that they were undone.
+            errors = [each for each in outcomes or () if isinstance(each, Exception)]
+            blame = [each for each in errors if not isinstance(each, (RolledBackError, RuntimeInconsistency))]
+            if outcomes is None or errors:
+                reply(None, error or (blame or errors)[0])
+            else:
+                # Replies are handed on as they are read, so this is the transaction of the reply at hand.
+                reply(([name.rpartition("/")[2] for name in outcomes], self._client.last_zxid), None)
+
+        creates = [Create(self._chroot + stem, data, self.acl, EPHEMERAL_SEQUENTIAL) for stem in stems]
+        self._send(Transaction(creates), read)
+
+    def children(
+        self, path: str, reply: Callable[[list[str] | None, Any], None], watcher: Watcher | None = None
+    ) -> Callable[[], None]:
+        """List the names of the children, and watch for new and vanishing ones; gives what takes the watch off."""
+        return self._read(GetChildren, path, reply, watcher)
 
     def get(
         self,
@@ -230,26 +263,47 @@ class Wire:
     ) -> Callable[[], None]:
         """Read data and stat, and watch the node if it is there; gives what takes the watch off again.
 
-        Never ``exists``: on a missing node it would leave a watch behind. Taking a watch off spares this
-        process the memory of it; the server keeps one a session and node, and sends its one event.
+        Never ``exists``: on a missing node it would leave a watch behind.
         """
+        return self._read(GetData, path, reply, watcher)
+
+    def _read(
+        self, request: type[GetData | GetChildren], path: str, reply: Reply, watcher: Watcher | None
+    ) -> Callable[[], None]:
         full = self._chroot + path
-        watch = None if watcher is None else self._guarded(watcher)
-        wanted = True
+        if watcher is None:
+            self._send(request(full, None), reply)
+            return lambda: None
+        watch = self._watches.open((request.type, full), partial(self.tell, watcher))
 
-        def answered(value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
+        def answered(value: Any, error: KazooException | None) -> None:
+            if error is not None:
+                self._watches.strike(watch)
             reply(value, error)
-            if not wanted:
+            if not self._watches.wants(watch):
                 # kazoo keeps the watch only after this.
-                self._unwanted.append((full, watch))
+                self._unwanted.append(watch)
 
-        def unwatch() -> None:
-            nonlocal wanted
-            wanted = False
-            self._unwatch(full, watch)
+        self._send(request(full, watch), answered)
+        return partial(self._unwatch, watch)
 
-        self._send(GetData(full, watch), answered)
-        return unwatch
+    def _unwatch(self, watch: Watch) -> None:
+        if self._watches.strike(watch):
+            self._drop_watch(watch)
+            if not self._watches.is_watched(watch.place):
+                self._send(removal(watch), lambda _value, _error: None)
+
+    def _drop_watch(self, watch: Watch) -> None:
+        kept, path = table(self._client, watch), watch.place[1]
+        here = kept.get(path)
+        if here is not None:
+            here.discard(watch)
+            if not here:
+                del kept[path]
+
+    def set(self, path: str, data: bytes, reply: Reply) -> None:
+        """Replace the data of a node, whatever its version."""
+        self._send(SetData(self._chroot + path, data, -1), reply)
 
     def delete(self, path: str, reply: Reply) -> None:
         """Delete a node, whatever its version."""
@@ -274,6 +328,8 @@ class Wire:
     def _state_changed(self, state: str) -> None:
         # kazoo calls this on the connection's thread, between the events of the old connection and the new.
         listener = self.listener
+        # Before the connection of which this tells, and after the one that is gone, nothing is watched.
+        self._watches.clear()
         if state == KazooState.CONNECTED:
             self.tell(listener.on_connected)
             return
@@ -299,19 +355,4 @@ class Wire:
     def sweep(self) -> None:
         """Take off the watches that were given up while their requests were under way."""
         while self._unwanted:
-            self._unwatch(*self._unwanted.pop())
-
-    def _unwatch(self, path: str, watch: object) -> None:
-        watchers = self._client._data_watchers.get(path)
-        if watchers is not None:
-            watchers.discard(watch)
-            if not watchers:
-                del self._client._data_watchers[path]
-
-    def _guarded(self, watcher: Watcher) -> Callable[[WatchedEvent], None]:
-        def watch(event: WatchedEvent) -> None:
-            # EventType.NONE is kazoo's own, for "the connection is gone": the listener has heard that already.
-            if event.type != EventType.NONE:
-                self.tell(watcher)
-
-        return watch
+            self._drop_watch(self._unwanted.pop())

@@ -1,0 +1,396 @@
+"""Several locks at once: all of them or none, and no deadlock whatever the order in which callers name them.
+
+One ``multi`` creates the nodes in all lines. So of any two callers one came first in every line that both stand in,
+and the edges of "waits for" all point to earlier transactions: they cannot form a cycle.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from django_zklock.zk import nodes
+from django_zklock.zk.contender import MAX_ENSURES, Contender, State, Unavailable
+from django_zklock.zk.identity import Identity
+from django_zklock.zk.rules import Rule
+from django_zklock.zk.session import Session
+from django_zklock.zk.wire import KazooException, NodeExistsError, NoNodeError, UnimplementedError, ZnodeStat
+
+logger = logging.getLogger("django_zklock.multilock")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of the lines to stand in: its path, and what its parent node says."""
+
+    path: str
+    parent_data: bytes
+
+
+class Member(Contender):
+    """One node of several. It is created and given up with the others only."""
+
+    def __init__(self, crowd: MultiContender, place: Place, *, data: bytes, wait: bool, guid: str) -> None:
+        super().__init__(
+            crowd.session,
+            place.path,
+            crowd.rule,
+            data=data,
+            parent_data=place.parent_data,
+            wait=wait,
+            notify=crowd.look_around,
+        )
+        self.stem = f"{place.path}/{nodes.prefix(guid, crowd.rule.kind)}"
+        self._crowd = crowd
+
+    def admit(self, node: str, token: int) -> None:
+        """Take up the node that was created; the line is listed by a request that is under way or follows."""
+        self.state = State.JOINING
+        self.node, self.token = node, token
+        self.session.attach(self)
+
+    def listing(self) -> None:
+        """Ask who stands in the line."""
+        self._list()
+
+    def _enter(self) -> None:
+        self._crowd.start_again()
+
+    def _start_again(self) -> None:
+        self._crowd.start_again()
+
+
+class MultiContender:
+    """One attempt at several locks; to those who wait for it, it is a :class:`~.contender.Contender`.
+
+    Every method runs under ``session.monitor``. ``state`` is HELD when every member holds.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        places: Sequence[Place],
+        rule: Rule,
+        *,
+        data: bytes,
+        wait: bool,
+        notify: Callable[[], None],
+    ) -> None:
+        self.session = session
+        self.rule = rule
+        self.wait = wait
+        self.state = State.NEW
+        self.token: int | None = None
+        self.error: Exception | None = None
+        self.busy = False
+        self.lost: str | None = None
+        self.holder: Identity | None = None
+        self.looks = 0
+        self._places = places
+        self._data = data
+        self._notify = notify
+        self._when_gone: list[Callable[[], None]] = []
+        self._members: list[Member] = []
+        # Those of earlier rounds, and all of them once we leave, until their nodes are surely gone.
+        self._leaving: list[Member] = []
+        self._guid = ""
+        self._creating = False
+        self._round = 0
+        self._ensures = 0
+
+    def __repr__(self) -> str:
+        return f"<MultiContender {self.state.value} {' '.join(place.path for place in self._places)}>"
+
+    @property
+    def node_paths(self) -> dict[str, str]:
+        """The full path of the node in each line, by the path of the line."""
+        return {path: node for member in self._members for path, node in member.node_paths.items()}
+
+    @property
+    def revoked(self) -> str | None:
+        """Why somebody asks us to let go of one of the locks."""
+        return next((member.revoked for member in self._members if member.revoked is not None), None)
+
+    # What fronts post.
+
+    def join(self) -> None:
+        """Get into all the lines."""
+        if self.state is not State.NEW:
+            return
+        self.state = State.JOINING
+        self.session.attach(self)
+        if self.session.connected and self.state is State.JOINING:
+            self._enter()
+
+    def leave(self) -> None:
+        """Give up every place; the nodes are deleted now or as soon as there is a connection."""
+        if self.state is State.NEW:
+            self.state = State.GONE
+        elif self.state not in {State.LEAVING, State.GONE}:
+            self.state = State.LEAVING
+            self._scatter()
+            self._finish_if_gone()
+
+    def look(self) -> None:
+        """Find out who is in the way; ``looks`` grows when the answer is there."""
+        blocked = next((member for member in self._members if member.state is not State.HELD), None)
+        if blocked is not None:
+            blocked.look()
+        elif self.session.connected:
+            self.session.wire.children(self._places[0].path, self._looked)
+
+    def when_gone(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once every node is surely gone."""
+        if self.state is State.GONE:
+            call()
+        else:
+            self._when_gone.append(call)
+
+    def lose(self, reason: str) -> None:
+        """Mark the hold as lost."""
+        if self.state is State.HELD and self.lost is None:
+            self.lost = reason
+            self._notify()
+
+    # What the session says. The members are told for themselves, after us.
+
+    def suspended(self) -> None:
+        """The connection is gone, and with it every reply."""
+        self._round += 1
+
+    def resumed(self) -> None:
+        """There is a connection again; if a creation was under way, see whether it happened."""
+        if self._creating:
+            self._search()
+        elif self.state is State.JOINING and not self._members:
+            self._enter()
+
+    def session_ended(self, reason: str) -> None:
+        """The session is gone, and its nodes with it."""
+        self.suspended()
+        self._creating = False
+        if self.state is State.HELD:
+            self.lose(reason)
+        elif self.state in {State.JOINING, State.WAITING}:
+            self._scatter()
+            self.state = State.JOINING
+        self._finish_if_gone()
+
+    def unavailable(self, reason: str) -> None:
+        """ZooKeeper cannot be reached; whoever does not hold yet stops trying."""
+        if self.state in {State.JOINING, State.WAITING}:
+            self._fail(Unavailable(reason))
+
+    def heartbeat(self) -> None:
+        """Nothing of our own: each member reads its node."""
+
+    # What the members say.
+
+    def look_around(self) -> None:
+        """See what the members have come to."""
+        if self.state in {State.LEAVING, State.GONE}:
+            self._finish_if_gone()
+            return
+        if self.state is State.HELD:
+            lost = next((member.lost for member in self._members if member.lost is not None), None)
+            if lost is not None:
+                self.lose(lost)
+            elif self.revoked is not None:
+                self._notify()
+            return
+        for member in self._members:
+            if member.error is not None or member.busy:
+                self.error, self.busy = member.error, member.busy
+                self.leave()
+                self._notify()
+                return
+            if member.lost is not None or member.state is State.GONE:
+                self.start_again()
+                return
+        if self._members and all(member.state is State.HELD for member in self._members):
+            self.state = State.HELD
+            self._notify()
+        elif any(member.state is State.WAITING for member in self._members):
+            blocked = next(member for member in self._members if member.state is State.WAITING)
+            self.state = State.WAITING
+            self.holder, self.looks = blocked.holder, sum(member.looks for member in self._members)
+            self._notify()
+
+    def start_again(self) -> None:
+        """A place was lost, and the others are worth nothing without it: a new one would stand too far behind."""
+        if self.state in {State.JOINING, State.WAITING}:
+            logger.warning("event=places_lost paths=%s", " ".join(place.path for place in self._places))
+            self._scatter()
+            self.state = State.JOINING
+            if self.session.connected:
+                self._enter()
+
+    # Getting in.
+
+    def _enter(self) -> None:
+        self._round += 1
+        if self.wait:
+            self._create()
+            return
+        waiting = len(self._places)
+
+        def peeked(asked: int, names: list[str] | None, error: KazooException | None) -> None:
+            nonlocal waiting
+            if asked != self._round or self.state is not State.JOINING or self.busy:
+                return
+            if error is not None and not isinstance(error, NoNodeError):
+                self._fail(error)
+                return
+            waiting -= 1
+            if self.rule.is_full(nodes.parse_all(names or ())):
+                self.busy = True
+                self.leave()
+                self._notify()
+            elif not waiting:
+                self._create()
+
+        for place in self._places:
+            self.session.wire.children(place.path, partial(peeked, self._round))
+
+    def _create(self) -> None:
+        self._guid = str(uuid.uuid4())
+        self._creating = True
+        members = self._make_members()
+        wire = self.session.wire
+        wire.create_all([member.stem for member in members], self._data, partial(self._created, self._round, members))
+        for member in members:
+            member.listing()
+
+    def _make_members(self) -> list[Member]:
+        return [Member(self, place, data=self._data, wait=self.wait, guid=self._guid) for place in self._places]
+
+    def _created(
+        self,
+        asked: int,
+        members: list[Member],
+        value: tuple[list[str], int] | None,
+        error: KazooException | None,
+    ) -> None:
+        if asked != self._round:
+            return
+        self._creating = False
+        if value is not None:
+            self._admit(members, *value)
+        elif self.state is State.LEAVING:
+            self._finish_if_gone()
+        elif isinstance(error, NoNodeError) and self._ensures < MAX_ENSURES:
+            self._ensures += 1
+            self._round += 1
+            for place in self._places:
+                self.session.wire.ensure(
+                    place.path, place.parent_data, self._ensured, container=self.session.containers
+                )
+            self._create()
+        else:
+            self._fail(error or KazooException("create had no outcome"))
+
+    def _ensured(self, _value: object, error: KazooException | None) -> None:
+        if isinstance(error, UnimplementedError):
+            logger.warning("event=no_containers server=%s consequence=idle_parents_stay", self.session.server)
+            self.session.containers = False
+        elif error is not None and not isinstance(error, NodeExistsError):
+            logger.debug("event=ensure_refused error=%r", error)
+
+    def _admit(self, members: list[Member], names: list[str], token: int) -> None:
+        self._ensures = 0
+        self.token = token
+        self._members = members
+        for member, name in zip(members, names, strict=True):
+            member.admit(name, token)
+        if self.state is State.LEAVING:
+            self._scatter()
+            self._finish_if_gone()
+
+    # After a reconnect with a creation under way: did it happen?
+
+    def _search(self) -> None:
+        found: dict[str, str] = {}
+        last = self._places[-1].path
+
+        def searched(asked: int, path: str, names: list[str] | None, error: KazooException | None) -> None:
+            if asked != self._round:
+                return
+            if error is not None and not isinstance(error, NoNodeError):
+                self._creating = False
+                self._fail(error)
+                return
+            found.update((path, name) for name in names or () if self._guid in name)
+            # Replies come in the order of the requests, so the last one completes the set.
+            if path == last:
+                self._searched(found)
+
+        for place in self._places:
+            self.session.wire.sync(place.path)
+            self.session.wire.children(place.path, partial(searched, self._round, place.path))
+
+    def _searched(self, found: dict[str, str]) -> None:
+        if len(found) == len(self._places):
+            path, name = next(iter(found.items()))
+            self.session.wire.get(f"{path}/{name}", partial(self._found, self._round, found))
+            return
+        # None was made; or somebody has removed some, and the rest is of no use.
+        self._remove(found)
+
+    def _found(
+        self,
+        asked: int,
+        found: dict[str, str],
+        value: tuple[bytes, ZnodeStat] | None,
+        _error: KazooException | None,
+    ) -> None:
+        if asked != self._round:
+            return
+        if value is None or value[1].ephemeralOwner != self.session.id:
+            self._remove(found)
+            return
+        self._creating = False
+        members = self._make_members()
+        self._admit(members, [found[member.path] for member in members], value[1].czxid)
+        if self.state is State.JOINING:
+            for member in members:
+                member.listing()
+
+    def _remove(self, found: dict[str, str]) -> None:
+        self._creating = False
+        for path, name in found.items():
+            self.session.wire.delete(f"{path}/{name}", lambda _value, _error: None)
+        if self.state is State.LEAVING:
+            self._finish_if_gone()
+        else:
+            self._enter()
+
+    # Getting out.
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        self.leave()
+        self._notify()
+
+    def _scatter(self) -> None:
+        """Have all members leave."""
+        members, self._members = self._members, []
+        self._leaving += members
+        for member in members:
+            member.leave()
+        self._leaving = [member for member in self._leaving if member.state is not State.GONE]
+
+    def _finish_if_gone(self) -> None:
+        self._leaving = [member for member in self._leaving if member.state is not State.GONE]
+        if self.state is State.LEAVING and not self._leaving and not self._creating:
+            self.state = State.GONE
+            self.session.detach(self)
+            self._notify()
+            for call in self._when_gone:
+                call()
+
+    def _looked(self, _names: list[str] | None, _error: KazooException | None) -> None:
+        self.looks += 1
+        self._notify()
