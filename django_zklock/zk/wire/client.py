@@ -178,9 +178,7 @@ class Wire:
         had_session = client._session_id is not None
         self._closing = True
         if client._live.is_set():
-            client._queue.append((CloseInstance, None))
-            connection.wake_sent = False
-            connection.wake()
+            self._send_close()
         else:
             client._stopped.set()
         finished = bool(connection.connection_stopped.wait(timeout))
@@ -192,6 +190,11 @@ class Wire:
             with contextlib.suppress(Exception):
                 connection.close()
         return finished and (connection.session_closed or not had_session)
+
+    def _send_close(self) -> None:
+        self._client._queue.append((CloseInstance, None))
+        self._connection.wake_sent = False
+        self._connection.wake()
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's connection without a word to the server.
@@ -331,6 +334,9 @@ class Wire:
         # Before the connection of which this tells, and after the one that is gone, nothing is watched.
         self._watches.clear()
         if state == KazooState.CONNECTED:
+            if self._closing:
+                # Asked for during the handshake. The session that has come of it is to end all the same.
+                self._send_close()
             self.tell(listener.on_connected)
             return
         # kazoo has just failed what was under way. What came to the queue since then would be sent after a
