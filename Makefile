@@ -61,7 +61,7 @@ clean: ## remove what was made, the environment too
 os-demo:
 	@$(if $(ZOOKEEPER_HOSTS),:,.ci/os-packages zookeeper)
 os-test:
-	@.ci/os-packages zookeeper redis
+	@.ci/os-packages curator redis zkcli zookeeper
 
 $(READY): setup.cfg pyproject.toml
 	@$(if $(PYTHON),:,.ci/os-packages python)
