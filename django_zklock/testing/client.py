@@ -28,6 +28,8 @@ NAMELESS = frozenset(
         Opcode.CLOSE,
         Opcode.MULTI,
         Opcode.MULTI_READ,
+        Opcode.RECONFIG,
+        Opcode.SASL,
         Opcode.SET_WATCHES,
         Opcode.SET_WATCHES2,
         Opcode.WHO_AM_I,
@@ -132,7 +134,7 @@ class Client:
         reader = Reader(frame)
         xid, number = reader.integer(), reader.integer()
         if number not in _ANSWERED:
-            self._reply(Opcode.ERROR, -1, self.replica.zxid, Code.UNIMPLEMENTED)
+            self._reply(Opcode.ERROR, xid, -1, Code.UNIMPLEMENTED)
             self._line.close()
             return
         opcode = Opcode(number)
@@ -144,6 +146,9 @@ class Client:
             self._reply(opcode, PING_XID, self.replica.zxid)
         elif opcode is Opcode.AUTH:
             self._authenticate(opcode, xid, reader)
+        elif opcode is Opcode.SASL:
+            # As a server that has no SASL set up: nothing is asked in return, and nobody is let in.
+            self._reply(opcode, xid, 0, body=jute.buffer(None))
         elif opcode is Opcode.CLOSE:
             self._close(opcode, xid, self.session)
         else:
@@ -194,7 +199,7 @@ class Client:
         self._line.send(opcode, HEADER.pack(xid, zxid, code) + body)
 
 
-_ANSWERED = frozenset({*READS, *WRITES, Opcode.MULTI, Opcode.PING, Opcode.AUTH, Opcode.CLOSE})
+_ANSWERED = frozenset({*READS, *WRITES, Opcode.MULTI, Opcode.PING, Opcode.AUTH, Opcode.SASL, Opcode.CLOSE})
 
 
 def _path(opcode: Opcode, frame: bytes) -> str | None:
