@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from services.java import QUICK_START
 from services.zookeeper import Installation
-from typing_extensions import Self
 
 from tests.testing.dialogue import Dialogue
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # A command that asks no server, and what its answer begins with: so ends the answer to the command before.
 LAST_COMMAND = "version"
