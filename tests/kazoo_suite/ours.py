@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_zklock.testing.server import ZooKeeperServer
+from django_zklock.testing import ZooKeeperServer
 
 from .cluster import Cluster
 

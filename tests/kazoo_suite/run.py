@@ -8,10 +8,12 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING
 
 from .outcome import Outcome, read_outcomes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # For one test. None takes half of it on a machine that does something else beside.
