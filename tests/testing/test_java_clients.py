@@ -228,7 +228,9 @@ def test_curator__dropped_connection(java: Callable[[], CuratorClient], server: 
     session = client.ask("session")
     client.ask(f"create {root}/mine x EPHEMERAL")
     client.ask(f"watch-data {root}/mine")
-    client.ask(f"watch-always {root}/mine PERSISTENT_RECURSIVE")
+    # Of another node: one event from the server fires all watches of a node in Java.
+    client.ask(f"create {root}/tree x PERSISTENT")
+    client.ask(f"watch-always {root}/tree PERSISTENT_RECURSIVE")
     client.ask(f"acquire mutex {root}/m")
     server.cut()
     for each in client, other:
@@ -236,10 +238,11 @@ def test_curator__dropped_connection(java: Callable[[], CuratorClient], server: 
     assert client.ask("session") == session
     assert other.ask(f"owner {root}/mine") == session
     assert other.ask(f"try mutex {root}/m 100") == "busy"
-    other.ask(f"set {root}/mine x")
-    other.ask(f"set {root}/mine y")
-    # The watch that fires once, and twice the one that lasts.
-    assert [client.events.get() for _ in range(3)] == [f"NodeDataChanged {root}/mine"] * 3
+    for value in "one", "two":
+        other.ask(f"set {root}/mine {value}")
+        other.ask(f"set {root}/tree {value}")
+    changes = [client.events.get() for _ in range(3)]
+    assert changes == [f"NodeDataChanged {root}/{name}" for name in ("mine", "tree", "tree")]
 
 
 # Locks.
