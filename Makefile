@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(READY) | os-demo ## lost updates without the lock, none with it; ARGS=--once ends by itself
@@ -24,6 +24,11 @@ test: lint types docs $(READY) | os-test ## every check
 	$(BIN)/coverage run -m pytest -m "not exhaustive" $(ARGS)
 	$(BIN)/coverage report
 	$(BIN)/pytest -m exhaustive
+
+# It does not belong to `test`: it needs a package index, and what it tests is the test server alone.
+.PHONY: test-kazoo
+test-kazoo: $(READY) | os-kazoo ## kazoo's own tests on real ZooKeeper and on the test server; ARGS="-k lock" for some
+	$(BIN)/python -m tests.kazoo_suite $(ARGS)
 
 .PHONY: lint
 lint: $(READY) ## style, format, layers
@@ -52,16 +57,18 @@ matrix: $(READY) | os-test ## versions of Python, Django, Celery and kazoo; ARGS
 
 .PHONY: clean
 clean: ## remove what was made, the environment too
-	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage* \
+	rm -rf $(VENV) .cache .tox .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage* \
 		htmlcov build dist docs/_build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A server given by its address needs none here.
-.PHONY: os-demo os-test
+.PHONY: os-demo os-kazoo os-test
 os-demo:
 	@$(if $(ZOOKEEPER_HOSTS),:,.ci/os-packages zookeeper)
+os-kazoo:
+	@.ci/os-packages zookeeper
 os-test:
-	@.ci/os-packages zookeeper redis
+	@.ci/os-packages curator redis zkcli zookeeper
 
 $(READY): setup.cfg pyproject.toml
 	@$(if $(PYTHON),:,.ci/os-packages python)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.dispatch import Signal
-from services.zookeeper import ZooKeeper
 
 from django_zklock import signals
 from django_zklock.connections import connections
@@ -26,7 +25,6 @@ SIGNALS = ("acquired", "contended", "released", "lost", "skipped")
 class Ensemble:
     """What the project under test talks to as ``default``, and one that is not there as ``absent``."""
 
-    server: ZooKeeper
     root: str
     onlooker: Onlooker
 

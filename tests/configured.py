@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from services.port import LOOPBACK, free_port
-from services.zookeeper import ZooKeeper
 
 from django_zklock.zk.pool import Pool
 from tests.bystanders import Ensemble, Recorder, Stranger
+from tests.server import Server
 from tests.zk.onlooker import Onlooker
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="session")
-def configured_onlooker(zookeeper: ZooKeeper) -> Iterator[Onlooker]:
-    onlooker = Onlooker(zookeeper.hosts)
-    yield onlooker
-    onlooker.close()
-
 
 @pytest.fixture
-def ensemble(zookeeper: ZooKeeper, settings: Settings, configured_onlooker: Onlooker) -> Ensemble:
-    """Configure the shared server, under a root of the test's own."""
-    root = f"/configured-{next(_numbers)}"
+def ensemble(server: Server, settings: Settings, onlooker: Onlooker, root: str) -> Ensemble:
+    """Configure the server of the test, under a root of the test's own."""
     settings.ZKLOCK = {
-        "default": {"HOSTS": zookeeper.hosts, "ROOT": root, "SESSION_TIMEOUT": 6},
+        "default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": 6},
         "absent": {"HOSTS": f"{LOOPBACK}:{free_port()}", "CONNECT_TIMEOUT": 0.3},
     }
-    return Ensemble(zookeeper, root, configured_onlooker)
+    return Ensemble(root, onlooker)
 
 
 @pytest.fixture

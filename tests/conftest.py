@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kazoo.client import KazooClient
 from services.zookeeper import ZooKeeper
 
+from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import holds
+from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.wire import ConnectionOptions
+from tests.server import Server
+from tests.zk.onlooker import MakePool, Onlooker
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-_roots = itertools.count(1)
+_numbers = itertools.count(1)
 
 
 @pytest.fixture(autouse=True)
@@ -28,30 +34,118 @@ def _empty_hands() -> Iterator[None]:
     holds.stack().clear()
 
 
+# Both kinds of server: a short session is given to who asks for one, and empty parents go at once and not after a
+# minute, so that every test meets that.
+MIN_SESSION_TIMEOUT = 0.8
+REAP_INTERVAL = 0.5
+
+
 @pytest.fixture(scope="session")
 def zookeeper() -> Iterator[ZooKeeper]:
     """Give one real server for all tests that neither stop nor pause it."""
     with ZooKeeper(
         tick_time=0.2,
-        min_session_timeout=0.8,
-        # Empty parents go at once and not after a minute, so that every test meets that.
-        properties={"znode.container.checkIntervalMs": "500"},
+        min_session_timeout=MIN_SESSION_TIMEOUT,
+        properties={"znode.container.checkIntervalMs": str(round(REAP_INTERVAL * 1000))},
     ) as server:
         yield server
 
 
+@pytest.fixture(scope="session")
+def testserver() -> Iterator[ZooKeeperServer]:
+    """Give one server of ``django_zklock.testing`` for all tests that do it no harm."""
+    with ZooKeeperServer(min_session_timeout=MIN_SESSION_TIMEOUT, reap_interval=REAP_INTERVAL) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_onlooker(zookeeper: ZooKeeper) -> Iterator[Onlooker]:
+    with contextlib.closing(Onlooker(zookeeper.hosts)) as onlooker:
+        yield onlooker
+
+
+@pytest.fixture(scope="session")
+def testserver_onlooker(testserver: ZooKeeperServer) -> Iterator[Onlooker]:
+    with contextlib.closing(Onlooker(testserver.hosts)) as onlooker:
+        yield onlooker
+
+
 @pytest.fixture
-def zklock(settings: Settings, zookeeper: ZooKeeper) -> str:
-    """Have the alias "default" use the shared server, in a part of the tree of its own; give its path."""
-    root = f"/django-{next(_roots)}"
-    settings.ZKLOCK = {"default": {"HOSTS": zookeeper.hosts, "ROOT": root, "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 5}}
+def kind_of_server() -> str:
+    """Say which server a test's locks are on: the real one, unless its folder or module says otherwise."""
+    return "zookeeper"
+
+
+@pytest.fixture
+def server(kind_of_server: str, request: pytest.FixtureRequest) -> Server:
+    """Give the server that a test's locks are on."""
+    server: Server = request.getfixturevalue(kind_of_server)
+    return server
+
+
+@pytest.fixture
+def onlooker(kind_of_server: str, request: pytest.FixtureRequest) -> Onlooker:
+    """Give a look at the tree of that server."""
+    onlooker: Onlooker = request.getfixturevalue(f"{kind_of_server}_onlooker")
+    return onlooker
+
+
+@pytest.fixture
+def root() -> str:
+    """Give a part of the tree that no other test uses."""
+    return f"/test-{next(_numbers)}"
+
+
+@pytest.fixture
+def make_pool(server: Server, root: str) -> Iterator[MakePool]:
+    """Give a function that makes pools, of that server unless told otherwise, closed at the end."""
+    pools: list[Pool] = []
+
+    def make(
+        hosts: str = server.hosts,
+        *,
+        session_timeout: float = 6.0,
+        connect_timeout: float = 5.0,
+        strict: bool = False,
+        size: int = 1,
+        root: str = root,
+        **connection: Any,
+    ) -> Pool:
+        pool = Pool(
+            f"pool{len(pools)}",
+            PoolOptions(
+                connection=ConnectionOptions(hosts=hosts, session_timeout=session_timeout, **connection),
+                root=root,
+                connect_timeout=connect_timeout,
+                strict=strict,
+                size=size,
+            ),
+        )
+        pools.append(pool)
+        return pool
+
+    yield make
+    for pool in pools:
+        pool.close(1.0)
+
+
+@pytest.fixture
+def pool(make_pool: MakePool) -> Pool:
+    """Give a pool of that server."""
+    return make_pool()
+
+
+@pytest.fixture
+def zklock(settings: Settings, server: Server, root: str) -> str:
+    """Have the alias "default" use that server, in a part of the tree of its own; give its path."""
+    settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 5}}
     return root
 
 
 @pytest.fixture
-def outsider(zookeeper: ZooKeeper) -> Iterator[KazooClient]:
+def outsider(server: Server) -> Iterator[KazooClient]:
     """Give a client that is none of ours, to stand in line, to write nonsense and to break locks."""
-    client = KazooClient(hosts=zookeeper.hosts)
+    client = KazooClient(hosts=server.hosts)
     client.start(timeout=20)
     yield client
     client.stop()

@@ -114,7 +114,7 @@ def test_commands__each_action_has_its_section() -> None:
     assert documented == set(actions())
 
 
-@pytest.mark.parametrize("action", ["list", "show", "run"])
+@pytest.mark.parametrize("action", ["list", "show", "run", "devserver"])
 def test_commands__each_option_is_described(action: str) -> None:
     """Every option is described in its action's section, or among those of all actions, with its choices."""
     page = sections("commands.md")
@@ -129,7 +129,7 @@ def test_commands__each_option_is_described(action: str) -> None:
         elif argument.option_strings and argument.metavar:
             name += f" {argument.metavar}"
         assert re.search(rf"^.*`{re.escape(name)}`$", text, flags=re.MULTILINE), f"{name} is not described"
-        if argument.dest in {"using", "format", "on_conflict"}:
+        if argument.dest in {"using", "format", "on_conflict", "host", "port"}:
             assert f"The default is `{argument.default}`." in text
 
 

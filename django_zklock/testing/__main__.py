@@ -1,30 +1,34 @@
-"""``python -m django_zklock.testing``: the server as a process of its own, without Django."""
+"""``python -m django_zklock.testing``: the server as a process of its own, without Django's settings."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from .foreground import DEFAULT_PORT, run
-from .server import LOOPBACK
+from . import foreground
+
+COULD_NOT_RUN = 2
 
 
-def main() -> int:
-    """Run until a signal, and return the status."""
+def main() -> None:
+    """Serve until a signal, and exit."""
     parser = argparse.ArgumentParser(
         prog="python -m django_zklock.testing",
-        description="A ZooKeeper for tests and laptops, in memory. Not for production.",
+        description="A ZooKeeper for tests and laptops, in memory. Never for production.",
     )
-    parser.add_argument("--host", default=LOOPBACK, help="the address to listen at (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for any that is free (default: %(default)s)")
+    foreground.add_arguments(parser)
     options = parser.parse_args()
     try:
-        run(options.host, options.port, sys.stdout.write)
-    except OSError as error:
-        print(f"cannot listen at {options.host}:{options.port}: {error}", file=sys.stderr)  # noqa: T201
-        return 1
-    return 0
+        foreground.run(options.host, options.port, allow_remote=options.allow_remote, write=_write)
+    except foreground.CannotServeError as error:
+        parser.exit(COULD_NOT_RUN, f"{parser.prog}: {error}\n")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    # Who has started it waits for this, perhaps at the other end of a pipe.
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -49,8 +49,12 @@ READ_ONLY = (Entry(Perms.READ, ANYONE),)
 
 
 def read_entry(reader: jute.Reader) -> Entry:
-    """Read the record."""
-    return Entry(reader.integer(), Identity(reader.text(), reader.text()))
+    """Read the record; the schemes that look at the id need one."""
+    perms, scheme, id_ = reader.integer(), reader.optional_text() or "", reader.optional_text()
+    if id_ is None and scheme in {"world", "digest", "ip"}:
+        msg = f"an entry of scheme {scheme} without an id"
+        raise jute.MalformedError(msg)
+    return Entry(perms, Identity(scheme, id_ or ""))
 
 
 def address(host: str) -> Identity:

@@ -28,6 +28,8 @@ NAMELESS = frozenset(
         Opcode.CLOSE,
         Opcode.MULTI,
         Opcode.MULTI_READ,
+        Opcode.RECONFIG,
+        Opcode.SASL,
         Opcode.SET_WATCHES,
         Opcode.SET_WATCHES2,
         Opcode.WHO_AM_I,
@@ -110,20 +112,41 @@ class Client:
         if version != PROTOCOL_VERSION or seen > self._service.newest.zxid:
             self._line.close()
             return
-        session = self._service.open(timeout) if number == 0 else self._service.resume(number, password, timeout)
+        if number == 0:
+            session: Session | None = self._service.open(timeout)
+            # Its own beginning is a transaction that it has seen.
+            seen = self._service.newest.zxid
+        else:
+            session = self._service.resume(number, password, timeout)
         self.session = session
         if session is None:
-            granted, self.claimed, password = 0.0, 0, bytes(PASSWORD_BYTES)
+            granted, password, told = 0.0, bytes(PASSWORD_BYTES), 0
         else:
-            granted, self.claimed, password = session.timeout, session.id, session.password
+            granted, password, told = session.timeout, session.password, session.id
+            self.claimed = session.id
             session.link = self._line
             self.replica = self._service.view(seen)
+        self._service.requests.add(LoggedRequest(self.claimed, 0, Opcode.CONNECT, None))
         answer = jute.INT.pack(PROTOCOL_VERSION) + jute.INT.pack(round(granted * 1000))
-        answer += jute.LONG.pack(self.claimed) + jute.buffer(password)
+        answer += jute.LONG.pack(told) + jute.buffer(password)
         # A client that does not know of read-only servers does not expect the byte.
         self._line.send(Opcode.CONNECT, answer + (b"\0" if reader.left else b""))
         if session is None:
             self._line.close()
+
+    def lose(self, frame: bytes) -> None:
+        """Log a request that has got lost; raise MalformedError."""
+        if self.session is None:
+            self.claim(frame)
+            request = LoggedRequest(self.claimed, 0, Opcode.CONNECT, None)
+        else:
+            reader = Reader(frame)
+            xid, number = reader.integer(), reader.integer()
+            if number not in _ANSWERED:
+                return
+            opcode = Opcode(number)
+            request = LoggedRequest(self.session.id, xid, opcode, _path(opcode, frame))
+        self._service.network.lose(request)
 
     def handle(self, frame: bytes) -> None:
         """Answer a request; raise MalformedError if not even its header can be read."""
@@ -132,7 +155,7 @@ class Client:
         reader = Reader(frame)
         xid, number = reader.integer(), reader.integer()
         if number not in _ANSWERED:
-            self._reply(Opcode.ERROR, -1, self.replica.zxid, Code.UNIMPLEMENTED)
+            self._reply(Opcode.ERROR, xid, -1, Code.UNIMPLEMENTED)
             self._line.close()
             return
         opcode = Opcode(number)
@@ -144,6 +167,9 @@ class Client:
             self._reply(opcode, PING_XID, self.replica.zxid)
         elif opcode is Opcode.AUTH:
             self._authenticate(opcode, xid, reader)
+        elif opcode is Opcode.SASL:
+            # As a server that has no SASL set up: nothing is asked in return, and nobody is let in.
+            self._reply(opcode, xid, 0, body=jute.buffer(None))
         elif opcode is Opcode.CLOSE:
             self._close(opcode, xid, self.session)
         else:
@@ -186,7 +212,9 @@ class Client:
     def _close(self, opcode: Opcode, xid: int, session: Session) -> None:
         # Without a link the end of the session does not close the connection before the reply.
         session.link = None
-        self._reply(opcode, xid, self._service.end(session))
+        zxid = self._service.end(session)
+        self.replica.catch_up()
+        self._reply(opcode, xid, zxid)
         self._line.close()
 
     def _reply(self, opcode: Opcode, xid: int, zxid: int, code: Code = Code.OK, body: bytes = b"") -> None:
@@ -194,7 +222,7 @@ class Client:
         self._line.send(opcode, HEADER.pack(xid, zxid, code) + body)
 
 
-_ANSWERED = frozenset({*READS, *WRITES, Opcode.MULTI, Opcode.PING, Opcode.AUTH, Opcode.CLOSE})
+_ANSWERED = frozenset({*READS, *WRITES, Opcode.MULTI, Opcode.PING, Opcode.AUTH, Opcode.SASL, Opcode.CLOSE})
 
 
 def _path(opcode: Opcode, frame: bytes) -> str | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from .network import Cut, Direction
+from .network import Cut, Delay, Direction, Hole
 from .protocol import Opcode, RefusedError
 from .replica import LaggingReplica
+from .requestlog import RequestLog
 from .tree import SequenceSet
 from .znode import Kind
 
@@ -26,8 +29,10 @@ DirectionName = Literal["requests", "replies", "both"]
 class Faults:
     """Every method returns when its fault is there. Those that last are context managers too, and end with them.
 
-    ``heal`` ends all of them. A ``session`` is a session's number, as ``ZooKeeperServer.owner`` gives that of a
-    node; without one the fault meets everybody. Any thread may call any method.
+    ``heal`` ends all of them. Faults of the same kind add up, and each ends for itself. A ``session`` is a
+    session's number, as ``ZooKeeperServer.owner`` gives that of a node; without one the fault meets everybody.
+    Any thread may call any method; they raise RuntimeError while the server is stopped, but a fault that lasts
+    can be ended then too.
     """
 
     def __init__(self, server: ZooKeeperServer) -> None:
@@ -60,35 +65,42 @@ class Faults:
 
         return self._server.call(drop)
 
-    def black_hole(self, direction: DirectionName = "both", *, session: int | None = None) -> Fault:
+    def black_hole(self, direction: DirectionName = "both", *, session: int | None = None) -> BlackHole:
         """Let nothing through, and close nothing; ``heal`` or the end of the context lets through what has waited.
 
         ``"requests"`` is the way to the server: it hears nothing, so sessions expire. ``"replies"`` is the way
-        back: the server does what it is asked, and nobody learns of it.
+        back: the server does what it is asked, and nobody learns of it. What waits keeps its order on each
+        connection, its end included: requests of a client that has given up are done all the same, late.
+        ``BlackHole.requests`` tells what is in it.
         """
-        holes = {(each, session) for each in _directions(direction)}
+        hole = Hole(_directions(direction), session)
+        holes = self._service.network.holes
 
         def end() -> None:
-            self._service.network.holes.difference_update(holes)
+            holes.remove(hole)
             self._heal_connections()
 
-        return self._last(lambda: self._service.network.holes.update(holes), end)
+        self._server.call(partial(holes.append, hole))
+        return BlackHole(self._server, self._lasting, end, hole.requests)
 
     def delay(self, seconds: float, *, direction: DirectionName = "both") -> Fault:
-        """Have everything take that long, each way: a round trip then takes twice as long."""
-        if seconds < 0:
-            msg = f"a delay cannot be negative, got {seconds!r}"
-            raise ValueError(msg)
-        directions = _directions(direction)
+        """Have everything take that long, each way: a round trip then takes twice as long.
 
-        def begin() -> None:
-            self._service.network.delays.update(dict.fromkeys(directions, seconds))
+        The end of the fault lets through at once what is on its way.
+        """
+        # Neither of infinity nor of NaN a timer could be made.
+        if not 0 <= seconds < math.inf:
+            msg = f"a delay is a number of seconds, and not negative; got {seconds!r}"
+            raise ValueError(msg)
+        delay = Delay(_directions(direction), seconds)
+        delays = self._service.network.delays
 
         def end() -> None:
-            self._service.network.delays.update(dict.fromkeys(directions, 0.0))
+            delays.remove(delay)
             self._heal_connections()
 
-        return self._last(begin, end)
+        self._server.call(partial(delays.append, delay))
+        return Fault(self._server, self._lasting, end)
 
     def cut_reply(self, opcode: str | Opcode, *, after_bytes: int = 0, session: int | None = None) -> Cut:
         """End the connection in the middle of the next reply to such a request, which has been done.
@@ -107,13 +119,16 @@ class Faults:
     def refuse(self) -> Fault:
         """Refuse new connections, as when nothing listens; those there are stay until ``drop``."""
         self._server.refuse()
-        return Fault(self._lasting, self._server.accept)
+        return Fault(self._server, self._lasting, self._server.accept)
 
     def lag_reads(self, zxids: int = 1) -> Fault:
         """Have each connection read from a follower of its own that lags that many transactions behind.
 
-        As with ZooKeeper, a client sees its own changes, and all there are after a sync; a connection that comes
-        anew sees at least what its client has seen before. Raises ValueError if it is not at least one.
+        A transaction is whatever takes a zxid: each write, done or refused, and the beginning and the end of a
+        session. As with ZooKeeper, a client sees its own changes, the beginning of its session among them, and all
+        there are after a sync; a connection that comes anew sees at least what its client has seen before. Watch
+        events are as late as the changes. Raises ValueError if it is not at least one, and RuntimeError if reads
+        lag already.
         """
         if zxids < 1:
             msg = f"a follower lags at least one transaction, got {zxids!r}"
@@ -126,8 +141,10 @@ class Faults:
                 raise RuntimeError(msg)
             newest = service.newest
             service.model = LaggingReplica(newest.tree.copy(), newest.zxid, behind=zxids)
+            # Who has no session yet gets its own with it.
             for connection in self._connections(None):
-                connection.client.see(service.view(newest.zxid))
+                if connection.client.session is not None:
+                    connection.client.see(service.view(newest.zxid))
 
         def end() -> None:
             service.model = None
@@ -136,7 +153,8 @@ class Faults:
                 connection.client.see(service.newest)
             service.followers.clear()
 
-        return self._last(begin, end)
+        self._server.call(begin)
+        return Fault(self._server, self._lasting, end)
 
     def set_sequence(self, path: str, value: int) -> None:
         """Have the next sequential child of ``path`` get this number, from -2**31 to 2**31-1.
@@ -167,7 +185,7 @@ class Faults:
 
     def heal(self) -> None:
         """End every fault that lasts, and forget the replies that were still to be cut."""
-        self._server.call(self._service.network.cuts.clear)
+        self._server.settle(self._service.network.cuts.clear)
         for fault in self._lasting[:]:
             fault.end()
 
@@ -176,28 +194,26 @@ class Faults:
         return self._server.service
 
     def _connections(self, session: int | None) -> list[Connection]:
-        return [each for each in self._server.connections if session in {None, each.client.session_id}]
+        here = [each for each in self._server.connections if not each.closing]
+        return [each for each in here if session in {None, each.client.session_id}]
 
     def _existing(self, path: str) -> str:
         """Give back a path that there is; only to be called in the thread of the event loop."""
         self._service.newest.tree[path]
         return path
 
-    def _last(self, begin: Callable[[], None], end: Callable[[], None]) -> Fault:
-        """Begin a fault that lasts; both functions are called in the thread of the event loop."""
-        self._server.call(begin)
-        return Fault(self._lasting, lambda: self._server.call(end))
-
     def _heal_connections(self) -> None:
-        for connection in self._connections(None):
+        # Those that are closing too: their last replies may wait.
+        for connection in list(self._server.connections):
             connection.heal()
 
 
 class Fault:
     """A fault that lasts until ``end``, until the end of its context, or until ``Faults.heal``."""
 
-    def __init__(self, lasting: list[Fault], end: Callable[[], None]) -> None:
-        """Take where it is kept, and how it ends."""
+    def __init__(self, server: ZooKeeperServer, lasting: list[Fault], end: Callable[[], None]) -> None:
+        """Take where it is kept, and what ends it; that is called in the thread of the event loop."""
+        self._server = server
         self._lasting = lasting
         self._end = end
         lasting.append(self)
@@ -214,16 +230,33 @@ class Fault:
 
     def end(self) -> None:
         """End the fault; a second time does nothing."""
-        if self in self._lasting:
+        try:
+            # Of several threads one takes it out.
             self._lasting.remove(self)
-            self._end()
+        except ValueError:
+            return
+        self._server.settle(self._end)
 
 
-def _directions(name: DirectionName) -> list[Direction]:
+class BlackHole(Fault):
+    """A black hole; ``requests`` is the log of those that got lost in it, to count in and wait on.
+
+    They are in the log of the server too if the hole ends and they are done after all.
+    """
+
+    def __init__(
+        self, server: ZooKeeperServer, lasting: list[Fault], end: Callable[[], None], requests: RequestLog
+    ) -> None:
+        """Take the log too."""
+        super().__init__(server, lasting, end)
+        self.requests = requests
+
+
+def _directions(name: DirectionName) -> frozenset[Direction]:
     if name == "both":
-        return list(Direction)
+        return frozenset(Direction)
     try:
-        return [Direction(name)]
+        return frozenset({Direction(name)})
     except ValueError:
         msg = f'a direction is "requests", "replies" or "both", not {name!r}'
         raise ValueError(msg) from None

@@ -1,6 +1,6 @@
 """The way between clients and server: late, swallowed or cut when a test wants it so.
 
-All of this belongs to the thread of the server's event loop, but for ``Cut.wait``.
+All of this belongs to the thread of the server's event loop, but for ``Cut.wait`` and ``Hole.requests``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .protocol import Opcode
+from .requestlog import LoggedRequest, RequestLog
 
 
 class Direction(Enum):
@@ -38,19 +39,45 @@ class Cut:
             raise TimeoutError(msg)
 
 
+@dataclass(eq=False)
+class Hole:
+    """Directions in which nothing gets through, for one session or, with None, for all."""
+
+    directions: frozenset[Direction]
+    session: int | None
+    # What is in it.
+    requests: RequestLog = field(default_factory=RequestLog)
+
+
+@dataclass(eq=False)
+class Delay:
+    """Directions in which everything takes seconds longer."""
+
+    directions: frozenset[Direction]
+    seconds: float
+
+
 class Network:
-    """What happens to bytes on their way."""
+    """What happens to bytes on their way; faults of the same kind can be there at once."""
 
     def __init__(self) -> None:
         """Begin with a network without faults."""
-        self.delays = dict.fromkeys(Direction, 0.0)
-        # Directions that are holes, for one session or, with None, for all.
-        self.holes: set[tuple[Direction, int | None]] = set()
+        self.delays: list[Delay] = []
+        self.holes: list[Hole] = []
         self.cuts: list[Cut] = []
+
+    def delay(self, direction: Direction) -> float:
+        """Give the seconds that the way takes."""
+        return sum(each.seconds for each in self.delays if direction in each.directions)
 
     def is_hole(self, direction: Direction, session: int) -> bool:
         """Tell whether nothing gets through."""
-        return (direction, None) in self.holes or (direction, session) in self.holes
+        return bool(self._holes(direction, session))
+
+    def lose(self, request: LoggedRequest) -> None:
+        """Log a request that is in a hole."""
+        for hole in self._holes(Direction.REQUESTS, request.session):
+            hole.requests.add(request)
 
     def take_cut(self, opcode: Opcode, session: int) -> Cut | None:
         """Give the cut that this reply must suffer, once."""
@@ -59,6 +86,9 @@ class Network:
                 self.cuts.remove(cut)
                 return cut
         return None
+
+    def _holes(self, direction: Direction, session: int) -> list[Hole]:
+        return [hole for hole in self.holes if direction in hole.directions and hole.session in {None, session}]
 
 
 class Pipe:
@@ -76,21 +106,21 @@ class Pipe:
         self._network = network
         self._session = session
         self._deliver = deliver
+        # With the time at which it was put in.
         self._waiting: deque[tuple[float, bytes | None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def blocked(self) -> bool:
         """Whether nothing gets through."""
-        return self._network.is_hole(self._direction, self._session())
+        return bool(self._network.holes) and self._network.is_hole(self._direction, self._session())
 
     def put(self, item: bytes | None) -> None:
         """Send something on its way."""
-        delay = self._network.delays[self._direction]
-        if not delay and not self._waiting and not self.blocked:
+        if not self._waiting and not self.blocked and not self._network.delay(self._direction):
             self._deliver(item)
             return
-        self._waiting.append((asyncio.get_running_loop().time() + delay, item))
+        self._waiting.append((asyncio.get_running_loop().time(), item))
         self.pump()
 
     def pump(self) -> None:
@@ -100,12 +130,17 @@ class Pipe:
             self._timer = None
         loop = asyncio.get_running_loop()
         while self._waiting and not self.blocked:
-            due, item = self._waiting[0]
-            if due > loop.time():
-                self._timer = loop.call_at(due, self.pump)
+            put_at, item = self._waiting[0]
+            left = put_at + self._network.delay(self._direction) - loop.time()
+            if left > 0:
+                self._timer = loop.call_later(left, self.pump)
                 return
             self._waiting.popleft()
             self._deliver(item)
+
+    def waiting(self) -> bytes:
+        """Give what is on its way."""
+        return b"".join(item for _, item in self._waiting if item)
 
     def close(self) -> None:
         """Forget what is on its way."""

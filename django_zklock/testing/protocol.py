@@ -26,6 +26,7 @@ class Opcode(IntEnum):
     CHECK = 13
     MULTI = 14
     CREATE2 = 15
+    RECONFIG = 16
     CHECK_WATCHES = 17
     REMOVE_WATCHES = 18
     CREATE_CONTAINER = 19
@@ -33,6 +34,7 @@ class Opcode(IntEnum):
     MULTI_READ = 22
     AUTH = 100
     SET_WATCHES = 101
+    SASL = 102
     GET_EPHEMERALS = 103
     GET_ALL_CHILDREN_NUMBER = 104
     SET_WATCHES2 = 105
@@ -81,6 +83,7 @@ class Code(IntEnum):
     AUTH_FAILED = -115
     SESSION_MOVED = -118
     NO_WATCHER = -121
+    RECONFIG_DISABLED = -123
 
 
 class RefusedError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import socket
 import threading
@@ -57,17 +58,20 @@ class ZooKeeperServer:
         port: int = 0,
         min_session_timeout: float = 0.2,
         max_session_timeout: float = 60.0,
+        sessionless_timeout: float = 10.0,
         reap_interval: float = 60.0,
     ) -> None:
         """Choose where to listen, port 0 for any that is free; nothing runs yet.
 
-        Times are seconds. A client gets the session timeout that it wishes for, within the two bounds.
-        ``reap_interval`` is the time between two looks for empty containers and aged TTL nodes.
+        Times are seconds. A client gets the session timeout that it wishes for, within the two bounds. A connection
+        that has not asked for a session is closed after ``sessionless_timeout``. ``reap_interval`` is the time
+        between two looks for empty containers and aged TTL nodes.
         """
         self.service = Service(
             ServiceOptions(
                 min_session_timeout=min_session_timeout,
                 max_session_timeout=max_session_timeout,
+                sessionless_timeout=sessionless_timeout,
                 reap_interval=reap_interval,
             )
         )
@@ -83,6 +87,10 @@ class ZooKeeperServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._listener: asyncio.Server | None = None
+        # How many faults keep it from listening.
+        self._refusals = 0
+        # One thread at a time starts and stops it, and nobody asks its thread for anything meanwhile.
+        self._state = threading.RLock()
         _servers.add(self)
 
     def __enter__(self) -> Self:
@@ -110,43 +118,53 @@ class ZooKeeperServer:
     @property
     def requests(self) -> RequestLog:
         """What clients have asked for."""
+        self._check_process()
         return self.service.requests
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not stopped."""
-        return self._thread is not None
+        """Whether it was started and not stopped; never in a fork of the process that made it."""
+        return self._is_mine() and self._thread is not None
 
     def start(self) -> None:
-        """Listen; raise OSError if the address cannot be had."""
+        """Listen; raise OSError if the address cannot be had. A server that runs goes on."""
         self._check_process()
-        if self.running:
-            return
-        self._reserve()
-        ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="zookeeper-server", daemon=True)
-        self._thread.start()
-        try:
-            ready.result(PATIENCE)
-        except BaseException:
-            self._thread.join(PATIENCE)
-            self._thread = None
-            raise
+        with self._state:
+            if self.running:
+                return
+            self._reserve()
+            ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+            self._thread = threading.Thread(target=self._run, args=(ready,), name="zookeeper-server", daemon=True)
+            self._thread.start()
+            try:
+                ready.result(PATIENCE)
+            except BaseException:
+                self.close()
+                raise
 
     def stop(self) -> None:
         """End every connection and listen no more. Nodes and sessions wait for the next start."""
-        if os.getpid() != self._pid or self._thread is None or self._loop is None:
+        if not self._is_mine():
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
-        self._thread = None
+        with self._state:
+            if self._thread is None:
+                return
+            # A thread that could not begin has ended by itself.
+            with contextlib.suppress(RuntimeError):
+                if self._loop is not None:
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(PATIENCE)
+            self._thread = None
 
     def close(self) -> None:
-        """Stop, and give up the port."""
-        self.stop()
-        if self._reservation is not None:
-            self._reservation.close()
-            self._reservation = None
+        """Stop, and give up the port; a server that is started again wants the same one."""
+        if not self._is_mine():
+            return
+        with self._state:
+            self.stop()
+            if self._reservation is not None:
+                self._reservation.close()
+                self._reservation = None
 
     def sessions(self) -> list[SessionInfo]:
         """Give the sessions that live, oldest first."""
@@ -178,10 +196,6 @@ class ZooKeeperServer:
         Raises RuntimeError if the server does not run, or in a process that has only inherited it.
         """
         self._check_process()
-        loop = self._loop
-        if loop is None or not self.running:
-            msg = "the server does not run; start it, or use it as a context manager"
-            raise RuntimeError(msg)
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
@@ -190,24 +204,58 @@ class ZooKeeperServer:
             except BaseException as error:  # noqa: BLE001 - it is the caller's
                 done.set_exception(error)
 
-        loop.call_soon_threadsafe(run)
+        with self._state:
+            if self._loop is None or not self.running:
+                msg = "the server does not run; start it, or use it as a context manager"
+                raise RuntimeError(msg)
+            self._loop.call_soon_threadsafe(run)
         return done.result(PATIENCE)
 
+    def settle(self, function: Callable[[], object]) -> None:
+        """Call a function in the thread of the event loop, or here if the server is stopped; never in a fork."""
+        if not self._is_mine():
+            return
+        with self._state:
+            if self.running:
+                self.call(function)
+            else:
+                function()
+
+    def wait_for_end(self, session: int, timeout: float = 5.0) -> None:
+        """Wait until a session has ended, closed or expired, and its ephemeral nodes are gone.
+
+        ``timeout`` is in seconds. Raises TimeoutError.
+        """
+        found = self.call(lambda: self.service.sessions.get(session))
+        if found is not None and not found.ended.wait(timeout):
+            msg = f"session 0x{session:x} has not ended in {timeout:g} s; its own timeout is {found.timeout:g} s"
+            raise TimeoutError(msg)
+
     def accept(self) -> None:
-        """Accept connections, as at the start."""
-        self._check_process()
-        if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(PATIENCE)
+        """Take a refusal back; the last one that is taken back has the server accept connections again."""
+        if not self._is_mine():
+            return
+        with self._state:
+            self._refusals -= 1
+            if self.running and self._loop is not None:
+                asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(PATIENCE)
 
     def refuse(self) -> None:
         """Accept no more connections; those there are stay."""
-        self.call(self._deafen)
+        with self._state:
+            self.call(self._deafen)
+            self._refusals += 1
 
     async def _listen(self) -> None:
-        if self._listener is None:
-            self._listener = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self), sock=self._bind(), backlog=BACKLOG
-            )
+        if self._listener is None and not self._refusals:
+            sock = self._bind()
+            try:
+                self._listener = await asyncio.get_running_loop().create_server(
+                    lambda: Connection(self), sock=sock, backlog=BACKLOG
+                )
+            except BaseException:
+                sock.close()
+                raise
 
     def _deafen(self) -> None:
         if self._listener is not None:
@@ -225,20 +273,24 @@ class ZooKeeperServer:
         try:
             loop.run_until_complete(begin())
         except BaseException as error:  # noqa: BLE001 - raised again where the server was started
-            ready.set_exception(error)
+            self._loop = None
             loop.close()
+            ready.set_exception(error)
             return
         ready.set_result(None)
         try:
             loop.run_forever()
         finally:
             loop.run_until_complete(self._end())
-            loop.close()
             self._loop = None
+            loop.close()
 
     async def _end(self) -> None:
         self.service.stop()
         self._deafen()
+        # Those that accept a connection.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
         for connection in list(self.connections):
             connection.abort()
         # The loop tells them that they are lost in its next round.
@@ -260,8 +312,11 @@ class ZooKeeperServer:
             raise
         return sock
 
+    def _is_mine(self) -> bool:
+        return os.getpid() == self._pid
+
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+        if not self._is_mine():
             msg = f"this server belongs to process {self._pid}, and {os.getpid()} is a fork of it"
             raise RuntimeError(msg)
 

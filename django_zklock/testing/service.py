@@ -20,10 +20,14 @@ from .znode import Kind
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceOptions:
-    """How long sessions may be silent, and how often empty containers are looked for; in seconds."""
+    """How long sessions, and connections without one, may be silent, and how often empty containers are looked for.
+
+    In seconds.
+    """
 
     min_session_timeout: float = 0.2
     max_session_timeout: float = 60.0
+    sessionless_timeout: float = 10.0
     reap_interval: float = 60.0
 
 
@@ -104,6 +108,7 @@ class Service:
         zxid = self.commit(*map(Deleted, mine))
         if session.link is not None:
             session.link.close()
+        session.ended.set()
         return zxid
 
     def write(self, opcode: Opcode, reader: Reader, author: Author) -> bytes:

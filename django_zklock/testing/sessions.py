@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -31,6 +32,8 @@ class Session:
         # In the time of the event loop.
         self.expires_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
+        # For other threads that wait for its end.
+        self.ended = threading.Event()
 
 
 class Sessions:

@@ -219,6 +219,22 @@ class Check:
         return Step(None, _nothing)
 
 
+@dataclass(frozen=True)
+class Reconfig:
+    """Change the members of an ensemble, which this server is not one of."""
+
+    answered_as: ClassVar[Opcode] = Opcode.RECONFIG
+
+    @classmethod
+    def read(cls, _opcode: Opcode, _reader: Reader) -> Reconfig:
+        """Read nothing: whatever is asked, the answer is the same."""
+        return cls()
+
+    def step(self, _tree: Tree, _author: Author) -> Step:
+        """Refuse, as a server does where reconfiguration is not allowed."""
+        raise RefusedError(Code.RECONFIG_DISABLED)
+
+
 ReadWrite = Callable[[Opcode, Reader], Write]
 
 CREATES = (Opcode.CREATE, Opcode.CREATE2, Opcode.CREATE_CONTAINER, Opcode.CREATE_TTL)
@@ -227,7 +243,12 @@ OTHERS: dict[Opcode, ReadWrite] = {
     Opcode.SET_DATA: SetData.read,
     Opcode.CHECK: Check.read,
 }
-WRITES: dict[Opcode, ReadWrite] = {**dict.fromkeys(CREATES, Create.read), **OTHERS, Opcode.SET_ACL: SetAcl.read}
+WRITES: dict[Opcode, ReadWrite] = {
+    **dict.fromkeys(CREATES, Create.read),
+    **OTHERS,
+    Opcode.SET_ACL: SetAcl.read,
+    Opcode.RECONFIG: Reconfig.read,
+}
 PARTS: dict[Opcode, ReadWrite] = {**dict.fromkeys(CREATES, Create.read_part), **OTHERS}
 
 

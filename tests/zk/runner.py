@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from django_zklock.zk.lock import Lock
+
 
 class Runner:
     """Run ``call`` in a thread and keep its result or exception."""
@@ -44,3 +46,8 @@ class Runner:
         if error is not None:
             raise error
         return self.value
+
+
+def waiting_in(lock: Lock) -> Runner:
+    """Wait for the lock in a thread that keeps the hold."""
+    return Runner(lambda: lock.acquire(timeout=30))

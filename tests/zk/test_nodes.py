@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_zklock.zk import nodes
-from django_zklock.zk.nodes import EXCLUSIVE, READ, WRITE, Kind
+from django_zklock.zk.nodes import Kind
 
 GUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 HEX = GUID.replace("-", "")
@@ -59,27 +59,6 @@ def line(*entries: tuple[str, int]) -> list[nodes.Node]:
 def test_line__order() -> None:
     """The order is that of the numbers, whatever the prefix."""
     assert [node.sequence for node in line(("x", 3), ("w", 1), ("r", 2))] == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("rule", "entries", "expected"),
-    [
-        (EXCLUSIVE, [("x", 1), ("w", 2), ("r", 3), ("k", 4), ("x", 5)], [1, 2, 3]),
-        (WRITE, [("r", 1), ("x", 2), ("w", 3)], [1, 2]),
-        (READ, [("r", 1), ("x", 2), ("r", 3), ("w", 4), ("r", 5)], [2, 4]),
-        (EXCLUSIVE, [("x", 1)], []),
-    ],
-)
-def test_rule__blockers(rule: nodes.Rule, entries: list[tuple[str, int]], expected: list[int]) -> None:
-    """Those of a conflicting kind before the last stand in its way, first come first."""
-    members = line(*entries)
-    assert [node.sequence for node in rule.blockers(members[-1].name, members)] == expected
-
-
-def test_rule__own_node_missing() -> None:
-    """A line without the own node has no answer."""
-    with pytest.raises(LookupError):
-        EXCLUSIVE.blockers("lock-0000000009", line(("x", 1)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``manage.py zklock``: look at live locks, run a command under one."""
+"""``manage.py zklock``: look at live locks, run a command under one, or a ZooKeeper for development."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from django_zklock.exceptions import LockLost, LockTimeout, ZkLockError, ZooKeep
 from django_zklock.locks import zk_lock
 from django_zklock.management import rendering
 from django_zklock.management.child import CannotStartError, Child
+from django_zklock.testing import foreground
 from django_zklock.zk import deadline, display, survey
 from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Work
@@ -56,9 +57,9 @@ class _ActionParser(CommandParser):
 
 
 class Command(BaseCommand):
-    """Look at live locks, run a command under one."""
+    """Look at live locks, run a command under one, or a ZooKeeper for development."""
 
-    help = "Looks at the locks in ZooKeeper, and runs commands under one."
+    help = "Looks at the locks in ZooKeeper, runs commands under one, and a ZooKeeper for development."
     # At 3 a.m. a check of some other app must not stand in the way; wrong settings are reported all the same.
     requires_system_checks = ()
 
@@ -71,6 +72,8 @@ class Command(BaseCommand):
             "run", help="run a command under a lock", usage="%(prog)s KEY [options] -- COMMAND [ARGUMENT ...]"
         )
         running.add_argument("key", metavar="KEY")
+        serving = actions.add_parser("devserver", help="run a ZooKeeper for development, in memory, until Ctrl-C")
+        foreground.add_arguments(serving)
         for action in (listing, showing, running):
             action.add_argument(
                 "--using",
@@ -96,11 +99,17 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, action: str, **options: Any) -> None:  # noqa: ARG002 - Django's signature
-        # What cannot be done is said once, by the error. Without a handler Python would print the log too.
-        logging.getLogger("django_zklock").addHandler(logging.NullHandler())
+        if action != "devserver":
+            # What cannot be done is said once, by the error. Without a handler Python would print the log too.
+            logging.getLogger("django_zklock").addHandler(logging.NullHandler())
         if action != "run" and options["command"]:
             raise CommandError(f'{action} takes nothing after "--"', returncode=COULD_NOT_RUN)
-        actions: dict[str, Callable[..., None]] = {"list": self.list, "show": self.show, "run": self.run}
+        actions: dict[str, Callable[..., None]] = {
+            "list": self.list,
+            "show": self.show,
+            "run": self.run,
+            "devserver": self.devserver,
+        }
         actions[action](**options)
 
     def list(self, *, using: str, format: str, **_options: Any) -> None:  # noqa: A002 - the option's name
@@ -164,6 +173,12 @@ class Command(BaseCommand):
             )
         if status:
             sys.exit(status)
+
+    def devserver(self, *, host: str, port: int, allow_remote: bool, **_options: Any) -> None:
+        try:
+            foreground.run(host, port, allow_remote=allow_remote, write=self._write)
+        except foreground.CannotServeError as error:
+            raise CommandError(_one_line(error), returncode=COULD_NOT_RUN) from error
 
     @property
     def _width(self) -> int | None:

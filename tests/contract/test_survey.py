@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import keys, survey
@@ -14,8 +13,6 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.zk.onlooker import MakePool, Onlooker
 from tests.zk.runner import Runner
-
-pytestmark = pytest.mark.zookeeper
 
 
 def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
@@ -92,17 +89,6 @@ def test_lines__unreachable(make_pool: MakePool) -> None:
     pool = make_pool("127.0.0.1:1")
     began = time.monotonic()
     with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1"):
-        survey.lines(pool, timeout=0.3)
-    assert time.monotonic() - began < 2
-
-
-def test_lines__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
-    """With a frozen server too."""
-    pool = make_pool(own_zookeeper.hosts)
-    survey.lines(pool, timeout=5)
-    own_zookeeper.pause()
-    began = time.monotonic()
-    with pytest.raises(ZooKeeperUnavailable, match=r"no answer within 0\.3 s"):
         survey.lines(pool, timeout=0.3)
     assert time.monotonic() - began < 2
 

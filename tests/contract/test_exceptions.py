@@ -23,7 +23,6 @@ from tests.zk.runner import Runner
 pytestmark = [
     # What strikes in a finalizer goes no further.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.zookeeper,
 ]
 
 # CPython cannot protect the first instruction of an __exit__ that is written in Python (bpo-29988), and what was

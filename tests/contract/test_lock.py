@@ -16,8 +16,6 @@ from tests.zk.onlooker import MakePool, Onlooker, wait_until
 from tests.zk.runner import Runner
 from tests.zk.test_keys import ODD
 
-pytestmark = pytest.mark.zookeeper
-
 
 def test_acquire__two_pools(make_pool: MakePool, onlooker: Onlooker) -> None:
     """Of two processes' pools one holds, the other times out and then follows."""

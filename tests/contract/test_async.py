@@ -14,8 +14,6 @@ from django_zklock.zk.pool import Pool
 from tests.zk.onlooker import MakePool, Onlooker, wait_until
 from tests.zk.runner import Runner
 
-pytestmark = pytest.mark.zookeeper
-
 
 def test_async_with(pool: Pool, onlooker: Onlooker) -> None:
     """Tasks take turns in `async with`, and the loop goes on meanwhile."""

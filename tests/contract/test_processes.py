@@ -14,12 +14,10 @@ from pathlib import Path
 from queue import Empty, Queue
 
 import pytest
-from services.zookeeper import ZooKeeper
 
 from django_zklock.zk.lock import Lock
+from tests.server import Server
 from tests.zk.onlooker import MakePool, Onlooker, wait_until
-
-pytestmark = pytest.mark.zookeeper
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -78,12 +76,12 @@ MakePlayer = Callable[..., Player]
 
 
 @pytest.fixture
-def play(zookeeper: ZooKeeper, root: str) -> Iterator[MakePlayer]:
+def play(server: Server, root: str) -> Iterator[MakePlayer]:
     """Give a function that starts players, ended with the test."""
     players: list[Player] = []
 
     def make(part: str, *arguments: object, timeout: float = 10.0, before: str = "") -> Player:
-        players.append(Player(zookeeper.hosts, root, part, *arguments, timeout=timeout, before=before))
+        players.append(Player(server.hosts, root, part, *arguments, timeout=timeout, before=before))
         return players[-1]
 
     yield make

@@ -1,0 +1,31 @@
+"""What locks promise, on each kind of server: every test of this folder runs on all of them, and is the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from services.zookeeper import ZooKeeper
+
+from django_zklock.testing import ZooKeeperServer
+from tests.server import Server
+
+KINDS: dict[str, Callable[[], contextlib.AbstractContextManager[Server]]] = {
+    "zookeeper": ZooKeeper,
+    "testserver": ZooKeeperServer,
+}
+
+
+@pytest.fixture(params=[pytest.param("zookeeper", marks=pytest.mark.zookeeper), "testserver"])
+def kind_of_server(request: pytest.FixtureRequest) -> str:
+    """Say which server a test's locks are on: one after the other."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def own_server(kind_of_server: str) -> Iterator[Server]:
+    """Give a server that nobody else talks to."""
+    with KINDS[kind_of_server]() as server:
+        yield server

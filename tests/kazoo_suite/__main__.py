@@ -1,0 +1,56 @@
+"""``python -m tests.kazoo_suite``: exit 0 if both servers do the same, 1 if not, 2 if it could not be found out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .comparison import Comparison
+from .differences import REASONS
+from .report import describe
+from .run import REPOSITORY, RunError, run_both
+from .source import SourceError, fetch_source
+
+CACHE = REPOSITORY / ".cache" / "kazoo"
+# How often a test that surprised is run once more on both servers before it counts.
+TRIES = 2
+
+
+def main(options: Sequence[str]) -> int:
+    """Run the tests, all or those that ``options`` of pytest choose, and print how they went."""
+    began = time.monotonic()
+    try:
+        source = fetch_source(CACHE)
+        _say(f"the tests of {source.name}; what pytest writes goes to {CACHE.relative_to(REPOSITORY)}/*.log")
+        comparison = compare(source, options)
+    except (SourceError, RunError) as error:
+        _say(f"could not run: {error}")
+        return 2
+    for line in describe(comparison):
+        _say(line)
+    _say(f"{'ok' if comparison.is_good else 'NOT OK'} after {time.monotonic() - began:.0f} s")
+    return 0 if comparison.is_good else 1
+
+
+def compare(source: Path, options: Sequence[str]) -> Comparison:
+    """Run the tests on both servers, those that surprise up to ``TRIES`` times more, alone."""
+    comparison = Comparison.of(*run_both(source, CACHE, name="all", options=options), REASONS, whole=not options)
+    for number in range(1, TRIES + 1):
+        surprises = comparison.surprises
+        if not surprises:
+            break
+        _say(f"once more, because they surprised: {', '.join(surprises)}")
+        again = run_both(source, CACHE, name=f"again-{number}", tests=surprises)
+        comparison.add_try(Comparison.of(*again, REASONS, whole=False))
+    return comparison
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

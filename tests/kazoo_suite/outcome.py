@@ -1,0 +1,58 @@
+"""How one test went on one server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import pytest
+
+Word = Literal["passed", "skipped", "failed"]
+# From best to worst: the worst phase of a test speaks for all.
+WORDS: tuple[Word, ...] = get_args(Word)
+NOTE_LENGTH = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of a test, its seconds, and a line that says why it did not pass."""
+
+    test: str
+    word: Word
+    seconds: float = 0.0
+    note: str = ""
+
+    @classmethod
+    def of(cls, test: str, reports: Iterable[pytest.TestReport]) -> Outcome:
+        """Sum up the phases of a test: setup, call, teardown."""
+        reports = list(reports)
+        worst = max(reports, key=lambda report: WORDS.index(report.outcome))
+        return cls(
+            test=test,
+            word=worst.outcome,
+            seconds=round(sum(report.duration for report in reports), 3),
+            note="" if worst.outcome == "passed" else _reason(worst.longreprtext),
+        )
+
+    def as_line(self) -> str:
+        """Write it as a line of JSON."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+def read_outcomes(file: Path) -> dict[str, Outcome]:
+    """Read what the plugin has written, by test."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    outcomes = [Outcome(**json.loads(line)) for line in lines]
+    return {outcome.test: outcome for outcome in outcomes}
+
+
+def _reason(text: str) -> str:
+    """Find what was raised: in a traceback, whose lines pytest marks with an E, or in the report on a skipped test."""
+    _, skipped, reason = text.rpartition("Skipped: ")
+    if skipped:
+        return reason.rstrip("')")
+    marked = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
+    return "".join(marked[:1] or text.splitlines()[-1:])[:NOTE_LENGTH]

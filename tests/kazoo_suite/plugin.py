@@ -1,0 +1,53 @@
+"""A pytest plugin: run kazoo's tests on the servers that are asked for, and write down how each test went."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from .cluster import Cluster
+from .ours import make_ours
+from .outcome import Outcome
+from .real import make_real
+
+CLUSTERS: dict[str, Callable[..., Cluster]] = {"real": make_real, "ours": make_ours}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kazoo's suite")
+    group.addoption("--kazoo-server", choices=sorted(CLUSTERS), required=True, help="which servers to run on")
+    group.addoption("--kazoo-outcomes", type=Path, required=True, help="the file for one line of JSON for each test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # In kazoo this module needs two libraries for certificates. Nobody has imported the harness yet, which takes
+    # the class from here.
+    stand_in = ModuleType("kazoo.testing.common")
+    stand_in.ZookeeperCluster = CLUSTERS[config.getoption("kazoo_server")]  # type: ignore[attr-defined]
+    sys.modules[stand_in.__name__] = stand_in
+    config.pluginmanager.register(Recorder(config.getoption("kazoo_outcomes")))
+
+
+def pytest_unconfigure() -> None:
+    Cluster.close()
+
+
+class Recorder:
+    """Writes a line when a test is over, so that what was done before a crash is known."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._reports: list[pytest.TestReport] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reports.append(report)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        outcome = Outcome.of(nodeid, self._reports)
+        self._reports.clear()
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(outcome.as_line())

@@ -1,0 +1,65 @@
+"""A run of tests that look like kazoo's, on the test server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kazoo_suite.run import Run, RunError
+
+TESTS = """\
+import pytest
+from kazoo.testing import KazooTestCase
+
+class TestServer(KazooTestCase):
+    def test_stopped_and_started(self):
+        self.client.create("/kept", b"data")
+        client_id = self.client.client_id
+        self.cluster[0].stop()
+        self.cluster[0].run()
+        assert self.client.retry(self.client.get, "/kept")[0] == b"data"
+        assert self.client.client_id == client_id
+
+    def test_wrong(self):
+        assert self.client.exists("/missing"), "as it should be"
+
+    def test_left_out(self):
+        pytest.skip("not here")
+"""
+
+
+def write_source(folder: Path, text: str) -> Path:
+    # Without an __init__.py the package kazoo is still the one that is installed.
+    tests = folder / "source" / "kazoo" / "tests"
+    tests.mkdir(parents=True)
+    (tests / "test_server.py").write_text(text, encoding="utf-8")
+    return folder / "source"
+
+
+def test_run__gives_an_outcome_for_each_test(tmp_path: Path) -> None:
+    """kazoo's harness gets the test server, also a stopped one that is started again, and each outcome is told."""
+    with Run("ours", write_source(tmp_path, TESTS), tmp_path, name="all") as run:
+        outcomes = run.finish()
+    found = {test.rpartition("::")[2]: (outcome.word, outcome.note) for test, outcome in outcomes.items()}
+    assert found == {
+        "test_stopped_and_started": ("passed", ""),
+        "test_wrong": ("failed", "AssertionError: as it should be"),
+        "test_left_out": ("skipped", "not here"),
+    }
+
+
+def test_run__of_chosen_tests(tmp_path: Path) -> None:
+    """Given the names of tests, only these are run."""
+    name = "kazoo/tests/test_server.py::TestServer::test_left_out"
+    with Run("ours", write_source(tmp_path, TESTS), tmp_path, name="one", tests=[name]) as run:
+        assert set(run.finish()) == {name}
+
+
+def test_run__cannot_be_imported(tmp_path: Path) -> None:
+    """Tests that cannot be loaded are no outcome but an error, which shows what pytest says."""
+    with (
+        Run("ours", write_source(tmp_path, "import nothing_of_this_name"), tmp_path, name="all") as run,
+        pytest.raises(RunError, match=r"(?s)ours server ended with status 2\n.*nothing_of_this_name"),
+    ):
+        run.finish()
