@@ -6,13 +6,14 @@ come and go meanwhile; what vanished is left out. Names of recipes that we do no
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import identity, keys, nodes, rules
+from django_zklock.zk import identity, keys, nodes, revocation, rules
 from django_zklock.zk.alarm import Alarm
 from django_zklock.zk.identity import Identity
 from django_zklock.zk.pool import Pool
@@ -34,6 +35,10 @@ class Place:
     session_id: int
     since: float
     identity: Identity | None
+    # How many may hold at once, as this contender has it; of a semaphore of ours only.
+    limit: int | None = None
+    # Why the owner was asked to let go.
+    revoked: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,17 +232,25 @@ class _Reading:
 
     def _place(self, path: str, node: nodes.Node, position: int, line: list[nodes.Node]) -> Place:
         data, stat = self._contents[f"{path}/{node.name}"]
-        rule = rules.RULES.get(node.kind)
+        who = identity.decode(data)
         return Place(
             node=node.name,
             path=f"{path}/{node.name}",
             kind=node.kind.value,
             sequence=node.sequence,
             position=position,
-            # A semaphore's limit is not written anywhere: each caller enforces its own.
-            held=rule is None or rule.holds(node.name, line),
+            held=_rule(node, who).holds(node.name, line),
             token=stat.czxid,
             session_id=stat.ephemeralOwner,
             since=stat.ctime / 1000.0,
-            identity=identity.decode(data),
+            identity=who,
+            limit=who.limit if who and node.kind is nodes.Kind.LEASE else None,
+            revoked=revocation.reason(data),
         )
+
+
+def _rule(node: nodes.Node, who: Identity | None) -> rules.Rule:
+    if node.kind is not nodes.Kind.LEASE:
+        return rules.RULES[node.kind]
+    # Each caller enforces a limit of its own, which it tells us if it is one of ours; others we believe to hold.
+    return rules.semaphore(who.limit if who and who.limit else sys.maxsize)
