@@ -103,6 +103,10 @@ class Contender:
         # What takes off each watch on those before us, by the name of the node; that on the whole line by no name.
         self._watches: dict[str, Callable[[], None]] = {}
         self._watches_itself = False
+        # Of a semaphore: the lease before us that will not tell us in time, so that we watch the whole line too.
+        self._silent: str | None = None
+        # We hold, and who stands behind us may not know it yet.
+        self._telling = False
         # The sessions of the nodes that we watch.
         self._owners: dict[str, int] = {}
 
@@ -171,6 +175,8 @@ class Contender:
         elif self.state is State.HELD:
             wire.sync(self.path)
             self._verify()
+            if self._telling:
+                self._tell_next()
         elif self.state is State.LEAVING:
             self._delete()
 
@@ -348,30 +354,48 @@ class Contender:
         self._outlook = self.rule.outlook(self.node or "", line)
         self._missing.clear()
         if self._outlook is FREE:
-            self._grant()
+            self._grant(followed=self._is_followed(line))
         elif self.wait:
             self._wait_in_line()
         else:
             self.busy = True
             self._give_up()
 
-    def _grant(self) -> None:
+    def _is_followed(self, line: list[nodes.Node]) -> bool:
+        """Whether somebody of our kind stands behind us."""
+        last = next(node for node in reversed(line) if node.name == self.node or node.kind is self.rule.kind)
+        return last.name != self.node
+
+    def _grant(self, *, followed: bool) -> None:
+        """Hold; ``followed`` says that somebody of our kind may stand behind us already."""
         if self.session.lease_over:
             # This process slept after the answer was sent: somebody else may hold by now. Ask again; a fresh
             # answer renews the lease, and no answer suspends the session.
             self._list()
             return
-        waited, self.state = self.state is State.WAITING, State.HELD
+        self.state = State.HELD
         self._unwatch_all()
-        if waited and self.rule.limit is not None:
-            # Who stands behind us cannot see that it is first now; the change of our data tells.
-            self.session.wire.set(self._own_path, self._data, lambda _value, _error: None)
+        if followed and self.rule.limit is not None:
+            self._tell_next()
         self._notify()
+
+    def _tell_next(self) -> None:
+        """Have the lease behind us look: it cannot see that we are in, and that the next to go makes room for it.
+
+        Only if nobody has written to our node before, such as the wish that we let go: whoever stands behind us has
+        heard of that, and relies on us no longer.
+        """
+        self._telling = True
+        self.session.wire.set(self._own_path, self._data, partial(self._told, self._round), version=0)
+
+    def _told(self, asked: int, _value: object, _error: KazooException | None) -> None:
+        if asked == self._round:
+            self._telling = False
 
     def _wait_in_line(self) -> None:
         self.state = State.WAITING
         wanted = {node.name for node in self._outlook.watched}
-        if self._outlook.children:
+        if self._outlook.children or self._silent in wanted:
             wanted.add(THE_LINE)
         for name in self._watches.keys() - wanted:
             self._watches.pop(name)()
@@ -407,16 +431,18 @@ class Contender:
             self._owners[name] = value[1].ephemeralOwner
             if name == self._outlook.blockers[0].name:
                 self._holder_read(value, error)
-            if self.rule.limit is not None and not self._outlook.armed and self._may_hold(value[0]):
-                self._watch(THE_LINE)
+            if self._outlook.relayed and name in self._watches and not self._hears_in_time(*value):
+                self._silent = name
+                if THE_LINE not in self._watches:
+                    self._watch(THE_LINE)
 
-    def _may_hold(self, data: bytes) -> bool:
-        """Whether the lease right before us may be held, although by our own limit it would have to wait.
-
-        Its owner may have a higher one. It will not tell us then that somebody else has let go.
-        """
+    def _hears_in_time(self, data: bytes, stat: ZnodeStat) -> bool:
+        """Whether the lease right before us, which we watch, will tell us when there is something to see."""
         theirs = identity.decode(data)
-        return theirs is None or theirs.limit is None or len(self._outlook.blockers) <= theirs.limit
+        # Written to since it was created: it may have come in before we began to watch it.
+        return stat.version == 0 and self.rule.hears_in_time(
+            len(self._outlook.blockers), theirs.limit if theirs is not None else None
+        )
 
     def _moved(self, asked: int, name: str, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
         if asked != self._round or self.state is not State.WAITING or self._watches.pop(name, None) is None:
@@ -443,7 +469,7 @@ class Contender:
             if self._owners.get(node.name) in {None, session.id}
         )
         if session.lease_fresh and self._watches_itself and all(ended_by_us):
-            self._grant()
+            self._grant(followed=True)
         else:
             self._list()
 
