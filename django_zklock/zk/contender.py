@@ -144,7 +144,7 @@ class Contender:
     def look(self) -> None:
         """Find out who is first in the line now; ``looks`` grows when the answer is there."""
         if self.session.connected:
-            self.session.wire.children(self.path, self._looked)
+            look_up(self.session, self.path, self.rule, self.node, self._holder_found)
 
     def when_gone(self, call: Callable[[], None]) -> None:
         """Call ``call`` once the node is surely gone."""
@@ -406,7 +406,7 @@ class Contender:
             self._watch(name)
         first = self._outlook.blockers[0].name
         if first not in wanted:
-            self.session.wire.get(f"{self.path}/{first}", self._holder_read)
+            read_identity(self.session, f"{self.path}/{first}", self._holder_found)
 
     def _watch(self, name: str) -> None:
         wire, moved = self.session.wire, partial(self._moved, self._round, name)
@@ -430,7 +430,7 @@ class Contender:
         else:
             self._owners[name] = value[1].ephemeralOwner
             if name == self._outlook.blockers[0].name:
-                self._holder_read(value, error)
+                self._holder_found(identity.decode(value[0]))
             if self._outlook.relayed and name in self._watches and not self._hears_in_time(*value):
                 self._silent = name
                 if THE_LINE not in self._watches:
@@ -567,16 +567,29 @@ class Contender:
         for call in self._when_gone:
             call()
 
-    # Who is in the way.
-
-    def _looked(self, names: list[str] | None, error: KazooException | None) -> None:
-        line = [node for node in nodes.parse_all(names or ()) if node.kind in self.rule.conflicts or self.rule.limit]
-        if error is None and line and line[0].name != self.node:
-            self.session.wire.get(f"{self.path}/{line[0].name}", self._holder_read)
-        else:
-            self._holder_read(None, error)
-
-    def _holder_read(self, value: tuple[bytes, ZnodeStat] | None, _error: KazooException | None) -> None:
-        self.holder = identity.decode(value[0]) if value is not None else None
+    def _holder_found(self, holder: Identity | None) -> None:
+        self.holder = holder
         self.looks += 1
         self._notify()
+
+
+def look_up(session: Session, path: str, rule: Rule, own: str | None, found: Callable[[Identity | None], None]) -> None:
+    """Find out who is first of those in the line at ``path`` who are in the way by ``rule``, but ``own`` node."""
+
+    def listed(names: list[str] | None, _error: KazooException | None) -> None:
+        line = [node for node in nodes.parse_all(names or ()) if node.kind in rule.conflicts or rule.limit]
+        if line and line[0].name != own:
+            read_identity(session, f"{path}/{line[0].name}", found)
+        else:
+            found(None)
+
+    session.wire.children(path, listed)
+
+
+def read_identity(session: Session, node: str, found: Callable[[Identity | None], None]) -> None:
+    """Find out who owns the node at the full path ``node``; ``None`` if it does not tell, or is gone."""
+
+    def read(value: tuple[bytes, ZnodeStat] | None, _error: KazooException | None) -> None:
+        found(identity.decode(value[0]) if value is not None else None)
+
+    session.wire.get(node, read)
