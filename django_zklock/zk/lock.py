@@ -58,7 +58,7 @@ class Lock:
         observer: Observer | None = None,
         work: Callable[[], Work | None] = _no_work,
     ) -> None:
-        self.keys = (keys.check(key),) if isinstance(key, str) else _several(key)
+        self.keys = _several(key) if isinstance(key, (list, tuple)) else (keys.check(key),)
         self.key = ", ".join(self.keys)
         self.pool = pool
         self.rule = rule
@@ -215,8 +215,6 @@ class Lock:
 
 
 def _several(given: Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(given, (list, tuple)):
-        raise TypeError(f"the key of a lock is a text, or a list of texts to take together, got {given!r}")
     if not given:
         raise ValueError("a lock needs at least one key, got an empty list")
     several = tuple(map(keys.check, given))
