@@ -267,7 +267,7 @@ def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, onlooker: Onlooke
         proxy.cut()
     stop.set()
     assert all(runner.result(30) > 0 for runner in runners)
-    onlooker.wait_empty(Lock("k", pool).path)
+    onlooker.wait_empty(Lock("k", pool).paths[0])
 
 
 def test_link__black_hole(proxy: Proxy, make_pool: MakePool) -> None:
