@@ -81,6 +81,22 @@ def test_session_ended__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
         assert onlooker.client.exists(later.node).ephemeralOwner == pool.sessions()[0].id
 
 
+def test_session__kept_while_waiting(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Whoever waits for longer than the session timeout keeps session and place."""
+    timeout = 1.5
+    pool = make_pool(session_timeout=timeout)
+    lock = Lock("k", pool)
+    held = Lock("k", make_pool()).acquire()
+    waiter = waiting_in(lock)
+    line = onlooker.wait_count(lock.path, 2)
+    began, session = time.monotonic(), pool.sessions()[0].id
+    wait_until(lambda: time.monotonic() > began + 2 * timeout)
+    assert onlooker.children(lock.path) == line
+    assert (pool.sessions()[0].id, pool.sessions()[0].epoch) == (session, 0)
+    held.release()
+    waiter.result().release()
+
+
 def test_session_ended__before_the_caller_looked(pool: Pool, onlooker: Onlooker) -> None:
     """A grant that was lost before its caller came to look is not given out: the caller waits on, with a new node."""
     lock = Lock("k", pool)
