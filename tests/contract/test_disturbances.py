@@ -223,29 +223,6 @@ def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, onlooker: Onlooke
     onlooker.wait_empty(lock.path)
 
 
-@pytest.mark.parametrize("size", [0, 1, 4, 20, 60, 90, 130, 170, 190, 210, 230, 250])
-def test_create_reply__cut_within(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker, size: int) -> None:
-    """The same when the connection breaks anywhere inside the replies, or before the request has arrived."""
-    pool = make_pool(proxy.hosts)
-    lock = Lock("k", pool)
-    lock.acquire().release(wait=True)
-    asked = threading.Event()
-    proxy.limit_down = None
-
-    def watch(direction: str, chunk: bytes) -> bool:
-        if direction == UP and not asked.is_set() and CREATE2 in requests(chunk):
-            asked.set()
-            proxy.limit_down = size
-        return False
-
-    proxy.on_chunk = watch
-    with waiting_in(lock).result(3) as held:
-        assert asked.is_set()
-        assert len(onlooker.wait_count(lock.path, 1)) == 1
-        held.check()
-    onlooker.wait_empty(lock.path)
-
-
 def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:
     """A wait that is given up while nobody knows whether its node exists leaves none."""
     pool = make_pool(proxy.hosts)
