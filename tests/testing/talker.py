@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.testing import jute
-from tests.testing.jute import Reader, Value
-from tests.testing.operations import Home, Operation
+from tests.testing.jute import Reader, Stat, Value
+from tests.testing.operations import GetData, Home, Operation
 from tests.testing.rawclient import NO_PASSWORD, PATIENCE, Event, Greeting, RawClient, Reply
 
 HOME = Home()
@@ -67,6 +67,11 @@ class Talker(RawClient):
         """Give what an answer holds that must not be an error."""
         assert reply.error == 0, (operation, reply)
         return operation.decode(Reader(reply.body), HOME)
+
+    def read(self, path: str) -> tuple[bytes | None, Stat]:
+        """Read data and Stat of a node."""
+        reader = Reader(self.call(GetData.opcode, GetData(path).encode(HOME)).body)
+        return reader.buffer(), reader.stat()
 
     def event(self) -> tuple[int, str | None]:
         """Wait for a watch event, and give its kind and path; there must be no answer before it."""
