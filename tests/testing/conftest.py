@@ -22,7 +22,7 @@ from tests.testing.scene import Scene
 set_hypothesis_home_dir(Path(__file__).parents[2] / ".pytest_cache" / "hypothesis")
 settings.register_profile(
     "normal",
-    max_examples=600,
+    max_examples=500,
     deadline=None,
     print_blob=True,
     # Examples are large and each asks two servers: how long one takes to make says nothing.

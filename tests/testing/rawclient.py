@@ -102,6 +102,13 @@ class RawClient:
                 raise ClosedError(f"{len(self._received)} bytes of a frame left")
             self._received += piece
 
+    def receive_all(self) -> bytes:
+        """Wait for the end of the connection; give what came before it."""
+        self._socket.settimeout(self.patience)
+        while piece := self._socket.recv(1 << 20):
+            self._received += piece
+        return bytes(self._received)
+
     # The protocol.
 
     def connect(
@@ -158,11 +165,9 @@ class RawClient:
         self.send(opcode, body, xid)
         return self.answer()
 
-    def settle(self) -> list[Event]:
-        """Return the events that the server has sent until now: a ping comes back behind them."""
-        self.call(PING, xid=PING_XID)
-        events, self.events = self.events, []
-        return events
+    def settle(self) -> Reply:
+        """Have all events that the server has sent until now: a ping comes back behind them."""
+        return self.call(PING, xid=PING_XID)
 
     def is_closed(self) -> bool:
         """Wait for the end of the connection; a frame instead, or nothing at all, is False."""

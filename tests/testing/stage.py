@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.testing.jute import Reader, Stat, TruncatedError, Value
@@ -16,6 +17,7 @@ from tests.testing.operations import (
     Create,
     Home,
     Operation,
+    Ping,
 )
 from tests.testing.rawclient import ClosedError, Event, Greeting, RawClient, Reply
 
@@ -84,14 +86,16 @@ class Stage:
     to the beginning is noted, of session ids only whose they are, of times only that each zxid has one.
     """
 
-    def __init__(self, address: tuple[str, int], name: str) -> None:
-        self._address = address
+    def __init__(
+        self, address: tuple[str, int], name: str, make_client: Callable[[tuple[str, int]], RawClient] = RawClient
+    ) -> None:
+        self._make_client = partial(make_client, address)
         self._home = Home(f"/{name}")
         self._seats: dict[int, Seat] = {}
         self._owners: dict[int, Value] = {0: 0}
         self._births = itertools.count(1)
         self._clock: dict[int, int] = {}
-        manager = RawClient(address)
+        manager = self._make_client()
         self._manager = Seat(manager, manager.connect())
         for path in PLANTED:
             self._home.base = manager.call(CREATE, Create(path).encode(self._home)).zxid
@@ -117,7 +121,7 @@ class Stage:
         """End all sessions without a look: one that expired later would take a zxid from a later example."""
         for seat in (*self._seats.values(), self._manager):
             seat.client.close()
-            with contextlib.suppress(OSError, ClosedError, TruncatedError), RawClient(self._address) as client:
+            with contextlib.suppress(OSError, ClosedError, TruncatedError), self._make_client() as client:
                 client.connect(session=seat.greeting.session, password=seat.greeting.password)
                 client.call(CloseSession.opcode)
         self._seats.clear()
@@ -128,7 +132,7 @@ class Stage:
         seat = self._seats.get(session)
         if seat is not None:
             return seat, ()
-        client = RawClient(self._address)
+        client = self._make_client()
         seat = self._seats[session] = Seat(client, client.connect())
         self._owners[seat.greeting.session] = f"session {next(self._births)}"
         return seat, (self._greeting(seat.greeting),)
@@ -140,10 +144,10 @@ class Stage:
         if step.abrupt:
             seat.client.close()
         if step.wrong:
-            with RawClient(self._address) as client:
+            with self._make_client() as client:
                 sights.append(self._greeting(client.connect(session=identity.session, password=b"wrong")))
                 sights.append(self._end(client))
-        client = RawClient(self._address)
+        client = self._make_client()
         greeting = client.connect(session=identity.session, password=identity.password)
         sights += [self._greeting(greeting), greeting.password == identity.password]
         if not step.abrupt:
@@ -190,8 +194,8 @@ class Stage:
     def _settle(self, *, in_any_order: bool = False) -> Sight:
         sights: list[Value] = []
         for session, seat in sorted(self._seats.items()):
-            seat.client.events += seat.client.settle()
-            sights.append((session, self._events(seat.client, in_any_order=in_any_order)))
+            answer = self._reply(seat.client.settle(), Ping())
+            sights.append((session, self._events(seat.client, in_any_order=in_any_order), answer))
         return tuple(sights)
 
     # What is noted.

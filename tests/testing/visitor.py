@@ -47,7 +47,7 @@ class Visitor:
 
     def events(self) -> list[tuple[int, str | None]]:
         """Take all events that the server has sent until now."""
-        self.client.events += self.client.settle()
+        self.client.settle()
         return self.kept()
 
     def zxid(self) -> int:
