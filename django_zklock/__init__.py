@@ -2,6 +2,9 @@
 
 ``@zk_locked("key")`` on a Celery task, a management command or any function: at most one runs at a time, across
 all hosts.
+
+PYTEST_DONT_REWRITE, a word to pytest: the package is delivered with a plugin, so pytest would wish to rewrite its
+asserts, and warn where a test runner has imported it before.
 """
 
 from __future__ import annotations

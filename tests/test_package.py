@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "django_zklock"
+PLUGIN = "django_zklock_pytest.py"
 
 pytestmark = [
     pytest.mark.packaging,
@@ -54,12 +55,13 @@ def empty_environment(distributions: Distributions, tmp_path_factory: pytest.Tem
 
 
 def source_files() -> set[str]:
-    """Return what the package must contain: all of its tree but what Python and gettext leave behind."""
-    return {
+    """Return what the wheel must contain: the plugin, and all of the package's tree but what Python leaves behind."""
+    package = {
         path.relative_to(ROOT).as_posix()
         for path in PACKAGE.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    return {PLUGIN, *package}
 
 
 def test_wheel__has_every_file_of_the_package(distributions: Distributions) -> None:
@@ -89,6 +91,13 @@ def test_install__imports_in_an_empty_environment(empty_environment: Path) -> No
     file, celery = run(empty_environment, "-I", "-c", code, cwd=empty_environment.parent).split()
     assert Path(file).is_relative_to(empty_environment.parent.parent)
     assert celery == "None"
+
+
+def test_install__pytest_finds_the_plugin(empty_environment: Path) -> None:
+    """The installed package names its plugin as pytest looks for it."""
+    code = "from importlib.metadata import entry_points; print(*entry_points(group='pytest11'))"
+    found = run(empty_environment, "-I", "-c", code, cwd=empty_environment.parent).strip()
+    assert found == "EntryPoint(name='zklock', value='django_zklock_pytest', group='pytest11')"
 
 
 def test_install__has_the_version_of_setup_cfg(empty_environment: Path, distributions: Distributions) -> None:

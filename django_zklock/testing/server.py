@@ -60,12 +60,14 @@ class ZooKeeperServer:
         max_session_timeout: float = 60.0,
         sessionless_timeout: float = 10.0,
         reap_interval: float = 60.0,
+        zxid: int = 0,
     ) -> None:
         """Choose where to listen, port 0 for any that is free; nothing runs yet.
 
         Times are seconds. A client gets the session timeout that it wishes for, within the two bounds. A connection
         that has not asked for a session is closed after ``sessionless_timeout``. ``reap_interval`` is the time
-        between two looks for empty containers and aged TTL nodes.
+        between two looks for empty containers and aged TTL nodes. Transactions are counted from ``zxid``: clients
+        stay away from a server that is behind what they have seen, so one that takes the place of another begins above.
         """
         self.service = Service(
             ServiceOptions(
@@ -73,6 +75,7 @@ class ZooKeeperServer:
                 max_session_timeout=max_session_timeout,
                 sessionless_timeout=sessionless_timeout,
                 reap_interval=reap_interval,
+                zxid=zxid,
             )
         )
         self.connections: dict[Connection, None] = {}
