@@ -80,7 +80,7 @@ class Session:
         self._clock = clock
         self._patience = patience
         self._strict = strict
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[Callable[[], object]] = deque()
         # Guarded by monitor. A dict for its order: after a reconnect the oldest goes first.
         self._tenants: dict[Tenant, None] = {}
         # Full paths of nodes that we have asked the server to delete, guarded by monitor.
@@ -100,7 +100,7 @@ class Session:
             self._watch_outage()
         self.wire.start()
 
-    def post(self, call: Callable[[], None]) -> None:
+    def post(self, call: Callable[[], object]) -> None:
         """Have ``call`` run by the machine, soon and in order. Never blocks, never raises."""
         self._inbox.append(call)
         # Read after the append: if the connection goes meanwhile, on_suspended finds the call.

@@ -174,7 +174,8 @@ def test_parent_deleted__waiting(make_pool: MakePool, onlooker: Onlooker) -> Non
     onlooker.wait_count(lock.paths[0], 4)
     # The waiters come back faster than a recursive delete of kazoo's can finish.
     everything = onlooker.client.transaction()
-    for name in onlooker.children(lock.paths[0]):
+    # The holder's node last: with it the next in line would hold, if only for the moment until its own is gone.
+    for name in sorted(onlooker.children(lock.paths[0]), key=lambda name: name[-10:], reverse=True):
         everything.delete(f"{lock.paths[0]}/{name}")
     everything.delete(lock.paths[0])
     assert all(outcome is True for outcome in everything.commit())

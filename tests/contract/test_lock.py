@@ -25,11 +25,11 @@ def test_acquire__two_pools(make_pool: MakePool, onlooker: Onlooker) -> None:
         second.acquire(timeout=0.5)
     assert (caught.value.key, caught.value.timeout) == ("k", 0.5)
     assert caught.value.holder is not None
-    onlooker.wait_count(first.path, 1)
+    onlooker.wait_count(first.paths[0], 1)
     held.release()
     with second.acquire(timeout=5) as later:
         assert later.token > held.token
-    onlooker.wait_empty(first.path)
+    onlooker.wait_empty(first.paths[0])
 
 
 def test_acquire__two_threads(pool: Pool) -> None:
