@@ -103,6 +103,10 @@ class Contender:
         # What takes off each watch on those before us, by the name of the node; that on the whole line by no name.
         self._watches: dict[str, Callable[[], None]] = {}
         self._watches_itself = False
+        # Of a semaphore: the lease before us that will not tell us in time, so that we watch the whole line too.
+        self._silent: str | None = None
+        # We hold, and who stands behind us may not know it yet.
+        self._telling = False
         # The sessions of the nodes that we watch.
         self._owners: dict[str, int] = {}
 
@@ -140,7 +144,7 @@ class Contender:
     def look(self) -> None:
         """Find out who is first in the line now; ``looks`` grows when the answer is there."""
         if self.session.connected:
-            self.session.wire.children(self.path, self._looked)
+            look_up(self.session, self.path, self.rule, self.node, self._holder_found)
 
     def when_gone(self, call: Callable[[], None]) -> None:
         """Call ``call`` once the node is surely gone."""
@@ -171,6 +175,8 @@ class Contender:
         elif self.state is State.HELD:
             wire.sync(self.path)
             self._verify()
+            if self._telling:
+                self._tell_next()
         elif self.state is State.LEAVING:
             self._delete()
 
@@ -320,30 +326,7 @@ class Contender:
         if all(node.name != self.node for node in line):
             self._start_again()
         else:
-            self._in_order(line, partial(self._ranked, asked))
-
-    def _in_order(self, line: list[nodes.Node], use: Callable[[list[nodes.Node], KazooException | None], None]) -> None:
-        """Hand on a line in its true order, first come first, or the server's refusal to tell it."""
-        if nodes.order_is_safe(line):
-            use(line, None)
-            return
-        logger.warning("event=sequence_end path=%s consequence=ordered_by_czxid", self.path)
-        czxids: dict[str, int] = {}
-        refusals: list[KazooException] = []
-        last = line[-1].name
-
-        def read(name: str, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
-            if value is not None:
-                czxids[name] = value[1].czxid
-            elif error is not None and not isinstance(error, NoNodeError):
-                refusals.append(error)
-            # Replies come in the order of the requests, so the last one completes the set.
-            if name == last:
-                there = (node for node in line if node.name in czxids)
-                use(sorted(there, key=lambda node: czxids[node.name]), refusals[0] if refusals else None)
-
-        for node in line:
-            self.session.wire.get(f"{self.path}/{node.name}", partial(read, node.name))
+            in_order(self.session, self.path, line, partial(self._ranked, asked))
 
     def _ranked(self, asked: int, line: list[nodes.Node], refusal: KazooException | None) -> None:
         if asked != self._round or self.state not in {State.JOINING, State.WAITING}:
@@ -360,30 +343,48 @@ class Contender:
         self._outlook = self.rule.outlook(self.node or "", line)
         self._missing.clear()
         if self._outlook is FREE:
-            self._grant()
+            self._grant(followed=self._is_followed(line))
         elif self.wait:
             self._wait_in_line()
         else:
             self.busy = True
             self._give_up()
 
-    def _grant(self) -> None:
+    def _is_followed(self, line: list[nodes.Node]) -> bool:
+        """Whether somebody of our kind stands behind us."""
+        last = next(node for node in reversed(line) if node.name == self.node or node.kind is self.rule.kind)
+        return last.name != self.node
+
+    def _grant(self, *, followed: bool) -> None:
+        """Hold; ``followed`` says that somebody of our kind may stand behind us already."""
         if self.session.lease_over:
             # This process slept after the answer was sent: somebody else may hold by now. Ask again; a fresh
             # answer renews the lease, and no answer suspends the session.
             self._list()
             return
-        waited, self.state = self.state is State.WAITING, State.HELD
+        self.state = State.HELD
         self._unwatch_all()
-        if waited and self.rule.limit is not None:
-            # Who stands behind us cannot see that it is first now; the change of our data tells.
-            self.session.wire.set(self._own_path, self._data, lambda _value, _error: None)
+        if followed and self.rule.limit is not None:
+            self._tell_next()
         self._notify()
+
+    def _tell_next(self) -> None:
+        """Have the lease behind us look: it cannot see that we are in, and that the next to go makes room for it.
+
+        Only if nobody has written to our node before, such as the wish that we let go: whoever stands behind us has
+        heard of that, and relies on us no longer.
+        """
+        self._telling = True
+        self.session.wire.set(self._own_path, self._data, partial(self._told, self._round), version=0)
+
+    def _told(self, asked: int, _value: object, _error: KazooException | None) -> None:
+        if asked == self._round:
+            self._telling = False
 
     def _wait_in_line(self) -> None:
         self.state = State.WAITING
         wanted = {node.name for node in self._outlook.watched}
-        if self._outlook.children:
+        if self._outlook.children or self._silent in wanted:
             wanted.add(THE_LINE)
         for name in self._watches.keys() - wanted:
             self._watches.pop(name)()
@@ -394,7 +395,7 @@ class Contender:
             self._watch(name)
         first = self._outlook.blockers[0].name
         if first not in wanted:
-            self.session.wire.get(f"{self.path}/{first}", self._holder_read)
+            read_identity(self.session, f"{self.path}/{first}", self._holder_found)
 
     def _watch(self, name: str) -> None:
         wire, moved = self.session.wire, partial(self._moved, self._round, name)
@@ -418,17 +419,19 @@ class Contender:
         else:
             self._owners[name] = value[1].ephemeralOwner
             if name == self._outlook.blockers[0].name:
-                self._holder_read(value, error)
-            if self.rule.limit is not None and not self._outlook.armed and self._may_hold(value[0]):
-                self._watch(THE_LINE)
+                self._holder_found(identity.decode(value[0]))
+            if self._outlook.relayed and name in self._watches and not self._hears_in_time(*value):
+                self._silent = name
+                if THE_LINE not in self._watches:
+                    self._watch(THE_LINE)
 
-    def _may_hold(self, data: bytes) -> bool:
-        """Whether the lease right before us may be held, although by our own limit it would have to wait.
-
-        Its owner may have a higher one. It will not tell us then that somebody else has let go.
-        """
+    def _hears_in_time(self, data: bytes, stat: ZnodeStat) -> bool:
+        """Whether the lease right before us, which we watch, will tell us when there is something to see."""
         theirs = identity.decode(data)
-        return theirs is None or theirs.limit is None or len(self._outlook.blockers) <= theirs.limit
+        # Written to since it was created: it may have come in before we began to watch it.
+        return stat.version == 0 and self.rule.hears_in_time(
+            len(self._outlook.blockers), theirs.limit if theirs is not None else None
+        )
 
     def _moved(self, asked: int, name: str, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
         if asked != self._round or self.state is not State.WAITING or self._watches.pop(name, None) is None:
@@ -455,7 +458,7 @@ class Contender:
             if self._owners.get(node.name) in {None, session.id}
         )
         if session.lease_fresh and self._watches_itself and all(ended_by_us):
-            self._grant()
+            self._grant(followed=True)
         else:
             self._list()
 
@@ -553,22 +556,64 @@ class Contender:
         for call in self._when_gone:
             call()
 
-    # Who is in the way.
-
-    def _looked(self, names: list[str] | None, error: KazooException | None) -> None:
-        line = [node for node in nodes.parse_all(names or ()) if node.kind in self.rule.conflicts or self.rule.limit]
-        if error is None and line:
-            self._in_order(line, self._name_first)
-        else:
-            self._holder_read(None, error)
-
-    def _name_first(self, line: list[nodes.Node], refusal: KazooException | None) -> None:
-        if refusal is None and line and line[0].name != self.node:
-            self.session.wire.get(f"{self.path}/{line[0].name}", self._holder_read)
-        else:
-            self._holder_read(None, refusal)
-
-    def _holder_read(self, value: tuple[bytes, ZnodeStat] | None, _error: KazooException | None) -> None:
-        self.holder = identity.decode(value[0]) if value is not None else None
+    def _holder_found(self, holder: Identity | None) -> None:
+        self.holder = holder
         self.looks += 1
         self._notify()
+
+
+def in_order(
+    session: Session,
+    path: str,
+    line: list[nodes.Node],
+    use: Callable[[list[nodes.Node], KazooException | None], None],
+) -> None:
+    """Hand on the line at ``path`` in its true order, first come first, or the server's refusal to tell it."""
+    if nodes.order_is_safe(line):
+        use(line, None)
+        return
+    logger.warning("event=sequence_end path=%s consequence=ordered_by_czxid", path)
+    czxids: dict[str, int] = {}
+    refusals: list[KazooException] = []
+    last = line[-1].name
+
+    def read(name: str, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
+        if value is not None:
+            czxids[name] = value[1].czxid
+        elif error is not None and not isinstance(error, NoNodeError):
+            refusals.append(error)
+        # Replies come in the order of the requests, so the last one completes the set.
+        if name == last:
+            there = (node for node in line if node.name in czxids)
+            use(sorted(there, key=lambda node: czxids[node.name]), refusals[0] if refusals else None)
+
+    for node in line:
+        session.wire.get(f"{path}/{node.name}", partial(read, node.name))
+
+
+def look_up(session: Session, path: str, rule: Rule, own: str | None, found: Callable[[Identity | None], None]) -> None:
+    """Find out who is first of those in the line at ``path`` who are in the way by ``rule``, but ``own`` node."""
+
+    def listed(names: list[str] | None, _error: KazooException | None) -> None:
+        line = [node for node in nodes.parse_all(names or ()) if node.kind in rule.conflicts or rule.limit]
+        if line:
+            in_order(session, path, line, ordered)
+        else:
+            found(None)
+
+    def ordered(line: list[nodes.Node], refusal: KazooException | None) -> None:
+        if refusal is None and line and line[0].name != own:
+            read_identity(session, f"{path}/{line[0].name}", found)
+        else:
+            found(None)
+
+    session.wire.children(path, listed)
+
+
+def read_identity(session: Session, node: str, found: Callable[[Identity | None], None]) -> None:
+    """Find out who owns the node at the full path ``node``; ``None`` if it does not tell, or is gone."""
+
+    def read(value: tuple[bytes, ZnodeStat] | None, _error: KazooException | None) -> None:
+        found(identity.decode(value[0]) if value is not None else None)
+
+    session.wire.get(node, read)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from django_zklock.zk import nodes
-from django_zklock.zk.contender import MAX_ENSURES, Contender, State, Unavailable
+from django_zklock.zk.contender import MAX_ENSURES, Contender, State, Unavailable, look_up
 from django_zklock.zk.identity import Identity
 from django_zklock.zk.rules import Rule
 from django_zklock.zk.session import Session
@@ -90,6 +90,8 @@ class MultiContender:
         self.holder: Identity | None = None
         self.looks = 0
         self._places = places
+        # The path of a line that is too full for us, if we are not to wait.
+        self._full = places[0].path
         self._data = data
         self._notify = notify
         self._when_gone: list[Callable[[], None]] = []
@@ -140,7 +142,7 @@ class MultiContender:
         if blocked is not None:
             blocked.look()
         elif self.session.connected:
-            self.session.wire.children(self._places[0].path, self._looked)
+            look_up(self.session, self._full, self.rule, None, self._holder_found)
 
     def when_gone(self, call: Callable[[], None]) -> None:
         """Call ``call`` once every node is surely gone."""
@@ -203,7 +205,7 @@ class MultiContender:
             return
         for member in self._members:
             if member.error is not None or member.busy:
-                self.error, self.busy = member.error, member.busy
+                self.error, self.busy, self._full = member.error, member.busy, member.path
                 self.leave()
                 self._notify()
                 return
@@ -237,7 +239,7 @@ class MultiContender:
             return
         waiting = len(self._places)
 
-        def peeked(asked: int, names: list[str] | None, error: KazooException | None) -> None:
+        def peeked(asked: int, path: str, names: list[str] | None, error: KazooException | None) -> None:
             nonlocal waiting
             if asked != self._round or self.state is not State.JOINING or self.busy:
                 return
@@ -246,14 +248,14 @@ class MultiContender:
                 return
             waiting -= 1
             if self.rule.is_full(nodes.parse_all(names or ())):
-                self.busy = True
+                self.busy, self._full = True, path
                 self.leave()
                 self._notify()
             elif not waiting:
                 self._create()
 
         for place in self._places:
-            self.session.wire.children(place.path, partial(peeked, self._round))
+            self.session.wire.children(place.path, partial(peeked, self._round, place.path))
 
     def _create(self) -> None:
         self._guid = str(uuid.uuid4())
@@ -391,6 +393,7 @@ class MultiContender:
             for call in self._when_gone:
                 call()
 
-    def _looked(self, _names: list[str] | None, _error: KazooException | None) -> None:
+    def _holder_found(self, holder: Identity | None) -> None:
+        self.holder = holder
         self.looks += 1
         self._notify()

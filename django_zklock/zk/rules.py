@@ -22,13 +22,15 @@ class Outlook:
     ``watched`` are the nodes to watch. If ``armed``, they are all there is: the lock is ours when the last of them
     is gone, and there is nothing to ask. If not, one of them gone means to look again, which is early enough to be
     armed when it counts: the one watched stands before the last in the way. With ``children`` the whole line is to be
-    watched instead, because any of several leases may be the one that is given back.
+    watched instead, because any of several leases may be the one that is given back. If ``relayed``, the one watched is
+    the lease right before ours, which says so when it comes in; see :meth:`Rule.hears_in_time`.
     """
 
     blockers: tuple[Node, ...]
     watched: tuple[Node, ...] = ()
     armed: bool = False
     children: bool = False
+    relayed: bool = False
 
 
 FREE = Outlook(())
@@ -60,8 +62,18 @@ class Rule:
             return _behind(blockers, others=len(leases) >= (self.limit or 1))
         assert self.limit is not None, "only a semaphore is kept out by its own kind"
         # By our own limit the one before us holds if exactly so many are there, and then nobody else wakes us.
-        first = len(leases) == self.limit
-        return Outlook(leases, () if first else leases[-1:], children=first)
+        if len(leases) == self.limit:
+            return Outlook(leases, children=True)
+        return Outlook(leases, leases[-1:], relayed=True)
+
+    def hears_in_time(self, leases: int, limit: int | None) -> bool:
+        """Whether it is enough to hear of the last of ``leases`` before us when it comes in, or goes.
+
+        ``limit`` is that of its owner, where known. If it is lower than ours, we may be let in first; and if it
+        leaves room for that many, it is in already and has nothing more to say.
+        """
+        assert self.limit is not None, "only the leases of a semaphore wait for each other"
+        return limit is not None and self.limit <= limit < leases
 
     def holds(self, own: str, line: list[Node]) -> bool:
         """Whether ``own`` holds."""

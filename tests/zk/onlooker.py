@@ -28,6 +28,7 @@ class Onlooker:
     """A client of its own that looks at the tree and disturbs it, as an operator would."""
 
     def __init__(self, hosts: str) -> None:
+        self.hosts = hosts
         self.client = KazooClient(hosts=hosts, timeout=10.0)
         self.client.start(timeout=20)
 
@@ -46,9 +47,9 @@ class Onlooker:
         return self.children(path)
 
     def end_session(self, pool: Pool, place: int = 0) -> None:
-        """End a session of ``pool`` at the server, from outside."""
+        """End a session of ``pool`` at the server, from outside, whatever its own way to the server is like."""
         client = pool.sessions()[place].wire._client
-        other = KazooClient(hosts=pool.options.connection.hosts, client_id=(client._session_id, client._session_passwd))
+        other = KazooClient(hosts=self.hosts, client_id=(client._session_id, client._session_passwd))
         other.start(timeout=20)
         other.stop()
         other.close()

@@ -304,9 +304,9 @@ class Wire:
             if not here:
                 del kept[path]
 
-    def set(self, path: str, data: bytes, reply: Reply) -> None:
-        """Replace the data of a node, whatever its version."""
-        self._send(SetData(self._chroot + path, data, -1), reply)
+    def set(self, path: str, data: bytes, reply: Reply, *, version: int = -1) -> None:
+        """Replace the data of a node, whatever its version unless one is given."""
+        self._send(SetData(self._chroot + path, data, version), reply)
 
     def delete(self, path: str, reply: Reply) -> None:
         """Delete a node, whatever its version."""

@@ -1,0 +1,274 @@
+"""Locks to read and to write, semaphores, and how kinds meet on one key."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from django_zklock.exceptions import LockTimeout
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, semaphore
+from tests.contract.standing import RULES, Standing
+from tests.zk.onlooker import MakePool, Onlooker
+from tests.zk.runner import Runner
+
+TOGETHER = [("read", "read"), ("lease", "lease")]
+PAIRS = [(a, b, (a, b) in TOGETHER) for a, b in itertools.product(RULES, RULES)]
+
+
+# Which kinds keep each other out.
+
+
+@pytest.mark.parametrize(("first", "second", "together"), PAIRS)
+def test_kinds__two_of_them(standing: Standing, first: str, second: str, together: bool) -> None:
+    """Readers share, the leases of a semaphore do up to its limit, and whatever else meets on a key takes turns."""
+    one = standing.join(RULES[first])
+    two = standing.join(RULES[second])
+    standing.expect(*(one, two) if together else (one,))
+    one.leave()
+    standing.expect(two)
+    two.leave()
+    assert standing.names() == []
+
+
+@pytest.mark.parametrize(("first", "second", "together"), PAIRS)
+def test_kinds__try(make_pool: MakePool, onlooker: Onlooker, first: str, second: str, together: bool) -> None:
+    """A try gets what may be held together with what is held, or leaves the line as it was."""
+    holding, trying = (Lock("k", make_pool(), rule=RULES[kind]) for kind in (first, second))
+    with holding.acquire(timeout=5) as held:
+        node = held.node.rpartition("/")[2]
+        got = Runner(trying.try_acquire).result()
+        assert (got is not None) is together
+        if got is None:
+            assert onlooker.children(holding.paths[0]) == [node]
+            with pytest.raises(LockTimeout, match="is taken; held by pid"):
+                Runner(lambda: trying.acquire(timeout=0)).result()
+        else:
+            got.release(wait=True)
+    onlooker.wait_empty(holding.paths[0])
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_kinds__timeout(make_pool: MakePool, onlooker: Onlooker, kind: str) -> None:
+    """A wait of any kind that runs out names a holder, and leaves no node."""
+    lock = Lock("k", make_pool(), rule=RULES[kind])
+    with Lock("k", make_pool()).acquire(timeout=5):
+        with pytest.raises(LockTimeout, match=r"was not granted within 0\.2 s; held by pid"):
+            Runner(lambda: lock.acquire(timeout=0.2)).result()
+        onlooker.wait_count(lock.paths[0], 1)
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_kinds__session_ended_while_waiting(make_pool: MakePool, onlooker: Onlooker, kind: str) -> None:
+    """A waiter of any kind whose session ends comes back at the end of the line, and gets its turn."""
+    standing = Standing(onlooker, make_pool)
+    holder, waiting, last = standing.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
+    onlooker.end_session(waiting.pool)
+    standing.follow(waiting)
+    standing.expect(holder)
+    holder.leave()
+    standing.expect(last)
+    last.leave()
+    waiting.leave()
+    assert standing.names() == []
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_kinds__node_deleted_while_waiting(standing: Standing, kind: str) -> None:
+    """The same when an operator deletes its node."""
+    holder, waiting, last = standing.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
+    standing.onlooker.client.delete(f"{standing.path}/{waiting.node}")
+    standing.follow(waiting)
+    standing.expect(holder)
+    holder.leave()
+    standing.expect(last)
+    last.leave()
+    waiting.leave()
+    assert standing.names() == []
+
+
+# Read and write.
+
+
+def test_read__waits_for_the_last_writer(standing: Standing) -> None:
+    """The line is fair: a reader behind a waiting writer waits, although it could join those who read."""
+    r1, r2, w1, r3, r4, w2, r5 = standing.join_all(READ, READ, WRITE, READ, READ, WRITE, READ)
+    standing.expect(r1, r2)
+    r2.leave()
+    standing.expect(r1)
+    r1.leave()
+    standing.expect(w1)
+    w1.leave()
+    standing.expect(r3, r4)
+    r3.leave()
+    r4.leave()
+    standing.expect(w2)
+    w2.leave()
+    standing.expect(r5)
+    r5.leave()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_write__waits_for_every_reader(standing: Standing, order: tuple[int, ...]) -> None:
+    """A writer holds when the last of the readers before it is gone, in whatever order they go."""
+    readers = standing.join_all(READ, READ, READ)
+    writer = standing.join(WRITE)
+    for number in order:
+        standing.expect(*(reader for reader in readers if reader.node in standing.names()))
+        readers[number].leave()
+    standing.expect(writer)
+    writer.leave()
+
+
+def test_write__gives_up(standing: Standing) -> None:
+    """Readers that stood behind a writer join the others at once when it gives up."""
+    r1 = standing.join(READ)
+    writer = standing.join_for_a_while(WRITE)
+    r2, r3 = standing.join_all(READ, READ)
+    standing.expect(r1)
+    writer.end()
+    standing.expect(r1, r2, r3)
+    for reader in (r1, r2, r3):
+        reader.leave()
+
+
+def test_write__token_grows(make_pool: MakePool) -> None:
+    """Writers' tokens grow in the order in which they are granted, over exclusive locks and readers too."""
+    tokens = []
+    for rule in (WRITE, READ, EXCLUSIVE, WRITE):
+        with Lock("k", make_pool(), rule=rule).acquire(timeout=5) as held:
+            tokens.append(held.token)
+    assert tokens == sorted(set(tokens))
+
+
+# Semaphores.
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_semaphore__place_given_back(standing: Standing, place: int) -> None:
+    """Whichever of the holders lets go, the first in the line comes in, and nobody else."""
+    holders = standing.join_all(*[semaphore(3)] * 3)
+    waiters = standing.join_all(*[semaphore(3)] * 3)
+    standing.expect(*holders)
+    holders[place].leave()
+    del holders[place]
+    standing.expect(*holders, waiters[0])
+    for held in (*holders, *waiters):
+        held.leave()
+    assert standing.names() == []
+
+
+def test_semaphore__order_of_waiting(standing: Standing) -> None:
+    """Leases are given in the order of the line, whether the oldest or the newest of them comes back."""
+    line = standing.join_all(*[semaphore(2)] * 8)
+    inside, waiting = line[:2], line[2:]
+    for number in range(6):
+        standing.expect(*inside)
+        inside.pop(number % 2).leave()
+        inside.append(waiting.pop(0))
+    standing.expect(*inside)
+    for held in inside:
+        held.leave()
+
+
+def test_semaphore__several_places_at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """When a process that holds several leases ends, as many of those who wait come in."""
+    standing = Standing(onlooker, make_pool)
+    gone = make_pool()
+    for _ in range(3):
+        standing.join(semaphore(3), gone)
+    waiters = standing.join_all(*[semaphore(3)] * 4)
+    gone.close()
+    standing.expect(*waiters[:3])
+    for held in waiters:
+        held.leave()
+
+
+def test_semaphore__waiter_gives_up(standing: Standing) -> None:
+    """Who gives up in the middle of the line keeps nobody behind it from coming in."""
+    holders = standing.join_all(*[semaphore(2)] * 2)
+    middle = standing.join_for_a_while(semaphore(2))
+    waiters = standing.join_all(*[semaphore(2)] * 2)
+    middle.end()
+    standing.expect(*holders)
+    holders[1].leave()
+    standing.expect(holders[0], waiters[0])
+    holders[0].leave()
+    standing.expect(*waiters)
+    for held in waiters:
+        held.leave()
+
+
+@pytest.mark.parametrize(
+    ("limits", "goes", "inside"),
+    [
+        # Each line: the limits as people have them in the order of the line; who lets go; who holds then.
+        ([2, 2, 1], [0, 1], [2]),
+        ([1, 3, 1], [1, 0], [2]),
+        ([3, 3, 3, 2], [0, 1], [2, 3]),
+        ([3, 3, 3, 2], [2, 1], [0, 3]),
+        ([2, 2, 3, 1], [2, 0, 1], [3]),
+        ([4, 4, 4, 4, 2], [3, 2, 1], [0, 4]),
+        # The one before the last has the lower limit, and goes on waiting when the last may come in.
+        ([3, 3, 3, 1, 3], [0, 1], [2, 4]),
+        ([4, 4, 4, 4, 1, 4], [0, 1, 2], [3, 5]),
+        # The one before the last has the higher limit, and holds although the last must wait.
+        ([1, 5, 5, 5, 5, 2], [0, 1, 2, 3], [4, 5]),
+        ([5, 5, 5, 5, 5, 3], [0, 1, 2], [3, 4, 5]),
+        # The one before the last waits at first; then it comes in, and then the last may too.
+        ([4, 4, 4, 4, 4, 2], [0, 1, 2, 3], [4, 5]),
+        ([2, 2, 4, 4, 4, 3], [0, 1, 3], [2, 4, 5]),
+    ],
+)
+def test_semaphore__limits_differ(standing: Standing, limits: list[int], goes: list[int], inside: list[int]) -> None:
+    """Each keeps to its own limit, and comes in as soon as that allows it."""
+    line = standing.join_all(*map(semaphore, limits))
+    for number in goes:
+        line[number].leave()
+    standing.expect(*(line[number] for number in inside))
+    left = [number for number in range(len(line)) if number not in goes]
+    for number in left:
+        line[number].leave()
+    assert standing.names() == []
+
+
+def test_semaphore__and_exclusive(standing: Standing) -> None:
+    """An exclusive lock on the key of a semaphore waits for every lease before it, and keeps out all behind it."""
+    a, b, alone, c, d, e = standing.join_all(semaphore(2), semaphore(2), EXCLUSIVE, *[semaphore(2)] * 3)
+    standing.expect(a, b)
+    a.leave()
+    standing.expect(b)
+    b.leave()
+    standing.expect(alone)
+    alone.leave()
+    standing.expect(c, d)
+    c.leave()
+    standing.expect(d, e)
+    d.leave()
+    e.leave()
+
+
+def test_semaphore__exclusive_gives_up(standing: Standing) -> None:
+    """When an exclusive lock gives up before its turn, leases behind it come in as far as the limit allows."""
+    a, b = standing.join_all(semaphore(3), semaphore(3))
+    alone = standing.join_for_a_while(EXCLUSIVE)
+    c, d = standing.join_all(semaphore(3), semaphore(3))
+    standing.expect(a, b)
+    alone.end()
+    standing.expect(a, b, c)
+    b.leave()
+    standing.expect(a, c, d)
+    for held in (a, c, d):
+        held.leave()
+
+
+def test_kinds__all_in_one_line(standing: Standing) -> None:
+    """All kinds in one line come in by turns, as many together as their kind allows."""
+    kinds = ["exclusive", "read", "read", "lease", "lease", "write", "lease", "exclusive", "read"]
+    e1, r1, r2, l1, l2, w1, l3, e2, r3 = standing.join_all(*(RULES[kind] for kind in kinds))
+    for together in ([e1], [r1, r2], [l1, l2], [w1], [l3], [e2], [r3]):
+        standing.expect(*together)
+        for held in together:
+            held.leave()
+    assert standing.names() == []

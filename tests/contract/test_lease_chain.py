@@ -1,0 +1,123 @@
+"""Semaphores: who comes in tells the one behind it, and what if that goes wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.rules import semaphore
+from tests.contract.standing import Standing, settle
+from tests.server import Server
+from tests.zk.onlooker import MakePool, Onlooker, wait_until
+from tests.zk.proxy import DOWN, UP, Proxy, requests
+
+SET_DATA = 5
+TWO = semaphore(2)
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    """Give a link to the server that can be disturbed."""
+    with Proxy(server.address) as proxy:
+        yield proxy
+        proxy.resume()
+
+
+@pytest.fixture
+def standing(onlooker: Onlooker, make_pool: MakePool) -> Standing:
+    """Give a line in which everybody has a session of its own."""
+    return Standing(onlooker, make_pool)
+
+
+@pytest.fixture
+def disturbed(make_pool: MakePool, proxy: Proxy) -> Pool:
+    """Give a pool that is connected through the proxy."""
+    pool = make_pool(proxy.hosts)
+    wait_until(lambda: pool.session("/").connected)
+    return pool
+
+
+def test_told__before_the_next_watches(standing: Standing, disturbed: Pool, proxy: Proxy) -> None:
+    """Who comes in may say so before the one behind it, which has seen it wait, begins to watch."""
+    a, b, told = standing.join_all(TWO, TWO, TWO)
+    proxy.pause(DOWN)
+    late = standing.join(TWO, disturbed)
+    # The list too is on its way, and in it the one before waits.
+    wait_until(lambda: b"".join(chunk for _, chunk in proxy.chunks).count(late.node.encode()) >= 2)
+    a.leave()
+    wait_until(lambda: standing.onlooker.client.exists(f"{standing.path}/{told.node}").version == 1)
+    proxy.resume()
+    standing.expect(b, told)
+    b.leave()
+    standing.expect(told, late)
+    told.leave()
+    late.leave()
+
+
+def test_told__found_free_after_a_reconnect(standing: Standing, disturbed: Pool, proxy: Proxy) -> None:
+    """Who was to wait, and learns after a reconnect that it need not, says so too."""
+    a, b = standing.join_all(TWO, TWO)
+    proxy.pause(DOWN)
+    found = standing.join(TWO, disturbed)
+    late = standing.join(TWO)
+    settle(late.pool)
+    a.leave()
+    proxy.resume(drop=True)
+    proxy.cut()
+    standing.expect(b, found)
+    b.leave()
+    standing.expect(found, late)
+    found.leave()
+    late.leave()
+
+
+def test_told__lost_on_the_way(standing: Standing, disturbed: Pool, proxy: Proxy) -> None:
+    """What the connection has lost is said again after a reconnect."""
+    a, b = standing.join_all(TWO, TWO)
+    telling = standing.join(TWO, disturbed)
+    late = standing.join(TWO)
+    lost = threading.Event()
+
+    def lose(direction: str, chunk: bytes) -> bool:
+        if direction == UP and not lost.is_set() and SET_DATA in requests(chunk):
+            lost.set()
+            return True
+        return False
+
+    proxy.on_chunk = lose
+    a.leave()
+    assert lost.wait(10)
+    standing.expect(b, telling)
+    b.leave()
+    standing.expect(telling, late)
+    telling.leave()
+    late.leave()
+
+
+@pytest.mark.parametrize("knows", [False, True], ids=["before it knows", "before it tells"])
+def test_waiter__dies_when_it_is_its_turn(standing: Standing, disturbed: Pool, proxy: Proxy, knows: bool) -> None:
+    """A waiter whose turn has come, and that dies before the next in line has heard of it, takes no place away."""
+    a, b = standing.join_all(TWO, TWO)
+    dying = standing.join(TWO, disturbed)
+    late, last = standing.join_all(TWO, TWO)
+    dead = threading.Event()
+
+    def die(direction: str, chunk: bytes) -> bool:
+        if SET_DATA in requests(chunk) if direction == UP else not knows:
+            proxy.refusing = True
+            dead.set()
+        return dead.is_set()
+
+    proxy.on_chunk = die
+    a.leave()
+    assert dead.wait(10)
+    assert dying.granted is knows
+    standing.onlooker.end_session(disturbed)
+    standing.expect(b, late)
+    b.leave()
+    standing.expect(late, last)
+    late.leave()
+    last.leave()

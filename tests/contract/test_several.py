@@ -1,0 +1,422 @@
+"""Several keys taken together: all of them or none."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from django_zklock.exceptions import LockLost, LockTimeout, ZooKeeperUnavailable
+from django_zklock.zk import holds
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool
+from tests.contract.standing import RULES
+from tests.server import Server
+from tests.zk.onlooker import MakePool, Onlooker, wait_until
+from tests.zk.proxy import DOWN, UP, Proxy, requests
+from tests.zk.runner import Runner, waiting_in
+
+MULTI = 14
+
+
+def counts(onlooker: Onlooker, lock: Lock) -> list[int]:
+    """Say how many nodes stand in each line of ``lock``."""
+    return [len(onlooker.children(path)) for path in lock.paths]
+
+
+def wait_counts(onlooker: Onlooker, lock: Lock, *expected: int) -> None:
+    wait_until(lambda: counts(onlooker, lock) == list(expected), what=f"{expected} nodes")
+
+
+def nodes_of(pool: Pool, onlooker: Onlooker, lock: Lock) -> list[str]:
+    """Give the nodes in the lines of ``lock`` that are of the session of ``pool``."""
+    nodes = [f"{path}/{name}" for path in lock.paths for name in onlooker.children(path)]
+    stats = {node: onlooker.client.exists(node) for node in nodes}
+    return [node for node, stat in stats.items() if stat and stat.ephemeralOwner == pool.sessions()[0].id]
+
+
+# Acquiring.
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_acquire(pool: Pool, onlooker: Onlooker, kind: str) -> None:
+    """One transaction makes a node in each line, parents and all; it is the token of every key."""
+    lock = Lock(["b", "a", "c"], pool, rule=RULES[kind])
+    with lock as held:
+        assert (held.key, held.keys) == ("b, a, c", ("b", "a", "c"))
+        assert held.node.startswith(lock.paths[0])
+        nodes = [f"{path}/{name}" for path in lock.paths for name in onlooker.children(path)]
+        assert [onlooker.client.exists(node).czxid for node in nodes] == [held.token] * 3
+        assert held.tokens == {"a": held.token, "b": held.token, "c": held.token}
+        assert holds.current("a") is holds.current("c") is held
+        assert holds.current("d") is None
+    wait_counts(onlooker, lock, 0, 0, 0)
+    with lock.acquire(timeout=5) as again:
+        assert again.token > held.token
+
+
+def test_acquire__one_in_a_list(pool: Pool, onlooker: Onlooker) -> None:
+    """A list of one key is that key."""
+    with Lock(["a"], pool) as held:
+        assert held.tokens == {"a": held.token}
+        assert Runner(Lock("a", pool).try_acquire).result() is None
+    onlooker.wait_empty(held.lock.paths[0])
+
+
+def test_acquire__many(pool: Pool, onlooker: Onlooker) -> None:
+    """A hundred keys with long names go together too."""
+    lock = Lock([f"{number}-{'/' * 400}" for number in range(100)], pool)
+    with lock.acquire(timeout=10) as held:
+        assert set(held.tokens.values()) == {held.token}
+        assert set(counts(onlooker, lock)) == {1}
+        # The name has no room for the whole key, so the line's node keeps it.
+        assert {onlooker.client.get(path)[0].decode() for path in lock.paths} == set(lock.keys)
+    wait_counts(onlooker, lock, *[0] * 100)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("abc")))
+def test_acquire__any_order(make_pool: MakePool, order: tuple[str, ...]) -> None:
+    """Who names the same keys, or some of them, in another order is kept out; other keys are free."""
+    pool = make_pool(size=3)
+    with Lock(["a", "b", "c"], make_pool()).acquire(timeout=5):
+        for keys in (order, order[:2], order[2:], [*order, "d"]):
+            assert Runner(Lock(keys, pool).try_acquire).result() is None
+        free = Runner(Lock(["d", "e"], pool).try_acquire).result()
+        free.release(wait=True)
+    with Lock(order, pool).acquire(timeout=5) as held:
+        assert held.keys == order
+
+
+def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Who waits for several keys keeps its place in every line, and holds when it is first in all of them."""
+    a, b = Lock("a", make_pool()).acquire(timeout=5), Lock("b", make_pool()).acquire(timeout=5)
+    both = Lock(["a", "b"], make_pool())
+    waiting = waiting_in(both)
+    wait_counts(onlooker, both, 2, 2)
+    behind = waiting_in(Lock("a", make_pool()))
+    wait_counts(onlooker, both, 3, 2)
+    a.release(wait=True)
+    # It is first in the line of "a", so the one behind it is not let in.
+    assert Runner(Lock("a", make_pool()).try_acquire).result() is None
+    assert waiting.running
+    assert behind.running
+    b.release(wait=True)
+    held = waiting.result()
+    assert behind.running
+    held.release(wait=True)
+    with behind.result() as later:
+        assert later.token > held.token
+    wait_counts(onlooker, both, 0, 0)
+
+
+def test_acquire__kinds_on_several_keys(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """The rule of the lock is that of each of its keys."""
+    read, write, leases = (Lock(["a", "b"], make_pool(), rule=RULES[kind]) for kind in ("read", "write", "lease"))
+    one_reader = Lock("b", make_pool(), rule=RULES["read"]).acquire(timeout=5)
+    reader = Runner(lambda: read.acquire(timeout=5)).result()
+    writer, lease = waiting_in(write), None
+    wait_counts(onlooker, read, 2, 3)
+    lease = waiting_in(leases)
+    wait_counts(onlooker, read, 3, 4)
+    reader.release(wait=True)
+    assert writer.running
+    one_reader.release()
+    held = writer.result()
+    assert lease.running
+    held.release()
+    first = lease.result()
+    second = Runner(leases.try_acquire).result()
+    assert Runner(leases.try_acquire).result() is None
+    for each in (first, second):
+        each.release(wait=True)
+    wait_counts(onlooker, read, 0, 0)
+
+
+def test_acquire__no_deadlock(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Six threads of two processes take random keys in random order, and all come to their end, alone on each key."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")  # noqa: T201 - shown if the test fails
+    pools = [make_pool(), make_pool(size=2)]
+    alone = {key: threading.Lock() for key in "abcd"}
+    grants: dict[str, list[int]] = {key: [] for key in alone}
+
+    def work(number: int) -> None:
+        chance = random.Random(seed + number)
+        for _ in range(25):
+            keys = chance.sample(sorted(alone), chance.randint(1, 4))
+            with Lock(keys, pools[number % 2]).acquire(timeout=30) as held:
+                for key in keys:
+                    assert alone[key].acquire(blocking=False), key
+                    grants[key].append(held.tokens[key])
+                for key in keys:
+                    alone[key].release()
+
+    for runner in [Runner(lambda number=number: work(number)) for number in range(6)]:  # type: ignore[misc]
+        runner.result(60)
+    assert all(tokens == sorted(set(tokens)) for tokens in grants.values())
+    wait_counts(onlooker, Lock("abcd", pools[0]), 0)
+    wait_counts(onlooker, Lock([*alone], pools[0]), 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        (["a", "b", "a"], ValueError, "cannot be taken twice at once, got 'a' more than once"),
+        ([], ValueError, "at least one key"),
+        (["a", ""], ValueError, "must not be empty"),
+        (["a", 5], TypeError, "must be a str, got int"),
+        ({"a", "b"}, TypeError, "must be a str, got set"),
+        (None, TypeError, "must be a str, got NoneType"),
+    ],
+)
+def test_lock__bad_keys(pool: Pool, keys: Any, error: type[Exception], message: str) -> None:
+    """Keys that cannot be taken together are refused before anything is sent."""
+    with pytest.raises(error, match=message):
+        Lock(keys, pool)
+    assert pool.sessions() == []
+
+
+# Not being granted.
+
+
+def test_try__busy(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A try that meets one taken key writes nothing: not in its line, and not in those of the others."""
+    trying = Lock(["new", "a", "b"], make_pool())
+    free = Lock("a", make_pool()).acquire(timeout=5)
+    with Lock("b", make_pool()).acquire(timeout=5):
+        free.release(wait=True)
+        before = [onlooker.client.exists(path) and onlooker.client.exists(path).cversion for path in trying.paths[1:]]
+        assert Runner(trying.try_acquire).result() is None
+        with pytest.raises(LockTimeout, match=r"lock 'new, a, b' is taken; held by pid"):
+            Runner(lambda: trying.acquire(timeout=0)).result()
+        assert onlooker.client.exists(trying.paths[0]) is None
+        after = [onlooker.client.exists(path) and onlooker.client.exists(path).cversion for path in trying.paths[1:]]
+        assert after[1] == before[1]
+        # The empty line may have been reaped meanwhile.
+        assert after[0] in {before[0], None}
+
+
+def test_acquire__timeout(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """One deadline is for all keys; a wait that runs out names who is in the way, and leaves no node in any line."""
+    waiting = Lock(["a", "b", "c"], make_pool())
+    waiting.acquire(timeout=5).release(wait=True)
+    with Lock("b", make_pool()).acquire(timeout=5), Lock("c", make_pool()).acquire(timeout=5):
+        began = time.monotonic()
+        with pytest.raises(LockTimeout, match=r"lock 'a, b, c' was not granted within 0\.5 s; held by pid"):
+            Runner(lambda: waiting.acquire(timeout=0.5)).result()
+        assert 0.5 <= time.monotonic() - began < 1.5
+        wait_counts(onlooker, waiting, 0, 1, 1)
+
+
+def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Cancelling at any moment leaves no node in any line."""
+    lock = Lock(["a", "b"], pool)
+    lock.acquire(timeout=5).release(wait=True)
+
+    async def main() -> None:
+        for number in range(60):
+            task = asyncio.create_task(lock.aacquire())
+            await asyncio.sleep(0.0003 * (number % 15))
+            task.cancel()
+            try:
+                held = await task
+            except asyncio.CancelledError:
+                continue
+            held.release()
+
+    asyncio.run(main())
+    wait_counts(onlooker, lock, 0, 0)
+    with Lock("b", make_pool()).acquire(timeout=5):
+        asyncio.run(main())
+        wait_counts(onlooker, lock, 0, 1)
+
+
+# Losing.
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_node_deleted__holding(make_pool: MakePool, onlooker: Onlooker, place: int) -> None:
+    """Who loses one of the keys has lost them all, hears of it within a heartbeat, and lets go of the others."""
+    pool = make_pool(session_timeout=3.0)
+    lock = Lock(["a", "b"], pool)
+    with pytest.raises(LockLost, match="its node was deleted"), lock as held:  # noqa: PT012
+        onlooker.client.delete(f"{lock.paths[place]}/{onlooker.children(lock.paths[place])[0]}")
+        began = time.monotonic()
+        wait_until(lambda: held.lost)
+        assert time.monotonic() - began < 3.0 / 6 + 1
+    wait_counts(onlooker, lock, 0, 0)
+    with lock.acquire(timeout=5) as again:
+        again.check()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("taken", ["a", "b"])
+def test_node_deleted__waiting(make_pool: MakePool, onlooker: Onlooker, place: int, taken: str) -> None:
+    """Who loses its place in one line goes to the end of all, so that no two can wait for each other."""
+    holder = Lock(taken, make_pool()).acquire(timeout=5)
+    pool = make_pool()
+    lock = Lock(["a", "b"], pool)
+    waiting = waiting_in(lock)
+    wait_until(lambda: sum(counts(onlooker, lock)) == 3)
+    before = nodes_of(pool, onlooker, lock)
+    other = waiting_in(Lock(["b", "a"], make_pool()))
+    wait_until(lambda: sum(counts(onlooker, lock)) == 5)
+    onlooker.client.delete(before[place])
+    wait_until(lambda: len(after := nodes_of(pool, onlooker, lock)) == 2 and not {*before} & {*after})
+    holder.release(wait=True)
+    then = other.result()
+    assert waiting.running
+    then.release(wait=True)
+    with waiting.result() as held:
+        assert held.token > then.token
+        held.check()
+    wait_counts(onlooker, lock, 0, 0)
+
+
+def test_session_ended__holding(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """The end of the session loses all keys at once."""
+    lock = Lock(["a", "b"], pool)
+    with pytest.raises(LockLost), lock as held:  # noqa: PT012
+        onlooker.end_session(pool)
+        with Runner(lambda: Lock(["b", "a"], make_pool()).acquire(timeout=10)).result():
+            wait_until(lambda: held.lost)
+    assert holds.stack() == []
+    lock.acquire(timeout=5).release(wait=True)
+
+
+def test_session_ended__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A waiter whose session ends joins all lines again."""
+    lock = Lock(["a", "b"], pool)
+    taken = Lock("b", make_pool()).acquire(timeout=5)
+    waiting = waiting_in(lock)
+    wait_counts(onlooker, lock, 1, 2)
+    before = onlooker.children(lock.paths[0])
+    onlooker.end_session(pool)
+    wait_until(lambda: counts(onlooker, lock) == [1, 2] and onlooker.children(lock.paths[0]) != before)
+    taken.release(wait=True)
+    with waiting.result() as held:
+        assert onlooker.client.exists(held.node).ephemeralOwner == pool.sessions()[0].id
+    wait_counts(onlooker, lock, 0, 0)
+
+
+# The link.
+
+
+@pytest.fixture
+def proxied(server: Server, make_pool: MakePool) -> Iterator[tuple[Proxy, Pool]]:
+    """Give a link to the server that can be disturbed, and a pool that uses it."""
+    with Proxy(server.address) as proxy:
+        yield proxy, make_pool(proxy.hosts)
+        proxy.resume()
+
+
+@pytest.fixture
+def both(proxied: tuple[Proxy, Pool], onlooker: Onlooker) -> Lock:
+    """Give a lock of two keys whose parents are there, and stay."""
+    lock = Lock(["a", "b"], proxied[1])
+    for path in lock.paths:
+        onlooker.client.ensure_path(path)
+    lock.acquire(timeout=5).release(wait=True)
+    return lock
+
+
+def at_multi(proxy: Proxy, then: Callable[[], object]) -> threading.Event:
+    """Do something when the next transaction is on its way to the server."""
+    seen = threading.Event()
+
+    def watch(direction: str, chunk: bytes) -> bool:
+        if direction == UP and not seen.is_set() and MULTI in requests(chunk):
+            then()
+            seen.set()
+        return False
+
+    proxy.on_chunk = watch
+    return seen
+
+
+def test_create_reply__lost(proxied: tuple[Proxy, Pool], both: Lock, onlooker: Onlooker) -> None:
+    """When the answer to the transaction is lost, its nodes are found again: one in each line."""
+    proxy, _ = proxied
+    for _ in range(5):
+        swallowed = at_multi(proxy, lambda: proxy.pause(DOWN))
+        waiting = waiting_in(both)
+        assert swallowed.wait(5)
+        wait_counts(onlooker, both, 1, 1)
+        node = onlooker.children(both.paths[0])[0]
+        proxy.resume(drop=True)
+        proxy.cut()
+        with waiting.result() as held:
+            assert held.node == f"{both.paths[0]}/{node}"
+            assert held.token == onlooker.client.exists(held.node).czxid
+            assert counts(onlooker, both) == [1, 1]
+            held.check()
+        wait_counts(onlooker, both, 0, 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 20, 60, 90, 130, 170, 200, 230, 260, 300, 350, 400, 450])
+def test_create_reply__cut_within(proxied: tuple[Proxy, Pool], both: Lock, onlooker: Onlooker, size: int) -> None:
+    """The same when the connection breaks anywhere inside the replies, or before the request has arrived."""
+    proxy, _ = proxied
+    asked = at_multi(proxy, lambda: setattr(proxy, "limit_down", size))
+    with waiting_in(both).result(5) as held:
+        assert asked.is_set()
+        assert counts(onlooker, both) == [1, 1]
+        held.check()
+    wait_counts(onlooker, both, 0, 0)
+
+
+def test_create__some_removed_while_cut(proxied: tuple[Proxy, Pool], both: Lock, onlooker: Onlooker) -> None:
+    """If an operator removes some of the nodes before the answer is known, the others go too, and all are made anew."""
+    proxy, _ = proxied
+    swallowed = at_multi(proxy, lambda: proxy.pause(DOWN))
+    waiting = waiting_in(both)
+    assert swallowed.wait(5)
+    wait_counts(onlooker, both, 1, 1)
+    (mine,) = onlooker.children(both.paths[1])
+    onlooker.client.delete(f"{both.paths[1]}/{mine}")
+    proxy.resume(drop=True)
+    proxy.cut()
+    with waiting.result() as held:
+        assert mine[:40] not in held.node
+        assert counts(onlooker, both) == [1, 1]
+        held.check()
+    wait_counts(onlooker, both, 0, 0)
+
+
+def test_create__given_up_while_cut(proxied: tuple[Proxy, Pool], both: Lock, onlooker: Onlooker) -> None:
+    """A wait that is given up while nobody knows whether its nodes exist leaves none."""
+    proxy, _ = proxied
+    proxy.pause(DOWN)
+    with pytest.raises(ZooKeeperUnavailable):
+        both.acquire(timeout=0.2)
+    wait_counts(onlooker, both, 1, 1)
+    proxy.resume(drop=True)
+    proxy.cut()
+    wait_counts(onlooker, both, 0, 0)
+
+
+def test_link__cut_while_waiting(proxied: tuple[Proxy, Pool], make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A broken link costs a waiter no place, and a holder nothing."""
+    proxy, pool = proxied
+    lock = Lock(["a", "b"], pool)
+    taken = Lock("b", make_pool()).acquire(timeout=5)
+    waiting = waiting_in(lock)
+    wait_counts(onlooker, lock, 1, 2)
+    before = onlooker.children(lock.paths[0])
+    epoch = pool.sessions()[0].epoch
+    proxy.cut()
+    wait_until(lambda: pool.sessions()[0].epoch > epoch and pool.sessions()[0].connected)
+    taken.release(wait=True)
+    held = waiting.result()
+    assert onlooker.children(lock.paths[0]) == before
+    proxy.cut()
+    wait_until(lambda: pool.sessions()[0].epoch > epoch + 1 and pool.sessions()[0].connected)
+    held.check()
+    held.release(wait=True)
+    wait_counts(onlooker, lock, 0, 0)
