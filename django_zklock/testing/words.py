@@ -140,5 +140,7 @@ def _summary(host: Host) -> str:
 
 def _client(connection: Connection, asking: Connection) -> str:
     host, port = connection.peer
+    if ":" in host:
+        host = f"[{host}]"
     interest = 0 if connection is asking else 1
     return f"/{host}:{port}[{interest}](queued=0,recved={connection.received},sent={connection.sent}"
