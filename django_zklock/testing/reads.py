@@ -117,6 +117,10 @@ def add_watch(reader: Reader, client: Client) -> bytes:
 def check_watches(reader: Reader, client: Client) -> bytes:
     """Tell whether a node is watched."""
     path, tables = _watched(reader, client)
+    if path and "/" not in path:
+        # The real server looks for the node above it, and stumbles.
+        msg = f"a path without a slash: {path!r}"
+        raise MalformedError(msg)
     if not any(table.has(path) for table in tables):
         raise RefusedError(Code.NO_WATCHER)
     return b""
