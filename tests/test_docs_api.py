@@ -12,7 +12,6 @@ import django_zklock
 from django_zklock import signals, testing
 from django_zklock.exceptions import ZkLockError
 from django_zklock.testing import plugin
-from django_zklock.testing import plugin
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
