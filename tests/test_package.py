@@ -14,7 +14,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "django_zklock"
-PLUGIN = "django_zklock_pytest.py"
 
 pytestmark = [
     pytest.mark.packaging,
@@ -55,13 +54,12 @@ def empty_environment(distributions: Distributions, tmp_path_factory: pytest.Tem
 
 
 def source_files() -> set[str]:
-    """Return what the wheel must contain: the plugin, and all of the package's tree but what Python leaves behind."""
-    package = {
+    """Return what the wheel must contain: all of the package's tree but what Python leaves behind."""
+    return {
         path.relative_to(ROOT).as_posix()
         for path in PACKAGE.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    return {PLUGIN, *package}
 
 
 def test_wheel__has_every_file_of_the_package(distributions: Distributions) -> None:
@@ -97,7 +95,7 @@ def test_install__pytest_finds_the_plugin(empty_environment: Path) -> None:
     """The installed package names its plugin as pytest looks for it."""
     code = "from importlib.metadata import entry_points; print(*entry_points(group='pytest11'))"
     found = run(empty_environment, "-I", "-c", code, cwd=empty_environment.parent).strip()
-    assert found == "EntryPoint(name='zklock', value='django_zklock_pytest', group='pytest11')"
+    assert found == "EntryPoint(name='zklock', value='django_zklock.testing.plugin', group='pytest11')"
 
 
 def test_install__has_the_version_of_setup_cfg(empty_environment: Path, distributions: Distributions) -> None:

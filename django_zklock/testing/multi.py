@@ -28,7 +28,7 @@ def attempt(reader: Reader, tree: Tree, author: Author, zxid: int, now: int) -> 
             step = part.step(tree, author)
             if step.change is not None:
                 remembered.append(tree.remember(step.change.path))
-                tree.apply(step.change, zxid, now)
+                tree.anticipate(step.change, zxid, now)
                 changes.append(step.change)
             replies.append(success(part.answered_as, step.reply(tree)))
     except RefusedError as error:

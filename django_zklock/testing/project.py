@@ -13,6 +13,7 @@ from django.core.signals import setting_changed
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.zk import keys
 from django_zklock.zk.pool import PoolOptions
+from django_zklock.zk.wire import parse_acl
 
 SETTING = "ZKLOCK"
 # What needs more than the plain protocol.
@@ -34,7 +35,9 @@ def redirected(hosts: str, root: str) -> Iterator[None]:
 
     Sessions are closed at both ends, by what closes them whenever the setting changes.
     """
-    value = redirect(getattr(settings, SETTING, None) or {}, hosts, root)
+    value = getattr(settings, SETTING, None) or {}
+    if isinstance(value, Mapping):
+        value = redirect(value, hosts, root)
     # Not override_settings: that puts a holder on top of the others, and must be undone before what came below it
     # and after what came above. pytest-django's `settings` keeps such holders too, and which of the two fixtures
     # ends first is not ours to say.
@@ -80,14 +83,15 @@ def _servers(hosts: Any) -> object:
 
 def _protected(options: dict[str, Any]) -> dict[str, Any]:
     """Keep of ``AUTH`` and ``ACL`` what means something without certificates, Kerberos and addresses."""
-    auth, acl = options.get("AUTH"), options.get("ACL")
+    auth = options.get("AUTH")
     if isinstance(auth, (list, tuple)):
         options["AUTH"] = auth = [entry for entry in auth if not _is_pair(entry) or entry[0] == "digest"]
-    entries = [acl] if isinstance(acl, str) else acl
-    if isinstance(entries, (list, tuple)):
-        schemes = {"auth" if entry == "creator" else str(entry).partition(":")[0] for entry in entries} - {"open"}
-        if not schemes <= SCHEMES or ("auth" in schemes and not auth):
-            del options["ACL"]
+    try:
+        schemes = {entry.id.scheme for entry in parse_acl(options.get("ACL", "open"))}
+    except (TypeError, ValueError):
+        return options
+    if not schemes <= SCHEMES or ("auth" in schemes and not auth):
+        del options["ACL"]
     return options
 
 

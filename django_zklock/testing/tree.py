@@ -132,6 +132,14 @@ class Tree:
         else:
             self.nodes[change.path].creations = change.value
 
+    def anticipate(self, change: Change, zxid: int, now: int) -> None:
+        """Make a change that will be undone; until then the counter of creations runs over its end."""
+        above = self.nodes[parent(change.path)]
+        creations = above.creations
+        self.apply(change, zxid, now)
+        if isinstance(change, Created):
+            above.creations = signed32(creations + 1)
+
     def copy(self) -> Tree:
         """Copy the tree, so that the two can change apart."""
         twin = Tree()

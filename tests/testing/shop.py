@@ -13,7 +13,7 @@ SETTINGS = """
     INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_zklock", "shop"]
     DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
     ZKLOCK = {
-        "default": {"HOSTS": "zk1.invalid:2181,zk2.invalid:2181", "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 2},
+        "default": {"HOSTS": "zk1.invalid:2181,zk2.invalid:2181", "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 1},
         "reports": {"HOSTS": "zk9.invalid:2181", "TLS": {}},
     }
 """

@@ -38,7 +38,11 @@ class Talker(RawClient):
         identity = (0, NO_PASSWORD) if of is None else (of.greeting.session, of.greeting.password)
         self.send_frame(connect_frame(*identity, timeout=timeout, last_zxid=last_zxid))
         if greet:
-            self.greet()
+            try:
+                self.greet()
+            except BaseException:
+                self.close()
+                raise
 
     def greet(self) -> Greeting:
         """Wait for the answer to the first frame, and keep it in ``greeting``."""

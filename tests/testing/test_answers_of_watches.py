@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.testing.jute import Path
 from tests.testing.operations import (
     OPEN,
     SEQUENCE,
@@ -169,6 +170,22 @@ def test_watches__of_others(either: Scene) -> None:
     assert visitor.error(RemoveWatches("~", 2)) == NO_WATCHER
     do(visitor, SetData("~"))
     assert observer.events() == [(CHANGED, "~")]
+
+
+@pytest.mark.parametrize(
+    ("path", "checked", "removed"),
+    [
+        ("~/a", NO_WATCHER, NO_WATCHER),
+        ("", NO_WATCHER, NO_WATCHER),
+        ("a", MARSHALLING, NO_WATCHER),
+        (None, MARSHALLING, NO_WATCHER),
+    ],
+)
+def test_watches__where_none_are(either: Scene, path: Path, checked: int, removed: int) -> None:
+    """Nothing is found and nothing removed; some paths cannot even be looked for."""
+    visitor = either.visitor()
+    assert visitor.error(CheckWatches(path)) == checked
+    assert visitor.error(RemoveWatches(path)) == removed
 
 
 @pytest.mark.parametrize("mode", [-1, 2])

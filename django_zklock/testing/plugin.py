@@ -1,7 +1,7 @@
 """Fixtures for pytest: a ZooKeeper for tests, and the project's locks on it.
 
-A module of its own beside the package. Every run of pytest imports it, so it must not take in the package, and with
-it Django and kazoo: a ``conftest.py`` may have to patch before, as for gevent.
+Every run of pytest imports this module, so it must not take in Django or kazoo: a ``conftest.py`` may have to patch
+before, as for gevent.
 """
 
 from __future__ import annotations
