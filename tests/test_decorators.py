@@ -370,12 +370,15 @@ if django.VERSION >= (6, 0):
         ({"on_conflict": "explode"}, ValueError, "on_conflict must be one of 'wait', 'skip', 'raise', 'retry', got 'e"),
         ({"on_conflict": None}, ValueError, "on_conflict must be one of"),
         ({"on_conflict": ["wait"]}, ValueError, "on_conflict must be one of"),
-        ({"on_lost": "explode"}, ValueError, "on_lost must be one of 'raise', 'ignore', got 'explode'"),
+        ({"on_lost": "explode"}, ValueError, "on_lost must be one of 'raise', 'interrupt', 'ignore', got 'explode'"),
         ({"on_unavailable": "retry"}, ValueError, "on_unavailable must be one of 'raise', 'skip', 'run', got 'retry'"),
         ({"reentrant": "no"}, ValueError, "reentrant must be one of True, False, got 'no'"),
         ({"reentrant": 1}, ValueError, "reentrant must be one of True, False, got 1"),
         ({"using": None}, TypeError, "using must be the name of an alias in ZKLOCK, got None"),
         ({"using": ["default"]}, TypeError, "using must be the name of an alias"),
+        ({"mode": "shared"}, ValueError, "mode must be one of 'exclusive', 'read', 'write', got 'shared'"),
+        ({"limit": 0}, TypeError, "limit is how many may hold at once, .* as in limit=4, got 0"),
+        ({"mode": "read", "limit": 2}, TypeError, "leave out mode='read' or the limit"),
         ({"wait": 5}, TypeError, "unexpected keyword argument 'wait'"),
     ],
 )
@@ -385,7 +388,7 @@ def test_zk_locked__bad_options(options: dict[str, Any], error: type[Exception],
         zk_locked("k", **options)
 
 
-@pytest.mark.parametrize("key", [None, 42, b"key", ["a", "b"], object()])
+@pytest.mark.parametrize("key", [None, 42, b"key", {"a", "b"}, object()])
 def test_zk_locked__bad_key(key: Any) -> None:
     """What can be no key is refused where it is written, with the right form."""
     with pytest.raises(TypeError, match=r'write @zk_locked\("invoice:\{invoice_id\}"\)'):

@@ -50,7 +50,9 @@ def every(*args: int, **options: Any) -> None: ...
 def positional(invoice_id: int, /, shop: str = "main") -> None: ...
 
 
-def key_of(key: str | Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+def key_of(
+    key: str | Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> str | tuple[str, ...]:
     return key_maker(key, function)(args, kwargs)
 
 
@@ -127,7 +129,7 @@ def test_template__wrong(template: str, message: str) -> None:
         key_maker(template, bill)
 
 
-@pytest.mark.parametrize("key", [None, 42, b"key", ["a", "b"], object()])
+@pytest.mark.parametrize("key", [None, 42, b"key", [], ["a", 1], {"a", "b"}, object()])
 def test_key_maker__neither_template_nor_callable(key: Any) -> None:
     """Anything but a template and a callable is a TypeError that shows the right form."""
     with pytest.raises(TypeError, match=r'a template like "invoice:\{invoice_id\}" or a callable'):
@@ -206,14 +208,14 @@ def test_text_of__composite_primary_key() -> None:
         (lambda invoice_id: f"i:{invoice_id}", "i:7"),
         (lambda force, shop: f"{shop}:{force}", "main:False"),
         (lambda shop, **_: shop, "main"),
-        (lambda **everything: sorted(everything), "['force', 'invoice_id', 'shop']"),
+        (lambda **everything: str(sorted(everything)), "['force', 'invoice_id', 'shop']"),
         (lambda: "constant", "constant"),
         (lambda shop, suffix="x": f"{shop}{suffix}", "mainx"),
         (lambda x: f"i:{x}", "i:7"),
         (lambda x, y: f"{x}{y}", "7main"),
-        (lambda *args: args, "(7, 'main')"),
-        (lambda *args, force: (args, force), "((7, 'main'), False)"),
-        (lambda x, /, **rest: (x, rest), "(7, {'force': False})"),
+        (lambda *args: str(args), "(7, 'main')"),
+        (lambda *args, force: str((args, force)), "((7, 'main'), False)"),
+        (lambda x, /, **rest: str((x, rest)), "(7, {'force': False})"),
         (lambda x=1: x, "7"),
         (functools.partial(lambda prefix, x: f"{prefix}{x}", "p"), "p7"),
         (functools.partial(lambda prefix, invoice_id: f"{prefix}{invoice_id}", prefix="p"), "p7"),
@@ -247,7 +249,7 @@ def test_callable__method() -> None:
 def test_callable__collected_arguments() -> None:
     """Of a function that collects arguments, a callable gets them under their own names, or by position."""
     assert key_of(lambda name, **_: name, every, 1, name="x", other="y") == "x"
-    assert key_of(lambda **options: sorted(options), every, 1, name="x", other="y") == "['name', 'other']"
+    assert key_of(lambda **options: str(sorted(options)), every, 1, name="x", other="y") == "['name', 'other']"
     assert key_of(lambda x: x, every, 1, 2, name="x") == "1"
     assert key_of(lambda options: options["name"], every, 1, name="x") == "x"
 
@@ -295,3 +297,28 @@ def test_callable__raises() -> None:
     """What a key callable raises reaches the caller as it is."""
     with pytest.raises(ZeroDivisionError):
         key_of(lambda invoice_id: invoice_id / 0, bill, 1)
+
+
+@pytest.mark.parametrize("several", [list, tuple])
+def test_several__templates(several: Callable[..., Any]) -> None:
+    """A list of templates gives a key for each, in their order."""
+    assert key_of(several(["shop:{shop}", "invoice:{invoice_id}"]), bill, 7) == ("shop:main", "invoice:7")
+
+
+def test_several__one_is_wrong() -> None:
+    """Each template of a list is looked at where it is written."""
+    with pytest.raises(ValueError, match="names 'nobody', which is no argument of bill"):
+        key_maker(["invoice:{invoice_id}", "{nobody}"], bill)
+
+
+def test_several__callable() -> None:
+    """A callable may give several keys, each of anything that one key may be made of."""
+    assert key_of(lambda invoice_id, shop: [shop, Account(pk=invoice_id)], bill, 7) == ("main", "billing.account:7")
+    assert key_of(lambda shop: (shop,), bill, 7) == ("main",)
+
+
+@pytest.mark.parametrize("gives", [None, "", Stateless()])
+def test_several__callable_unusable(gives: object) -> None:
+    """Each of several keys has to be one."""
+    with pytest.raises(ValueError, match=r"gave None instead of a key|must not be empty|the same in every process"):
+        key_of(lambda: ["fine", gives], bill, 7)

@@ -520,9 +520,9 @@ def test_acl__stranger(
     owner = settings.ZKLOCK["default"]
     settings.ZKLOCK = {"default": owner | {"AUTH": [("digest", "shop:wrong")]}, "owner": owner}
     with zk_lock("k", using="owner").acquire(timeout=5):
-        with pytest.raises(ZkLockError, match=r"refused: NoAuthError.*check the ACL of that node and the credentials"):
+        with pytest.raises(ZkLockError, match=r"refused: NoAuthError.*check the ACL there and the credentials"):
             zk_lock("k").acquire(timeout=5)
-        with pytest.raises(ZkLockError, match=r"refused: NoAuthError.*check the ACL of that node and the credentials"):
+        with pytest.raises(ZkLockError, match=r"refused: NoAuthError.*check the ACL there and the credentials"):
             zk_lock("k").try_acquire()
         for arguments in (["list"], ["show", "k"]):
             with pytest.raises(CommandError, match="NoAuthError"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -108,17 +109,21 @@ class Held:
             key=self.key,
         )
 
-    def when_lost(self, call: Callable[[], None]) -> None:
+    def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call ``call`` once, in a thread of its own, as soon as it is known that the lock is lost.
 
-        If it is known already, the call is made here and now.
+        If it is known already, the call is made here and now. Gives what takes that back.
         """
-        if self._root is not self:
-            self._root.when_lost(call)
-            return
-        self._when_lost.append(call)
-        if self._loss_told:
-            self._call_when_lost()
+        waiting = self._root._when_lost  # noqa: SLF001 - our own class
+
+        def forget() -> None:
+            with contextlib.suppress(ValueError):  # called already
+                waiting.remove(call)
+
+        waiting.append(call)
+        if self._root._loss_told:  # noqa: SLF001 - our own class
+            self._root._call_when_lost()  # noqa: SLF001 - our own class
+        return forget
 
     def tell_loss(self, reason: str) -> None:
         """Tell the observer, and all who have asked for it, that the lock is lost."""

@@ -22,7 +22,7 @@ _REFUSED = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\
 _ESCAPED_UNIT = re.compile(r"(?:%[0-9A-F]{2})+|.", re.DOTALL)
 
 
-def check(key: str) -> str:
+def check(key: object) -> str:
     """Give ``key`` back if it can name a lock.
 
     Raises ``TypeError`` if it is not text, and ``ValueError`` if it is empty, longer than 1 kB in UTF-8, or

@@ -58,7 +58,7 @@ class Lock:
         observer: Observer | None = None,
         work: Callable[[], Work | None] = _no_work,
     ) -> None:
-        self.keys = (keys.check(key),) if isinstance(key, str) else _several(key)
+        self.keys = _several(key) if isinstance(key, (list, tuple)) else (keys.check(key),)
         self.key = ", ".join(self.keys)
         self.pool = pool
         self.rule = rule
@@ -183,11 +183,7 @@ class Lock:
             return None
         outer = next((held for held in overlapping if held.covers(self)), None)
         if outer is None:
-            missing = ", ".join(repr(key) for key in self.keys if key not in overlapping[0].keys)
-            raise self._conflict(
-                f"{overlapping[0].key!r} is held by this very thread or task, and {missing} is not: who adds to what "
-                f"he holds can meet another who does the same. Take all the keys at once, first"
-            )
+            raise self._conflict(self._some_held(overlapping))
         if not outer.rule.covers(self.rule.kind):
             raise self._conflict(
                 f"lock {self.key!r} is held by this very thread or task as {outer.rule.kind.value}, and cannot be "
@@ -196,6 +192,15 @@ class Lock:
         if outer.lost:
             outer.check()
         return outer.again(self)
+
+    def _some_held(self, mine: list[Held]) -> str:
+        """Say why several keys cannot be taken when some of them, or each for itself, are held here."""
+        here = [key for key in self.keys if any(key in held.keys for held in mine)]
+        missing = [key for key in self.keys if key not in here]
+        return (
+            f"this very thread or task holds {_listing(here)} already, but not {_listing(missing) or 'together'}: who "
+            f"adds to what he holds can meet another who does the same. Take all the keys at once, first"
+        )
 
     def _check_room(self, mine: list[Held]) -> None:
         """Raise ``LockConflict`` unless these are leases of a semaphore with room for one more beside them."""
@@ -210,8 +215,6 @@ class Lock:
 
 
 def _several(given: Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(given, (list, tuple)):
-        raise TypeError(f"the key of a lock is a text, or a list of texts to take together, got {given!r}")
     if not given:
         raise ValueError("a lock needs at least one key, got an empty list")
     several = tuple(map(keys.check, given))
@@ -219,6 +222,10 @@ def _several(given: Sequence[str]) -> tuple[str, ...]:
     if twice:
         raise ValueError(f"a lock cannot be taken twice at once, got {', '.join(map(repr, twice))} more than once")
     return several
+
+
+def _listing(keys: list[str]) -> str:
+    return " and ".join(map(repr, keys))
 
 
 def _label(key: str) -> bytes:

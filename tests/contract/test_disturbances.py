@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -172,13 +172,8 @@ def test_parent_deleted__waiting(make_pool: MakePool, onlooker: Onlooker) -> Non
     held = Lock("k", make_pool(session_timeout=3.0)).acquire()
     waiters = [waiting_in(lock) for _ in range(3)]
     onlooker.wait_count(lock.paths[0], 4)
-    # The waiters come back faster than a recursive delete of kazoo's can finish.
-    everything = onlooker.client.transaction()
-    # The holder's node last: with it the next in line would hold, if only for the moment until its own is gone.
-    for name in sorted(onlooker.children(lock.paths[0]), key=lambda name: name[-10:], reverse=True):
-        everything.delete(f"{lock.paths[0]}/{name}")
-    everything.delete(lock.paths[0])
-    assert all(outcome is True for outcome in everything.commit())
+    # From the end, so that each waiter hears of its own node before it hears of the one before it.
+    delete_line(onlooker, lock, reversed(onlooker.children(lock.paths[0])))
     tokens = []
     while waiters:
         done = wait_until(lambda: [waiter for waiter in waiters if not waiter.running])
@@ -189,6 +184,31 @@ def test_parent_deleted__waiting(make_pool: MakePool, onlooker: Onlooker) -> Non
     assert tokens == sorted(tokens)
     wait_until(lambda: held.lost, 5)
     onlooker.wait_empty(lock.paths[0])
+
+
+def test_parent_deleted__next_in_line(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Who hears first that nobody is left before it, and then that its own node went too, holds and knows the loss."""
+    lock = Lock("k", pool)
+    held = Lock("k", make_pool()).acquire()
+    waiter = waiting_in(lock)
+    delete_line(onlooker, lock, onlooker.wait_count(lock.paths[0], 2))
+    later = waiter.result()
+    # It may have heard of both before it came to look, and have lined up again.
+    wait_until(lambda: later.lost or onlooker.client.exists(later.node))
+    wait_until(lambda: held.lost)
+    later.release(wait=True)
+    with lock.acquire(timeout=5) as again:
+        again.check()
+    onlooker.wait_empty(lock.paths[0])
+
+
+def delete_line(onlooker: Onlooker, lock: Lock, names: Iterable[str]) -> None:
+    """Delete the nodes in that order, and their parent, in one transaction: those who wait come back that fast."""
+    everything = onlooker.client.transaction()
+    for name in names:
+        everything.delete(f"{lock.paths[0]}/{name}")
+    everything.delete(lock.paths[0])
+    assert all(outcome is True for outcome in everything.commit())
 
 
 # The link.

@@ -162,7 +162,7 @@ def test_every_instant__first_use(make_pool: MakePool, onlooker: Onlooker) -> No
     target = 0
     place: str | None = ""
     while place is not None:
-        target += 11
+        target += 1
         pool = make_pool()
         injector = Injector(target, spared=SPARED)
         # RuntimeError is what threading makes of it while a thread is being started.

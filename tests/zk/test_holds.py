@@ -11,7 +11,7 @@ from django_zklock.zk import holds
 
 
 def hold(key: str) -> Any:
-    return SimpleNamespace(key=key, lock=None, covers=lambda _lock: True)
+    return SimpleNamespace(key=key, keys=(key,), lock=None, covers=lambda _lock: True)
 
 
 def test_current__innermost() -> None:

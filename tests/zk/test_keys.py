@@ -96,4 +96,4 @@ def test_key__bad(key: str, message: str) -> None:
 def test_key__not_text(key: object) -> None:
     """A key that is not text is refused with its type."""
     with pytest.raises(TypeError, match=f"must be a str, got {type(key).__name__}"):
-        keys.check(key)  # type: ignore[arg-type]
+        keys.check(key)

@@ -14,7 +14,7 @@ What is changed here, each with a test in ``tests/zk/test_wire.py`` that fails w
 
 from __future__ import annotations
 
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, UnimplementedError
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, UnimplementedError
 from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.wire.client import Wire, WireListener
@@ -23,6 +23,7 @@ from django_zklock.zk.wire.options import CHECKS_HOST_NAMES, EXTRA_OPTIONS, Conn
 __all__ = [
     "CHECKS_HOST_NAMES",
     "EXTRA_OPTIONS",
+    "BadVersionError",
     "ConnectionOptions",
     "KazooException",
     "NoNodeError",

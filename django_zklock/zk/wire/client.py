@@ -34,6 +34,8 @@ from django_zklock.zk.wire.options import CHECKS_HOST_NAMES, ConnectionOptions, 
 from django_zklock.zk.wire.watch import Watch, WatchBook, Watcher, removal, table
 
 logger = logging.getLogger("django_zklock.wire")
+# Got here and not at each connect: an exception that is thrown into getLogger() leaves logging locked for ever.
+kazoo_logger = logging.getLogger("django_zklock.kazoo")
 
 EPHEMERAL_SEQUENTIAL = 3
 CONTAINER = 4
@@ -91,7 +93,7 @@ class Wire:
             connection_retry=retry,
             auth_data=list(options.auth),
             use_ssl=options.use_tls,
-            logger=logging.getLogger("django_zklock.kazoo"),
+            logger=kazoo_logger,
             **options.extra,
         )
         self._connection = Connection(self._client, self, dict(options.sasl) if options.sasl else None)

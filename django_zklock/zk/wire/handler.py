@@ -10,6 +10,7 @@ from typing import Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
+from django_zklock.zk.alarm import Alarm
 from django_zklock.zk.wire.options import ConnectionOptions
 
 
@@ -48,6 +49,43 @@ class _InlineHandler:
         self._running = False
 
 
+class _Event:
+    """An event for kazoo, without an instant at which an exception would leave it locked for ever; see Alarm."""
+
+    __slots__ = ("_is_set", "_waiting")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        # Adding to a set, discarding from it and copying it are atomic.
+        self._waiting: set[Alarm] = set()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        for alarm in list(self._waiting):
+            alarm.ring()
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        alarm = Alarm()
+        self._waiting.add(alarm)
+        try:
+            # Looked at after the alarm can be heard.
+            return self._is_set or alarm.wait(timeout)
+        finally:
+            self._waiting.discard(alarm)
+
+
+class _ThreadingHandler(_InlineHandler, SequentialThreadingHandler):
+    # Greenlets are interrupted where they wait only, and gevent and eventlet have events of their own.
+    def event_object(self) -> Any:
+        return _Event()
+
+
 def make_handler(options: ConnectionOptions, *, patience: float) -> Any:
     """Make the handler for one client; ``patience`` are the seconds in which some server is to accept."""
     handler = _handler_class()()
@@ -70,7 +108,7 @@ def _handler_class() -> type:
         from kazoo.handlers.eventlet import SequentialEventletHandler
 
         return type("EventletHandler", (_InlineHandler, SequentialEventletHandler), {})
-    return type("ThreadingHandler", (_InlineHandler, SequentialThreadingHandler), {})
+    return _ThreadingHandler
 
 
 def _tls_context(options: ConnectionOptions) -> ssl.SSLContext:

@@ -1,0 +1,293 @@
+"""Locks inside of locks of the same thread or task: which are shared, and which are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from django_zklock.exceptions import LockConflict, LockLost, LockTimeout
+from django_zklock.zk import holds
+from django_zklock.zk.held import Held
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.rules import READ, semaphore
+from tests.contract.standing import RULES
+from tests.zk.onlooker import MakePool, Onlooker, wait_until
+from tests.zk.runner import Runner
+
+ALLOWED = [
+    *itertools.product(["exclusive", "write"], RULES),
+    ("read", "read"),
+    ("lease", "lease"),
+]
+REFUSED = [pair for pair in itertools.product(RULES, RULES) if pair not in ALLOWED]
+
+
+def in_thread(lock: Lock, *, wait: bool) -> Held | None:
+    return lock.acquire() if wait else lock.try_acquire()
+
+
+async def in_task(lock: Lock, *, wait: bool) -> Held | None:
+    return await (lock.aacquire() if wait else lock.atry_acquire())
+
+
+# Locks that are all reentrant.
+
+
+@pytest.mark.parametrize(("outer", "inner"), ALLOWED)
+def test_reentrant(pool: Pool, onlooker: Onlooker, outer: str, inner: str) -> None:
+    """Who holds at least as much shares its node, whatever is asked for, and the node goes with the last release."""
+    lock, again = Lock("k", pool, rule=RULES[outer]), Lock("k", pool, rule=RULES[inner])
+    first = lock.acquire(timeout=5)
+    for second in (again.acquire(timeout=5), again.try_acquire()):
+        assert second is not None
+        assert (second.node, second.token, second.rule) == (first.node, first.token, lock.rule)
+        assert second.lock is again
+        onlooker.wait_count(lock.paths[0], 1)
+        second.release(wait=True)
+        first.check()
+    with again as second:
+        first.release(wait=True)
+        second.check()
+        # It is still what it was.
+        assert Runner(lambda: Lock("k", pool, rule=RULES[outer]).try_acquire()).result() is None or outer in {
+            "read",
+            "lease",
+        }
+    assert holds.stack() == []
+
+
+@pytest.mark.parametrize(("outer", "inner"), ALLOWED)
+def test_reentrant__task(pool: Pool, onlooker: Onlooker, outer: str, inner: str) -> None:
+    """The same in asyncio."""
+    lock, again = Lock("k", pool, rule=RULES[outer]), Lock("k", pool, rule=RULES[inner])
+
+    async def main() -> None:
+        async with lock as first:
+            async with again as second:
+                assert (second.node, second.token) == (first.node, first.token)
+            third = await again.atry_acquire()
+            assert third is not None
+            assert third.node == first.node
+            await third.arelease()
+            first.check()
+
+    asyncio.run(main())
+    onlooker.wait_empty(lock.paths[0])
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize(("outer", "inner"), REFUSED)
+def test_reentrant__stronger_inside(pool: Pool, onlooker: Onlooker, outer: str, inner: str, wait: bool) -> None:
+    """Who holds less would wait for itself: that is refused at once, a try too, and it goes on holding."""
+    lock, stronger = Lock("k", pool, rule=RULES[outer]), Lock("k", pool, rule=RULES[inner])
+    message = rf"lock 'k' is held by this very thread or task as {outer}, and cannot be taken as {inner} inside"
+    with lock as held:
+        with pytest.raises(LockConflict, match=message) as caught:
+            in_thread(stronger, wait=wait)
+        assert caught.value.key == "k"
+        held.check()
+        assert len(onlooker.children(lock.paths[0])) == 1
+
+    async def main() -> None:
+        async with lock as held:
+            with pytest.raises(LockConflict, match=message):
+                await in_task(stronger, wait=wait)
+            held.check()
+
+    asyncio.run(main())
+    onlooker.wait_empty(lock.paths[0])
+
+
+def test_reentrant__writer_waits_for_the_reader_inside(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A reader reads again although a writer waits by now: to wait for that one would be to wait for itself."""
+    read = Lock("k", pool, rule=READ)
+    with read as outer:
+        writer = Lock("k", make_pool(), rule=RULES["write"])
+        writing = Runner(lambda: writer.acquire(timeout=20))
+        onlooker.wait_count(read.paths[0], 2)
+        with read as inner:
+            assert inner.node == outer.node
+            assert writing.running
+    with writing.result() as held:
+        assert held.token > outer.token
+
+
+def test_reentrant__lost(pool: Pool, onlooker: Onlooker) -> None:
+    """Into a lock that is lost nobody nests, for that would be to share what one has not."""
+    lock = Lock("k", pool, rule=RULES["write"])
+    with pytest.raises(LockLost), lock as held:  # noqa: PT012
+        onlooker.end_session(pool)
+        wait_until(lambda: held.lost)
+        for again in (lock, Lock("k", pool, rule=READ)):
+            with pytest.raises(LockLost, match="the session expired"):
+                again.try_acquire()
+        raise held.loss()
+
+
+# Not reentrant.
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RULES if kind != "lease"])
+def test_not_reentrant(pool: Pool, onlooker: Onlooker, kind: str) -> None:
+    """A lock that is not reentrant raises instead of waiting for itself, and a try is told that it is busy."""
+    lock = Lock("k", pool, rule=RULES[kind], reentrant=False)
+    with lock as held:
+        with pytest.raises(LockConflict, match="reentrant=False: waiting would never end"):
+            lock.acquire()
+        assert lock.try_acquire() is None
+        held.check()
+
+    async def main() -> None:
+        async with lock:
+            with pytest.raises(LockConflict, match="reentrant=False"):
+                await lock.aacquire()
+            assert await lock.atry_acquire() is None
+
+    asyncio.run(main())
+    onlooker.wait_empty(lock.paths[0])
+
+
+def test_not_reentrant__several_leases(pool: Pool, onlooker: Onlooker) -> None:
+    """One thread may hold as many leases of a semaphore as there are, and is refused the next."""
+    lock = Lock("k", pool, rule=semaphore(3), reentrant=False)
+    leases = [lock.acquire(timeout=5), lock.acquire(timeout=5)]
+    third = lock.try_acquire()
+    assert third is not None
+    assert len({held.node for held in (*leases, third)}) == 3
+    onlooker.wait_count(lock.paths[0], 3)
+    with pytest.raises(LockConflict, match="reentrant=False"):
+        lock.acquire()
+    assert lock.try_acquire() is None
+    leases[0].release()
+    with lock.acquire(timeout=5) as again:
+        assert again.token > third.token
+    for held in (leases[1], third):
+        held.release(wait=True)
+    assert onlooker.children(lock.paths[0]) == []
+
+
+def test_not_reentrant__leases_of_others(pool: Pool, make_pool: MakePool) -> None:
+    """Whether it is others who hold the rest is no reason to refuse: those will let go."""
+    lock = Lock("k", pool, rule=semaphore(2), reentrant=False)
+    other = Runner(lambda: Lock("k", make_pool(), rule=semaphore(2)).acquire(timeout=5)).result()
+    with lock:
+        assert lock.try_acquire() is None
+        with pytest.raises(LockTimeout):
+            lock.acquire(timeout=0.2)
+        timer = threading.Timer(0.05, other.release)
+        timer.start()
+        lock.acquire(timeout=10).release(wait=True)
+        timer.join()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RULES if kind != "lease"])
+def test_not_reentrant__lease_inside(pool: Pool, kind: str) -> None:
+    """A lease that is not reentrant is refused inside of every other kind."""
+    with Lock("k", pool, rule=RULES[kind]):
+        lock = Lock("k", pool, rule=semaphore(2), reentrant=False)
+        with pytest.raises(LockConflict, match="reentrant=False"):
+            lock.acquire()
+        assert lock.try_acquire() is None
+
+
+# Several keys.
+
+
+def test_several__one_of_them_inside(pool: Pool, onlooker: Onlooker) -> None:
+    """Who holds several keys may take each of them, and any of them together, in any order."""
+    lock = Lock(["a", "b", "c"], pool)
+    outer = lock.acquire(timeout=5)
+    for keys in ("a", "b", ["c"], ["c", "a"], ["b", "c", "a"]):
+        with Lock(keys, pool) as inner:
+            assert inner.token == outer.token
+            assert inner.keys == tuple(keys)
+            assert inner.node.rpartition("/")[0] == inner.lock.paths[0]
+            assert inner.node.rpartition("/")[2] in onlooker.children(inner.lock.paths[0])
+            assert holds.current(keys[0]) is inner
+    with Lock("b", pool, rule=READ) as inner:
+        outer.release(wait=True)
+        inner.check()
+        assert [len(onlooker.children(path)) for path in lock.paths] == [1, 1, 1]
+    wait_until(lambda: not any(onlooker.children(path) for path in lock.paths))
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize(
+    ("held", "wanted", "message"),
+    [
+        ([["a"]], ["a", "b"], "this very thread or task holds 'a' already, but not 'b'"),
+        ([["a", "b"]], ["b", "c", "d"], "this very thread or task holds 'b' already, but not 'c' and 'd'"),
+        ([["a"], ["b"]], ["c", "a", "b"], "this very thread or task holds 'a' and 'b' already, but not 'c'"),
+        ([["a"], ["b"]], ["a", "b"], "this very thread or task holds 'a' and 'b' already, but not together"),
+    ],
+)
+def test_several__some_held_already(
+    pool: Pool, onlooker: Onlooker, held: list[list[str]], wanted: list[str], message: str, wait: bool
+) -> None:
+    """Who holds some of the keys is refused the others with them: two who do that could wait for each other."""
+    lock = Lock(wanted, pool)
+    for keys in held:
+        Lock(keys, pool).acquire(timeout=5)
+    with pytest.raises(LockConflict, match=message):
+        in_thread(lock, wait=wait)
+    held_keys = [key for keys in held for key in keys]
+    assert [len(onlooker.children(path)) for path in lock.paths] == [int(key in held_keys) for key in wanted]
+
+
+def test_several__others_inside(pool: Pool, onlooker: Onlooker) -> None:
+    """Other keys are other locks, and may be taken."""
+    with Lock(["a", "b"], pool) as outer, Lock(["c", "d"], pool) as inner:
+        assert inner.token > outer.token
+    wait_until(lambda: not any(onlooker.children(path) for path in (*outer.lock.paths, *inner.lock.paths)))
+
+
+def test_several__not_reentrant(pool: Pool) -> None:
+    """Several keys of which one is held are refused too."""
+    with Lock("a", pool):
+        lock = Lock(["b", "a"], pool, reentrant=False)
+        with pytest.raises(LockConflict, match="reentrant=False"):
+            lock.acquire()
+        assert lock.try_acquire() is None
+
+
+# Who nests.
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_child_task(pool: Pool, kind: str) -> None:
+    """What a task holds is its own: a task that it makes meets it as any other would."""
+    lock = Lock("k", pool, rule=RULES[kind])
+
+    async def child() -> Held | None:
+        return await lock.atry_acquire()
+
+    async def main() -> None:
+        async with lock as held:
+            got = await asyncio.create_task(child())
+            if kind in {"read", "lease"}:
+                assert got is not None
+                assert got.node != held.node
+                await got.arelease()
+            else:
+                assert got is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("release", [lambda held: held.release(), lambda held: Runner(held.release).result()])
+def test_reentrant__released_in_any_order(pool: Pool, onlooker: Onlooker, release: Callable[[Held], None]) -> None:
+    """Nested holds may be released in any order, by any thread; the last one takes the node with it."""
+    for order in itertools.permutations(range(3)):
+        nested = [Lock("k", pool, rule=RULES[kind]).acquire(timeout=5) for kind in ("write", "read", "write")]
+        for number in order[:2]:
+            release(nested[number])
+            nested[order[2]].check()
+        assert len(onlooker.children(nested[0].lock.paths[0])) == 1
+        release(nested[order[2]])
+        assert holds.stack() == []
+        onlooker.wait_empty(nested[0].lock.paths[0])
