@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_zklock.testing import ZooKeeperServer, connection
-from tests.testing.operations import AddWatch, CloseSession, Create, Exists, GetData, SetData
+from tests.testing.operations import AddWatch, Create, Exists, GetData, SetData
 from tests.testing.rawclient import ClosedError
 from tests.testing.talker import Talker
 
@@ -73,12 +73,12 @@ def test_replies__wait_for_the_reader(server: ZooKeeperServer, other: Talker) ->
 def test_replies__never_read(server: ZooKeeperServer, other: Talker) -> None:
     """A client that is gone before it has read ends like every other."""
     with silent(server) as client:
-        client.start(*(GetData("/large") for _ in range(50)), CloseSession())
+        client.start(*(GetData("/large") for _ in range(50)))
         server.requests.wait_for("getData")
     while len(server.call(lambda: list(server.connections))) > 1:
         other.ask(Exists("/"))
     assert unread(server) == 0
-    assert server.requests.count("close") == 0
+    assert [each.connected for each in server.sessions()] == [True, False]
 
 
 def test_events__never_read(server: ZooKeeperServer, other: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
