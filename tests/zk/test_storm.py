@@ -17,7 +17,7 @@ from django_zklock.zk.pool import Pool
 from tests.zk.onlooker import MakePool, wait_until
 from tests.zk.runner import Runner
 
-SECONDS = 4.0
+SECONDS = 3.0
 SESSION_TIMEOUT = 2.0
 WORKERS, POOLS = 9, 3
 REPLIES = ("create2", "getChildren", "getData", "delete", "sync", "connect", "createContainer", "notification", "ping")
