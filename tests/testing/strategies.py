@@ -54,7 +54,9 @@ T = TypeVar("T")
 
 def weighted(*choices: tuple[int, st.SearchStrategy[T]]) -> st.SearchStrategy[T]:
     """Choose by weight; ``one_of`` would melt nested choices into one with equal chances."""
-    return st.sampled_from([choice for weight, choice in choices for _ in range(weight)]).flatmap(lambda chosen: chosen)
+    table = [choice for weight, choice in choices for _ in range(weight)]
+    # By number: hypothesis writes down what it samples from, and these nest.
+    return st.sampled_from(range(len(table))).flatmap(lambda number: table[number])
 
 
 # Paths.
@@ -163,6 +165,11 @@ def _harmless(create: Create) -> bool:
     return create.opcode != CREATE_TTL or create.flags in {5, 6} or create.ttl >= 0
 
 
+def _is_echoed(path: Path) -> bool:
+    """Leave out what the real server, asked to repeat it, encodes otherwise than it decodes."""
+    return path is None or (isinstance(path, str) and all(character <= "\uffff" for character in path))
+
+
 usual_creates = st.builds(
     Create,
     good_paths,
@@ -198,7 +205,7 @@ reads: st.SearchStrategy[Operation] = st.one_of(
 )
 queries: st.SearchStrategy[Operation] = weighted(
     (4, st.builds(GetAcl, readable_paths)),
-    (1, st.builds(Sync, readable_paths)),
+    (1, st.builds(Sync, readable_paths.filter(_is_echoed))),
     (2, st.builds(CountDescendants, paths.filter(lambda path: path != ""))),
     (2, st.builds(GetEphemerals, weighted((3, own_paths), (2, st.sampled_from(["/", "", "~/a", " "]))))),
     (1, st.just(WhoAmI())),
