@@ -93,10 +93,17 @@ def server() -> Iterator[ZooKeeperServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def real() -> Iterator[ZooKeeper]:
+    """Give a real server that has the same nodes as ours."""
+    with ZooKeeper(properties={"zookeeper.extendedTypesEnabled": "true"}) as server:
+        yield server
+
+
 @pytest.fixture(params=["ours", "real"])
 def either(request: pytest.FixtureRequest) -> Server:
     """Give our server, then the real one."""
-    found: Server = request.getfixturevalue("server" if request.param == "ours" else "zookeeper")
+    found: Server = request.getfixturevalue("server" if request.param == "ours" else "real")
     return found
 
 
@@ -265,9 +272,9 @@ class Prober:
 
 
 @pytest.fixture
-def probers(server: ZooKeeperServer, reference: ZooKeeper) -> Iterator[list[Prober]]:
+def probers(server: ZooKeeperServer, real: ZooKeeper) -> Iterator[list[Prober]]:
     """Give one for our server and one for the real one."""
-    probers = [Prober(server), Prober(reference)]
+    probers = [Prober(server), Prober(real)]
     yield probers
     for prober in probers:
         prober.close()
