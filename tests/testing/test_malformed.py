@@ -100,7 +100,7 @@ def real() -> Iterator[ZooKeeper]:
         yield server
 
 
-@pytest.fixture(params=["ours", "real"])
+@pytest.fixture(params=["ours", pytest.param("real", marks=pytest.mark.zookeeper)])
 def either(request: pytest.FixtureRequest) -> Server:
     """Give our server, then the real one."""
     found: Server = request.getfixturevalue("server" if request.param == "ours" else "real")
@@ -280,6 +280,7 @@ def probers(server: ZooKeeperServer, real: ZooKeeper) -> Iterator[list[Prober]]:
         prober.close()
 
 
+@pytest.mark.zookeeper
 @pytest.mark.parametrize("operation", OPERATIONS, ids=repr)
 def test_body__cut_short(probers: list[Prober], operation: Operation) -> None:
     """A body that ends too early, wherever, has the same outcome as with the real server."""
@@ -289,6 +290,7 @@ def test_body__cut_short(probers: list[Prober], operation: Operation) -> None:
     assert ours == real
 
 
+@pytest.mark.zookeeper
 @pytest.mark.parametrize("number", [2**31 - 1, -1, -2, -(2**31), MAX_FRAME, 0])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=repr)
 def test_body__impossible_number(probers: list[Prober], operation: Operation, number: int) -> None:
