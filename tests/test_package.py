@@ -83,8 +83,11 @@ def test_sdist__has_the_package_and_its_documents(distributions: Distributions) 
 
 
 def test_install__imports_in_an_empty_environment(empty_environment: Path) -> None:
-    """The wheel brings its requirements, and the import needs neither settings nor Celery."""
-    code = "import django_zklock, importlib.util as u; print(django_zklock.__file__, u.find_spec('celery'))"
+    """The wheel brings its requirements, and the import of every name needs neither settings nor Celery."""
+    code = (
+        "import django_zklock, importlib.util as u; from django_zklock import *; "
+        "print(django_zklock.__file__, u.find_spec('celery'))"
+    )
     # -I: not from the working directory nor from PYTHONPATH.
     file, celery = run(empty_environment, "-I", "-c", code, cwd=empty_environment.parent).split()
     assert Path(file).is_relative_to(empty_environment.parent.parent)

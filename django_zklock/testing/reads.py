@@ -5,6 +5,7 @@ A watch is left, or not, exactly where ZooKeeper's ``FinalRequestProcessor`` and
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -189,7 +190,8 @@ def _children(reader: Reader, client: Client) -> tuple[bytes, Znode]:
 
 
 def _names(node: Znode) -> bytes:
-    return jute.vector([jute.text(name) for name in node.children])
+    # ZooKeeper keeps them in a hash set. Who relies on the order of their names, or of creation, must fail here too.
+    return jute.vector(sorted((jute.text(name) for name in node.children), key=zlib.crc32))
 
 
 def _watched(reader: Reader, client: Client) -> tuple[str | None, Sequence[Table]]:

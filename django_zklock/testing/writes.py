@@ -60,7 +60,7 @@ class Create:
     opcode: Opcode
     path: str | None
     data: bytes | None
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry | None, ...]
     mode: int
     ttl: int | None
 
@@ -71,7 +71,7 @@ class Create:
             opcode,
             reader.optional_text(),
             reader.buffer(),
-            tuple(reader.vector(lambda: acl.read_entry(reader))),
+            acl.read_entries(reader),
             reader.integer(),
             reader.long() if opcode is Opcode.CREATE_TTL else None,
         )
@@ -194,14 +194,14 @@ class SetAcl:
     """Replace the access control list of a node."""
 
     path: str | None
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry | None, ...]
     version: int
     answered_as: ClassVar[Opcode] = Opcode.SET_ACL
 
     @classmethod
     def read(cls, _opcode: Opcode, reader: Reader) -> SetAcl:
         """Read the record."""
-        return cls(reader.optional_text(), tuple(reader.vector(lambda: acl.read_entry(reader))), reader.integer())
+        return cls(reader.optional_text(), acl.read_entries(reader), reader.integer())
 
     def step(self, tree: Tree, author: Author) -> Step:
         """Check the new list, and the version of the old one."""

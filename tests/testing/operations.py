@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # What the protocol calls OPEN_ACL_UNSAFE.
 OPEN: Acl = ((31, "world", "anyone"),)
+# What the server makes of the credential ann:a.
+ANN = "ann:i9V/d2HTT0sehGWzvQcFNipywIQ="
 EPHEMERAL, SEQUENCE, CONTAINER = 1, 2, 4
 CREATE, CREATE2, CREATE_CONTAINER, CREATE_TTL = 1, 15, 19, 21
 MULTI, MULTI_READ = 14, 22

@@ -14,7 +14,7 @@ SETTINGS = """
     DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
     ZKLOCK = {
         "default": {"HOSTS": "zk1.invalid:2181,zk2.invalid:2181", "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 1},
-        "reports": {"HOSTS": "zk9.invalid:2181", "TLS": {}},
+        "reports": {"HOSTS": "zk9.invalid:2181", "TLS": {"CHECK_HOSTNAME": False}},
     }
 """
 CONFIGURATION = """

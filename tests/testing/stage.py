@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from tests.testing.jute import Reader, Stat, TruncatedError, Value
 from tests.testing.operations import (
-    CREATE,
+    ANN,
+    EPHEMERAL,
     MULTI_READ,
     CloseSession,
     Create,
@@ -25,12 +26,23 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
 TIMES = frozenset({"ctime", "mtime"})
+READ = 1
 ZXIDS = frozenset({"czxid", "mzxid", "pzxid"})
 # No authentication, no such request: the connection ends behind the answer.
 FATAL = frozenset({-115, -6})
 
 # What is there when an example begins.
-PLANTED = ("~", "~/a", "~/a/a", "~/b")
+PLANTED = (
+    Create("~"),
+    Create("~/a"),
+    Create("~/a/a"),
+    Create("~/b"),
+    # Of the manager, who outlives the other sessions.
+    Create("~/brief", EPHEMERAL),
+    # Of who says that he is Ann.
+    Create("~/mine", acl=((31, "digest", ANN), (READ, "world", "anyone"))),
+    Create("~/hers", acl=((31, "digest", ANN),)),
+)
 
 # What one step showed: for each frame, in order, what it held.
 Sight: TypeAlias = "tuple[Value, ...]"
@@ -97,8 +109,9 @@ class Stage:
         self._clock: dict[int, int] = {}
         manager = self._make_client()
         self._manager = Seat(manager, manager.connect())
-        for path in PLANTED:
-            self._home.base = manager.call(CREATE, Create(path).encode(self._home)).zxid
+        self._owners[self._manager.greeting.session] = "manager"
+        for create in PLANTED:
+            self._home.base = manager.call(create.opcode, create.encode(self._home)).zxid
 
     def play(self, step: Step) -> Sight:
         """Do one step and tell what was seen."""

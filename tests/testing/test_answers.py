@@ -6,6 +6,7 @@ import pytest
 
 from tests.testing.jute import Acl, Path, Stat, Value
 from tests.testing.operations import (
+    ANN,
     CREATE,
     CREATE2,
     CREATE_CONTAINER,
@@ -42,8 +43,6 @@ OK = 0
 INCONSISTENT, MARSHALLING, UNIMPLEMENTED, BAD_ARGUMENTS = -2, -5, -6, -8
 NO_NODE, NO_AUTH, BAD_VERSION, EPHEMERAL_PARENT = -101, -102, -103, -108
 EXISTS, NOT_EMPTY, INVALID_ACL, AUTH_FAILED = -110, -111, -114, -115
-# What the server makes of ann:a.
-ANN = "ann:i9V/d2HTT0sehGWzvQcFNipywIQ="
 END: Value = ("end", -1, -1)
 
 

@@ -32,6 +32,8 @@ def compare(reference: Address, other: Address, steps: tuple[Step, ...]) -> None
             stage.abandon()
 
 
+# A failure takes minutes to be made small, and the long profile takes them anyway.
+@pytest.mark.timeout(1800)
 @pytest.mark.slow
 @pytest.mark.zookeeper
 @given(steps=plays)

@@ -44,8 +44,6 @@ from tests.testing.operations import (
 from tests.testing.rawclient import RawClient
 from tests.testing.talker import Talker
 
-pytestmark = pytest.mark.zookeeper
-
 # Ports, times, and how fast it was; what has come and gone counts the waiting for the real one's start.
 VOLATILE = {
     r"/(\S+):\d+\[": r"/\1:port[",
@@ -156,6 +154,7 @@ def shape(text: str) -> list[str]:
     return [clients.pop(0) if line.startswith(" /") else line for line in lines]
 
 
+@pytest.mark.zookeeper
 @pytest.mark.usefixtures("scene")
 @pytest.mark.parametrize("word", ["ruok", "isro", "srvr", "stat", "cons", "wchs"])
 def test_word__same_answer(real: ZooKeeper, ours: ZooKeeperServer, word: str) -> None:
@@ -169,6 +168,7 @@ def counters(server: Server) -> dict[str, str]:
     return dict(line.split("\t") for line in text.splitlines())
 
 
+@pytest.mark.zookeeper
 @pytest.mark.usefixtures("scene")
 def test_mntr__same_counters(real: ZooKeeper, ours: ZooKeeperServer) -> None:
     """Every counter is one of the real server's, has the same form, and the same value where that can be."""
@@ -179,6 +179,7 @@ def test_mntr__same_counters(real: ZooKeeper, ours: ZooKeeperServer) -> None:
         assert re.sub(r"\d+", "0", value)[:5] == re.sub(r"\d+", "0", expected[name])[:5], name
 
 
+@pytest.mark.zookeeper
 @pytest.mark.usefixtures("scene")
 def test_envi__version(real: ZooKeeper, ours: ZooKeeperServer) -> None:
     """Of the environment only the version is told, which clients look for."""
@@ -196,6 +197,7 @@ def last_operation(server: Server, client: Talker) -> str:
     return f"{found[1]},{found[2]}"
 
 
+@pytest.mark.zookeeper
 def test_cons__last_operation(zookeeper: ZooKeeper, server: ZooKeeperServer) -> None:
     """The kind of the last request has the same short name, and its number the same form."""
 
@@ -211,6 +213,7 @@ def test_cons__last_operation(zookeeper: ZooKeeper, server: ZooKeeperServer) -> 
     assert play(server) == play(zookeeper)
 
 
+@pytest.mark.zookeeper
 @pytest.mark.parametrize("word", ["RUOK", "quit", "rouk", "\0\0\0\0", "\x7fELF"])
 def test_word__unknown(zookeeper: ZooKeeper, server: ZooKeeperServer, word: str) -> None:
     """What is no word is the length of a frame, and none that is possible."""
@@ -234,6 +237,7 @@ def test_word__letter_by_letter(server: ZooKeeperServer) -> None:
         assert sock.recv(100) == b""
 
 
+@pytest.mark.zookeeper
 def test_word__only_first(zookeeper: ZooKeeper, server: ZooKeeperServer) -> None:
     """In a session a word is the length of a frame, and none that is possible."""
     for address in (zookeeper.address, server.address):
