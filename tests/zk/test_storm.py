@@ -124,7 +124,7 @@ def test_storm(server: ZooKeeperServer, make_pool: MakePool, expiry: bool) -> No
     pools = [make_pool(session_timeout=SESSION_TIMEOUT, connect_timeout=10.0) for _ in range(POOLS)]
     first = Lock("k", pools[0])
     first.acquire(timeout=5).release(wait=True)
-    server.faults.set_sequence(first.path, END_OF_NUMBERS - 10)
+    server.faults.set_sequence(first.paths[0], END_OF_NUMBERS - 10)
     room, stop = Room(), threading.Event()
     workers = [
         Runner(lambda number=number: take_turns(pools[number % POOLS], room, random.Random(number), stop))  # type: ignore[misc]
@@ -137,4 +137,4 @@ def test_storm(server: ZooKeeperServer, make_pool: MakePool, expiry: bool) -> No
     assert room.entries > 0
     assert expiry or room.crowds == []
     wait_until(lambda: not any(session._tenants for pool in pools for session in pool.sessions()))
-    wait_until(lambda: server.paths(first.path) == [])
+    wait_until(lambda: server.paths(first.paths[0]) == [])
