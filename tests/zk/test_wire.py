@@ -8,25 +8,28 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoAuthError
+from kazoo.exceptions import EXCEPTIONS, BadVersionError, NoAuthError
 from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.wire import ConnectionOptions, KazooException, NoNodeError, Wire, parse_acl
+from django_zklock.zk.wire.handler import make_handler
+from django_zklock.zk.wire.watch import RemoveWatches
 from tests.zk.onlooker import MakePool, Onlooker, wait_until
 from tests.zk.proxy import UP, Proxy, requests
 from tests.zk.runner import Runner
 
 pytestmark = pytest.mark.zookeeper
 
-GET_CHILDREN = 8
+GET_CHILDREN, REMOVE_WATCHES, CLOSE = 8, 18, -11
 
 
 class Listener:
@@ -174,18 +177,33 @@ def test_events__one_thread_in_wire_order(plugs: Any, onlooker: Onlooker, root: 
     wire = plug.wire
     plug.do(
         lambda: (
-            wire.get(root, lambda value, error: note(("got", value[0])), lambda: note("watch")),
+            wire.get(root, lambda value, error: note(("got", value[0])), lambda deleted: note(("watch", deleted))),
             wire.delete(root, lambda value, error: note("deleted")),
             wire.get(root, lambda value, error: note(("none", type(error)))),
         )
     )
     wait_until(lambda: ("none", NoNodeError) in plug.listener.events)
-    assert plug.listener.events == ["connected", ("got", b"a"), "watch", "deleted", ("none", NoNodeError)]
+    assert plug.listener.events == ["connected", ("got", b"a"), ("watch", True), "deleted", ("none", NoNodeError)]
     wire.drop("for the test")
     wait_until(lambda: plug.listener.events[-2:] == ["suspended", "connected"])
     assert len(plug.listener.threads) == 1
     names = [thread.name for thread in threading.enumerate() if thread.ident in plug.listener.threads]
     assert len(names) == 1
+
+
+def test_events__of_kazoo() -> None:
+    """What kazoo waits for is told to every thread that waits, and a wait has its end."""
+    handler = make_handler(ConnectionOptions(hosts="nowhere"), patience=1.0)
+    event = handler.event_object()
+    assert (event.is_set(), event.wait(0.01)) == (False, False)
+    waiters = [Runner(lambda: event.wait(10)) for _ in range(3)]
+    wait_until(lambda: len(event._waiting) == 3)
+    event.set()
+    assert [waiter.result() for waiter in waiters] == [True] * 3
+    assert (event.is_set(), event.wait()) == (True, True)
+    event.clear()
+    assert (event.is_set(), event.wait(0.01)) == (False, False)
+    assert event._waiting == set()
 
 
 def test_threads__one(plugs: Any) -> None:
@@ -197,21 +215,190 @@ def test_threads__one(plugs: Any) -> None:
     wait_until(lambda: not thread.is_alive())
 
 
-def test_watch__taken_off(plugs: Any, onlooker: Onlooker, root: str) -> None:
-    """A watch that is taken off is not called, leaves nothing in kazoo, and does not disturb another one."""
-    plug = plugs().connected()
+@pytest.fixture
+def watcher(plugs: Any, onlooker: Onlooker, root: str) -> Watching:
+    """Give a wire, and a node that it can watch."""
     onlooker.client.create(root)
-    off: list[Any] = []
-    calls: list[str] = []
-    plug.do(lambda: off.append(plug.wire.get(root, lambda *_: None, lambda: calls.append("off"))))
-    plug.do(lambda: plug.wire.get(root, lambda *_: calls.append("read"), lambda: calls.append("on")))
-    wait_until(lambda: calls)
-    taken_off = threading.Event()
-    plug.do(off[0], taken_off.set)
-    assert taken_off.wait(5)
-    onlooker.client.delete(root)
-    wait_until(lambda: calls == ["read", "on"])
-    assert not plug.wire._client._data_watchers
+    return Watching(plugs().connected(), root)
+
+
+class Watching:
+    """Sets watches on one node and takes them off, and keeps what each is told."""
+
+    def __init__(self, plug: Plug, path: str) -> None:
+        self.plug = plug
+        self.path = path
+        self.told: list[tuple[str, bool]] = []
+        self._off: dict[str, Callable[[], None]] = {}
+
+    def watch(self, name: str, method: str = "get") -> None:
+        """Have the watch ``name`` asked for, without waiting for the answer."""
+
+        def ask() -> None:
+            call = getattr(self.plug.wire, method)
+            self._off[name] = call(self.path, lambda *_: None, lambda deleted: self.told.append((name, deleted)))
+
+        self.plug.do(ask)
+
+    def unwatch(self, *names: str) -> None:
+        self.plug.do(lambda: [self._off[name]() for name in names])
+
+    def settle(self) -> None:
+        """Wait until all that was asked for is answered."""
+        assert self.plug.ask("children", "/")[1] is None
+
+    @property
+    def kept(self) -> int:
+        """How many watches kazoo keeps."""
+        client = self.plug.wire._client
+        return sum(len(here) for table in (client._data_watchers, client._child_watchers) for here in table.values())
+
+
+def watches_at(server: ZooKeeper) -> int:
+    """Ask a server how many watches it keeps."""
+    with socket.create_connection(server.address, 5.0) as connection:
+        connection.sendall(b"mntr")
+        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    return int(dict(line.split("\t", 1) for line in answer.splitlines())["zk_watch_count"])
+
+
+def test_watch__data(watcher: Watching, onlooker: Onlooker) -> None:
+    """A watch on a node tells once, whether it was changed or deleted."""
+    watcher.watch("first")
+    watcher.settle()
+    onlooker.client.set(watcher.path, b"new")
+    wait_until(lambda: watcher.told == [("first", False)])
+    watcher.watch("second")
+    watcher.settle()
+    onlooker.client.create(f"{watcher.path}/child")
+    onlooker.client.delete(f"{watcher.path}/child")
+    onlooker.client.delete(watcher.path)
+    wait_until(lambda: watcher.told == [("first", False), ("second", True)])
+    assert watcher.kept == 0
+
+
+def test_watch__children(watcher: Watching, onlooker: Onlooker) -> None:
+    """A watch on the children tells of a new one and of one that goes, and of the end of the node itself."""
+    steps: list[tuple[Callable[[str], object], str, bool]] = [
+        (onlooker.client.create, "/child", False),
+        (onlooker.client.delete, "/child", False),
+        (onlooker.client.delete, "", True),
+    ]
+    for number, (change, below, deleted) in enumerate(steps):
+        watcher.watch(str(number), "children")
+        watcher.settle()
+        change(watcher.path + below)
+        wait_until(lambda number=number, deleted=deleted: watcher.told[number:] == [(str(number), deleted)])  # type: ignore[misc]
+    assert watcher.kept == 0
+
+
+@pytest.mark.parametrize("method", ["get", "children"])
+def test_watch__taken_off(watcher: Watching, onlooker: Onlooker, method: str) -> None:
+    """A watch that is taken off is not called, leaves nothing in kazoo, and does not disturb another one."""
+    watcher.watch("off", method)
+    watcher.watch("on", method)
+    watcher.settle()
+    watcher.unwatch("off")
+    watcher.unwatch("off")
+    watcher.settle()
+    assert watcher.kept == 1
+    onlooker.client.delete(watcher.path)
+    wait_until(lambda: watcher.told == [("on", True)])
+    assert watcher.kept == 0
+
+
+@pytest.mark.parametrize("method", ["get", "children"])
+def test_watch__taken_off_under_way(watcher: Watching, onlooker: Onlooker, method: str) -> None:
+    """A watch can be given up before the answer that leaves it, and another one may take its place at once."""
+    watcher.watch("off", method)
+    watcher.unwatch("off")
+    watcher.settle()
+    assert watcher.kept == 0
+    watcher.watch("off too", method)
+    watcher.unwatch("off too")
+    watcher.watch("on", method)
+    watcher.settle()
+    assert watcher.kept == 1
+    onlooker.client.delete(watcher.path)
+    wait_until(lambda: watcher.told == [("on", True)])
+    watcher.settle()
+    assert watcher.told == [("on", True)]
+
+
+def test_watch__removed_at_the_server(own_zookeeper: ZooKeeper, plugs: Any, own_onlooker: Onlooker) -> None:
+    """The server forgets a watch when the last of those who share it is taken off, and no other watch."""
+    own_onlooker.client.create("/k")
+    one = Watching(plugs(own_zookeeper.hosts).connected(), "/k")
+    other = Watching(plugs(own_zookeeper.hosts).connected(), "/k")
+    for watching in (one, other):
+        for name in ("a", "b", "c"):
+            watching.watch(name)
+        watching.watch("of the children", "children")
+        watching.settle()
+    # The server keeps one for a session, a node and what is watched of it.
+    assert watches_at(own_zookeeper) == 4
+    for number, name in enumerate(["a", "b", "c", "of the children"], 1):
+        one.unwatch(name)
+        one.settle()
+        assert watches_at(own_zookeeper) == {1: 4, 2: 4, 3: 3, 4: 2}[number]
+    one.watch("under way")
+    one.unwatch("under way")
+    one.settle()
+    assert watches_at(own_zookeeper) == 2
+    own_onlooker.client.delete("/k")
+    wait_until(lambda: len(other.told) == 4)
+    one.settle()
+    assert sorted(other.told) == [("a", True), ("b", True), ("c", True), ("of the children", True)]
+    assert one.told == []
+    assert watches_at(own_zookeeper) == 0
+
+
+def test_watch__taken_off_too_late(plugs: Any, zookeeper: ZooKeeper, onlooker: Onlooker, root: str) -> None:
+    """A watch that goes off while its removal is on the way is not called, and the server's refusal does no harm."""
+    onlooker.client.create(root)
+    with Proxy(zookeeper.address) as proxy:
+        watching = Watching(plugs(proxy.hosts).connected(), root)
+        watching.watch("off")
+        watching.settle()
+        proxy.pause("down")
+        onlooker.client.delete(root)
+        watching.unwatch("off")
+        wait_until(lambda: [REMOVE_WATCHES] in [list(requests(chunk)) for way, chunk in proxy.chunks[2:] if way == UP])
+        proxy.resume()
+        watching.settle()
+        assert watching.told == []
+        assert watching.plug.listener.events == ["connected"]
+        watching.plug.wire.close(1.0)
+
+
+def test_watch__connection_lost(watcher: Watching, onlooker: Onlooker) -> None:
+    """A watch ends with its connection, without a call; the listener hears of that."""
+    watcher.watch("lost")
+    watcher.settle()
+    watcher.plug.wire.drop("for the test")
+    wait_until(lambda: watcher.plug.listener.events == ["connected", "suspended", "connected"])
+    watcher.unwatch("lost")
+    watcher.watch("new")
+    watcher.settle()
+    assert watcher.kept == 1
+    onlooker.client.delete(watcher.path)
+    wait_until(lambda: watcher.told == [("new", True)])
+
+
+def test_error__unknown_to_kazoo(watcher: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error without a name is an error for the one who asked, and the connection goes on."""
+    # ZooKeeper's NoWatcher, as it is to kazoo 2.10.
+    unnamed: defaultdict[int, Any] = defaultdict(EXCEPTIONS.default_factory)
+    monkeypatch.setattr("kazoo.protocol.connection.EXCEPTIONS", unnamed)
+    monkeypatch.setattr("django_zklock.zk.wire.connection.EXCEPTIONS", unnamed)
+    answers: list[Any] = []
+    wire = watcher.plug.wire
+    watcher.plug.do(lambda: wire._send(RemoveWatches(watcher.path, 2), lambda *answer: answers.append(answer)))
+    wait_until(lambda: answers)
+    assert [str(error) for _, error in answers] == ["ZooKeeper's error -121"]
+    assert isinstance(answers[0][1], KazooException)
+    watcher.settle()
+    assert watcher.plug.listener.events == ["connected"]
 
 
 def test_watch__missing_node(plugs: Any, root: str) -> None:
@@ -334,6 +521,84 @@ def test_close__ends_the_session(plugs: Any, onlooker: Onlooker, root: str) -> N
     assert plug.wire.close(2.0)
     assert onlooker.children(root) == []
     assert plug.listener.events[-1] == ("ended", "the session was closed", True)
+
+
+def test_close__during_the_handshake(zookeeper: ZooKeeper) -> None:
+    """A session that comes of a handshake while the wire is being closed is ended too."""
+    with Proxy(zookeeper.address) as proxy:
+        proxy.pause("down")
+        plug = Plug(proxy.hosts, session_timeout=30.0)
+        wait_until(lambda: proxy.chunks)
+        closing = Runner(lambda: plug.wire.close(10.0))
+        wait_until(lambda: plug.wire._closing)
+        proxy.resume()
+        assert closing.result()
+        _handshake, *rest = [chunk for direction, chunk in proxy.chunks if direction == UP]
+        assert [list(requests(chunk)) for chunk in rest] == [[CLOSE]]
+        assert plug.listener.events[-1] == ("ended", "the session was closed", True)
+        assert plug.wire.session_id is None
+
+
+def test_create_all(plugs: Any, onlooker: Onlooker, root: str) -> None:
+    """Nodes are created together; the answer names them in the order of the stems, with the transaction of all."""
+    for line in ("b", "a", "c"):
+        onlooker.client.create(f"{root}/{line}", makepath=True)
+    plug = plugs().connected()
+    stems = [f"{root}/{line}/x-" for line in ("b", "a", "c", "b")]
+    (names, token), error = plug.ask("create_all", stems, b"data")
+    assert error is None
+    assert names == ["x-0000000000", "x-0000000000", "x-0000000000", "x-0000000001"]
+    for stem, name in zip(stems, names, strict=True):
+        data, stat = onlooker.client.get(stem.removesuffix("x-") + name)
+        assert (data, stat.czxid, stat.ephemeralOwner) == (b"data", token, plug.wire.session_id)
+    # The next transaction, so that the number is not that of whatever was answered last.
+    onlooker.client.create(f"{root}/between")
+    (_, later), _ = plug.ask("create_all", stems, b"data")
+    assert later > token + 1
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_create_all__no_parent(plugs: Any, onlooker: Onlooker, root: str, missing: int) -> None:
+    """When one parent is missing nothing is created, and the error is that one's."""
+    onlooker.client.create(f"{root}/k", makepath=True)
+    plug = plugs().connected()
+    stems = [f"{root}/k/x-"] * 3
+    stems[missing] = f"{root}/none/x-"
+    value, error = plug.ask("create_all", stems, b"data")
+    assert value is None
+    assert isinstance(error, NoNodeError)
+    assert onlooker.children(f"{root}/k") == []
+
+
+def test_create_all__chroot(plugs: Any, zookeeper: ZooKeeper, onlooker: Onlooker, root: str) -> None:
+    """The path in HOSTS is put before every stem, and names have none."""
+    onlooker.client.create(f"{root}/a", makepath=True)
+    onlooker.client.create(f"{root}/b")
+    plug = plugs(zookeeper.hosts + root).connected()
+    (names, token), error = plug.ask("create_all", ["/a/x-", "/b/x-"], b"")
+    assert error is None
+    assert names == ["x-0000000000"] * 2
+    assert [onlooker.client.exists(f"{root}/{line}/x-0000000000").czxid for line in "ab"] == [token] * 2
+
+
+def test_set(plugs: Any, onlooker: Onlooker, root: str) -> None:
+    """Data is replaced whatever its version, or only if the node has the one that is given."""
+    onlooker.client.create(root, b"old")
+    plug = plugs().connected()
+    assert plug.ask("set", root, b"new")[1] is None
+    assert onlooker.client.get(root)[0] == b"new"
+    answers: list[tuple[bytes, Any]] = []
+    for version in (0, 1):
+        data = b"for version %d" % version
+        plug.do(
+            lambda version=version, data=data: plug.wire.set(
+                root, data, lambda _value, error: answers.append((data, type(error))), version=version
+            )
+        )
+    wait_until(lambda: len(answers) == 2)
+    assert answers == [(b"for version 0", BadVersionError), (b"for version 1", type(None))]
+    assert onlooker.client.get(root)[0] == b"for version 1"
+    assert isinstance(plug.ask("set", f"{root}/none", b"")[1], NoNodeError)
 
 
 def test_session__expired(plugs: Any, zookeeper: ZooKeeper) -> None:

@@ -8,6 +8,7 @@ What is changed here, each with a test in ``tests/zk/test_wire.py`` that fails w
   not started;
 - all queued requests leave in one write, and one wake-up byte stands for any number of them (kazoo writes one
   byte a request into a socket pair that blocks after some 280);
+- an error that kazoo has no name for is an answer, and not the end of the connection's thread;
 - the negotiated session timeout and the send time of the newest answered request are recorded;
 - a connection can be dropped from another thread, closed within a bound, and forgotten after a fork.
 """

@@ -7,10 +7,11 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, KazooException, SessionExpiredError
+from kazoo.exceptions import EXCEPTIONS, ConnectionClosedError, ConnectionLoss, KazooException, SessionExpiredError
 from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, ConnectionHandler
 from kazoo.protocol.serialization import Connect, Ping, int_struct
 
@@ -170,6 +171,10 @@ class Connection(ConnectionHandler):
         # Before the reply is handed on, so that what it triggers sees the lease that it proves.
         if self.sent:
             self._heard(self.sent.popleft())
+        if header.err and header.err not in EXCEPTIONS:
+            # kazoo's loop would end over it. To kazoo 2.10 that is news that every client may get: NoWatcher, because
+            # the watch to remove has just been triggered.
+            EXCEPTIONS[header.err] = partial(KazooException, f"ZooKeeper's error {header.err}")
         outcome = super()._read_response(header, buffer, offset)
         self.session_closed = outcome == CLOSE_RESPONSE
         self.wire.sweep()

@@ -1,0 +1,248 @@
+"""`@zk_locked` and `zk_lock` with kinds and several keys, for functions and coroutine functions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_zklock import LockConflict, LockTimeout, current_lock, zk_lock, zk_locked
+from django_zklock.zk.held import Held
+from tests.bystanders import Ensemble, Recorder, Stranger
+from tests.zk.onlooker import wait_until
+from tests.zk.runner import Runner
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytest_plugins = ["tests.configured"]
+
+Make = Callable[..., Callable[..., Any]]
+
+
+def _sync(key: object, body: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    @zk_locked(key, **options)  # type: ignore[arg-type]
+    def work(number: int = 1, other: int = 2) -> Any:
+        return body()
+
+    return work
+
+
+def _async(key: object, body: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    @zk_locked(key, **options)  # type: ignore[arg-type]
+    async def work(number: int = 1, other: int = 2) -> Any:
+        return body()
+
+    return lambda *args, **kwargs: asyncio.run(work(*args, **kwargs))
+
+
+@pytest.fixture(params=[_sync, _async], ids=["sync", "async"])
+def make(request: pytest.FixtureRequest, ensemble: Ensemble) -> Make:
+    """Give a function that makes a locked function, plain or async, which is called as a plain one."""
+    made: Make = request.param
+    return made
+
+
+def held_here() -> Held:
+    held = current_lock()
+    assert held is not None
+    held.check()
+    return held
+
+
+class Room:
+    """A body that counts who is inside, and keeps them there until told."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.most = 0
+        self.tokens: list[int] = []
+        self._lock = threading.Lock()
+        self._open = threading.Event()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            self.tokens.append(held_here().token)
+        assert self._open.wait(20)
+        with self._lock:
+            self.inside -= 1
+
+    def open(self) -> None:
+        self._open.set()
+
+
+# How many are inside.
+
+
+@pytest.mark.parametrize(
+    ("options", "together"),
+    [({}, 1), ({"mode": "write"}, 1), ({"mode": "read"}, 4), ({"limit": 1}, 1), ({"limit": 3}, 3)],
+)
+def test_locked__so_many_at_once(make: Make, ensemble: Ensemble, options: dict[str, Any], together: int) -> None:
+    """As many calls run at once as the kind allows, and all of them run in the end."""
+    room = Room()
+    work = make("k:{number}", room, **options)
+    calls = [Runner(work) for _ in range(4)]
+    ensemble.wait_count("k:1", 4)
+    wait_until(lambda: room.inside == together)
+    room.open()
+    for call in calls:
+        call.result()
+    assert room.most == together
+    assert len(set(room.tokens)) == 4
+    ensemble.wait_empty("k:1")
+
+
+def test_locked__read_and_write(make: Make, ensemble: Ensemble) -> None:
+    """A function that writes waits for those that read, whichever of them is async."""
+    reading, writing = Room(), Room()
+    readers = [Runner(make("k", reading, mode="read")) for _ in range(2)]
+    wait_until(lambda: reading.inside == 2)
+    writers = [Runner(make("k", writing, mode="write")), Runner(_async("k", writing, mode="write"))]
+    ensemble.wait_count("k", 4)
+    assert writing.inside == 0
+    reading.open()
+    wait_until(lambda: writing.inside == 1)
+    writing.open()
+    for call in readers + writers:
+        call.result()
+    assert (reading.most, writing.most) == (2, 1)
+    assert min(writing.tokens) > max(reading.tokens)
+
+
+# Several keys.
+
+
+KEYS: dict[str, object] = {
+    "templates": ["account:{number}", "account:{other}"],
+    "tuple": ("account:{number}", "account:{other}"),
+    "callable": lambda number, other: [f"account:{number}", f"account:{other}"],
+    "callable, tuple": lambda number, other: (f"account:{number}", f"account:{other}"),
+}
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_locked__several_keys(make: Make, ensemble: Ensemble, stranger: Stranger, key: object) -> None:
+    """A list of templates, and a callable that gives a list, name keys that are taken together."""
+    held = make(key, held_here)(7, other=8)
+    assert (held.key, held.keys) == ("account:7, account:8", ("account:7", "account:8"))
+    assert held.tokens == {"account:7": held.token, "account:8": held.token}
+    ensemble.wait_empty("account:7")
+    ensemble.wait_empty("account:8")
+    # In the other order, and while one of them is taken.
+    stranger.take("account:7")
+    waiting = Runner(lambda: make(key, held_here)(8, 7))
+    ensemble.wait_count("account:7", 2)
+    ensemble.wait_count("account:8", 1)
+    stranger.release("account:7")
+    assert waiting.result().keys == ("account:8", "account:7")
+    ensemble.wait_empty("account:7")
+    ensemble.wait_empty("account:8")
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_locked__the_same_key_twice(make: Make, key: object) -> None:
+    """Arguments that make one key twice are refused, and the body does not run."""
+    with pytest.raises(ValueError, match="cannot be taken twice at once, got 'account:5' more than once"):
+        make(key, lambda: pytest.fail("it has run"))(5, 5)
+
+
+def test_locked__several_keys_skip(make: Make, stranger: Stranger, recorder: Recorder, ensemble: Ensemble) -> None:
+    """A skipped call of several keys names them all, and who holds the one that was taken."""
+    stranger.take("account:2")
+    work = make(KEYS["templates"], lambda: pytest.fail("it has run"), on_conflict="skip")
+    result = work()
+    assert (result["zklock"], result["key"], result["reason"]) == ("skipped", "account:1, account:2", "conflict")
+    assert result["holder"].startswith("label the stranger (pid ")
+    assert str(recorder.facts("skipped")["holder"]) == result["holder"]
+    assert ensemble.nodes("account:1") == []
+
+
+def test_locked__several_keys_time_out(make: Make, stranger: Stranger, ensemble: Ensemble) -> None:
+    """One timeout is for all keys together."""
+    stranger.take("account:1")
+    stranger.take("account:2")
+    began = time.monotonic()
+    with pytest.raises(LockTimeout, match=r"'account:1, account:2' was not granted within 0\.4 s; held by label"):
+        make(KEYS["templates"], lambda: None, timeout=0.4)()
+    assert 0.4 <= time.monotonic() - began < 1.4
+    ensemble.wait_count("account:1", 1)
+    ensemble.wait_count("account:2", 1)
+
+
+def test_locked__several_readers(make: Make, ensemble: Ensemble) -> None:
+    """The mode is that of each key."""
+    room = Room()
+    calls = [Runner(lambda n=n: make(KEYS["templates"], room, mode="read")(n, 9)) for n in range(3)]  # type: ignore[misc]
+    wait_until(lambda: room.inside == 3)
+    writer = Runner(lambda: make("account:{number}", held_here, mode="write")(9))
+    ensemble.wait_count("account:9", 4)
+    assert writer.running
+    room.open()
+    for call in calls:
+        call.result()
+    assert writer.result().token > max(room.tokens)
+
+
+# Inside of each other.
+
+
+def test_locked__read_inside_of_write(make: Make) -> None:
+    """A function that writes may call one that reads, and shares its node."""
+    inner = _sync("k", held_here, mode="read")
+    outer, nested = make("k", lambda: (held_here().node, inner().node), mode="write")()
+    assert outer == nested
+
+
+@pytest.mark.parametrize("on_conflict", ["wait", "raise"])
+def test_locked__write_inside_of_read(make: Make, on_conflict: str) -> None:
+    """One that reads cannot call one that writes: it hears at once that it would wait for itself."""
+    inner = _sync("k", held_here, mode="write", on_conflict=on_conflict)
+    with pytest.raises(LockConflict) as caught:
+        make("k", inner, mode="read")()
+    error: BaseException | None = caught.value if on_conflict == "wait" else caught.value.__cause__
+    assert "held by this very thread or task as read, and cannot be taken as write" in str(error)
+
+
+def test_locked__leases_inside(make: Make, ensemble: Ensemble) -> None:
+    """A function under a semaphore that calls another has one lease with it, or one more if that is not reentrant."""
+    for reentrant, leases in ((True, 1), (False, 2)):
+        inner = _sync("k", lambda: len(ensemble.nodes("k")), limit=2, reentrant=reentrant)
+        assert make("k", inner, limit=2)() == leases
+        ensemble.wait_empty("k")
+
+
+# Broken by an operator.
+
+
+@pytest.mark.parametrize("options", [{"mode": "write"}, {"mode": "read"}, {"limit": 2}], ids=str)
+def test_broken__within_a_heartbeat(
+    ensemble: Ensemble, recorder: Recorder, settings: Settings, options: dict[str, Any]
+) -> None:
+    """A lock of any kind that an operator breaks is missed within a heartbeat, and the signal says so."""
+    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": 3}}
+    held = zk_lock("k", **options).acquire()
+    ensemble.delete(held)
+    began = time.monotonic()
+    wait_until(lambda: held.lost)
+    assert time.monotonic() - began < 3 / 6 + 1
+    assert recorder.facts("lost")["reason"] == "its node was deleted"
+
+
+def test_broken__one_of_several_leases(ensemble: Ensemble) -> None:
+    """A lease that is broken is one holder's loss, and a place for somebody else."""
+    lock = zk_lock("k", limit=2, reentrant=False)
+    broken, kept = lock.acquire(), lock.acquire()
+    waiting = Runner(lock.acquire)
+    ensemble.wait_count("k", 3)
+    ensemble.delete(broken)
+    waiting.result().check()
+    kept.check()
+    wait_until(lambda: broken.lost)
+    waiting.result().release()
