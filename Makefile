@@ -30,6 +30,10 @@ test: lint types docs $(READY) | os-test ## every check
 test-kazoo: $(READY) | os-kazoo ## kazoo's own tests on real ZooKeeper and on the test server; ARGS="-k lock" for some
 	$(BIN)/python -m tests.kazoo_suite $(ARGS)
 
+.PHONY: bench
+bench: $(READY) | os-test ## how fast the test server is, beside real ZooKeeper; ARGS="--rounds 1" for a quick look
+	PYTHONPATH=testproject $(BIN)/python -m benchmarks.testserver $(ARGS)
+
 .PHONY: lint
 lint: $(READY) ## style, format, layers
 	$(BIN)/ruff check .

@@ -37,8 +37,11 @@ settings.load_profile("normal")
 MIN_SESSION_TIMEOUT, MAX_SESSION_TIMEOUT = 1.0, 60.0
 # Nothing is reaped behind the back of a comparison.
 NEVER = 1_000_000.0
-# Folders with which both servers begin, for each number as many as there are tests that count from there.
+# What both servers begin with, so that their roots stay alike whatever tests do: a folder for tests of one server,
+# and for each number as many folders as there are tests that count from there.
+ANSWERS = "/answers"
 COUNTED = {f"/counted-{number}-{copy}": number for number in (2**31 - 3, 2**31 - 1, -2) for copy in range(4)}
+PLANTED = {ANSWERS: 0, **COUNTED}
 
 _numbers = itertools.count(1)
 
@@ -54,7 +57,7 @@ def reference() -> Iterator[ZooKeeper]:
             "znode.container.checkIntervalMs": str(round(NEVER * 1000)),
         },
     )
-    snapshot.write(server.folder / "data", COUNTED)
+    snapshot.write(server.folder / "data", PLANTED)
     with server:
         yield server
 
@@ -67,7 +70,7 @@ def ours() -> Iterator[ZooKeeperServer]:
     ) as server:
         with RawClient(server.address) as client:
             client.connect()
-            for path, number in COUNTED.items():
+            for path, number in PLANTED.items():
                 assert client.call(CREATE, Create(path).encode(Home())).error == 0
                 server.faults.set_sequence(path, number)
             client.call(CloseSession.opcode)
@@ -91,6 +94,6 @@ def count_on() -> Callable[[str, int], str]:
 def either(request: pytest.FixtureRequest, count_on: Callable[[str, int], str]) -> Iterator[Scene]:
     """Give each of the two servers in turn."""
     server: ZooKeeper | ZooKeeperServer = request.getfixturevalue(request.param)
-    scene = Scene(server.address, f"answers-{next(_numbers)}", partial(count_on, request.param))
+    scene = Scene(server.address, f"{ANSWERS}/{next(_numbers)}", partial(count_on, request.param))
     yield scene
     scene.close()

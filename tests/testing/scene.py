@@ -16,9 +16,9 @@ class Scene:
     ``count`` gives a folder that is new to the test and whose next sequential child gets the number asked for.
     """
 
-    def __init__(self, address: tuple[str, int], name: str, count: Callable[[int], str]) -> None:
+    def __init__(self, address: tuple[str, int], folder: str, count: Callable[[int], str]) -> None:
         self.address = address
-        self.home = Home(f"/{name}")
+        self.home = Home(folder)
         self.count = count
         self._visitors: list[Visitor] = []
         assert self.visitor().error(Create("~")) == 0
