@@ -15,7 +15,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(READY) | os-demo ## lost updates without the lock, none with it; ARGS=--once ends by itself
+demo: $(READY) ## lost updates without the lock, none with it; ARGS=--once ends by itself
 	$(BIN)/python testproject/demo.py $(ARGS)
 
 .PHONY: test
@@ -29,6 +29,10 @@ test: lint types docs $(READY) | os-test ## every check
 .PHONY: test-kazoo
 test-kazoo: $(READY) | os-kazoo ## kazoo's own tests on real ZooKeeper and on the test server; ARGS="-k lock" for some
 	$(BIN)/python -m tests.kazoo_suite $(ARGS)
+
+.PHONY: bench
+bench: $(READY) | os-test ## how fast the test server is, beside real ZooKeeper; ARGS="--rounds 1" for a quick look
+	PYTHONPATH=testproject $(BIN)/python -m benchmarks.testserver $(ARGS)
 
 .PHONY: lint
 lint: $(READY) ## style, format, layers
@@ -61,10 +65,7 @@ clean: ## remove what was made, the environment too
 		htmlcov build dist docs/_build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A server given by its address needs none here.
-.PHONY: os-demo os-kazoo os-test
-os-demo:
-	@$(if $(ZOOKEEPER_HOSTS),:,.ci/os-packages zookeeper)
+.PHONY: os-kazoo os-test
 os-kazoo:
 	@.ci/os-packages zookeeper
 os-test:

@@ -39,15 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo and return its status."""
     parser = argparse.ArgumentParser(description="See a lock at work.")
     parser.add_argument("--once", action="store_true", help="end when the result is known")
-    once: bool = parser.parse_args(arguments).once
+    parser.add_argument(
+        "--zookeeper",
+        choices=("own", "real"),
+        help="start the package's own server, or an installed ZooKeeper (default: the one that ZOOKEEPER_HOSTS names, "
+        "else an installed one, else the package's own)",
+    )
+    options = parser.parse_args(arguments)
     status = 130
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         print("Starting", flush=True)
-        with Stage() as stage:
+        with Stage(options.zookeeper) as stage:
             status = _compare(stage)
-            if not once:
+            if not options.once:
                 _stay(stage)
     except KeyboardInterrupt:
         print("Everything that was started has ended.", flush=True)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ExitStack
+from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
+from choice import VARIABLE, choose
 from services.folder import make_folder, remove_folder
 from services.process import Process, StartError
 from services.webserver import WebServer
 from services.worker import Worker
-from services.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from choice import Wish
     from typing_extensions import Self
 
 P = TypeVar("P", bound=Process)
@@ -33,12 +35,13 @@ SHORT_FAREWELL = 1.0
 class Stage:
     """Starts what was not given, says so, and ends it in reverse order.
 
-    ``ZOOKEEPER_HOSTS`` and ``CELERY_BROKER_URL`` give a ZooKeeper and a broker. Django can be used in this
-    process from the start to the end.
+    ``ZOOKEEPER_HOSTS`` and ``CELERY_BROKER_URL`` give a ZooKeeper and a broker; a wish for a kind of ZooKeeper
+    comes first. Django can be used in this process from the start to the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, zookeeper: Wish | None = None) -> None:
         """Nothing runs yet."""
+        self._wish = zookeeper
         self._stack = ExitStack()
         self._processes: list[Process] = []
         self.url = ""
@@ -72,7 +75,6 @@ class Stage:
     def _start(self) -> None:
         folder = make_folder("zklock-demo")
         self._stack.callback(remove_folder, folder)
-        zookeeper_given = bool(os.environ.get("ZOOKEEPER_HOSTS"))
         broker_given = bool(os.environ.get("CELERY_BROKER_URL"))
         # A broker that was given may have other workers, which must not take the demo's tasks.
         queue = f"zklock-demo-{os.getpid()}"
@@ -80,16 +82,18 @@ class Stage:
         os.environ["TESTPROJECT_DATABASE"] = str(folder / "demo.sqlite3")
         os.environ["TESTPROJECT_BROKER_DIR"] = str(folder / "broker")
         os.environ["TESTPROJECT_QUEUE"] = queue
-        if not zookeeper_given:
-            os.environ["ZOOKEEPER_HOSTS"] = self._run(ZooKeeper()).hosts
+        zookeeper = choose(self._wish, self._stack)
+        os.environ[VARIABLE] = zookeeper.hosts
+        if zookeeper.process is not None:
+            self._processes.append(zookeeper.process)
         self._set_up_django()
-        if zookeeper_given:
+        if zookeeper.process is None:
             self._try_lock()
-        _say("ZooKeeper", os.environ["ZOOKEEPER_HOSTS"])
+        _say("ZooKeeper", zookeeper.hosts, *zookeeper.words.splitlines())
         if broker_given:
             self._try_broker(queue)
         worker = Worker(concurrency=PROCESSES, queues=[queue])
-        worker.stop_timeout = FAREWELL if zookeeper_given else SHORT_FAREWELL
+        worker.stop_timeout = FAREWELL if zookeeper.process is None else SHORT_FAREWELL
         self._run(worker)
         _say("Celery worker", f"{PROCESSES} processes, broker: {'as given' if broker_given else 'a folder'}")
         self.url = self._run(WebServer()).url
@@ -150,5 +154,6 @@ class Stage:
         self._stack.callback(remove)
 
 
-def _say(what: str, where: str) -> None:
-    print(f"  {what:<16} {where}", flush=True)
+def _say(what: str, *lines: str) -> None:
+    for name, line in zip_longest([what], lines, fillvalue=""):
+        print(f"  {name:<16} {line}", flush=True)

@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.test import override_settings
 from kazoo.client import KazooClient
+from services.devserver import DevServer
 from services.port import LOOPBACK, free_port
 
+from django_zklock.locks import zk_lock
 from django_zklock.testing import ZooKeeperServer, foreground
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,6 +134,17 @@ def test_devserver__client_connected_at_the_end(start: Start, door: str) -> None
     assert server.end() == (0, "", "")
     client.stop()
     client.close()
+
+
+def test_devserver__started_again() -> None:
+    """Locks go on after it was started again, with larger tokens, though it has forgotten everything."""
+    with DevServer() as server, override_settings(ZKLOCK={"default": {"HOSTS": server.hosts, "SESSION_TIMEOUT": 6}}):
+        before = zk_lock("a").acquire(PATIENCE)
+        before.release()
+        server.restart()
+        after = zk_lock("a").acquire(PATIENCE)
+        after.release()
+    assert after.token > before.token
 
 
 @pytest.mark.parametrize("door", DOORS)

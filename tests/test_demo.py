@@ -11,7 +11,7 @@ import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +19,15 @@ import pytest
 from billing.ledger import Books, Waits, audit, disorders, overlaps
 from billing.models import Account, Deposit, Execution
 from billing.report import complaints, table
+from choice import choose
+from kazoo.client import KazooClient
+from services.process import StartError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 DEMO = CHECKOUT / "testproject" / "demo.py"
 # Seconds. The demo takes about ten; everything in it has its own limits.
 PATIENCE = 100
+OWN = "django_zklock's own development server"
 LOST = Books(
     run="without lock",
     deposits=200,
@@ -88,14 +92,23 @@ def row(output: str, name: str) -> list[str]:
 
 
 @pytest.mark.celery
-@pytest.mark.zookeeper
 @pytest.mark.slow
-def test_demo__once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        pytest.param(["--zookeeper=real"], {}, r"ZooKeeper \d+\.\d+\.\d+ (of|in) .+", marks=pytest.mark.zookeeper),
+        (["--zookeeper=own"], {"ZOOKEEPER_HOSTS": "127.0.0.1:1"}, f"{OWN},\n +as asked for"),
+        ([], {"JAVA_HOME": "/no/java"}, rf"{OWN},\n +because (Java|ZooKeeper) is not installed; get it with .+"),
+    ],
+    ids=["real", "own", "no Java"],
+)
+def test_demo__once(tmp_path: Path, arguments: list[str], environment: dict[str, str], words: str) -> None:
     """The demo loses updates without the lock and none with it, says so, and leaves nothing behind."""
-    with demo(tmp_path, "--once") as process:
+    with demo(tmp_path, "--once", *arguments, **environment) as process:
         output, errors = process.communicate(timeout=PATIENCE)
 
     assert (process.returncode, errors) == (0, "")
+    assert re.search(rf"^  ZooKeeper +127\.0\.0\.1:\d{{5}}\n +{words}\n  Celery", output, re.MULTILINE)
     assert row(output, "deposits") == ["200", "200"]
     assert row(output, "overlaps seen")[1] == "0"
     assert row(output, "lock held") == ["-", "200 times"]
@@ -108,12 +121,17 @@ def test_demo__once(tmp_path: Path) -> None:
 
 
 @pytest.mark.celery
-@pytest.mark.zookeeper
 @pytest.mark.slow
-def test_demo__interrupted_while_it_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [pytest.param([], r"ZooKeeper \d", marks=pytest.mark.zookeeper), (["--zookeeper=own"], OWN)],
+    ids=["installed", "own"],
+)
+def test_demo__interrupted_while_it_stays(tmp_path: Path, arguments: list[str], kind: str) -> None:
     """The demo stays, with live locks in the admin, until Ctrl-C ends it and all that it started."""
-    with demo(tmp_path) as process:
+    with demo(tmp_path, *arguments) as process:
         output = output_until(process, "Ctrl-C ends it all")
+        assert re.search(rf"^ +{kind}", output, re.MULTILINE)
         found = re.search(r"admin: (http://[^/]+)(/\S+) \(login (\S+) / (\S+)\)", output)
         assert found is not None
         site, page, *login = found.groups()
@@ -130,12 +148,12 @@ def test_demo__interrupted_while_it_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.celery
-@pytest.mark.zookeeper
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["Starting", "ZooKeeper", "without lock"])
-def test_demo__interrupted_before_the_end(tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize("kind", ["own", pytest.param("real", marks=pytest.mark.zookeeper)])
+def test_demo__interrupted_before_the_end(tmp_path: Path, moment: str, kind: str) -> None:
     """Ctrl-C at any moment, even twice, ends the demo with status 130, without a traceback, and leaves nothing."""
-    with demo(tmp_path) as process:
+    with demo(tmp_path, f"--zookeeper={kind}") as process:
         output_until(process, moment)
         process.send_signal(signal.SIGINT)
         output_until(process, "Ending what was started")
@@ -148,8 +166,8 @@ def test_demo__interrupted_before_the_end(tmp_path: Path, moment: str) -> None:
 
 
 def test_demo__no_zookeeper(tmp_path: Path) -> None:
-    """Without a ZooKeeper the demo ends with status 1 and one line that says how to get it."""
-    with demo(tmp_path, "--once", ZOOKEEPER_HOME=str(tmp_path)) as process:
+    """Asked for a real ZooKeeper where there is none, it ends with status 1 and one line that says how to get it."""
+    with demo(tmp_path, "--once", "--zookeeper=real", ZOOKEEPER_HOME=str(tmp_path)) as process:
         _, errors = process.communicate(timeout=PATIENCE)
 
     assert process.returncode == 1
@@ -170,10 +188,9 @@ def test_demo__zookeeper_given_and_unreachable(tmp_path: Path) -> None:
 
 
 @pytest.mark.celery
-@pytest.mark.zookeeper
 def test_demo__broker_given_and_unreachable(tmp_path: Path) -> None:
     """With a broker that cannot be used the demo ends with status 1 and one line."""
-    with demo(tmp_path, "--once", CELERY_BROKER_URL="nonsense://127.0.0.1:1") as process:
+    with demo(tmp_path, "--once", "--zookeeper=own", CELERY_BROKER_URL="nonsense://127.0.0.1:1") as process:
         _, errors = process.communicate(timeout=PATIENCE)
 
     assert process.returncode == 1
@@ -182,18 +199,61 @@ def test_demo__broker_given_and_unreachable(tmp_path: Path) -> None:
 
 
 @pytest.mark.celery
-@pytest.mark.zookeeper
 def test_demo__worker_does_not_start(tmp_path: Path) -> None:
     """If the worker ends instead of starting, one line says so and the end of its log follows."""
     tmp_path.joinpath("sitecustomize.py").write_text(
         "import os, sys\nif 'worker' in sys.orig_argv: print('no room', flush=True); os._exit(7)\n"
     )
-    with demo(tmp_path, "--once", PYTHONPATH=str(tmp_path)) as process:
+    with demo(tmp_path, "--once", "--zookeeper=own", PYTHONPATH=str(tmp_path)) as process:
         _, errors = process.communicate(timeout=PATIENCE)
 
     assert process.returncode == 1
     assert errors == "demo: Celery worker ended with status 7 instead of starting\n  | no room\n"
     assert processes_of(tmp_path) == []
+
+
+@pytest.fixture
+def broken_zookeeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an installed ZooKeeper and a Java that cannot run it."""
+    for name in ("lib/zookeeper-9.jar", "bin/java"):
+        tmp_path.joinpath(name).parent.mkdir()
+        tmp_path.joinpath(name).write_text("#!/bin/sh\necho no heap\nexit 3\n")
+    (tmp_path / "bin" / "java").chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("ZOOKEEPER_HOME", str(tmp_path))
+    monkeypatch.delenv("ZOOKEEPER_HOSTS", raising=False)
+
+
+@pytest.mark.usefixtures("broken_zookeeper")
+def test_choose__real_one_does_not_start() -> None:
+    """If the installed ZooKeeper does not start, the package's own server does, and it is said why."""
+    with ExitStack() as stack:
+        choice = choose(None, stack)
+        client = KazooClient(choice.hosts)
+        client.start(timeout=10)
+        client.stop()
+        client.close()
+
+    assert re.fullmatch(
+        f"{OWN},\nbecause ZooKeeper ended with status 3 instead of starting; --zookeeper=real shows why", choice.words
+    )
+
+
+@pytest.mark.usefixtures("broken_zookeeper")
+def test_choose__asked_for_the_real_one() -> None:
+    """If somebody wants just the installed ZooKeeper, they are shown what it wrote."""
+    with ExitStack() as stack, pytest.raises(StartError, match="status 3 instead of starting\n  \\| no heap"):
+        choose("real", stack)
+
+
+@pytest.mark.usefixtures("broken_zookeeper")
+def test_choose__given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ZooKeeper that is given is taken, and nothing is started."""
+    monkeypatch.setenv("ZOOKEEPER_HOSTS", "zk1:2181,zk2:2181")
+    with ExitStack() as stack:
+        choice = choose(None, stack)
+
+    assert choice == ("zk1:2181,zk2:2181", "as given in ZOOKEEPER_HOSTS", None)
 
 
 @pytest.mark.celery

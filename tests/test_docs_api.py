@@ -9,8 +9,9 @@ import pytest
 from django.dispatch import Signal
 
 import django_zklock
-from django_zklock import signals
+from django_zklock import signals, testing
 from django_zklock.exceptions import ZkLockError
+from django_zklock.testing import plugin
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -45,6 +46,43 @@ def test_signals__has_every_signal() -> None:
     assert sections("reference/signals.md") == {
         name for name, value in vars(signals).items() if isinstance(value, Signal)
     }
+
+
+def test_testing__has_every_public_name() -> None:
+    """The page about testing has what can be imported for it, the fixtures and the options, and nothing else."""
+    assert sections("reference/testing.md") == {*testing.__all__, "Fixtures", "Options of pytest"}
+
+
+def test_testing__has_every_fixture() -> None:
+    """Each fixture of the plugin is in the list, and no other."""
+    listed = re.search(r"^## Fixtures$(.*?)^## ", text_of("reference/testing.md"), re.MULTILINE | re.DOTALL)
+    assert listed
+    assert set(re.findall(r"^`(\w+)`$", listed[1], re.MULTILINE)) == {
+        name
+        for name, value in vars(plugin).items()
+        if isinstance(value, type(plugin.zookeeper)) and not name.startswith("_")
+    }
+
+
+def test_testing__has_every_option() -> None:
+    """Each option of the plugin has its entry, with the values that there are and the default."""
+    added: list[tuple[str, object]] = []
+
+    class Parser:
+        def addini(self, name: str, help: str, *, default: object) -> None:  # noqa: A002 - pytest's name
+            added.append((name, default))
+
+    plugin.pytest_addoption(Parser())  # type: ignore[arg-type]
+    listed = text_of("reference/testing.md").partition("## Options of pytest")[2].partition("\n## ")[0]
+    assert re.findall(r"^`(\w+)`$", listed, re.MULTILINE) == [name for name, _ in added]
+    assert all(f"The default is `{default}`." in listed for _, default in added)
+    assert all(f"`{when}`" in listed for when in plugin.WHEN)
+
+
+def test_testing__has_every_request() -> None:
+    """Each request is named as the faults and the log want it named."""
+    page = text_of("reference/testing.md").partition("## Opcode")[2]
+    assert set(re.findall(r"`(\w+)`", page)) >= {opcode.label for opcode in testing.Opcode}
 
 
 @pytest.mark.parametrize("page", ["explanation/guarantees.md"])

@@ -54,7 +54,7 @@ def empty_environment(distributions: Distributions, tmp_path_factory: pytest.Tem
 
 
 def source_files() -> set[str]:
-    """Return what the package must contain: all of its tree but what Python and gettext leave behind."""
+    """Return what the wheel must contain: all of the package's tree but what Python leaves behind."""
     return {
         path.relative_to(ROOT).as_posix()
         for path in PACKAGE.rglob("*")
@@ -83,12 +83,22 @@ def test_sdist__has_the_package_and_its_documents(distributions: Distributions) 
 
 
 def test_install__imports_in_an_empty_environment(empty_environment: Path) -> None:
-    """The wheel brings its requirements, and the import needs neither settings nor Celery."""
-    code = "import django_zklock, importlib.util as u; print(django_zklock.__file__, u.find_spec('celery'))"
+    """The wheel brings its requirements, and the import of every name needs neither settings nor Celery."""
+    code = (
+        "import django_zklock, importlib.util as u; from django_zklock import *; "
+        "print(django_zklock.__file__, u.find_spec('celery'))"
+    )
     # -I: not from the working directory nor from PYTHONPATH.
     file, celery = run(empty_environment, "-I", "-c", code, cwd=empty_environment.parent).split()
     assert Path(file).is_relative_to(empty_environment.parent.parent)
     assert celery == "None"
+
+
+def test_install__pytest_finds_the_plugin(empty_environment: Path) -> None:
+    """The installed package names its plugin as pytest looks for it."""
+    code = "from importlib.metadata import entry_points; print(*entry_points(group='pytest11'))"
+    found = run(empty_environment, "-I", "-c", code, cwd=empty_environment.parent).strip()
+    assert found == "EntryPoint(name='zklock', value='django_zklock.testing.plugin', group='pytest11')"
 
 
 def test_install__has_the_version_of_setup_cfg(empty_environment: Path, distributions: Distributions) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+from services.devserver import DevServer
 from services.ensemble import Ensemble
 from services.port import LOOPBACK, free_port
 from services.process import NotInstalledError, Process, StartError
@@ -88,6 +91,7 @@ def test_zookeeper__started(server: ZooKeeper) -> None:
     assert server.mntr()["zk_server_state"] == "standalone"
     assert "minSessionTimeout=1000" in server.command("conf")
     assert server.hosts == f"{LOOPBACK}:{server.port}"
+    assert re.match(r"ZooKeeper \d+\.\d+\.\d+ (of Debian$|in .)", server.description())
 
 
 @pytest.mark.zookeeper
@@ -248,6 +252,21 @@ def test_ensemble__leader_killed() -> None:
         first.start()
         assert first in ensemble.followers()
         assert client.retry(client.get, "/a")[0] == b"kept"
+
+
+def test_devserver__started_again() -> None:
+    """The package's own server forgets everything when it is started again, and clients come back to it."""
+    with DevServer() as server:
+        client = KazooClient(server.hosts, timeout=10)
+        client.start(timeout=10)
+        client.create("/a")
+
+        server.restart()
+
+        with pytest.raises(NoNodeError):
+            client.retry(client.get, "/a")
+        client.stop()
+        client.close()
 
 
 @pytest.mark.celery

@@ -2,10 +2,51 @@
 
 from __future__ import annotations
 
-from .faults import Fault, Faults
-from .network import Cut
-from .protocol import Opcode
-from .requestlog import LoggedRequest, RequestLog
-from .server import SessionInfo, ZooKeeperServer
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = ["Cut", "Fault", "Faults", "LoggedRequest", "Opcode", "RequestLog", "SessionInfo", "ZooKeeperServer"]
+if TYPE_CHECKING:
+    from .faults import BlackHole, Fault, Faults
+    from .network import Cut
+    from .protocol import Opcode
+    from .requestlog import LoggedRequest, RequestLog
+    from .sandbox import Sandbox
+    from .server import SessionInfo, ZooKeeperServer
+
+# The module of each name, imported when the name is first asked for: see the package above.
+_HOMES = {
+    "BlackHole": "faults",
+    "Cut": "network",
+    "Fault": "faults",
+    "Faults": "faults",
+    "LoggedRequest": "requestlog",
+    "Opcode": "protocol",
+    "RequestLog": "requestlog",
+    "Sandbox": "sandbox",
+    "SessionInfo": "server",
+    "ZooKeeperServer": "server",
+}
+
+__all__ = [
+    "BlackHole",
+    "Cut",
+    "Fault",
+    "Faults",
+    "LoggedRequest",
+    "Opcode",
+    "RequestLog",
+    "Sandbox",
+    "SessionInfo",
+    "ZooKeeperServer",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from . import jute
+from .jute import MalformedError
 from .protocol import Code, Perms, RefusedError
 
 
@@ -48,13 +49,9 @@ OPEN = (Entry(Perms.ALL, ANYONE),)
 READ_ONLY = (Entry(Perms.READ, ANYONE),)
 
 
-def read_entry(reader: jute.Reader) -> Entry:
-    """Read the record; the schemes that look at the id need one."""
-    perms, scheme, id_ = reader.integer(), reader.optional_text() or "", reader.optional_text()
-    if id_ is None and scheme in {"world", "digest", "ip"}:
-        msg = f"an entry of scheme {scheme} without an id"
-        raise jute.MalformedError(msg)
-    return Entry(perms, Identity(scheme, id_ or ""))
+def read_entries(reader: jute.Reader) -> tuple[Entry | None, ...]:
+    """Read the records; None is one without the id that its scheme needs, which ``resolve`` stumbles over."""
+    return tuple(reader.optional_vector(lambda: _read_entry(reader)) or ())
 
 
 def address(host: str) -> Identity:
@@ -74,10 +71,16 @@ def authenticate(scheme: str, credentials: bytes | None) -> Identity | None:
     return Identity("digest", (name + b":" + digest).decode("utf-8", "replace"))
 
 
-def resolve(entries: Sequence[Entry], mine: Iterable[Identity]) -> tuple[Entry, ...]:
-    """Give the list that a node gets: "auth" replaced by who is asking; raise RefusedError(INVALID_ACL)."""
+def resolve(entries: Sequence[Entry | None], mine: Iterable[Identity]) -> tuple[Entry, ...]:
+    """Give the list that a node gets: "auth" replaced by who is asking.
+
+    Raises RefusedError(INVALID_ACL), and MalformedError for an entry that cannot even be looked at.
+    """
     resolved: list[Entry] = []
     for entry in dict.fromkeys(entries):
+        if entry is None:
+            msg = "an entry without an id"
+            raise MalformedError(msg)
         if entry.identity == ANYONE:
             resolved.append(entry)
         elif entry.identity.scheme == "auth":
@@ -107,6 +110,13 @@ def permits(entries: Iterable[Entry], perms: Perms, mine: Iterable[Identity]) ->
         entry.perms & perms and (entry.identity == ANYONE or any(_matches(entry.identity, one) for one in mine))
         for entry in entries
     )
+
+
+def _read_entry(reader: jute.Reader) -> Entry | None:
+    perms, scheme, id_ = reader.integer(), reader.optional_text() or "", reader.optional_text()
+    if id_ is None and scheme in {"world", "digest", "ip"}:
+        return None
+    return Entry(perms, Identity(scheme, id_ or ""))
 
 
 def _matches(named: Identity, mine: Identity) -> bool:

@@ -60,7 +60,8 @@ class Client:
         self.replica: Replica = service.newest
         # The session that the client claims, even before the server agrees.
         self.claimed = 0
-        self.last_opcode: Opcode | None = None
+        # What was answered last, as operators see it; ERROR is a write that was refused.
+        self.last_opcode = Opcode.CONNECT
         self.last_xid = 0
         self.last_zxid = 0
         # In the order in which they were proven, each once.
@@ -155,11 +156,10 @@ class Client:
         reader = Reader(frame)
         xid, number = reader.integer(), reader.integer()
         if number not in _ANSWERED:
-            self._reply(Opcode.ERROR, xid, -1, Code.UNIMPLEMENTED)
+            self._send(Opcode.ERROR, xid, -1, Code.UNIMPLEMENTED)
             self._line.close()
             return
         opcode = Opcode(number)
-        self.last_opcode, self.last_xid = opcode, xid
         self._service.requests.add(LoggedRequest(self.session.id, xid, opcode, _path(opcode, frame)))
         if opcode in READS:
             self._read(opcode, xid, reader)
@@ -169,7 +169,7 @@ class Client:
             self._authenticate(opcode, xid, reader)
         elif opcode is Opcode.SASL:
             # As a server that has no SASL set up: nothing is asked in return, and nobody is let in.
-            self._reply(opcode, xid, 0, body=jute.buffer(None))
+            self._send(opcode, xid, 0, body=jute.buffer(None))
         elif opcode is Opcode.CLOSE:
             self._close(opcode, xid, self.session)
         else:
@@ -202,12 +202,12 @@ class Client:
         try:
             identity = acl.authenticate(reader.optional_text() or "", reader.buffer())
         except RefusedError as error:
-            self._reply(opcode, xid, 0, error.code)
+            self._send(opcode, xid, 0, error.code)
             self._line.close()
             return
         if identity is not None:
             self._identities[identity] = None
-        self._reply(opcode, xid, 0)
+        self._send(opcode, xid, 0)
 
     def _close(self, opcode: Opcode, xid: int, session: Session) -> None:
         # Without a link the end of the session does not close the connection before the reply.
@@ -218,7 +218,15 @@ class Client:
         self._line.close()
 
     def _reply(self, opcode: Opcode, xid: int, zxid: int, code: Code = Code.OK, body: bytes = b"") -> None:
+        refused_write = code and opcode not in READS
+        self.last_opcode = Opcode.ERROR if refused_write else opcode
         self.last_zxid = zxid
+        # Negative ones are no count of the client's.
+        if xid >= 0:
+            self.last_xid = xid
+        self._send(opcode, xid, zxid, code, body)
+
+    def _send(self, opcode: Opcode, xid: int, zxid: int, code: Code = Code.OK, body: bytes = b"") -> None:
         self._line.send(opcode, HEADER.pack(xid, zxid, code) + body)
 
 

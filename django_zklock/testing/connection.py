@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import socket
 import struct
@@ -76,7 +77,8 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._socket: socket.socket = transport.get_extra_info("socket")
-        self.peer = transport.get_extra_info("peername")[:2]
+        host, port = transport.get_extra_info("peername")[:2]
+        self.peer = (_in_full(host), port)
         service = self._host.service
         self.client = Client(service, self.peer[0], self)
         self._requests = Pipe(Direction.REQUESTS, service.network, lambda: self.client.claimed, self._take)
@@ -275,6 +277,15 @@ class Connection(asyncio.Protocol):
     def _count(self) -> None:
         self.received += 1
         self._host.packets_received += 1
+
+
+def _in_full(host: str) -> str:
+    """Write an address as Java does: of IPv6 all eight numbers."""
+    if ":" not in host:
+        return host
+    address, scope, name = host.partition("%")
+    groups = ipaddress.IPv6Address(address).exploded.split(":")
+    return ":".join(f"{int(group, 16):x}" for group in groups) + scope + name
 
 
 def _frame(data: bytes | bytearray, place: int) -> bytes | None:

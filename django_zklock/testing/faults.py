@@ -81,7 +81,7 @@ class Faults:
             self._heal_connections()
 
         self._server.call(partial(holes.append, hole))
-        return BlackHole(self._server, self._lasting, end, hole.requests)
+        return BlackHole(self._lasting, partial(self._server.settle, end), hole.requests)
 
     def delay(self, seconds: float, *, direction: DirectionName = "both") -> Fault:
         """Have everything take that long, each way: a round trip then takes twice as long.
@@ -100,7 +100,7 @@ class Faults:
             self._heal_connections()
 
         self._server.call(partial(delays.append, delay))
-        return Fault(self._server, self._lasting, end)
+        return Fault(self._lasting, partial(self._server.settle, end))
 
     def cut_reply(self, opcode: str | Opcode, *, after_bytes: int = 0, session: int | None = None) -> Cut:
         """End the connection in the middle of the next reply to such a request, which has been done.
@@ -119,7 +119,7 @@ class Faults:
     def refuse(self) -> Fault:
         """Refuse new connections, as when nothing listens; those there are stay until ``drop``."""
         self._server.refuse()
-        return Fault(self._server, self._lasting, self._server.accept)
+        return Fault(self._lasting, self._server.accept)
 
     def lag_reads(self, zxids: int = 1) -> Fault:
         """Have each connection read from a follower of its own that lags that many transactions behind.
@@ -154,7 +154,7 @@ class Faults:
             service.followers.clear()
 
         self._server.call(begin)
-        return Fault(self._server, self._lasting, end)
+        return Fault(self._lasting, partial(self._server.settle, end))
 
     def set_sequence(self, path: str, value: int) -> None:
         """Have the next sequential child of ``path`` get this number, from -2**31 to 2**31-1.
@@ -211,9 +211,8 @@ class Faults:
 class Fault:
     """A fault that lasts until ``end``, until the end of its context, or until ``Faults.heal``."""
 
-    def __init__(self, server: ZooKeeperServer, lasting: list[Fault], end: Callable[[], None]) -> None:
-        """Take where it is kept, and what ends it; that is called in the thread of the event loop."""
-        self._server = server
+    def __init__(self, lasting: list[Fault], end: Callable[[], None]) -> None:
+        """Take where it is kept, and what ends it."""
         self._lasting = lasting
         self._end = end
         lasting.append(self)
@@ -235,7 +234,7 @@ class Fault:
             self._lasting.remove(self)
         except ValueError:
             return
-        self._server.settle(self._end)
+        self._end()
 
 
 class BlackHole(Fault):
@@ -244,11 +243,9 @@ class BlackHole(Fault):
     They are in the log of the server too if the hole ends and they are done after all.
     """
 
-    def __init__(
-        self, server: ZooKeeperServer, lasting: list[Fault], end: Callable[[], None], requests: RequestLog
-    ) -> None:
+    def __init__(self, lasting: list[Fault], end: Callable[[], None], requests: RequestLog) -> None:
         """Take the log too."""
-        super().__init__(server, lasting, end)
+        super().__init__(lasting, end)
         self.requests = requests
 
 

@@ -8,6 +8,7 @@ import ipaddress
 import queue
 import signal
 import socket
+import time
 from collections.abc import Callable
 
 from .server import LOOPBACK, ZooKeeperServer
@@ -61,7 +62,10 @@ def _start(host: str, port: int, *, allow_remote: bool) -> ZooKeeperServer:
                 "give --allow-remote if that is what you want"
             )
             raise CannotServeError(msg)
-        server = ZooKeeperServer(host=str(address), port=port)
+        # Clients outlive the server. They stay away from one that is behind what they have seen, for ever, and
+        # fencing tokens must never fall. So every start goes on above the last one, unless that has done more than
+        # a million changes a second.
+        server = ZooKeeperServer(host=str(address), port=port, zxid=time.time_ns() // 1_000)
         try:
             server.start()
         except BaseException:

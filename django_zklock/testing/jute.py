@@ -10,6 +10,8 @@ T = TypeVar("T")
 
 INT = struct.Struct("!i")
 LONG = struct.Struct("!q")
+# In place of a length or a count: there is not even an empty one.
+NONE = -1
 # A record with more elements than this is not meant; the real server trusts the packet's size alone.
 MAX_ELEMENTS = 0x100000
 
@@ -46,9 +48,9 @@ class Reader:
         return self._take(1) != b"\0"
 
     def buffer(self) -> bytes | None:
-        """Read bytes; a negative length stands for none at all."""
+        """Read bytes; the length -1 stands for none at all."""
         length = self.integer()
-        return None if length < 0 else self._take(length)
+        return None if length == NONE else self._take(length)
 
     def text(self) -> str:
         """Read UTF-8, what is not valid replaced as Java does."""
@@ -65,7 +67,17 @@ class Reader:
 
     def vector(self, element: Callable[[], T]) -> list[T]:
         """Read a counted list, each element by ``element``."""
+        elements = self.optional_vector(element)
+        if elements is None:
+            msg = "no vector where one was expected"
+            raise MalformedError(msg)
+        return elements
+
+    def optional_vector(self, element: Callable[[], T]) -> list[T] | None:
+        """Read a counted list, or that there is none; any other negative count is a list without elements."""
         count = self.integer()
+        if count == NONE:
+            return None
         if count > MAX_ELEMENTS:
             msg = f"a vector of {count} elements"
             raise MalformedError(msg)
@@ -82,7 +94,7 @@ class Reader:
         return number
 
     def _take(self, length: int) -> bytes:
-        if length > self.left:
+        if not 0 <= length <= self.left:
             msg = f"{self.left} bytes left where {length} were announced"
             raise MalformedError(msg)
         start, self._place = self._place, self._place + length
@@ -91,7 +103,7 @@ class Reader:
 
 def buffer(data: bytes | None) -> bytes:
     """Write bytes behind their length, None as the length -1."""
-    return INT.pack(-1) if data is None else INT.pack(len(data)) + data
+    return INT.pack(NONE) if data is None else INT.pack(len(data)) + data
 
 
 def text(value: str | None) -> bytes:

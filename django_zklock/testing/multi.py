@@ -22,13 +22,13 @@ def attempt(reader: Reader, tree: Tree, author: Author, zxid: int, now: int) -> 
     parts = [PARTS[opcode](opcode, reader) for opcode in opcodes(reader, PARTS)]
     changes: list[Change] = []
     replies: list[bytes] = []
-    remembered: list[dict[str, Znode | None]] = []
+    remembered: dict[str, Znode | None] = {}
     try:
         for part in parts:
             step = part.step(tree, author)
             if step.change is not None:
-                remembered.append(tree.remember(step.change.path))
-                tree.apply(step.change, zxid, now)
+                tree.remember(step.change.path, remembered)
+                tree.anticipate(step.change, zxid, now)
                 changes.append(step.change)
             replies.append(success(part.answered_as, step.reply(tree)))
     except RefusedError as error:
@@ -36,8 +36,7 @@ def attempt(reader: Reader, tree: Tree, author: Author, zxid: int, now: int) -> 
         codes = [Code.OK] * done + [error.code] + [Code.RUNTIME_INCONSISTENCY] * (len(parts) - done - 1)
         return (), b"".join(map(failure, codes)) + END
     finally:
-        for each in reversed(remembered):
-            tree.restore(each)
+        tree.restore(remembered)
     return tuple(changes), b"".join(replies) + END
 
 

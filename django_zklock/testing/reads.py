@@ -5,6 +5,7 @@ A watch is left, or not, exactly where ZooKeeper's ``FinalRequestProcessor`` and
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -117,6 +118,10 @@ def add_watch(reader: Reader, client: Client) -> bytes:
 def check_watches(reader: Reader, client: Client) -> bytes:
     """Tell whether a node is watched."""
     path, tables = _watched(reader, client)
+    if path is None or (path and "/" not in path):
+        # The real server looks for the node above it, and stumbles.
+        msg = f"a path without a slash: {path!r}"
+        raise MalformedError(msg)
     if not any(table.has(path) for table in tables):
         raise RefusedError(Code.NO_WATCHER)
     return b""
@@ -125,7 +130,7 @@ def check_watches(reader: Reader, client: Client) -> bytes:
 def remove_watches(reader: Reader, client: Client) -> bytes:
     """Take watches of the client away."""
     path, tables = _watched(reader, client)
-    removed = [table.remove(path, client.hear) for table in tables]
+    removed = [table.remove(path, client.hear) for table in tables if path is not None]
     if not any(removed):
         raise RefusedError(Code.NO_WATCHER)
     return b""
@@ -185,11 +190,12 @@ def _children(reader: Reader, client: Client) -> tuple[bytes, Znode]:
 
 
 def _names(node: Znode) -> bytes:
-    return jute.vector([jute.text(name) for name in node.children])
+    # ZooKeeper keeps them in a hash set. Who relies on the order of their names, or of creation, must fail here too.
+    return jute.vector(sorted((jute.text(name) for name in node.children), key=zlib.crc32))
 
 
-def _watched(reader: Reader, client: Client) -> tuple[str, Sequence[Table]]:
-    path, kind = reader.text(), reader.integer()
+def _watched(reader: Reader, client: Client) -> tuple[str | None, Sequence[Table]]:
+    path, kind = reader.optional_text(), reader.integer()
     watches = client.replica.watches
     # The numbers of WatcherType: children, data, any.
     tables = {1: (watches.children,), 2: (watches.data,), 3: _both(watches)}.get(kind)

@@ -66,7 +66,7 @@ class RequestLog:
             return list(self._requests)
 
     def wait_for(self, opcode: str | Opcode, count: int = 1, *, path: str | None = None, timeout: float = 5.0) -> None:
-        """Wait until there were ``count`` requests of a kind, with ``path`` for that node.
+        """Wait until there were ``count`` requests of a kind; with ``path``, for that node among the last ten thousand.
 
         ``timeout`` is in seconds. Raises TimeoutError with the requests there were, and ValueError for a kind
         that does not exist.
@@ -83,6 +83,7 @@ class RequestLog:
             while seen() < count:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    msg = f"{seen()} of {count} {wanted.label} requests in {timeout:g} s, and in all {self.counts()}"
+                    what = f"{wanted.label} requests" + ("" if path is None else f" for {path}")
+                    msg = f"{seen()} of {count} {what} in {timeout:g} s, and in all {self.counts()}"
                     raise TimeoutError(msg)
                 self._changed.wait(left)

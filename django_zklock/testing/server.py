@@ -6,17 +6,17 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
-import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from . import forks
 from .connection import Connection
 from .faults import Faults
+from .port import Port
 from .requestlog import RequestLog
 from .service import Service, ServiceOptions
 
@@ -60,12 +60,14 @@ class ZooKeeperServer:
         max_session_timeout: float = 60.0,
         sessionless_timeout: float = 10.0,
         reap_interval: float = 60.0,
+        zxid: int = 0,
     ) -> None:
         """Choose where to listen, port 0 for any that is free; nothing runs yet.
 
         Times are seconds. A client gets the session timeout that it wishes for, within the two bounds. A connection
         that has not asked for a session is closed after ``sessionless_timeout``. ``reap_interval`` is the time
-        between two looks for empty containers and aged TTL nodes.
+        between two looks for empty containers and aged TTL nodes. Transactions are counted from ``zxid``: clients
+        stay away from a server that is behind what they have seen, so one that takes the place of another begins above.
         """
         self.service = Service(
             ServiceOptions(
@@ -73,6 +75,7 @@ class ZooKeeperServer:
                 max_session_timeout=max_session_timeout,
                 sessionless_timeout=sessionless_timeout,
                 reap_interval=reap_interval,
+                zxid=zxid,
             )
         )
         self.connections: dict[Connection, None] = {}
@@ -80,10 +83,8 @@ class ZooKeeperServer:
         self.packets_received = self.packets_sent = 0
         self.faults = Faults(self)
         self._pid = os.getpid()
-        self._host = host
-        self._port = port
-        # Bound and never listening: it keeps the port ours while the server is stopped or refuses.
-        self._reservation: socket.socket | None = None
+        # Kept while the server is stopped or refuses.
+        self._port = Port(host, port)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._listener: asyncio.Server | None = None
@@ -91,7 +92,7 @@ class ZooKeeperServer:
         self._refusals = 0
         # One thread at a time starts and stops it, and nobody asks its thread for anything meanwhile.
         self._state = threading.RLock()
-        _servers.add(self)
+        forks.let_go(self)
 
     def __enter__(self) -> Self:
         """Start the server."""
@@ -107,13 +108,12 @@ class ZooKeeperServer:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port; the port is known once the server was started."""
-        return self._host, self._port
+        return self._port.host, self._port.number
 
     @property
     def hosts(self) -> str:
         """The address as clients write it, ``host:port``."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{self._port}"
+        return str(self._port)
 
     @property
     def requests(self) -> RequestLog:
@@ -132,7 +132,7 @@ class ZooKeeperServer:
         with self._state:
             if self.running:
                 return
-            self._reserve()
+            self._port.reserve()
             ready: concurrent.futures.Future[None] = concurrent.futures.Future()
             self._thread = threading.Thread(target=self._run, args=(ready,), name="zookeeper-server", daemon=True)
             self._thread.start()
@@ -162,9 +162,7 @@ class ZooKeeperServer:
             return
         with self._state:
             self.stop()
-            if self._reservation is not None:
-                self._reservation.close()
-                self._reservation = None
+            self._port.release()
 
     def sessions(self) -> list[SessionInfo]:
         """Give the sessions that live, oldest first."""
@@ -246,9 +244,14 @@ class ZooKeeperServer:
             self.call(self._deafen)
             self._refusals += 1
 
+    def descriptors(self) -> list[int]:
+        """Give the numbers of the sockets, for a fork to let go of; negative ones are closed."""
+        listening = [] if self._listener is None else [sock.fileno() for sock in self._listener.sockets]
+        return [self._port.descriptor, *listening, *(connection.descriptor for connection in self.connections)]
+
     async def _listen(self) -> None:
         if self._listener is None and not self._refusals:
-            sock = self._bind()
+            sock = self._port.bind()
             try:
                 self._listener = await asyncio.get_running_loop().create_server(
                     lambda: Connection(self), sock=sock, backlog=BACKLOG
@@ -296,22 +299,6 @@ class ZooKeeperServer:
         # The loop tells them that they are lost in its next round.
         await asyncio.sleep(0)
 
-    def _reserve(self) -> None:
-        if self._reservation is None:
-            self._reservation = self._bind()
-            self._port = self._reservation.getsockname()[1]
-
-    def _bind(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((self._host, self._port))
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
     def _is_mine(self) -> bool:
         return os.getpid() == self._pid
 
@@ -319,30 +306,3 @@ class ZooKeeperServer:
         if not self._is_mine():
             msg = f"this server belongs to process {self._pid}, and {os.getpid()} is a fork of it"
             raise RuntimeError(msg)
-
-    def _forget(self) -> None:
-        """Let go, in a fork, of the parent's sockets: a connection must end when the parent ends it.
-
-        Their numbers stay taken, by nothing, so that the objects that still know them cannot close others.
-        """
-        nothing = os.open(os.devnull, os.O_RDWR)
-        sockets = [connection.descriptor for connection in self.connections]
-        if self._listener is not None:
-            sockets += [sock.fileno() for sock in self._listener.sockets]
-        if self._reservation is not None:
-            sockets.append(self._reservation.fileno())
-        for descriptor in sockets:
-            if descriptor >= 0:
-                os.dup2(nothing, descriptor, inheritable=False)
-        os.close(nothing)
-
-
-_servers: weakref.WeakSet[ZooKeeperServer] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for server in list(_servers):
-        server._forget()  # noqa: SLF001 - this module's own
-
-
-os.register_at_fork(after_in_child=_forget_all)

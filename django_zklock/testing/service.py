@@ -22,13 +22,14 @@ from .znode import Kind
 class ServiceOptions:
     """How long sessions, and connections without one, may be silent, and how often empty containers are looked for.
 
-    In seconds.
+    In seconds. And the transaction after which the counting begins.
     """
 
     min_session_timeout: float = 0.2
     max_session_timeout: float = 60.0
     sessionless_timeout: float = 10.0
     reap_interval: float = 60.0
+    zxid: int = 0
 
 
 class Service:
@@ -41,7 +42,7 @@ class Service:
     def __init__(self, options: ServiceOptions) -> None:
         """Begin with an empty tree."""
         self.options = options
-        self.newest = Replica(Tree())
+        self.newest = Replica(Tree(), options.zxid)
         self.network = Network()
         self.requests = RequestLog()
         self.sessions = Sessions(self._expire)

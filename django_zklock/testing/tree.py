@@ -132,6 +132,14 @@ class Tree:
         else:
             self.nodes[change.path].creations = change.value
 
+    def anticipate(self, change: Change, zxid: int, now: int) -> None:
+        """Make a change that will be undone; until then the counter of creations runs over its end."""
+        above = self.nodes[parent(change.path)]
+        creations = above.creations
+        self.apply(change, zxid, now)
+        if isinstance(change, Created):
+            above.creations = signed32(creations + 1)
+
     def copy(self) -> Tree:
         """Copy the tree, so that the two can change apart."""
         twin = Tree()
@@ -140,12 +148,14 @@ class Tree:
         twin.reapable = dict(self.reapable)
         return twin
 
-    def remember(self, path: str) -> dict[str, Znode | None]:
-        """Note what a change of ``path`` can touch, for ``restore``."""
-        return {each: self.nodes[each].copy() if each in self.nodes else None for each in (parent(path), path)}
+    def remember(self, path: str, remembered: dict[str, Znode | None]) -> None:
+        """Note what a change of ``path`` can touch, for ``restore``; what was noted before an earlier change stays."""
+        for each in (parent(path), path):
+            if each not in remembered:
+                remembered[each] = self.nodes[each].copy() if each in self.nodes else None
 
     def restore(self, remembered: dict[str, Znode | None]) -> None:
-        """Undo the change before which ``remember`` was called."""
+        """Undo all changes since ``remember`` was called first."""
         for path, node in remembered.items():
             if path in self.nodes:
                 self._unindex(path, self.nodes.pop(path))

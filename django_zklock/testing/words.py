@@ -40,8 +40,10 @@ _SHORT = {
     Opcode.GET_EPHEMERALS: "GETE",
     Opcode.GET_ALL_CHILDREN_NUMBER: "GETACN",
     Opcode.WHO_AM_I: "HOMI",
-    Opcode.AUTH: "AUTH",
     Opcode.CLOSE: "CLOS",
+    Opcode.CONNECT: "SESS",
+    # A write that was refused.
+    Opcode.ERROR: "NA",
 }
 
 
@@ -71,11 +73,11 @@ def cons(host: Host, asking: Connection) -> str:
     lines = []
     for each in host.connections:
         line = f" {_client(each, asking)}"
-        if each.client.session is not None:
-            operation = _SHORT.get(each.client.last_opcode, "SESS") if each.client.last_opcode else "SESS"
+        session = each.client.session
+        if session is not None:
             line += (
-                f",sid=0x{each.client.session.id:x},lop={operation},est={round(each.since * 1000)}"
-                f",to={round(each.client.session.timeout * 1000)},lcxid=0x{each.client.last_xid & 0xFFFFFFFF:x}"
+                f",sid=0x{session.id:x},lop={_SHORT[each.client.last_opcode]},est={round(each.since * 1000)}"
+                f",to={round(session.timeout * 1000)},lcxid=0x{each.client.last_xid:x}"
                 f",lzxid=0x{each.client.last_zxid:x},lresp=0,llat=0,minlat=0,avglat=0,maxlat=0"
             )
         lines.append(line + ")\n")
@@ -91,11 +93,11 @@ def mntr(host: Host, _asking: Connection) -> str:
         "zk_server_state": "standalone",
         "zk_ephemerals_count": sum(map(len, tree.ephemerals.values())),
         "zk_num_alive_connections": len(host.connections),
-        "zk_avg_latency": 0,
+        "zk_avg_latency": 0.0,
         "zk_min_latency": 0,
         "zk_max_latency": 0,
         "zk_outstanding_requests": 0,
-        "zk_znode_count": len(tree.nodes),
+        "zk_znode_count": _nodes(host),
         "zk_global_sessions": len(service.sessions),
         "zk_packets_sent": host.packets_sent,
         "zk_packets_received": host.packets_received,
@@ -134,11 +136,18 @@ def _summary(host: Host) -> str:
     return (
         f"Latency min/avg/max: 0/0.0/0\nReceived: {host.packets_received}\nSent: {host.packets_sent}\n"
         f"Connections: {len(host.connections)}\nOutstanding: 0\nZxid: 0x{service.newest.zxid:x}\n"
-        f"Mode: standalone\nNode count: {len(service.newest.tree.nodes)}\n"
+        f"Mode: standalone\nNode count: {_nodes(host)}\n"
     )
+
+
+def _nodes(host: Host) -> int:
+    # ZooKeeper counts the root twice: an empty path is another name of it.
+    return len(host.service.newest.tree.nodes) + 1
 
 
 def _client(connection: Connection, asking: Connection) -> str:
     host, port = connection.peer
+    if ":" in host:
+        host = f"[{host}]"
     interest = 0 if connection is asking else 1
     return f"/{host}:{port}[{interest}](queued=0,recved={connection.received},sent={connection.sent}"

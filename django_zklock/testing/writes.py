@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 from . import acl, jute, paths
 from .acl import Entry, Identity
-from .jute import Reader
+from .jute import MalformedError, Reader
 from .protocol import Code, Opcode, Perms, RefusedError
 from .tree import AclSet, Change, Created, DataSet, Deleted, Tree, parent
 from .znode import CONTAINER_OWNER, MAX_TTL, Kind, ttl_owner
@@ -58,9 +58,9 @@ class Create:
     """Create a node of any kind."""
 
     opcode: Opcode
-    path: str
+    path: str | None
     data: bytes | None
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry | None, ...]
     mode: int
     ttl: int | None
 
@@ -69,24 +69,29 @@ class Create:
         """Read the record; only one of the requests has a time to live."""
         return cls(
             opcode,
-            reader.text(),
+            reader.optional_text(),
             reader.buffer(),
-            tuple(reader.vector(lambda: acl.read_entry(reader))),
+            acl.read_entries(reader),
             reader.integer(),
             reader.long() if opcode is Opcode.CREATE_TTL else None,
         )
 
     @classmethod
-    def read_part(cls, opcode: Opcode, reader: Reader) -> Create:
+    def read_part(cls, opcode: Opcode, reader: Reader) -> Write:
         """Read the record inside a multi, where the mode alone decides what becomes of it."""
         whole = cls.read(opcode, reader)
-        if whole.mode == CONTAINER_MODE:
-            return replace(whole, opcode=Opcode.CREATE_CONTAINER)
-        return whole if opcode is Opcode.CREATE_TTL else replace(whole, opcode=Opcode.CREATE)
+        if whole.mode in TTL_MODES:
+            return whole if opcode is Opcode.CREATE_TTL else Timeless()
+        return replace(
+            whole, opcode=Opcode.CREATE_CONTAINER if whole.mode == CONTAINER_MODE else Opcode.CREATE, ttl=None
+        )
 
     def step(self, tree: Tree, author: Author) -> Step:
         """Check everything that a new node needs."""
         owner = self._owner(author)
+        if self.path is None:
+            msg = "a node without a path"
+            raise MalformedError(msg)
         if "/" not in self.path or "\0" in self.path:
             raise RefusedError(Code.BAD_ARGUMENTS)
         entries = acl.resolve(self.entries, author.identities)
@@ -114,15 +119,26 @@ class Create:
 
     def _owner(self, author: Author) -> int:
         """Give what ends the node, as its Stat tells it."""
-        if self.mode not in MODES or (self.mode in TTL_MODES) != ((self.ttl or -1) >= 0):
-            raise RefusedError(Code.BAD_ARGUMENTS)
-        if self.mode in TTL_MODES:
-            if not self.ttl or self.ttl > MAX_TTL:
-                raise RefusedError(Code.BAD_ARGUMENTS)
+        if self.mode in TTL_MODES and self.ttl is not None and 0 < self.ttl <= MAX_TTL:
             return ttl_owner(self.ttl)
+        # The real server does not survive a negative time to live for a node that has none; this one does.
+        if self.mode not in MODES or self.mode in TTL_MODES or self.ttl is not None:
+            raise RefusedError(Code.BAD_ARGUMENTS)
         if self.opcode is Opcode.CREATE_CONTAINER:
             return CONTAINER_OWNER
         return author.session if self.mode in EPHEMERAL_MODES else 0
+
+
+@dataclass(frozen=True)
+class Timeless:
+    """Want a node with a time to live in a multi, and name none: the real server stumbles, and answers so."""
+
+    answered_as: ClassVar[Opcode] = Opcode.ERROR
+
+    def step(self, _tree: Tree, _author: Author) -> Step:
+        """Have the whole request be no request."""
+        msg = "a part without a time to live"
+        raise MalformedError(msg)
 
 
 @dataclass(frozen=True)
@@ -178,14 +194,14 @@ class SetAcl:
     """Replace the access control list of a node."""
 
     path: str | None
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry | None, ...]
     version: int
     answered_as: ClassVar[Opcode] = Opcode.SET_ACL
 
     @classmethod
     def read(cls, _opcode: Opcode, reader: Reader) -> SetAcl:
         """Read the record."""
-        return cls(reader.optional_text(), tuple(reader.vector(lambda: acl.read_entry(reader))), reader.integer())
+        return cls(reader.optional_text(), acl.read_entries(reader), reader.integer())
 
     def step(self, tree: Tree, author: Author) -> Step:
         """Check the new list, and the version of the old one."""

@@ -325,30 +325,19 @@ class Contender:
         line = nodes.parse_all(names or ())
         if all(node.name != self.node for node in line):
             self._start_again()
-        elif nodes.order_is_safe(line):
-            self._judge(line)
         else:
-            self._rank(line)
+            in_order(self.session, self.path, line, partial(self._ranked, asked))
 
-    def _rank(self, line: list[nodes.Node]) -> None:
-        """Order by creating transaction, because the 32-bit sequence has come to its end."""
-        logger.warning("event=sequence_end path=%s consequence=ordered_by_czxid", self.path)
-        ranks: dict[str, int] = {}
-        asked, last = self._round, line[-1].name
-
-        def read(name: str, value: tuple[bytes, ZnodeStat] | None, _error: KazooException | None) -> None:
-            if value is not None:
-                ranks[name] = value[1].czxid
-            if name == last and asked == self._round and self.state in {State.JOINING, State.WAITING}:
-                ranked = sorted((node for node in line if node.name in ranks), key=lambda node: ranks[node.name])
-                if self.node in ranks:
-                    self._judge(ranked)
-                else:
-                    self._start_again()
-
-        # Replies come in the order of the requests, so the last one completes the set.
-        for node in line:
-            self.session.wire.get(f"{self.path}/{node.name}", partial(read, node.name))
+    def _ranked(self, asked: int, line: list[nodes.Node], refusal: KazooException | None) -> None:
+        if asked != self._round or self.state not in {State.JOINING, State.WAITING}:
+            return
+        if refusal is not None:
+            # Another owner's node that we may not read, and that may stand before us.
+            self._fail(refusal)
+        elif all(node.name != self.node for node in line):
+            self._start_again()
+        else:
+            self._judge(line)
 
     def _judge(self, line: list[nodes.Node]) -> None:
         self._outlook = self.rule.outlook(self.node or "", line)
@@ -573,12 +562,47 @@ class Contender:
         self._notify()
 
 
+def in_order(
+    session: Session,
+    path: str,
+    line: list[nodes.Node],
+    use: Callable[[list[nodes.Node], KazooException | None], None],
+) -> None:
+    """Hand on the line at ``path`` in its true order, first come first, or the server's refusal to tell it."""
+    if nodes.order_is_safe(line):
+        use(line, None)
+        return
+    logger.warning("event=sequence_end path=%s consequence=ordered_by_czxid", path)
+    czxids: dict[str, int] = {}
+    refusals: list[KazooException] = []
+    last = line[-1].name
+
+    def read(name: str, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
+        if value is not None:
+            czxids[name] = value[1].czxid
+        elif error is not None and not isinstance(error, NoNodeError):
+            refusals.append(error)
+        # Replies come in the order of the requests, so the last one completes the set.
+        if name == last:
+            there = (node for node in line if node.name in czxids)
+            use(sorted(there, key=lambda node: czxids[node.name]), refusals[0] if refusals else None)
+
+    for node in line:
+        session.wire.get(f"{path}/{node.name}", partial(read, node.name))
+
+
 def look_up(session: Session, path: str, rule: Rule, own: str | None, found: Callable[[Identity | None], None]) -> None:
     """Find out who is first of those in the line at ``path`` who are in the way by ``rule``, but ``own`` node."""
 
     def listed(names: list[str] | None, _error: KazooException | None) -> None:
         line = [node for node in nodes.parse_all(names or ()) if node.kind in rule.conflicts or rule.limit]
-        if line and line[0].name != own:
+        if line:
+            in_order(session, path, line, ordered)
+        else:
+            found(None)
+
+    def ordered(line: list[nodes.Node], refusal: KazooException | None) -> None:
+        if refusal is None and line and line[0].name != own:
             read_identity(session, f"{path}/{line[0].name}", found)
         else:
             found(None)

@@ -263,13 +263,15 @@ class Session:
                 if self.wire.silent_for() > self.timeout * SILENCE:
                     self.wire.drop("nothing has been received for too long")
                 else:
-                    self.post(self._verify_held)
+                    self.post(self._show_life)
             self._clock.call_later(self.timeout / HEARTBEATS_A_SESSION, self._beat)
 
-    def _verify_held(self) -> None:
+    def _show_life(self) -> None:
         if self.connected:
             for tenant in list(self._tenants):
                 tenant.heartbeat()
+            # Waiters ask nothing.
+            self.wire.ping()
 
     def _later(self, delay: float, call: Callable[[], None]) -> None:
         self._timers.append(self._clock.call_later(max(0.0, delay), call))

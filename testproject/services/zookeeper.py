@@ -29,11 +29,12 @@ PROBE_TIMEOUT = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """Where Java and ZooKeeper's classes and scripts are."""
+    """Where Java and ZooKeeper's classes and scripts are; ``origin`` says it to people."""
 
     java: str
     classpath: str
     scripts: Path
+    origin: str
 
     @classmethod
     def find(cls) -> Installation:
@@ -46,13 +47,15 @@ class Installation:
                 raise NotInstalledError(msg)
             classpath = f"{Path(home, 'conf')}:{jars}/*"
             scripts = Path(home, "bin")
+            origin = f"in {home}"
         elif DEBIAN_JAR.exists():
             classpath = f"{DEBIAN_CONFIGURATION}:{DEBIAN_JAR}:{DEBIAN_LOGGER}:{DEBIAN_CODEC}"
             scripts = DEBIAN_SCRIPTS
+            origin = "of Debian"
         else:
             msg = f"ZooKeeper is not installed; get it with {HOW_TO_GET_IT}"
             raise NotInstalledError(msg)
-        return cls(java=find_java(HOW_TO_GET_IT), classpath=classpath, scripts=scripts)
+        return cls(java=find_java(HOW_TO_GET_IT), classpath=classpath, scripts=scripts, origin=origin)
 
     def shell(self) -> Path:
         """Find ``zkCli.sh``, which is not in Debian's package of the jars; raise NotInstalledError."""
@@ -170,6 +173,12 @@ class ZooKeeper(Process):
         """Return the server's counters, or nothing while it does not serve."""
         lines = self.command("mntr", timeout=timeout).splitlines()
         return dict(line.split("\t", 1) for line in lines if "\t" in line)
+
+    def description(self) -> str:
+        """Say which release runs and where it is from; raise OSError if it does not answer."""
+        # After the number come a hyphen and the commit.
+        version = self.mntr()["zk_version"].partition("-")[0]
+        return f"ZooKeeper {version} {self._installation.origin}"
 
     def packets_received(self) -> int:
         """Count what clients have sent since the start, pings included, without our four-letter words."""

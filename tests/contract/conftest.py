@@ -28,7 +28,7 @@ def kind_of_server(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def own_server(kind_of_server: str) -> Iterator[Server]:
-    """Give a server that nobody else talks to."""
+    """Give a server that nobody else talks to, and that leaves empty lines alone."""
     with KINDS[kind_of_server]() as server:
         yield server
 

@@ -39,9 +39,9 @@ def test_uncontended__packets(own_server: Server, make_pool: MakePool) -> None:
     assert packets_received(own_server) - before - 1 == 3 * 201
 
 
-def test_uncontended__one_round_trip(server: Server, make_pool: MakePool) -> None:
+def test_uncontended__one_round_trip(own_server: Server, make_pool: MakePool) -> None:
     """Create and list leave in one write, nothing else is asked before the lock is held, and the delete is alone."""
-    with Proxy(server.address) as proxy:
+    with Proxy(own_server.address) as proxy:
         pool = make_pool(proxy.hosts, session_timeout=30.0)
         lock = Lock("k", pool)
         lock.acquire().release(wait=True)

@@ -14,8 +14,10 @@ from .run import REPOSITORY, RunError, run_both
 from .source import SourceError, fetch_source
 
 CACHE = REPOSITORY / ".cache" / "kazoo"
-# How often a test that surprised is run once more on both servers before it counts.
-TRIES = 2
+# How often a test that surprised is run once more on both servers before it counts. Some of kazoo's tests race their
+# server: test_connection_dropped fails wherever the reply is faster than the order to drop the connection, which was
+# one time in five on the test server and one in twenty on real ones.
+TRIES = 3
 
 
 def main(options: Sequence[str]) -> int:

@@ -37,10 +37,11 @@ class Cluster:
 
     current: ClassVar[Cluster | None] = None
 
-    def __init__(self, nodes: Sequence[Node], *, papers: Mapping[str, bytes], end: Callable[[], None]) -> None:
+    def __init__(self, nodes: Sequence[Node], *, papers: Mapping[str, bytes] | None, end: Callable[[], None]) -> None:
         """Replace the cluster that was made before; nothing runs yet.
 
-        ``papers`` are a TLS client's key and certificate and the authority's, as PEM; ``end`` ends the servers.
+        ``papers`` are a TLS client's key and certificate and the authority's, as PEM, None without TLS;
+        ``end`` ends the servers.
         """
         self._nodes = nodes
         self._papers = papers
@@ -74,5 +75,8 @@ class Cluster:
         return [line for node in self for line in node.get_logs()]
 
     def get_ssl_client_configuration(self) -> Mapping[str, bytes]:
-        """Return what a client needs for TLS."""
+        """Return what a client needs for TLS; raise NotImplementedError if the servers know none."""
+        if self._papers is None:
+            msg = "the test server knows no TLS"
+            raise NotImplementedError(msg)
         return self._papers

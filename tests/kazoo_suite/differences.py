@@ -23,6 +23,7 @@ REASONS = MappingProxyType(
         f"{CLIENT}TestReconfig::test_no_super_auth": RECONFIG,
         f"{CLIENT}TestSSLClient::test_create": TLS,
         "kazoo/tests/test_connection.py::TestReadOnlyMode::test_read_only": ONE_SERVER,
+        "kazoo/tests/test_eventlet_handler.py::TestEventletClient::test_update_host_list": ONE_SERVER,
         "kazoo/tests/test_gevent_handler.py::TestGeventClient::test_update_host_list": ONE_SERVER,
         f"{SASL_TESTS}TestLegacySASLDigestAuthentication::test_connect_sasl_auth": SASL,
         f"{SASL_TESTS}TestLegacySASLDigestAuthentication::test_invalid_sasl_auth": SASL,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
 
@@ -34,6 +35,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     Cluster.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    # By variables a test asks for servers that are set up another way. It takes its wish back at its end, but not if
+    # it fails at its beginning.
+    wishes = {name: value for name, value in os.environ.items() if name.startswith("ZOOKEEPER_")}
+    try:
+        return (yield)
+    finally:
+        for name in [name for name in os.environ if name.startswith("ZOOKEEPER_")]:
+            del os.environ[name]
+        os.environ.update(wishes)
 
 
 class Recorder:

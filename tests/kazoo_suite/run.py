@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[2]
 # For one test. None takes half of it on a machine that does something else beside.
 TEST_TIMEOUT = 60.0
-RUN_TIMEOUT = 900.0
+# Then the stacks of all threads are written to the log: something cannot even be interrupted.
+STUCK_TIMEOUT = 90.0
+# For all tests. They take some two minutes.
+RUN_TIMEOUT = 600.0
 # pytest's exit codes: all passed, some failed.
 OVER = (0, 1)
 
@@ -70,7 +73,7 @@ class Run:
         if status not in OVER:
             tail = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:])
             how = f"was not over after {RUN_TIMEOUT:g} s" if status is None else f"ended with status {status}"
-            raise RunError(f"the run on the {self.server} server {how}\n{tail}")
+            raise RunError(f"the run on the {self.server} server {how}; the end of {self.log} is\n{tail}")
         return read_outcomes(self._outcomes)
 
     def _command(self) -> list[str]:
@@ -80,7 +83,8 @@ class Run:
             *("-c", os.devnull, "--rootdir", str(self._source)),
             *("-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "tests.kazoo_suite.plugin"),
             *("--kazoo-server", self.server, "--kazoo-outcomes", str(self._outcomes)),
-            *("--timeout", f"{TEST_TIMEOUT:g}", "-W", "ignore", "-ra", "--tb=short", "--durations=20"),
+            *("--timeout", f"{TEST_TIMEOUT:g}", "-o", f"faulthandler_timeout={STUCK_TIMEOUT:g}"),
+            *("-W", "ignore", "-ra", "--tb=short", "--durations=20"),
             *self._arguments,
         ]
 

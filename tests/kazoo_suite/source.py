@@ -26,7 +26,9 @@ def fetch_source(cache: Path) -> Path:
         workshop = Path(name)
         archive = _download(version, workshop)
         with tarfile.open(archive) as file:
-            file.extractall(workshop, filter="data")
+            # Some Pythons that are in use, 3.11.2 for one, have no filters yet.
+            file.extraction_filter = getattr(tarfile, "data_filter", _as_it_is)
+            file.extractall(workshop)
         (workshop / folder.name).rename(folder)
     return folder
 
@@ -40,3 +42,7 @@ def _download(version: str, target: Path) -> Path:
     if finished.returncode != 0 or len(archives) != 1:
         raise SourceError(f"kazoo {version} could not be fetched from the package index\n{finished.stderr}")
     return archives[0]
+
+
+def _as_it_is(member: tarfile.TarInfo, _path: str) -> tarfile.TarInfo:
+    return member

@@ -9,8 +9,20 @@ import pytest
 from tests.kazoo_suite.run import Run, RunError
 
 TESTS = """\
+import os
 import pytest
 from kazoo.testing import KazooTestCase
+
+class TestServerWithSasl(KazooTestCase):
+    def setUp(self):
+        os.environ["ZOOKEEPER_JAAS_AUTH"] = "digest"
+        super().setUp()
+
+    def test_refused(self):
+        raise AssertionError
+
+    def tearDown(self):
+        del os.environ["ZOOKEEPER_JAAS_AUTH"]
 
 class TestServer(KazooTestCase):
     def test_stopped_and_started(self):
@@ -38,11 +50,12 @@ def write_source(folder: Path, text: str) -> Path:
 
 
 def test_run__gives_an_outcome_for_each_test(tmp_path: Path) -> None:
-    """kazoo's harness gets the test server, also a stopped one that is started again, and each outcome is told."""
+    """kazoo's harness gets the test server, stopped and started too, and what it cannot get spoils no other test."""
     with Run("ours", write_source(tmp_path, TESTS), tmp_path, name="all") as run:
         outcomes = run.finish()
     found = {test.rpartition("::")[2]: (outcome.word, outcome.note) for test, outcome in outcomes.items()}
     assert found == {
+        "test_refused": ("failed", "NotImplementedError: the test server knows no SASL"),
         "test_stopped_and_started": ("passed", ""),
         "test_wrong": ("failed", "AssertionError: as it should be"),
         "test_left_out": ("skipped", "not here"),
@@ -60,6 +73,6 @@ def test_run__cannot_be_imported(tmp_path: Path) -> None:
     """Tests that cannot be loaded are no outcome but an error, which shows what pytest says."""
     with (
         Run("ours", write_source(tmp_path, "import nothing_of_this_name"), tmp_path, name="all") as run,
-        pytest.raises(RunError, match=r"(?s)ours server ended with status 2\n.*nothing_of_this_name"),
+        pytest.raises(RunError, match=r"(?s)ours server ended with status 2; .*.*nothing_of_this_name"),
     ):
         run.finish()

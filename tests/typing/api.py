@@ -25,6 +25,18 @@ from django_zklock import (
     zk_locked,
 )
 from django_zklock.calls import Conflict
+from django_zklock.testing import (
+    BlackHole,
+    Cut,
+    Fault,
+    Faults,
+    LoggedRequest,
+    Opcode,
+    RequestLog,
+    Sandbox,
+    SessionInfo,
+    ZooKeeperServer,
+)
 from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Identity
 from django_zklock.zk.lock import Lock
@@ -198,3 +210,78 @@ def receive(key: str, alias: str, held: Held, **_: Any) -> None: ...
 
 for signal in (signals.acquired, signals.contended, signals.released, signals.lost, signals.skipped):
     signal.connect(receive)
+
+
+# The server for tests.
+
+
+def sandbox() -> None:
+    with Sandbox() as place, place.held_elsewhere("invoice:42", using="reports") as held:
+        assert_type(place, Sandbox)
+        assert_type(place.server, ZooKeeperServer)
+        assert_type(place.hosts, str)
+        assert_type(place.root, str)
+        assert_type(place.faults, Faults)
+        assert_type(place.requests, RequestLog)
+        assert_type(place.sessions(), list[SessionInfo])
+        assert_type(place.paths(), list[str])
+        assert_type(held, Held)
+        assert_type(place.owner(held.node), int)
+        place.lose(held)
+        place.lose(held, timeout=5)
+    Sandbox(ZooKeeperServer())
+    Sandbox("127.0.0.1:2181")  # type: ignore[arg-type]
+
+
+def serve() -> None:
+    with ZooKeeperServer(
+        host="127.0.0.1", port=0, min_session_timeout=1, max_session_timeout=5, sessionless_timeout=1, reap_interval=0.5
+    ) as server:
+        assert_type(server, ZooKeeperServer)
+        assert_type(server.address, tuple[str, int])
+        assert_type(server.hosts, str)
+        assert_type(server.running, bool)
+        assert_type(server.paths("/shop"), list[str])
+        for session in server.sessions():
+            assert_type(session.id, int)
+            assert_type(session.timeout, float)
+            assert_type(session.connected, bool)
+            assert_type(session.ephemerals, tuple[str, ...])
+        server.wait_for_end(server.owner("/node"), timeout=1)
+        server.stop()
+        server.start()
+        server.close()
+    ZooKeeperServer("127.0.0.1")  # type: ignore[call-arg]
+
+
+def hurt(faults: Faults, session: int) -> None:
+    assert_type(faults.expire(session), int)
+    assert_type(faults.drop(), int)
+    assert_type(faults.refuse(), Fault)
+    assert_type(faults.lag_reads(zxids=2), Fault)
+    assert_type(faults.reap("/node"), bool)
+    faults.set_sequence("/node", 2**31 - 1)
+    with faults.delay(0.1, direction="replies") as fault:
+        assert_type(fault, Fault)
+        fault.end()
+    with faults.black_hole("requests", session=session) as hole:
+        assert_type(hole, BlackHole)
+        assert_type(hole.requests, RequestLog)
+    faults.black_hole("sideways")  # type: ignore[arg-type]
+    cut = faults.cut_reply(Opcode.CREATE2, after_bytes=17, session=session)
+    assert_type(cut, Cut)
+    cut.wait(timeout=1)
+    faults.heal()
+
+
+def count(requests: RequestLog) -> None:
+    for request in requests.all():
+        assert_type(request, LoggedRequest)
+        assert_type(request.opcode, Opcode)
+        assert_type(request.opcode.label, str)
+        assert_type(request.path, str | None)
+        assert_type((request.session, request.xid), tuple[int, int])
+    assert_type(requests.count("getData"), int)
+    assert_type(requests.counts(), dict[str, int])
+    requests.wait_for(Opcode.named("create2"), 2, path="/node", timeout=1)
+    requests.clear()

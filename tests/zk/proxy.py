@@ -42,8 +42,6 @@ class Proxy:
         self.chunks: list[tuple[str, bytes]] = []
         self.on_chunk: Callable[[str, bytes], bool] | None = None
         self.refusing = False
-        # How many bytes may still come down before the connection is cut; None is no limit.
-        self.limit_down: int | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.hosts = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._paused: set[str] = set()
@@ -136,12 +134,6 @@ class Proxy:
                 self.chunks.append((direction, chunk))
                 if direction in self._paused:
                     link.held[direction] += chunk
-                elif direction == DOWN and self.limit_down is not None:
-                    target.sendall(chunk[: self.limit_down])
-                    self.limit_down -= len(chunk)
-                    if self.limit_down < 0:
-                        self.limit_down = None
-                        raise ConnectionResetError
                 else:
                     target.sendall(chunk)
             except OSError:

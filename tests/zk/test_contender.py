@@ -268,20 +268,70 @@ def test_waiting__predecessor_gone_before_the_watch(script: Script) -> None:
     assert contender.state is State.HELD
 
 
+END = 2**31 - 1
+
+
+def rival(number: int) -> str:
+    """Give the name of another node with the last number there is."""
+    return f"_c_0f8fad5b-d9cb-469f-a165-7086772895{number:02}-lock-{END:010d}"
+
+
+def answer_gets(script: Script, czxids: dict[str, int]) -> None:
+    """Answer with a stat for each node, and for those that are not named with a refusal."""
+    while script.requests and script.asked[0] == "get" and not script.watches:
+        czxid = czxids.get(script.requests[0][1].rpartition("/")[2])
+        if czxid is None:
+            script.answer("get", error=NoAuthError())
+        else:
+            script.answer("get", (b"", stat(czxid)))
+
+
 def test_sequence_end__by_czxid(script: Script) -> None:
     """At the end of the counter the order is that of the creating transactions."""
     contender = contend(script)
-    end = 2**31 - 1
-    name = create(script, end, czxid=60)
-    rivals = {f"_c_0f8fad5b-d9cb-469f-a165-7086772895{n:02}-lock-{end:010d}": czxid for n, czxid in ((1, 50), (2, 70))}
-    czxids = rivals | {name: 60}
+    name = create(script, END, czxid=60)
+    czxids = {rival(1): 50, rival(2): 70, name: 60}
     script.answer("children", list(czxids))
-    while script.requests and contender.state is State.JOINING:
-        path = script.requests[0][1]
-        script.answer("get", (b"", stat(czxids[path.rpartition("/")[2]])))
+    answer_gets(script, czxids)
     assert contender.state is State.WAITING
-    first = next(rival for rival, czxid in rivals.items() if czxid == 50)
-    assert f"/k/{first}" in script.watches
+    assert f"/k/{rival(1)}" in script.watches
+
+
+def test_sequence_end__own_node_gone(script: Script) -> None:
+    """If our node is gone when the order is looked up, we line up anew."""
+    contender = contend(script)
+    name = create(script, END, czxid=60)
+    script.answer("children", [rival(1), name])
+    for path in (f"/k/{rival(1)}", f"/k/{name}"):
+        assert script.requests[0][1] == path
+        script.answer("get", error=NoNodeError())
+    assert script.asked == ["create", "children"]
+    assert contender.state is State.JOINING
+
+
+def test_sequence_end__unreadable(script: Script) -> None:
+    """A node that we may not read, and that may be before us, is a refusal, not a node that is not there."""
+    contender = contend(script)
+    name = create(script, END, czxid=60)
+    script.answer("children", [rival(1), name])
+    answer_gets(script, {name: 60})
+    assert isinstance(contender.error, NoAuthError)
+    assert contender.state is State.LEAVING
+    assert script.answer("delete") == f"/k/{name}"
+
+
+def test_sequence_end__who_holds(script: Script) -> None:
+    """Whoever is told that the lock is taken is told the name of the one who holds it, not of another."""
+    contender = contend(script, wait=False)
+    script.answer("children", [rival(1), rival(2)])
+    assert contender.busy
+    contender.look()
+    script.answer("children", [rival(1), rival(2)])
+    for czxid in (70, 50):
+        script.answer("get", (b"", stat(czxid)))
+    assert contender.looks == 0
+    assert script.answer("get", (b"", stat(50))) == f"/k/{rival(2)}"
+    assert contender.looks == 1
 
 
 def test_grant__lease_over(script: Script) -> None:

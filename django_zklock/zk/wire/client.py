@@ -318,6 +318,14 @@ class Wire:
         """Have the server catch up with the leader before it answers what follows."""
         self._send(Sync(self._chroot + path), lambda _value, _error: None)
 
+    def ping(self) -> None:
+        """Have the server hear of us with what leaves now, by a ping if nothing does.
+
+        kazoo pings when it has been idle for a third of the session timeout, and takes every wake-up, even one that
+        sends nothing, for an end of idleness. So whoever wakes it often must do this, or the session ends.
+        """
+        self._connection.ping_due = True
+
     def _send(self, request: Any, reply: Reply) -> None:
         self._client._queue.append((request, Answer(reply, self.listener.monitor)))
         self._connection.wake()

@@ -75,6 +75,8 @@ class Connection(ConnectionHandler):
         self.acked = float("-inf")
         self.received = float("-inf")
         self.wake_sent = False
+        # The server must hear of us with this wake-up, by a ping if there is no request.
+        self.ping_due = False
         # The server has confirmed the end of the session.
         self.session_closed = False
         # Send times of what is under way, oldest first. Only the connection's thread touches them, except
@@ -148,7 +150,11 @@ class Connection(ConnectionHandler):
             body = int_struct.pack(self._xid) + int_struct.pack(request.type) + payload
             packet += int_struct.pack(len(body)) + body
             batch.append((request, answer, self._xid))
+        ping_due, self.ping_due = self.ping_due, False
         if not batch:
+            if ping_due:
+                # Not kazoo's own way, which gives the answer as little as 10 ms before it drops the connection.
+                self._submit(Ping(), connect_timeout, PING_XID)
             return
         # Pending before written: should the write fail, kazoo fails them all together.
         pending.extend(batch)

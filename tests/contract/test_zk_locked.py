@@ -1,0 +1,110 @@
+"""`@zk_locked`, as far as a server has a part in it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from django_zklock import LockConflict, LockLost, LockTimeout, current_lock, zk_locked
+from tests.bystanders import Ensemble, Stranger
+from tests.zk.onlooker import wait_until
+from tests.zk.runner import Runner
+
+pytest_plugins = ["tests.configured"]
+
+
+def test_zk_locked__one_at_a_time(ensemble: Ensemble) -> None:
+    """Calls with the same key take turns, and each has a larger token than the one before."""
+    inside = threading.Lock()
+    tokens: list[int] = []
+
+    @zk_locked("account:{number}")
+    def book(number: int) -> None:
+        held = current_lock()
+        assert held is not None
+        assert inside.acquire(blocking=False), "two at once"
+        tokens.append(held.token)
+        inside.release()
+
+    for runner in [Runner(lambda: [book(7) for _ in range(5)]) for _ in range(6)]:
+        runner.result(30)
+    assert len(tokens) == 30
+    assert tokens == sorted(set(tokens))
+    ensemble.wait_empty("account:7")
+
+
+def test_zk_locked__other_key(ensemble: Ensemble, stranger: Stranger) -> None:
+    """Calls with another key do not wait."""
+
+    @zk_locked("account:{number}", timeout=0)
+    def book(number: int) -> int:
+        return number
+
+    stranger.take("account:7")
+    assert book(8) == 8
+    with pytest.raises(LockTimeout, match="held by label the stranger"):
+        book(7)
+
+
+def test_zk_locked__conflict(ensemble: Ensemble, stranger: Stranger) -> None:
+    """While somebody else holds, a call is skipped or refused as it was told to be, and leaves no node."""
+    calls: list[str] = []
+
+    @zk_locked("k", on_conflict="skip")
+    def skip() -> object:
+        calls.append("skip")
+        return None
+
+    @zk_locked("k", on_conflict="raise")
+    def refuse() -> None:
+        calls.append("raise")
+
+    held = stranger.take("k")
+    skipped = skip()
+    assert isinstance(skipped, dict)
+    assert skipped["zklock"] == "skipped"
+    assert "the stranger" in skipped["holder"]
+    with pytest.raises(LockConflict):
+        refuse()
+    assert ensemble.nodes("k") == [held.node.rpartition("/")[2]]
+    stranger.release("k")
+    skip()
+    refuse()
+    assert calls == ["skip", "raise"]
+
+
+def test_zk_locked__waits(ensemble: Ensemble, stranger: Stranger) -> None:
+    """A coroutine waits in line, without its loop, until it is its turn."""
+    turns: list[int] = []
+
+    @zk_locked("k", timeout=30)
+    async def work() -> int:
+        turns.append(len(turns))
+        return len(ensemble.nodes("k"))
+
+    stranger.take("k")
+    waiting = Runner(lambda: asyncio.run(work()))
+    ensemble.wait_count("k", 2)
+    assert turns == []
+    stranger.release("k")
+    assert waiting.result() == 1
+    ensemble.wait_empty("k")
+
+
+def test_zk_locked__lost(ensemble: Ensemble) -> None:
+    """A call whose session is ended from outside while it runs raises at its end, and the next one has a lock."""
+
+    @zk_locked("k")
+    def work(*, lose: bool) -> None:
+        held = current_lock()
+        assert held is not None
+        if lose:
+            ensemble.end_session()
+            wait_until(lambda: held.lost)
+
+    with pytest.raises(LockLost):
+        work(lose=True)
+    work(lose=False)
+    ensemble.wait_empty("k")

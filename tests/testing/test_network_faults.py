@@ -1,0 +1,458 @@
+"""Black holes, delays and cut replies: what the network does to requests, replies and events."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import ConnectionLoss
+
+from django_zklock.testing import ZooKeeperServer
+from django_zklock.testing.faults import DirectionName
+from tests.testing.operations import (
+    CREATE2,
+    EPHEMERAL,
+    SEQUENCE,
+    CloseSession,
+    Create,
+    Exists,
+    GetChildren,
+    GetData,
+    Multi,
+    Ping,
+    SetData,
+)
+from tests.testing.rawclient import Event, RawClient, Reply
+from tests.testing.talker import Talker, connect_frame
+
+PATIENCE = 10.0
+CREATED, DELETED, CHANGED = 1, 2, 3
+NO_NODE = -101
+
+
+@pytest.fixture
+def server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer() as server:
+        yield server
+        server.faults.heal()
+
+
+@pytest.fixture
+def kazoo(server: ZooKeeperServer) -> Iterator[KazooClient]:
+    client = KazooClient(server.hosts, timeout=PATIENCE)
+    client.start(timeout=PATIENCE)
+    yield client
+    server.faults.heal()
+    client.stop()
+    client.close()
+
+
+# Black holes.
+
+
+def test_black_hole__requests(server: ZooKeeperServer) -> None:
+    """Requests are not done, and after the hole they are, in their order; only the session of the hole is met."""
+    with Talker(server.address) as victim, Talker(server.address) as other:
+        with server.faults.black_hole("requests", session=victim.session) as hole:
+            victim.start(*(Create("/q-", SEQUENCE) for _ in range(3)), Exists("/late"))
+            hole.requests.wait_for("exists")
+            assert hole.requests.counts() == {"create": 3, "exists": 1}
+            other.ask(Create("/late"))
+            assert other.ask(GetChildren("/")) == ("late", "zookeeper")
+            assert server.requests.count("exists") == 0
+        replies = [victim.answer() for _ in range(4)]
+        assert [reply.xid for reply in replies] == [1, 2, 3, 4]
+        assert [reply.error for reply in replies] == [0, 0, 0, 0]
+        # Of the three the numbers go up as they were asked for.
+        numbers = [victim.finish(Create("/"), reply) for reply in replies[:3]]
+        assert numbers == sorted(numbers, key=str)
+        assert server.requests.count("create") == 4
+
+
+def test_black_hole__replies(server: ZooKeeperServer) -> None:
+    """Requests are done; their replies, and events between them, arrive after the hole, in their order."""
+    with Talker(server.address) as victim, Talker(server.address) as other:
+        with server.faults.black_hole("replies", session=victim.session) as hole:
+            victim.start(Create("/a"), Exists("/b", watch=True))
+            server.requests.wait_for("exists", path="/b")
+            other.ask(Create("/b"))
+            victim.start(GetData("/b"))
+            server.requests.wait_for("getData", path="/b")
+            # Of requests nothing is lost.
+            assert hole.requests.counts() == {}
+        frames = [victim.receive() for _ in range(4)]
+        assert [type(frame) for frame in frames] == [Reply, Reply, Event, Reply]
+        assert [frame.error for frame in frames if isinstance(frame, Reply)] == [0, NO_NODE, 0]
+
+
+def test_black_hole__everybody(server: ZooKeeperServer) -> None:
+    """Without a session it meets all, also who has none: greetings and four-letter words wait too."""
+    with Talker(server.address) as client, Talker(server.address, greet=False) as late:
+        late.greet()
+        hole = server.faults.black_hole()
+        client.start(Ping())
+        with Talker(server.address, greet=False) as new, RawClient(server.address) as asking:
+            asking.send_bytes(b"ruok")
+            hole.requests.wait_for("connect")
+            hole.requests.wait_for("ping")
+            assert len(server.sessions()) == 2
+            server.faults.heal()
+            assert client.answer().xid == -2
+            assert new.greet().session > late.session
+            assert asking.receive_all() == b"imok"
+
+
+def test_black_hole__half_a_request(server: ZooKeeperServer) -> None:
+    """A request of which the first half has arrived before the hole is done after it."""
+    with Talker(server.address) as client:
+        frame = bytes.fromhex("0000000e 00000007 00000003 00000001 2f 00")
+        client.send_bytes(frame[:9])
+        with server.faults.black_hole("requests") as hole:
+            client.send_bytes(frame[9:])
+            hole.requests.wait_for("exists", path="/")
+        assert client.answer().xid == 7
+
+
+def test_black_hole__session_expires(server: ZooKeeperServer) -> None:
+    """A server that hears nothing ends the session in time, and does nothing of what waits."""
+    with Talker(server.address, timeout=300) as client, Talker(server.address) as witness:
+        client.ask(Create("/held", EPHEMERAL))
+        witness.ask(Exists("/held", watch=True))
+        with server.faults.black_hole("requests", session=client.session) as hole:
+            client.start(Create("/never"), Ping())
+            hole.requests.wait_for("ping")
+            server.wait_for_end(client.session)
+            assert witness.event() == (DELETED, "/held")
+            # The way back is open.
+            assert client.is_closed()
+        assert witness.do(Exists("/never")).error == NO_NODE
+
+
+def test_black_hole__session_lives(server: ZooKeeperServer) -> None:
+    """A session whose replies alone are lost goes on as long as it is heard."""
+    with Talker(server.address, timeout=1000) as client:
+        pings = 0
+        start = time.monotonic()
+        with server.faults.black_hole("replies"):
+            while time.monotonic() - start < 1.5:
+                client.start(Ping())
+                pings += 1
+                server.requests.wait_for("ping", pings)
+        assert all(client.answer().error == 0 for _ in range(pings))
+
+
+def test_black_hole__end_of_connection(server: ZooKeeperServer) -> None:
+    """The client does not even learn that the server has ended its connection, until the hole is gone."""
+    with Talker(server.address, patience=0.1) as client:
+        with server.faults.black_hole("replies"):
+            server.faults.expire(client.session)
+            with pytest.raises(TimeoutError):
+                client.receive_frame()
+        client.patience = PATIENCE
+        assert client.is_closed()
+
+
+def test_black_hole__reconnect_into_it(server: ZooKeeperServer) -> None:
+    """Who comes back to his session while it is in a hole is greeted after it; the old connection ends then."""
+    with Talker(server.address) as client:
+        hole = server.faults.black_hole("requests", session=client.session)
+        with Talker(server.address, of=client, greet=False) as again:
+            hole.requests.wait_for("connect")
+            assert server.requests.count("connect") == 1
+            hole.end()
+            assert again.greet().session == client.session
+            assert client.is_closed()
+            again.ask(Exists("/"))
+
+
+def test_black_hole__expired_while_reconnecting(server: ZooKeeperServer) -> None:
+    """The news that the session is gone gets lost like everything else of that session."""
+    with Talker(server.address) as client:
+        server.faults.black_hole("replies", session=client.session)
+        server.faults.expire(client.session)
+        with Talker(server.address, of=client, greet=False, patience=0.1) as again:
+            server.requests.wait_for("connect", 2)
+            with pytest.raises(TimeoutError):
+                again.greet()
+            server.faults.heal()
+            again.patience = PATIENCE
+            assert again.greet().session == 0
+
+
+def test_black_hole__given_up(server: ZooKeeperServer) -> None:
+    """What a client has asked for before it gave up is done after the hole, before its next connection is heard."""
+    client = Talker(server.address)
+    hole = server.faults.black_hole("requests", session=client.session)
+    client.start(Create("/zombie"))
+    hole.requests.wait_for("create", path="/zombie")
+    client.close()
+    with Talker(server.address, of=client, greet=False) as again:
+        hole.requests.wait_for("connect")
+        hole.end()
+        assert again.greet().session == client.session
+        again.ask(Exists("/zombie"))
+    assert [each.opcode.label for each in server.requests.all()] == ["connect", "create", "connect", "exists"]
+
+
+def test_black_hole__kazoo(server: ZooKeeperServer, kazoo: KazooClient) -> None:
+    """A client that is dropped and comes back into the hole has its session again after it."""
+    states: queue.Queue[str] = queue.Queue()
+    kazoo.add_listener(states.put)
+    session = kazoo.client_id[0]
+    kazoo.create("/held", ephemeral=True)
+    with server.faults.black_hole(session=session) as hole:
+        server.faults.drop(session)
+        hole.requests.wait_for("connect")
+        assert states.get(timeout=PATIENCE) == KazooState.SUSPENDED
+    assert states.get(timeout=PATIENCE) == KazooState.CONNECTED
+    assert server.owner("/held") == session == kazoo.client_id[0]
+
+
+def test_black_hole__nested(server: ZooKeeperServer) -> None:
+    """Each ends for itself: while one is left, nothing gets through where it is."""
+    with Talker(server.address) as client:
+        outer = server.faults.black_hole("requests")
+        with server.faults.black_hole("requests", session=client.session) as inner:
+            client.start(Ping())
+            inner.requests.wait_for("ping")
+        assert outer.requests.count("ping") == 1
+        client.start(Exists("/"))
+        outer.requests.wait_for("exists")
+        assert outer.requests.count("ping") == 1
+        assert server.requests.count("ping") == 0
+        outer.end()
+        assert [client.answer().error for _ in range(2)] == [0, 0]
+
+
+def test_black_hole__drop(server: ZooKeeperServer) -> None:
+    """A reset gets through, and what has waited is lost for ever."""
+    with Talker(server.address) as client, Talker(server.address) as other:
+        with server.faults.black_hole("requests", session=client.session) as hole:
+            client.start(Create("/never"))
+            hole.requests.wait_for("create")
+            server.faults.drop(client.session)
+            assert client.is_closed()
+        assert other.do(Exists("/never")).error == NO_NODE
+
+
+# Delays.
+
+
+def timed(function: Callable[[], object]) -> float:
+    start = time.monotonic()
+    function()
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize(("direction", "seconds"), [("requests", 0.1), ("replies", 0.1), ("both", 0.2)])
+def test_delay__each_way(server: ZooKeeperServer, direction: DirectionName, seconds: float) -> None:
+    """A round trip takes at least that much longer."""
+    with Talker(server.address) as client:
+        with server.faults.delay(0.1, direction=direction):
+            assert timed(lambda: client.ask(Create("/a"))) >= seconds
+        client.ask(Exists("/a"))
+
+
+def test_delay__adds_up(server: ZooKeeperServer) -> None:
+    """Two delays take as long as both, and one goes on when the other ends."""
+    with Talker(server.address) as client, server.faults.delay(0.1, direction="requests"):
+        with server.faults.delay(0.2, direction="requests"):
+            assert timed(lambda: client.ask(Exists("/"))) >= 0.3
+        assert timed(lambda: client.ask(Exists("/"))) >= 0.1
+
+
+@pytest.mark.parametrize("direction", ["requests", "replies", "both"])
+def test_delay__keeps_order(server: ZooKeeperServer, direction: DirectionName) -> None:
+    """What was sent first arrives first, even if the delay becomes shorter meanwhile."""
+    with Talker(server.address) as client:
+        first = server.faults.delay(1000, direction=direction)
+        client.start(Create("/a"), Exists("/a"))
+        second = server.faults.delay(0.01, direction=direction)
+        client.start(GetData("/a"))
+        first.end()
+        client.start(Ping())
+        second.end()
+        client.start(Exists("/b"))
+        replies = [client.answer() for _ in range(5)]
+        assert [reply.xid for reply in replies] == [1, 2, 3, -2, 5]
+        assert [reply.error for reply in replies] == [0, 0, 0, 0, NO_NODE]
+
+
+def test_delay__client_has_gone(server: ZooKeeperServer) -> None:
+    """A request arrives although its client has closed the connection since."""
+    with server.faults.delay(0.1, direction="requests"):
+        with Talker(server.address) as client:
+            client.start(Create("/left"))
+        server.requests.wait_for("create", path="/left")
+    with Talker(server.address) as other:
+        other.ask(Exists("/left"))
+
+
+def test_delay__in_a_hole(server: ZooKeeperServer) -> None:
+    """The end of a delay lets nothing through a hole, nor does the end of a hole shorten a delay."""
+    with Talker(server.address) as client:
+        delay = server.faults.delay(0.2, direction="requests")
+        with server.faults.black_hole("requests") as hole:
+            client.start(Ping())
+            hole.requests.wait_for("ping")
+            delay.end()
+            assert server.requests.count("ping") == 0
+        client.answer()
+
+        with server.faults.delay(0.2, direction="requests"):
+            start = time.monotonic()
+            with server.faults.black_hole("requests") as hole:
+                client.start(Ping())
+                hole.requests.wait_for("ping")
+            client.answer()
+            assert time.monotonic() - start >= 0.2
+
+
+def test_delay__kazoo(server: ZooKeeperServer, kazoo: KazooClient) -> None:
+    """Requests of many threads are all answered, late."""
+    with server.faults.delay(0.02), ThreadPoolExecutor(8) as pool:
+        assert timed(lambda: list(pool.map(kazoo.create, [f"/n{number}" for number in range(40)]))) >= 0.04
+    assert len(kazoo.get_children("/")) == 41
+
+
+# Cut replies.
+
+# Length, xid, zxid and error; path with its length; Stat.
+CREATE2_REPLY = 4 + 16 + (4 + 2) + 68
+# Length; protocol, timeout and session; password with its length; whether reads only.
+CONNECT_REPLY = 4 + (4 + 4 + 8) + (4 + 16) + 1
+# Length; header; kind and state; path with its length.
+EVENT = 4 + 16 + 8 + (4 + 2)
+
+
+@pytest.mark.parametrize("count", range(CREATE2_REPLY + 2))
+def test_cut_reply__create2(server: ZooKeeperServer, count: int) -> None:
+    """Exactly so many bytes arrive, then the end; the node is there, and the session too."""
+    with Talker(server.address) as client, Talker(server.address) as other:
+        cut = server.faults.cut_reply("create2", after_bytes=count)
+        client.start(Create("/a", opcode=CREATE2))
+        received = client.receive_all()
+        cut.wait()
+        assert len(received) == min(count, CREATE2_REPLY)
+        assert received == (CREATE2_REPLY - 4).to_bytes(4, "big")[:count] + received[4:]
+        other.ask(Exists("/a"))
+        with Talker(server.address, of=client) as again:
+            assert again.session == client.session
+            again.ask(Create("/b", opcode=CREATE2))
+
+
+@pytest.mark.parametrize("count", range(EVENT + 2))
+def test_cut_reply__notification(server: ZooKeeperServer, count: int) -> None:
+    """Of an event so many bytes arrive; who has caused it is answered."""
+    with Talker(server.address) as client, Talker(server.address) as other:
+        client.do(Exists("/a", watch=True))
+        cut = server.faults.cut_reply("notification", after_bytes=count)
+        other.ask(Create("/a"))
+        cut.wait()
+        assert len(client.receive_all()) == min(count, EVENT)
+        other.ask(SetData("/a"))
+
+
+@pytest.mark.parametrize("count", range(CONNECT_REPLY + 2))
+def test_cut_reply__connect(server: ZooKeeperServer, count: int) -> None:
+    """Of the greeting so many bytes arrive; the session has begun, and nobody knows of it."""
+    cut = server.faults.cut_reply("connect", after_bytes=count)
+    with RawClient(server.address) as client:
+        client.send_frame(connect_frame())
+        assert len(client.receive_all()) == min(count, CONNECT_REPLY)
+    cut.wait()
+    (session,) = server.sessions()
+    assert not session.connected
+    with Talker(server.address) as client:
+        assert client.session == session.id + 1
+
+
+def test_cut_reply__in_a_batch(server: ZooKeeperServer) -> None:
+    """Replies before it arrive whole, and requests behind it are not done."""
+    with Talker(server.address) as client, Talker(server.address) as other:
+        server.faults.cut_reply("setData", after_bytes=5)
+        client.start(Create("/a"), Ping(), SetData("/a"), Create("/b"))
+        assert [client.answer().xid for _ in range(2)] == [1, -2]
+        assert len(client.receive_all()) == 5
+        assert other.ask(GetData("/a"))
+        assert other.do(Exists("/b")).error == NO_NODE
+
+
+def test_cut_reply__error(server: ZooKeeperServer) -> None:
+    """A reply that says that the request was refused is one too."""
+    with Talker(server.address) as client:
+        cut = server.faults.cut_reply("create", after_bytes=6)
+        client.start(Create("/no/such"))
+        cut.wait()
+        assert len(client.receive_all()) == 6
+
+
+def test_cut_reply__one_session(server: ZooKeeperServer) -> None:
+    """Only the reply to that session is cut, and only the first one."""
+    with Talker(server.address) as victim, Talker(server.address) as other:
+        server.faults.cut_reply("exists", session=victim.session)
+        other.ask(Exists("/"))
+        victim.start(Exists("/"))
+        assert victim.is_closed()
+        with Talker(server.address, of=victim) as again:
+            again.ask(Exists("/"))
+
+
+def test_cut_reply__several(server: ZooKeeperServer) -> None:
+    """Each cut meets one reply, in the order in which they were made."""
+    cuts = [server.faults.cut_reply("getData", after_bytes=count) for count in (3, 9)]
+    for count in (3, 9):
+        with Talker(server.address) as client:
+            client.start(GetData("/"))
+            assert len(client.receive_all()) == count
+    for cut in cuts:
+        cut.wait()
+    with Talker(server.address) as client:
+        client.ask(GetData("/"))
+
+
+@pytest.mark.parametrize(
+    ("opcode", "operation", "count"),
+    [("multi", Multi((Create("/a"),)), 30), ("close", CloseSession(), 11), ("ping", Ping(), 12)],
+)
+def test_cut_reply__other_requests(
+    server: ZooKeeperServer, opcode: str, operation: Multi | CloseSession | Ping, count: int
+) -> None:
+    """Replies to all kinds of requests can be cut."""
+    with Talker(server.address) as client:
+        cut = server.faults.cut_reply(opcode, after_bytes=count)
+        client.start(operation)
+        assert len(client.receive_all()) == count
+        cut.wait()
+
+
+def test_cut_reply__in_a_hole(server: ZooKeeperServer) -> None:
+    """What is left of the reply arrives after the hole, then the end."""
+    with Talker(server.address) as client:
+        with server.faults.black_hole("replies"):
+            cut = server.faults.cut_reply("create", after_bytes=7)
+            client.start(Create("/a"))
+            cut.wait()
+        assert len(client.receive_all()) == 7
+
+
+def test_cut_reply__kazoo(server: ZooKeeperServer, kazoo: KazooClient) -> None:
+    """A client does not learn whether its node was made; it was."""
+    cut = server.faults.cut_reply("create", after_bytes=17)
+    with pytest.raises(ConnectionLoss):
+        kazoo.create("/a")
+    cut.wait()
+    assert kazoo.retry(kazoo.exists, "/a")
+
+
+def test_cut__nothing_was_answered(server: ZooKeeperServer) -> None:
+    """Who waits in vain is told for what."""
+    cut = server.faults.cut_reply("getData", after_bytes=3)
+    with Talker(server.address) as client:
+        client.ask(Exists("/"))
+    with pytest.raises(TimeoutError, match=r"^no getData was answered in 0\.01 s, so no reply was cut$"):
+        cut.wait(0.01)
