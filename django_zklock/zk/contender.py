@@ -97,12 +97,14 @@ class Contender:
         # Grows whenever earlier replies and watch events have lost their meaning.
         self._round = 0
         self._ensures = 0
-        # What stood before us when we last looked, and which of it is known to be gone since.
+        # What stood before us when we last looked, and which of it is proven to be gone since.
         self._outlook = FREE
         self._missing: set[str] = set()
         # What takes off each watch on those before us, by the name of the node; that on the whole line by no name.
         self._watches: dict[str, Callable[[], None]] = {}
+        # The watch on our own node: asked for, and there.
         self._watches_itself = False
+        self._sees_itself = False
         # Of a semaphore: the lease before us that will not tell us in time, so that we watch the whole line too.
         self._silent: str | None = None
         # We hold, and who stands behind us may not know it yet.
@@ -159,7 +161,7 @@ class Contender:
         """The connection is gone, and with it every reply and watch."""
         self._round += 1
         self._watches.clear()
-        self._watches_itself = False
+        self._watches_itself = self._sees_itself = False
 
     def resumed(self) -> None:
         """There is a connection again. Whatever was unknown is asked for, after a sync."""
@@ -436,28 +438,27 @@ class Contender:
     def _moved(self, asked: int, name: str, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
         if asked != self._round or self.state is not State.WAITING or self._watches.pop(name, None) is None:
             return
-        if deleted:
-            self._missing.add(name)
         if name == THE_LINE:
             self._watch(name)
-        elif not deleted or not self._outlook.armed:
+        elif not deleted or not self._outlook.armed or not self._is_proof(name):
             self._list()
-        elif all(node.name in self._missing for node in self._outlook.watched):
-            self._grant_unasked()
+        else:
+            self._missing.add(name)
+            if all(node.name in self._missing for node in self._outlook.watched):
+                self._grant_unasked()
+
+    def _is_proof(self, name: str) -> bool:
+        """Whether the end of a node that we watch cannot be part of the end of our own session."""
+        owner = self._owners.get(name)
+        return owner is not None and (owner != self.session.id or f"{self.path}/{name}" in self.session.departing)
 
     def _grant_unasked(self) -> None:
         """Hold at once, if the events of the watches prove as much as a list would.
 
-        Nobody joins before us, so those who stood there are all there were. But the events are no proof if they may be
-        those of the end of our own session, or if this process has slept since.
+        Nobody joins before us, so those who stood there are all there were. But they prove nothing about us if our own
+        node may be gone too, or if this process has slept since.
         """
-        session = self.session
-        ended_by_us = (
-            f"{self.path}/{node.name}" in session.departing
-            for node in self._outlook.watched
-            if self._owners.get(node.name) in {None, session.id}
-        )
-        if session.lease_fresh and self._watches_itself and all(ended_by_us):
+        if self.session.lease_fresh and self._sees_itself:
             self._grant(followed=True)
         else:
             self._list()
@@ -472,7 +473,7 @@ class Contender:
         self.node = None
         self.state = State.JOINING
         self._unwatch_all()
-        self._watches_itself = False
+        self._watches_itself = self._sees_itself = False
         self._enter()
 
     # The own node.
@@ -485,13 +486,18 @@ class Contender:
         self._watches_itself = True
         # Never taken off: it goes with the node.
         self.session.wire.get(
-            self._own_path, partial(self._verified, self._round), partial(self._disturbed, self._round)
+            self._own_path, partial(self._itself_watched, self._round), partial(self._disturbed, self._round)
         )
+
+    def _itself_watched(self, asked: int, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
+        if asked == self._round:
+            self._sees_itself = value is not None
+            self._verified(asked, value, error)
 
     def _disturbed(self, asked: int, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
         if asked != self._round or self.state not in {State.WAITING, State.HELD}:
             return
-        self._watches_itself = False
+        self._watches_itself = self._sees_itself = False
         if not deleted:
             self._watch_itself()
         elif self.state is State.WAITING:

@@ -2,111 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, UnimplementedError
-from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.contender import MAX_ENSURES, Contender, State, Unavailable
 from django_zklock.zk.rules import EXCLUSIVE
-
-SESSION = 77
-
-
-def stat(czxid: int = 1, owner: int = SESSION) -> ZnodeStat:
-    return ZnodeStat(czxid, czxid, 0, 0, 0, 0, 0, owner, 0, 0, czxid)
-
-
-class Script:
-    """A session and its wire: requests pile up, the test answers them."""
-
-    def __init__(self) -> None:
-        self.connected = True
-        self.containers = True
-        self.lease_over = False
-        self.closing = False
-        self.id = SESSION
-        self.server = "here"
-        self.tenants: list[Any] = []
-        self.requests: list[tuple[str, Any, Any]] = []
-        self.watches: dict[str, list[Any]] = {}
-        self.wire = self
-
-    def attach(self, tenant: Any) -> None:
-        self.tenants.append(tenant)
-
-    def detach(self, tenant: Any) -> None:
-        self.tenants.remove(tenant)
-
-    def create(self, path: str, data: bytes, reply: Any) -> None:
-        self.requests.append(("create", path, reply))
-
-    def ensure(self, path: str, data: bytes, reply: Any, *, container: bool) -> None:
-        self.requests.append(("ensure", container, reply))
-
-    def children(self, path: str, reply: Any) -> None:
-        self.requests.append(("children", path, reply))
-
-    def get(self, path: str, reply: Any, watcher: Any = None) -> Any:
-        self.requests.append(("get", path, reply))
-        if watcher is not None:
-            self.watches.setdefault(path, []).append(watcher)
-        return lambda: None
-
-    def delete(self, path: str, reply: Any) -> None:
-        self.requests.append(("delete", path, reply))
-
-    def sync(self, path: str) -> None:
-        self.requests.append(("sync", path, None))
-
-    # For the test.
-
-    @property
-    def asked(self) -> list[str]:
-        return [name for name, _, _ in self.requests]
-
-    def answer(self, expected: str, value: Any = None, error: Any = None) -> Any:
-        name, what, reply = self.requests.pop(0)
-        assert name == expected
-        if reply is not None:
-            reply(value, error)
-        return what
-
-    def break_connection(self) -> None:
-        self.connected = False
-        self.requests.clear()
-        self.watches.clear()
-        for tenant in list(self.tenants):
-            tenant.suspended()
-
-    def reconnect(self) -> None:
-        self.connected = True
-        for tenant in list(self.tenants):
-            tenant.resumed()
+from tests.zk.script import SESSION, Script, contend, create, line_up, other, settle, stat
 
 
 @pytest.fixture
 def script() -> Script:
     return Script()
-
-
-def contend(script: Script, *, wait: bool = True) -> Contender:
-    contender = Contender(script, "/k", EXCLUSIVE, data=b"me", wait=wait, notify=lambda: None)  # type: ignore[arg-type]
-    contender.join()
-    return contender
-
-
-def create(script: Script, sequence: int = 5, czxid: int = 50) -> str:
-    """Answer a create; give the node's name."""
-    stem = script.requests[0][1].rpartition("/")[2]
-    name = f"{stem}{sequence:010d}"
-    script.answer("create", (name, stat(czxid)))
-    return name
-
-
-def other(sequence: int) -> str:
-    return f"lock-{sequence:010d}"
 
 
 def test_join__nobody_ahead(script: Script) -> None:
@@ -123,7 +29,7 @@ def test_join__abandoned_before_it_began(script: Script) -> None:
     contender = Contender(script, "/k", EXCLUSIVE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
     contender.leave()
     contender.join()
-    assert (contender.state, script.asked, script.tenants) == (State.GONE, [], [])
+    assert (contender.state, script.asked, script.tenants) == (State.GONE, [], {})
 
 
 def test_create__no_parent(script: Script) -> None:
@@ -163,7 +69,7 @@ def test_create__parent_never_there(script: Script) -> None:
     script.answer("children", error=NoNodeError())
     # What the server said about the parent, if it said something, else about the node.
     assert isinstance(contender.error, NoNodeError | NoAuthError)
-    assert (contender.state, script.asked, script.tenants) == (State.GONE, [], [])
+    assert (contender.state, script.asked, script.tenants) == (State.GONE, [], {})
 
 
 def test_create__refused(script: Script) -> None:
@@ -183,7 +89,7 @@ def test_create__abandoned_under_way(script: Script) -> None:
     name = create(script)
     script.answer("children", [name])
     assert script.answer("delete") == f"/k/{name}"
-    assert (contender.state, script.tenants) == (State.GONE, [])
+    assert (contender.state, script.tenants) == (State.GONE, {})
 
 
 def test_create__reply_lost(script: Script) -> None:
@@ -242,19 +148,20 @@ def test_list__reply_lost(script: Script) -> None:
 
 
 def test_waiting__predecessor_gone(script: Script) -> None:
-    """Only the one before is watched; when it goes the line is read again."""
-    contender = contend(script)
-    name = create(script)
-    script.answer("children", [other(1), other(3), name])
+    """The one before the last is watched; when it goes the line is read again, and the last is watched."""
+    contender, name = line_up(script, other(1), other(3), other(4))
     assert set(script.watches) == {f"/k/{name}", f"/k/{other(3)}"}
-    for _ in range(3):
-        script.answer("get", (b"", stat()))
-    script.watches[f"/k/{other(3)}"].pop()()
-    script.answer("children", [other(1), name])
-    script.requests.clear()
-    script.watches[f"/k/{other(1)}"].pop()()
-    script.answer("children", [name])
-    assert contender.state is State.HELD
+    settle(script, name)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    script.answer("children", [other(1), other(4), name])
+    assert set(script.watches) == {f"/k/{name}", f"/k/{other(1)}"}
+    settle(script, name)
+    script.tell(f"/k/{other(1)}", deleted=True)
+    script.answer("children", [other(4), name])
+    assert set(script.watches) == {f"/k/{name}", f"/k/{other(4)}"}
+    settle(script, name)
+    script.tell(f"/k/{other(4)}", deleted=True)
+    assert (contender.state, script.asked) == (State.HELD, [])
 
 
 def test_waiting__predecessor_gone_before_the_watch(script: Script) -> None:
@@ -360,7 +267,7 @@ def test_release__while_away(script: Script) -> None:
         else:
             script.reconnect()
             assert script.answer("delete", error=NoNodeError()) == f"/k/{name}"
-        assert (contender.state, script.tenants) == (State.GONE, [])
+        assert (contender.state, script.tenants) == (State.GONE, {})
         script.connected = True
 
 
