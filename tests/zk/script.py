@@ -68,12 +68,10 @@ class Script:
         self.requests.append(("ensure", container, reply))
 
     def children(self, path: str, reply: Any, watcher: Any = None) -> Any:
-        self.requests.append(("children", path, reply))
-        return self._watch(f"{path}/", watcher)
+        return self._read("children", path, reply, f"{path}/", watcher)
 
     def get(self, path: str, reply: Any, watcher: Any = None) -> Any:
-        self.requests.append(("get", path, reply))
-        return self._watch(path, watcher)
+        return self._read("get", path, reply, path, watcher)
 
     def set(self, path: str, data: bytes, reply: Any, *, version: int = -1) -> None:
         self.requests.append(("set", (path, version), reply))
@@ -84,14 +82,20 @@ class Script:
     def sync(self, path: str) -> None:
         self.requests.append(("sync", path, None))
 
-    def _watch(self, place: str, watcher: Any) -> Any:
-        if watcher is None:
-            return lambda: None
-        self.watches.setdefault(place, []).append(watcher)
+    def _read(self, name: str, path: str, reply: Any, place: str, watcher: Any) -> Any:
+        if watcher is not None:
+            self.watches.setdefault(place, []).append(watcher)
+
+        def answered(value: Any, error: Any) -> None:
+            if error is not None:
+                self._forget(place, watcher)
+            reply(value, error)
+
+        self.requests.append((name, path, answered))
         return lambda: self._forget(place, watcher)
 
     def _forget(self, place: str, watcher: Any) -> None:
-        if watcher in self.watches.get(place, []):
+        if watcher in self.watches.get(place, ()):
             self.watches[place].remove(watcher)
             if not self.watches[place]:
                 del self.watches[place]
