@@ -188,6 +188,7 @@ def test_silent__line_is_watched(script: Script, limit: int | None, version: int
 def test_silent__written_to(script: Script) -> None:
     """A line that is watched already is not watched a second time."""
     name = line_of_three(script, limit=9)
+    settle(script, name)
     script.answer("children", [lease(1), lease(2), lease(3), name])
     settle(script, name)
     script.tell(f"/k/{lease(3)}", deleted=False)
