@@ -56,6 +56,11 @@ class Member(Contender):
         """Ask who stands in the line."""
         self._list()
 
+    def lose(self, reason: str) -> None:
+        """Mark the hold as lost. Until all are held this one is a place and no more, and lives as long as its node."""
+        if self._crowd.state is State.HELD:
+            super().lose(reason)
+
     def _enter(self) -> None:
         self._crowd.start_again()
 
@@ -209,7 +214,7 @@ class MultiContender:
                 self.leave()
                 self._notify()
                 return
-            if member.lost is not None or member.state is State.GONE:
+            if member.state is State.GONE:
                 self.start_again()
                 return
         if self._members and all(member.state is State.HELD for member in self._members):
@@ -315,31 +320,34 @@ class MultiContender:
 
     def _search(self) -> None:
         found: dict[str, str] = {}
+        refusals: list[KazooException] = []
         last = self._places[-1].path
 
         def searched(asked: int, path: str, names: list[str] | None, error: KazooException | None) -> None:
             if asked != self._round:
                 return
             if error is not None and not isinstance(error, NoNodeError):
-                self._creating = False
-                self._fail(error)
-                return
+                refusals.append(error)
             found.update((path, name) for name in names or () if self._guid in name)
             # Replies come in the order of the requests, so the last one completes the set.
             if path == last:
-                self._searched(found)
+                self._searched(found, refusals)
 
         for place in self._places:
             self.session.wire.sync(place.path)
             self.session.wire.children(place.path, partial(searched, self._round, place.path))
 
-    def _searched(self, found: dict[str, str]) -> None:
+    def _searched(self, found: dict[str, str], refusals: list[KazooException]) -> None:
         if len(found) == len(self._places):
             path, name = next(iter(found.items()))
             self.session.wire.get(f"{path}/{name}", partial(self._found, self._round, found))
             return
         # None was made; or somebody has removed some, and the rest is of no use.
         self._remove(found)
+        if refusals:
+            self._fail(refusals[0])
+        elif self.state is State.JOINING:
+            self._enter()
 
     def _found(
         self,
@@ -352,6 +360,8 @@ class MultiContender:
             return
         if value is None or value[1].ephemeralOwner != self.session.id:
             self._remove(found)
+            if self.state is State.JOINING:
+                self._enter()
             return
         self._creating = False
         members = self._make_members()
@@ -361,13 +371,13 @@ class MultiContender:
                 member.listing()
 
     def _remove(self, found: dict[str, str]) -> None:
+        """Give up what is left of a creation, also if the connection goes again before it is deleted."""
         self._creating = False
-        for path, name in found.items():
-            self.session.wire.delete(f"{path}/{name}", lambda _value, _error: None)
-        if self.state is State.LEAVING:
-            self._finish_if_gone()
-        else:
-            self._enter()
+        self._members = [member for member in self._make_members() if member.path in found]
+        for member in self._members:
+            member.admit(found[member.path], 0)
+        self._scatter()
+        self._finish_if_gone()
 
     # Getting out.
 
