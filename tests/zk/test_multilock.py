@@ -479,7 +479,7 @@ def test_reply_lost__comes_late(script: Script) -> None:
     late((list(names.values()), 49), None)
     answer_search(script, names, "")
     list_all(script, create(script, token=50, sequence=6))
-    assert (several.state, several.token) == (State.HELD, 50)
+    assert (several.state, several.token, len(script.tenants)) == (State.HELD, 50, 1 + len(LINES))
 
 
 def test_reply_lost__session_ended(script: Script) -> None:
