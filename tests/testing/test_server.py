@@ -367,7 +367,8 @@ def test_fork__in_c(server: ZooKeeperServer) -> None:
     """A connection ends even if a fork has inherited it that was made behind Python's back."""
     reader, writer = os.pipe()
     with Talker(server.address) as client:
-        child = ctypes.CDLL(None).fork()
+        # PyDLL keeps the interpreter's lock: a child could not get it back from a thread that it does not have.
+        child = ctypes.PyDLL(None).fork()
         if child == 0:
             os.close(writer)
             os.read(reader, 1)
