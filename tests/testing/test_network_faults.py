@@ -24,6 +24,7 @@ from tests.testing.operations import (
     GetData,
     Multi,
     Ping,
+    Raw,
     SetData,
 )
 from tests.testing.rawclient import Event, RawClient, Reply
@@ -239,6 +240,31 @@ def test_black_hole__drop(server: ZooKeeperServer) -> None:
         assert other.do(Exists("/never")).error == NO_NODE
 
 
+def test_black_hole__unknown_requests(server: ZooKeeperServer) -> None:
+    """What the server does not know, or cannot read, is not in the log of what got lost, and is answered afterwards."""
+    with Talker(server.address) as client:
+        with server.faults.black_hole("requests") as hole:
+            client.start(Raw(77))
+            with Talker(server.address, greet=False) as other:
+                other.send_bytes(b"\xff\xff\xff\xff")
+                hole.requests.wait_for("connect")
+            assert hole.requests.counts() == {"connect": 1}
+        assert client.answer().error == -6
+        assert client.is_closed()
+
+
+def test_black_hole__asked_after_the_end(server: ZooKeeperServer) -> None:
+    """What a client asks for that does not know of the end of its session yet is not done."""
+    with Talker(server.address) as client, Talker(server.address) as other:
+        with server.faults.black_hole("replies", session=client.session):
+            server.faults.expire(client.session)
+            client.start(Create("/never"))
+            # This one arrives later.
+            other.do(Ping())
+        assert client.is_closed()
+        assert other.do(Exists("/never")).error == NO_NODE
+
+
 # Delays.
 
 
@@ -290,6 +316,18 @@ def test_delay__client_has_gone(server: ZooKeeperServer) -> None:
         server.requests.wait_for("create", path="/left")
     with Talker(server.address) as other:
         other.ask(Exists("/left"))
+
+
+def test_delay__connection_has_gone(server: ZooKeeperServer) -> None:
+    """What is on its way when the connection is reset is lost."""
+    with Talker(server.address) as client, Talker(server.address) as other:
+        with server.faults.delay(1000, direction="requests"):
+            client.start(Create("/never"))
+            while not server.call(lambda: any(each._requests.waiting() for each in server.connections)):
+                pass
+            server.faults.drop(client.session)
+            assert client.is_closed()
+        assert other.do(Exists("/never")).error == NO_NODE
 
 
 def test_delay__in_a_hole(server: ZooKeeperServer) -> None:
