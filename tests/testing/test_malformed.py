@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 Outcome: TypeAlias = "int | str"
 
-MARSHALLING, UNIMPLEMENTED = -5, -6
+UNIMPLEMENTED = -6
 MAX_FRAME = 0xFFFFF
 GREETING = connect_frame()
 # Requests with every field there is. The real server does not answer a check of its own.
