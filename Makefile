@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 # The newest Python that really runs; `make PYTHON=…` takes another.
 PYTHON ?= $(firstword $(shell .ci/pythons))
+# Most tests wait for something: on two cores two of them at once take half the time.
+PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -20,9 +22,7 @@ demo: $(READY) ## lost updates without the lock, none with it; ARGS=--once ends 
 
 .PHONY: test
 test: lint types docs $(READY) | os-test ## every check
-	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not exhaustive" $(ARGS)
-	$(BIN)/coverage report
+	$(BIN)/pytest -m "not exhaustive" --numprocesses $(PROCESSES) --dist loadgroup --cov --cov-report=term $(ARGS)
 	$(BIN)/pytest -m exhaustive
 
 # It does not belong to `test`: it needs a package index, and what it tests is the test server alone.

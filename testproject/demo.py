@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 130
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
+    sys.unraisablehook = _drop_interrupt
     try:
         print("Starting", flush=True)
         with Stage(options.zookeeper) as stage:
@@ -63,13 +64,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
+# The signals that have come, at most one.
+_interrupts: list[int] = []
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    _interrupts.append(number)
     # A second Ctrl-C would interrupt the ending of what was started, which takes a few seconds at most.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     # Not print(): what is interrupted may be in the middle of one, and must not be entered again.
     os.write(sys.stdout.fileno(), b"\nEnding what was started\n")
     raise KeyboardInterrupt
+
+
+def _drop_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
+    """Be silent about an interrupt that came in a place where no exception gets out; `_mind_interrupt` brings it."""
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+
+
+def _mind_interrupt() -> None:
+    if _interrupts:
+        raise KeyboardInterrupt
 
 
 def _compare(stage: Stage) -> int:
@@ -99,6 +116,7 @@ def _play(deposits: Round, stage: Stage) -> None:
         deadline = time.monotonic() + STANDSTILL
         while done < DEPOSITS:
             time.sleep(GLANCE)
+            _mind_interrupt()
             stage.check()
             before, done = done, deposits.done()
             progress.show(done)
@@ -118,6 +136,7 @@ def _stay(stage: Stage) -> None:
     # Most of it is for one account, so that a line forms, and slow enough to be seen.
     trickle = Round("afterwards", deposit, owners=("Ada", "Ada", "Ada", "Barbara"), bank=1.0)
     while True:
+        _mind_interrupt()
         stage.check()
         # Never more than the worker can take at once: nothing piles up while the demo is left alone.
         trickle.send(PROCESSES - trickle.on_their_way())

@@ -209,9 +209,6 @@ class Connection(asyncio.Protocol):
             self._replies.put(data)
 
     def _handle_frames(self) -> None:
-        # A fault that ends while a frame is handled must not have the next one handled inside it.
-        if self._handling:
-            return
         self._handling = True
         place = 0
         try:

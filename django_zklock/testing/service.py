@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from . import multi
 from .jute import MalformedError, Reader
 from .network import Network
-from .protocol import Code, Opcode, RefusedError
+from .protocol import Opcode, RefusedError
 from .replica import LaggingReplica, Replica
 from .requestlog import RequestLog
 from .sessions import Session, Sessions
@@ -142,11 +142,8 @@ class Service:
         return transaction.zxid
 
     def reap(self, path: str) -> bool:
-        """Remove a container or a TTL node if it is empty; whether it was. Raises RefusedError."""
-        node = self.newest.tree[path]
-        if node.kind not in {Kind.CONTAINER, Kind.TTL}:
-            raise RefusedError(Code.BAD_ARGUMENTS)
-        if node.children:
+        """Remove a container or a TTL node if it is empty; whether it was."""
+        if self.newest.tree[path].children:
             return False
         self.commit(Deleted(path))
         return True

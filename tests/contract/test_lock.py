@@ -270,7 +270,8 @@ def test_pool__closed_while_waiting(pool: Pool, make_pool: MakePool) -> None:
 def test_pool__sizes(make_pool: MakePool) -> None:
     """A pool of several sessions sends each key through one of them, and each excludes."""
     pool = make_pool(size=3)
-    locks = [Lock(f"k{number}", pool) for number in range(12)]
+    # So many that chance leaves no session without one: (2/3)**60.
+    locks = [Lock(f"k{number}", pool) for number in range(60)]
     for lock in locks:
         lock.acquire(timeout=5)
     assert len({session.id for session in pool.sessions()}) == 3

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services.zookeeper import ZooKeeper
 
-from django_zklock.testing import ZooKeeperServer
+from django_zklock.testing import Opcode, ZooKeeperServer, reads
 from tests.server import Server
 from tests.testing import jute
 from tests.testing.operations import (
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 Outcome: TypeAlias = "int | str"
 
-MARSHALLING, UNIMPLEMENTED = -5, -6
+UNIMPLEMENTED = -6
 MAX_FRAME = 0xFFFFF
 GREETING = connect_frame()
 # Requests with every field there is. The real server does not answer a check of its own.
@@ -303,6 +303,28 @@ def test_body__impossible_number(probers: list[Prober], operation: Operation, nu
     bodies = [body[:place] + jute.integer(number) + body[place + 4 :] for place in range(places)]
     ours, real = ([prober.outcome(operation.opcode, each) for each in bodies] for prober in probers)
     assert ours == real
+
+
+# A mistake of our own.
+
+
+def test_request__server_makes_a_mistake(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A mistake in answering ends the one connection, and is logged with its traceback; the server goes on."""
+
+    def stumble(_reader: object, _client: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(reads.READS, Opcode.EXISTS, stumble)
+    with ZooKeeperServer() as server, Talker(server.address) as client:
+        client.start(Ping(), Exists("/"), Ping())
+        assert client.answer().error == 0
+        assert client.is_closed()
+        (record,) = caplog.records
+        assert record.name == "django_zklock.testing"
+        assert record.getMessage().startswith("error while answering peer=127.0.0.1:")
+        assert record.exc_info is not None
+        assert serves(server)
+    caplog.clear()
 
 
 # Anything at any time.

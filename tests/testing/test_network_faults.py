@@ -1,4 +1,4 @@
-"""Black holes, delays and cut replies: what the network does to requests, replies and events."""
+"""Black holes and delays: what the network does to requests, replies and events."""
 
 from __future__ import annotations
 
@@ -9,28 +9,24 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kazoo.client import KazooClient, KazooState
-from kazoo.exceptions import ConnectionLoss
 
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.testing.faults import DirectionName
 from tests.testing.operations import (
-    CREATE2,
     EPHEMERAL,
     SEQUENCE,
-    CloseSession,
     Create,
     Exists,
     GetChildren,
     GetData,
-    Multi,
     Ping,
-    SetData,
+    Raw,
 )
 from tests.testing.rawclient import Event, RawClient, Reply
-from tests.testing.talker import Talker, connect_frame
+from tests.testing.talker import Talker
 
 PATIENCE = 10.0
-CREATED, DELETED, CHANGED = 1, 2, 3
+DELETED = 2
 NO_NODE = -101
 
 
@@ -239,6 +235,31 @@ def test_black_hole__drop(server: ZooKeeperServer) -> None:
         assert other.do(Exists("/never")).error == NO_NODE
 
 
+def test_black_hole__unknown_requests(server: ZooKeeperServer) -> None:
+    """What the server does not know, or cannot read, is not in the log of what got lost, and is answered afterwards."""
+    with Talker(server.address) as client:
+        with server.faults.black_hole("requests") as hole:
+            client.start(Raw(77))
+            with Talker(server.address, greet=False) as other:
+                other.send_bytes(b"\xff\xff\xff\xff")
+                hole.requests.wait_for("connect")
+            assert hole.requests.counts() == {"connect": 1}
+        assert client.answer().error == -6
+        assert client.is_closed()
+
+
+def test_black_hole__asked_after_the_end(server: ZooKeeperServer) -> None:
+    """What a client asks for that does not know of the end of its session yet is not done."""
+    with Talker(server.address) as client, Talker(server.address) as other:
+        with server.faults.black_hole("replies", session=client.session):
+            server.faults.expire(client.session)
+            client.start(Create("/never"))
+            # This one arrives later.
+            other.do(Ping())
+        assert client.is_closed()
+        assert other.do(Exists("/never")).error == NO_NODE
+
+
 # Delays.
 
 
@@ -292,6 +313,18 @@ def test_delay__client_has_gone(server: ZooKeeperServer) -> None:
         other.ask(Exists("/left"))
 
 
+def test_delay__connection_has_gone(server: ZooKeeperServer) -> None:
+    """What is on its way when the connection is reset is lost."""
+    with Talker(server.address) as client, Talker(server.address) as other:
+        with server.faults.delay(1000, direction="requests"):
+            client.start(Create("/never"))
+            while not server.call(lambda: any(each._requests.waiting() for each in server.connections)):
+                pass
+            server.faults.drop(client.session)
+            assert client.is_closed()
+        assert other.do(Exists("/never")).error == NO_NODE
+
+
 def test_delay__in_a_hole(server: ZooKeeperServer) -> None:
     """The end of a delay lets nothing through a hole, nor does the end of a hole shorten a delay."""
     with Talker(server.address) as client:
@@ -317,142 +350,3 @@ def test_delay__kazoo(server: ZooKeeperServer, kazoo: KazooClient) -> None:
     with server.faults.delay(0.02), ThreadPoolExecutor(8) as pool:
         assert timed(lambda: list(pool.map(kazoo.create, [f"/n{number}" for number in range(40)]))) >= 0.04
     assert len(kazoo.get_children("/")) == 41
-
-
-# Cut replies.
-
-# Length, xid, zxid and error; path with its length; Stat.
-CREATE2_REPLY = 4 + 16 + (4 + 2) + 68
-# Length; protocol, timeout and session; password with its length; whether reads only.
-CONNECT_REPLY = 4 + (4 + 4 + 8) + (4 + 16) + 1
-# Length; header; kind and state; path with its length.
-EVENT = 4 + 16 + 8 + (4 + 2)
-
-
-@pytest.mark.parametrize("count", range(CREATE2_REPLY + 2))
-def test_cut_reply__create2(server: ZooKeeperServer, count: int) -> None:
-    """Exactly so many bytes arrive, then the end; the node is there, and the session too."""
-    with Talker(server.address) as client, Talker(server.address) as other:
-        cut = server.faults.cut_reply("create2", after_bytes=count)
-        client.start(Create("/a", opcode=CREATE2))
-        received = client.receive_all()
-        cut.wait()
-        assert len(received) == min(count, CREATE2_REPLY)
-        assert received == (CREATE2_REPLY - 4).to_bytes(4, "big")[:count] + received[4:]
-        other.ask(Exists("/a"))
-        with Talker(server.address, of=client) as again:
-            assert again.session == client.session
-            again.ask(Create("/b", opcode=CREATE2))
-
-
-@pytest.mark.parametrize("count", range(EVENT + 2))
-def test_cut_reply__notification(server: ZooKeeperServer, count: int) -> None:
-    """Of an event so many bytes arrive; who has caused it is answered."""
-    with Talker(server.address) as client, Talker(server.address) as other:
-        client.do(Exists("/a", watch=True))
-        cut = server.faults.cut_reply("notification", after_bytes=count)
-        other.ask(Create("/a"))
-        cut.wait()
-        assert len(client.receive_all()) == min(count, EVENT)
-        other.ask(SetData("/a"))
-
-
-@pytest.mark.parametrize("count", range(CONNECT_REPLY + 2))
-def test_cut_reply__connect(server: ZooKeeperServer, count: int) -> None:
-    """Of the greeting so many bytes arrive; the session has begun, and nobody knows of it."""
-    cut = server.faults.cut_reply("connect", after_bytes=count)
-    with RawClient(server.address) as client:
-        client.send_frame(connect_frame())
-        assert len(client.receive_all()) == min(count, CONNECT_REPLY)
-    cut.wait()
-    (session,) = server.sessions()
-    assert not session.connected
-    with Talker(server.address) as client:
-        assert client.session == session.id + 1
-
-
-def test_cut_reply__in_a_batch(server: ZooKeeperServer) -> None:
-    """Replies before it arrive whole, and requests behind it are not done."""
-    with Talker(server.address) as client, Talker(server.address) as other:
-        server.faults.cut_reply("setData", after_bytes=5)
-        client.start(Create("/a"), Ping(), SetData("/a"), Create("/b"))
-        assert [client.answer().xid for _ in range(2)] == [1, -2]
-        assert len(client.receive_all()) == 5
-        assert other.ask(GetData("/a"))
-        assert other.do(Exists("/b")).error == NO_NODE
-
-
-def test_cut_reply__error(server: ZooKeeperServer) -> None:
-    """A reply that says that the request was refused is one too."""
-    with Talker(server.address) as client:
-        cut = server.faults.cut_reply("create", after_bytes=6)
-        client.start(Create("/no/such"))
-        cut.wait()
-        assert len(client.receive_all()) == 6
-
-
-def test_cut_reply__one_session(server: ZooKeeperServer) -> None:
-    """Only the reply to that session is cut, and only the first one."""
-    with Talker(server.address) as victim, Talker(server.address) as other:
-        server.faults.cut_reply("exists", session=victim.session)
-        other.ask(Exists("/"))
-        victim.start(Exists("/"))
-        assert victim.is_closed()
-        with Talker(server.address, of=victim) as again:
-            again.ask(Exists("/"))
-
-
-def test_cut_reply__several(server: ZooKeeperServer) -> None:
-    """Each cut meets one reply, in the order in which they were made."""
-    cuts = [server.faults.cut_reply("getData", after_bytes=count) for count in (3, 9)]
-    for count in (3, 9):
-        with Talker(server.address) as client:
-            client.start(GetData("/"))
-            assert len(client.receive_all()) == count
-    for cut in cuts:
-        cut.wait()
-    with Talker(server.address) as client:
-        client.ask(GetData("/"))
-
-
-@pytest.mark.parametrize(
-    ("opcode", "operation", "count"),
-    [("multi", Multi((Create("/a"),)), 30), ("close", CloseSession(), 11), ("ping", Ping(), 12)],
-)
-def test_cut_reply__other_requests(
-    server: ZooKeeperServer, opcode: str, operation: Multi | CloseSession | Ping, count: int
-) -> None:
-    """Replies to all kinds of requests can be cut."""
-    with Talker(server.address) as client:
-        cut = server.faults.cut_reply(opcode, after_bytes=count)
-        client.start(operation)
-        assert len(client.receive_all()) == count
-        cut.wait()
-
-
-def test_cut_reply__in_a_hole(server: ZooKeeperServer) -> None:
-    """What is left of the reply arrives after the hole, then the end."""
-    with Talker(server.address) as client:
-        with server.faults.black_hole("replies"):
-            cut = server.faults.cut_reply("create", after_bytes=7)
-            client.start(Create("/a"))
-            cut.wait()
-        assert len(client.receive_all()) == 7
-
-
-def test_cut_reply__kazoo(server: ZooKeeperServer, kazoo: KazooClient) -> None:
-    """A client does not learn whether its node was made; it was."""
-    cut = server.faults.cut_reply("create", after_bytes=17)
-    with pytest.raises(ConnectionLoss):
-        kazoo.create("/a")
-    cut.wait()
-    assert kazoo.retry(kazoo.exists, "/a")
-
-
-def test_cut__nothing_was_answered(server: ZooKeeperServer) -> None:
-    """Who waits in vain is told for what."""
-    cut = server.faults.cut_reply("getData", after_bytes=3)
-    with Talker(server.address) as client:
-        client.ask(Exists("/"))
-    with pytest.raises(TimeoutError, match=r"^no getData was answered in 0\.01 s, so no reply was cut$"):
-        cut.wait(0.01)

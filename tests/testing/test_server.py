@@ -20,6 +20,7 @@ from tests.testing.child import fork
 from tests.testing.operations import EPHEMERAL, CloseSession, Create, Exists, GetData, WhoAmI
 from tests.testing.rawclient import ClosedError, RawClient
 from tests.testing.talker import Talker
+from tests.zk.onlooker import wait_until
 
 PATIENCE = 10.0
 LOOPBACK = "127.0.0.1"
@@ -131,7 +132,8 @@ def test_start__port_is_taken() -> None:
         with pytest.raises(OSError, match="in use"):
             server.start()
         assert not server.running
-    assert (descriptors(), threading.active_count()) == before
+    # Others' connections, in this process, come and go too.
+    wait_until(lambda: descriptors() <= before[0] and threading.active_count() <= before[1])
     with server:
         Talker(server.address).close()
 
@@ -167,7 +169,8 @@ def test_start__cannot_listen(monkeypatch: pytest.MonkeyPatch) -> None:
         patched.setattr(socket.socket, "listen", lambda *_: (_ for _ in ()).throw(OSError("no more files")))
         with pytest.raises(OSError, match="no more files"):
             server.start()
-    assert (descriptors(), threading.active_count()) == before
+    # Others' connections, in this process, come and go too.
+    wait_until(lambda: descriptors() <= before[0] and threading.active_count() <= before[1])
     with server:
         Talker(server.address).close()
 
@@ -186,7 +189,8 @@ def test_server__leaves_nothing_behind() -> None:
             client.close()
         for sock in silent:
             sock.close()
-    assert (descriptors(), threading.active_count()) == before
+    # Others' connections, in this process, come and go too.
+    wait_until(lambda: descriptors() <= before[0] and threading.active_count() <= before[1])
 
 
 def test_stop__while_clients_connect(caplog: pytest.LogCaptureFixture) -> None:
@@ -212,7 +216,7 @@ def test_stop__while_clients_connect(caplog: pytest.LogCaptureFixture) -> None:
         stopped.set()
         assert sum(each.result(PATIENCE) for each in connecting) >= 100
     server.close()
-    assert descriptors() == before
+    wait_until(lambda: descriptors() <= before)
     assert caplog.records == []
 
 
@@ -363,7 +367,8 @@ def test_fork__in_c(server: ZooKeeperServer) -> None:
     """A connection ends even if a fork has inherited it that was made behind Python's back."""
     reader, writer = os.pipe()
     with Talker(server.address) as client:
-        child = ctypes.CDLL(None).fork()
+        # PyDLL keeps the interpreter's lock: a child could not get it back from a thread that it does not have.
+        child = ctypes.PyDLL(None).fork()
         if child == 0:
             os.close(writer)
             os.read(reader, 1)
