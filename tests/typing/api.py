@@ -125,6 +125,10 @@ def make_key(*args: Any) -> str:
     return str(args)
 
 
+def make_keys(x: int, y: int) -> list[str]:
+    return [str(x), str(y)]
+
+
 zk_locked(
     make_key,
     reentrant=False,
@@ -138,6 +142,14 @@ zk_locked("k", timeout=None, on_conflict="wait", on_lost="raise", on_unavailable
 zk_locked("k", timeout=0, on_conflict="skip", on_unavailable="skip")
 zk_locked("k", timeout=0.5, on_conflict="raise")
 zk_locked("k", on_conflict="retry")
+zk_locked("k", mode="read", on_lost="interrupt")
+zk_locked("k", limit=4)
+zk_locked(["a:{x}", "b:{y}"], mode="write")
+zk_locked(("a:{x}", "b:{y}"))
+zk_locked(make_keys)
+zk_locked("k", mode="shared")  # type: ignore[arg-type]
+zk_locked("k", limit="4")  # type: ignore[arg-type]
+zk_locked([1, 2])  # type: ignore[list-item]
 zk_locked("k", on_conflict="explode")  # type: ignore[arg-type]
 zk_locked("k", on_lost="explode")  # type: ignore[arg-type]
 zk_locked("k", on_unavailable="explode")  # type: ignore[arg-type]
@@ -154,6 +166,8 @@ def block() -> None:
     lock = zk_lock("invoice:42", reentrant=False, using="reports")
     assert_type(lock, Lock)
     assert_type(lock.key, str)
+    assert_type(lock.keys, tuple[str, ...])
+    assert_type(lock.paths, tuple[str, ...])
     with lock as held:
         assert_type(held, Held)
         assert_type(held.key, str)
@@ -162,6 +176,9 @@ def block() -> None:
         assert_type(held.since, float)
         assert_type(held.waited, float)
         assert_type(held.lost, bool)
+        assert_type(held.keys, tuple[str, ...])
+        assert_type(held.tokens, dict[str, int])
+        assert_type(held.revoked, str | None)
         held.check()
     assert_type(lock.acquire(), Held)
     assert_type(lock.acquire(timeout=5), Held)
@@ -173,6 +190,12 @@ def block() -> None:
     assert_type(current_lock(), Held | None)
     assert_type(current_lock("k"), Held | None)
     zk_lock(42)  # type: ignore[arg-type]
+    assert_type(zk_lock(["a", "b"], mode="write"), Lock)
+    zk_lock(("a", "b"), mode="read")
+    zk_lock("k", limit=4)
+    zk_lock([1])  # type: ignore[list-item]
+    zk_lock("k", mode="shared")  # type: ignore[arg-type]
+    zk_lock("k", limit="4")  # type: ignore[arg-type]
 
 
 async def ablock() -> None:
@@ -208,7 +231,7 @@ def errors() -> None:
 def receive(key: str, alias: str, held: Held, **_: Any) -> None: ...
 
 
-for signal in (signals.acquired, signals.contended, signals.released, signals.lost, signals.skipped):
+for signal in (signals.acquired, signals.contended, signals.released, signals.lost, signals.revoked, signals.skipped):
     signal.connect(receive)
 
 
