@@ -17,6 +17,8 @@ PACKAGE = ROOT / "django_zklock"
 
 pytestmark = [
     pytest.mark.packaging,
+    # In one process: two builds at once would write into the same folder.
+    pytest.mark.xdist_group("packaging"),
     # The first test pays for the build, the install and the downloads of both.
     pytest.mark.timeout(600),
 ]
