@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from kazoo.client import KazooClient
 from services.zookeeper import ZooKeeper
 
@@ -16,12 +18,47 @@ from django_zklock.zk import holds
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.server import Server
+from tests.testing.curator import Curator
 from tests.zk.onlooker import MakePool, Onlooker
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
 _numbers = itertools.count(1)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    with _watched(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    with _watched(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    with _watched(item):
+        return (yield)
+
+
+@contextlib.contextmanager
+def _watched(item: pytest.Item) -> Iterator[None]:
+    """End the process, with the stacks of its threads printed, if a part of a test outlives its limit by a minute.
+
+    That is for what the exception of pytest-timeout does not get out of, and for teardowns: both that limit and
+    pytest's own are off from the moment a test has failed.
+    """
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit + 60, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +105,13 @@ def zookeeper_onlooker(zookeeper: ZooKeeper) -> Iterator[Onlooker]:
 def testserver_onlooker(testserver: ZooKeeperServer) -> Iterator[Onlooker]:
     with contextlib.closing(Onlooker(testserver.hosts)) as onlooker:
         yield onlooker
+
+
+@pytest.fixture(scope="session")
+def curator() -> Iterator[Curator]:
+    """Give the program in which clients of Apache Curator live."""
+    with Curator() as program:
+        yield program
 
 
 @pytest.fixture
