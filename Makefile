@@ -22,8 +22,8 @@ demo: $(READY) ## lost updates without the lock, none with it; ARGS=--once ends 
 
 .PHONY: test
 test: lint types docs $(READY) | os-test ## every check
-	$(BIN)/pytest -m "not exhaustive" --numprocesses $(PROCESSES) --dist loadgroup --cov --cov-report=term $(ARGS)
-	$(BIN)/pytest -m exhaustive
+	$(BIN)/pytest -m "not asynchronous" --numprocesses $(PROCESSES) --dist loadgroup --cov --cov-report=term $(ARGS)
+	$(BIN)/pytest -m asynchronous
 
 # It does not belong to `test`: it needs a package index, and what it tests is the test server alone.
 .PHONY: test-kazoo

@@ -33,7 +33,7 @@ SPARED = (Lock.__exit__.__code__, Held.release.__code__)
 # Two tracers in one thread make the interpreter crash, so coverage is measured without these: see the Makefile.
 def by_instant(test: Callable[..., None]) -> Callable[..., None]:
     old = pytest.mark.skipif(sys.version_info < (3, 12), reason="written for the instructions of Python 3.12 on")
-    marked: Callable[..., None] = pytest.mark.exhaustive(old(test))
+    marked: Callable[..., None] = pytest.mark.asynchronous(old(test))
     return marked
 
 

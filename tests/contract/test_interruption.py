@@ -44,9 +44,10 @@ def spin() -> NoReturn:
     raise AssertionError("nobody has broken in")
 
 
-# Threads.
+# Threads. What is thrown into one may arrive in the middle of whatever traces it.
 
 
+@pytest.mark.asynchronous
 @pytest.mark.parametrize("in_main_thread", [True, False])
 def test_thread__interrupted(ensemble: Ensemble, in_main_thread: bool) -> None:
     """A body that goes on after the loss is ended by LockLost, which says as much as the one at the end would."""
@@ -66,6 +67,7 @@ def test_thread__interrupted(ensemble: Ensemble, in_main_thread: bool) -> None:
     ensemble.wait_empty("k")
 
 
+@pytest.mark.asynchronous
 def test_thread__caught_in_the_body(ensemble: Ensemble) -> None:
     """The body may catch it, and finds in it what it needs; it comes once, and the call ends with LockLost."""
     seen: list[LockLost] = []
@@ -89,6 +91,7 @@ def test_thread__caught_in_the_body(ensemble: Ensemble) -> None:
     assert caught.value is not seen[0]
 
 
+@pytest.mark.asynchronous
 def test_thread__turned_into_another_error(ensemble: Ensemble) -> None:
     """An error that the body makes of it propagates."""
 
@@ -104,6 +107,7 @@ def test_thread__turned_into_another_error(ensemble: Ensemble) -> None:
         body()
 
 
+@pytest.mark.asynchronous
 def test_thread__nested(ensemble: Ensemble) -> None:
     """Of a hold inside of another both bodies end."""
     ended = []
@@ -128,6 +132,7 @@ def test_thread__nested(ensemble: Ensemble) -> None:
     assert ended == ["inner", "outer"]
 
 
+@pytest.mark.asynchronous
 def test_thread__not_lost(ensemble: Ensemble) -> None:
     """Nothing comes while the lock is held, and what happens to it afterwards concerns nobody."""
 
@@ -147,6 +152,7 @@ def test_thread__not_lost(ensemble: Ensemble) -> None:
     assert body().token > held.token
 
 
+@pytest.mark.asynchronous
 def test_thread__lost_before_it_begins(ensemble: Ensemble) -> None:
     """A body whose lock is lost when it begins does not get far."""
     with pytest.raises(LockLost), zk_lock("k") as held:  # noqa: PT012
@@ -189,6 +195,7 @@ def _hasty() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
+@pytest.mark.asynchronous
 @pytest.mark.usefixtures("_hasty")
 def test_thread__at_any_moment() -> None:
     """Whenever the loss comes, the error arrives inside of the call or never: not a bit later."""
@@ -196,11 +203,13 @@ def test_thread__at_any_moment() -> None:
     stub, chance = Stub(), random.Random(8)
     struck = [0, 0]
     awake: list[bool] = []
+    # How long the loss takes to come: longer after each that came early enough, so that it is close to the end.
+    pause = 1000
 
     def fall() -> None:
         while go.acquire(timeout=LONG) and stub.calls:
             awake.append(True)
-            for _ in range(chance.randrange(3000)):
+            for _ in range(pause):
                 pass
             stub.calls.pop()()
             fallen.release()
@@ -210,7 +219,7 @@ def test_thread__at_any_moment() -> None:
         while not awake:
             pass
         awake.clear()
-        for _ in range(chance.randrange(3000)):
+        for _ in range(chance.randrange(10_000)):
             pass
 
     other = Runner(fall)
@@ -220,8 +229,10 @@ def test_thread__at_any_moment() -> None:
         except LockLost as error:
             assert error.key == "stub"  # noqa: PT017 - most of the time there is none
             struck[0] += 1
+            pause = min(pause + 200, 20_000)
         else:
             struck[1] += 1
+            pause = max(pause - 200, 0)
         # Anything that comes here ends the test.
         assert fallen.acquire(timeout=LONG)
         for _ in range(50):
