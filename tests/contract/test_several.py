@@ -365,18 +365,6 @@ def test_create_reply__lost(proxied: tuple[Proxy, Pool], both: Lock, onlooker: O
         wait_counts(onlooker, both, 0, 0)
 
 
-@pytest.mark.parametrize("size", [0, 1, 4, 20, 60, 90, 130, 170, 200, 230, 260, 300, 350, 400, 450])
-def test_create_reply__cut_within(proxied: tuple[Proxy, Pool], both: Lock, onlooker: Onlooker, size: int) -> None:
-    """The same when the connection breaks anywhere inside the replies, or before the request has arrived."""
-    proxy, _ = proxied
-    asked = at_multi(proxy, lambda: setattr(proxy, "limit_down", size))
-    with waiting_in(both).result(5) as held:
-        assert asked.is_set()
-        assert counts(onlooker, both) == [1, 1]
-        held.check()
-    wait_counts(onlooker, both, 0, 0)
-
-
 def test_create__some_removed_while_cut(proxied: tuple[Proxy, Pool], both: Lock, onlooker: Onlooker) -> None:
     """If an operator removes some of the nodes before the answer is known, the others go too, and all are made anew."""
     proxy, _ = proxied
