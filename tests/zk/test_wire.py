@@ -5,12 +5,14 @@ That a forked child forgets its parent's connection is shown with a real fork, i
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from kazoo.exceptions import EXCEPTIONS, BadVersionError, NoAuthError
 from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
+from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.wire import ConnectionOptions, KazooException, NoNodeError, Wire, parse_acl
 from django_zklock.zk.wire.handler import make_handler
@@ -537,6 +540,79 @@ def test_close__during_the_handshake(zookeeper: ZooKeeper) -> None:
         assert [list(requests(chunk)) for chunk in rest] == [[CLOSE]]
         assert plug.listener.events[-1] == ("ended", "the session was closed", True)
         assert plug.wire.session_id is None
+
+
+@pytest.fixture
+def handshake() -> Iterator[Handshake]:
+    """Give a wire whose session is there, and does not know of it yet."""
+    with ZooKeeperServer() as server:
+        held = server.faults.black_hole("replies")
+        plug = Plug(server.hosts, session_timeout=30.0)
+        wait_until(server.sessions)
+        yield Handshake(server, plug, held.end)
+        server.faults.heal()
+        plug.wire.close(1.0)
+
+
+@dataclass(frozen=True)
+class Handshake:
+    """What is at both ends of a handshake, and what has the answer come."""
+
+    server: ZooKeeperServer
+    plug: Plug
+    end: Callable[[], None]
+
+
+class Late:
+    """Stands for kazoo's event that says "connected", and has the connection come right after a look at it."""
+
+    def __init__(self, event: Any, arrive: Callable[[], None]) -> None:
+        self._event = event
+        self._arrive = arrive
+
+    def is_set(self) -> bool:
+        there = bool(self._event.is_set())
+        self._arrive()
+        return there
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._event, name)
+
+
+def test_close__before_the_session_is_known(handshake: Handshake) -> None:
+    """A session whose handshake ends after the wire was asked to close is ended by one request, at once."""
+    closing = Runner(lambda: handshake.plug.wire.close(10.0))
+    wait_until(handshake.plug.wire._client._stopped.is_set)
+    handshake.end()
+    assert closing.result() is True
+    assert handshake.server.sessions() == []
+    assert handshake.server.requests.count("close") == 1
+
+
+def test_close__as_the_session_gets_known(handshake: Handshake) -> None:
+    """Nor does it matter if the handshake ends between a look whether it has, and what follows from that."""
+    client = handshake.plug.wire._client
+    live = client._live
+
+    def arrive() -> None:
+        handshake.end()
+        wait_until(live.is_set)
+        # The connection's thread must not come as far as that, but would in this time.
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: handshake.plug.listener.events, 0.3)
+
+    client._live = Late(live, arrive)
+    assert handshake.plug.wire.close(10.0) is True
+    assert handshake.server.sessions() == []
+    assert handshake.server.requests.count("close") == 1
+
+
+def test_close__is_not_confirmed(handshake: Handshake) -> None:
+    """Who closes hears that nobody knows what has become of the session, if the connection goes before the answer."""
+    handshake.end()
+    wait_until(handshake.plug.wire._client._live.is_set)
+    handshake.server.faults.cut_reply("close")
+    assert handshake.plug.wire.close(10.0) is False
 
 
 def test_create_all(plugs: Any, onlooker: Onlooker, root: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -100,7 +101,11 @@ class Wire:
         self._client._connection = self._connection
         self._client.add_listener(self._state_changed)
         self._chroot = self._client.chroot or ""
+        # Guards what follows from "is to be closed" and "is connected", either of which may come first.
+        self._ending = threading.RLock()
         self._closing = False
+        # Whether there is a session, connected or not, or there was one until it was closed.
+        self._had_session = False
         # These two are the connection's thread's own. The second: given up before kazoo has kept them.
         self._watches = WatchBook()
         self._unwanted: list[Watch] = []
@@ -177,12 +182,12 @@ class Wire:
         client, connection = self._client, self._connection
         if client._stopped.is_set():
             return True
-        had_session = client._session_id is not None
-        self._closing = True
-        if client._live.is_set():
-            self._send_close()
-        else:
-            client._stopped.set()
+        with self._ending:
+            self._closing = True
+            if client._live.is_set():
+                self._send_close()
+            else:
+                client._stopped.set()
         finished = bool(connection.connection_stopped.wait(timeout))
         client._stopped.set()
         if not finished:
@@ -191,7 +196,7 @@ class Wire:
         if finished:
             with contextlib.suppress(Exception):
                 connection.close()
-        return finished and (connection.session_closed or not had_session)
+        return finished and (connection.session_closed or not self._had_session)
 
     def _send_close(self) -> None:
         self._client._queue.append((CloseInstance, None))
@@ -344,17 +349,24 @@ class Wire:
         # Before the connection of which this tells, and after the one that is gone, nothing is watched.
         self._watches.clear()
         if state == KazooState.CONNECTED:
-            if self._closing:
-                # Asked for during the handshake. The session that has come of it is to end all the same.
-                self._send_close()
+            self._had_session = True
+            with self._ending:
+                if self._closing and self._client._stopped.is_set():
+                    # Asked for during the handshake. The session that has come of it is to end all the same, and
+                    # kazoo 2.10 sends nothing once it is stopped.
+                    self._client._stopped.clear()
+                    self._send_close()
             self.tell(listener.on_connected)
             return
         # kazoo has just failed what was under way. What came to the queue since then would be sent after a
         # reconnect, when nobody waits for it any more.
         self._client._queue.clear()
-        if self._closing:
-            # The connection went before the request to close could; there is nothing to come back for.
-            self._client._stopped.set()
+        with self._ending:
+            if self._closing:
+                # The connection went before the request to close could; there is nothing to come back for.
+                self._client._stopped.set()
+        if state == KazooState.LOST and self._client.client_state != KeeperState.CLOSED:
+            self._had_session = False
         if state == KazooState.SUSPENDED:
             self.tell(listener.on_suspended)
         elif self._client.client_state == KeeperState.AUTH_FAILED:
