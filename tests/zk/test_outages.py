@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from services.ensemble import Ensemble
 from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import LockLost, ZooKeeperUnavailable
@@ -180,35 +179,3 @@ def test_server_restarted__longer_than_the_session(
     later.release()
     assert held.lost
     assert len(losses.told) == 1
-
-
-# An ensemble.
-
-
-@pytest.fixture(scope="module")
-def ensemble() -> Iterator[Ensemble]:
-    with Ensemble(tick_time=0.2) as ensemble:
-        yield ensemble
-
-
-def test_ensemble__server_change(ensemble: Ensemble, make_pool: MakePool) -> None:
-    """When a server dies its clients go to another one with their session, their lock and their place."""
-    follower = ensemble.followers()[0]
-    others = ",".join(node.hosts for node in ensemble.nodes if node is not follower)
-    pool = make_pool(f"{follower.hosts}", session_timeout=20)
-    pool.options.connection.hosts.split(",")
-    held = Lock("k", pool).acquire(timeout=10)
-    client = pool.sessions()[0].wire._client
-    client.set_hosts(f"{follower.hosts},{others}")
-    waiter = waiting_in(Lock("k", make_pool(ensemble.hosts, session_timeout=20)))
-    session = pool.sessions()[0]
-    before = session.id
-    follower.kill()
-    wait_until(lambda: session.epoch >= 1 and session.connected, 15)
-    held.check()
-    assert session.id == before
-    assert session.server != follower.hosts
-    assert waiter.running
-    held.release()
-    waiter.result(15).release()
-    follower.start()
