@@ -45,6 +45,25 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Failures(config), "failures")
+
+
+class _Failures:
+    """Say at once what has failed: a run that somebody ends has no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+            reporter.write_line(f"\n{report.nodeid}, {report.when}:", red=True)
+            reporter.write_line(report.longreprtext)
+
+
 @contextlib.contextmanager
 def _watched(item: pytest.Item) -> Iterator[None]:
     """End the process, with the stacks of its threads printed, if a part of a test outlives its limit by a minute.
