@@ -54,6 +54,18 @@ class Conflict:
         )
 
 
+Outcome = tuple[Held | None, ZkLockError | None]
+"""What an attempt has led to: a hold, or the error that says why there is none."""
+
+elsewhere: list[Callable[[Lock], Outcome | None]] = []
+"""Who else may have acquired a lock for the call that runs here, as Celery's worker does for its tasks.
+
+Each is asked with the lock that a call is about to acquire. The outcome of the first that gives one counts; what it
+gives as a hold is in :mod:`~django_zklock.zk.holds` of the calling context.
+"""
+
+_MARK = "__zklock_call__"
+
 OnConflict = Literal["wait", "skip", "raise", "retry"] | Callable[[Conflict], Any]
 OnLost = Literal["raise", "interrupt", "ignore"]
 OnUnavailable = Literal["raise", "skip", "run"]
@@ -93,6 +105,8 @@ class LockedCall:
         return self._with_signature(locked)
 
     def _with_signature(self, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        # With the wrapper itself: functools.wraps copies attributes to whatever is put around it.
+        setattr(wrapper, _MARK, (wrapper, self))
         # Not everybody follows __wrapped__: Celery checks the arguments of a task by inspect.getfullargspec.
         with contextlib.suppress(TypeError, ValueError):
             wrapper.__signature__ = inspect.signature(self.function)  # type: ignore[attr-defined]
@@ -100,7 +114,7 @@ class LockedCall:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function under the lock of these arguments."""
-        lock = self._lock(args, kwargs)
+        lock = self.lock(args, kwargs, functools.partial(self._work, args))
         depth = len(holds.stack())
         try:
             held, refusal = self._acquire(lock)
@@ -119,7 +133,7 @@ class LockedCall:
 
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do as :meth:`call`, for a coroutine function."""
-        lock = self._lock(args, kwargs)
+        lock = self.lock(args, kwargs, functools.partial(self._work, args))
         depth = len(holds.stack())
         try:
             held, refusal = await self._aacquire(lock)
@@ -152,8 +166,12 @@ class LockedCall:
     # The errors are given and not raised, so that neither the body nor an `on_conflict` callable runs inside of an
     # `except`: Celery's Task.retry and logging.exception take what they find in sys.exc_info() for their own.
 
-    def _acquire(self, lock: Lock) -> tuple[Held | None, ZkLockError | None]:
-        chances = _Chances(lock, self._patience)
+    def _acquire(self, lock: Lock) -> Outcome:
+        for ask in elsewhere:
+            outcome = ask(lock)
+            if outcome is not None:
+                return outcome
+        chances = Chances(lock, self.patience, surroundings.work())
         while True:
             try:
                 return lock.acquire(chances.patience), None
@@ -163,8 +181,8 @@ class LockedCall:
             except ZooKeeperUnavailable as error:
                 return None, error
 
-    async def _aacquire(self, lock: Lock) -> tuple[Held | None, ZkLockError | None]:
-        chances = _Chances(lock, self._patience)
+    async def _aacquire(self, lock: Lock) -> Outcome:
+        chances = Chances(lock, self.patience, surroundings.work())
         while True:
             try:
                 return await lock.aacquire(chances.patience), None
@@ -182,15 +200,15 @@ class LockedCall:
                 f"directly above its `async def`"
             )
 
-    def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
-        key = self.key(args, kwargs)
+    def lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], work: Callable[[], Work | None]) -> Lock:
+        """Give the lock that a call with these arguments takes; ``work`` says what runs."""
         return zk_lock(
-            key,
+            self.key(args, kwargs),
             mode=self.mode,
             limit=self.limit,
             reentrant=self.reentrant,
             using=self.using,
-            work=lambda: self._work(args),
+            work=work,
         )
 
     def _work(self, args: tuple[Any, ...]) -> Work:
@@ -209,16 +227,14 @@ class LockedCall:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
     @property
-    def _patience(self) -> float | None:
-        """Only "wait" waits for ever by default; under the other policies a call tries once."""
+    def patience(self) -> float | None:
+        """How long to wait for the lock: only "wait" waits for ever by default, the other policies try once."""
         return self.timeout if self.on_conflict == "wait" else self.timeout or 0.0
 
     def _conflict(
         self, lock: Lock, args: tuple[Any, ...], kwargs: dict[str, Any], holder: Identity | None = None
     ) -> Conflict:
-        return Conflict(
-            key=lock.key, function=self.name, holder=holder, waited=self._patience, args=args, kwargs=kwargs
-        )
+        return Conflict(key=lock.key, function=self.name, holder=holder, waited=self.patience, args=args, kwargs=kwargs)
 
     def _runs_without(self, refusal: ZkLockError) -> bool:
         """Whether the call is to run without protection."""
@@ -277,24 +293,31 @@ class LockedCall:
         return {"zklock": "skipped", "key": conflict.key, "reason": reason, "holder": holder}
 
 
-class _Chances:
+def locked_call(function: Callable[..., Any]) -> LockedCall | None:
+    """Give how ``function`` takes its lock, if a lock is the first thing that a call of it takes."""
+    wrapper, call = getattr(function, _MARK, (None, None))
+    return call if wrapper is function else None
+
+
+class Chances:
     """How often, and with which ``patience``, one call tries before its policies say what happens.
 
     Once, but for two cases, each at most once. If nobody knows who the holder is, it was gone when we asked: it may
     have been what the next case is about. If it is an earlier delivery of the task that runs here, its process may be
     dead and its node still stand until the session ends, or it is about to end after a retry. Skipping then would
-    lose the task; so it waits for that, under every policy.
+    lose the task; so it waits for that, under every policy. ``work`` is what runs here.
     """
 
-    def __init__(self, lock: Lock, patience: float | None) -> None:
+    def __init__(self, lock: Lock, patience: float | None, work: Work | None) -> None:
         self.patience = patience
         self._lock = lock
+        self._work = work
         self._left = {"unknown", "itself"}
 
     def another(self, error: LockTimeout | LockConflict) -> bool:
         """Whether to try again after ``error``, then with a new :attr:`patience`."""
         holder = error.holder.work if error.holder else None
-        here = surroundings.work()
+        here = self._work
         if error.holder is None:
             case, patience = "unknown", 0.0
         elif here and holder and here.id and (here.kind, here.id) == (holder.kind, holder.id):

@@ -5,7 +5,9 @@ Imported only where Celery is (see :mod:`django_zklock.apps`).
 
 from __future__ import annotations
 
-from django_zklock.contrib.celery import process, task
+import os
+
+from django_zklock.contrib.celery import gate, process, task
 from django_zklock.contrib.celery.policy import RetryLater
 
 __all__ = ["RetryLater", "install"]
@@ -15,3 +17,5 @@ def install() -> None:
     """Make locks know about Celery tasks and worker processes; calling it again changes nothing."""
     task.install()
     process.install()
+    if os.environ.get("ZKLOCK_GATE") == "1":
+        gate.install()

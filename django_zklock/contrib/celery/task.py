@@ -12,7 +12,7 @@ from django_zklock import surroundings
 from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
 from django_zklock.zk.identity import Work
 
-_MARK = "__zklock_guarded__"
+GUARDED = "__zklock_guarded__"
 
 
 def in_worker() -> Any:
@@ -45,7 +45,7 @@ def _guard(sender: Any, **_facts: Any) -> None:
 
     ``autoretry_for=(Exception,)`` means failed attempts. A conflict is none, and must not use up the retries.
     """
-    if not hasattr(sender, "_orig_run") or hasattr(sender._orig_run, _MARK):  # noqa: SLF001 - see below
+    if not hasattr(sender, "_orig_run") or hasattr(sender._orig_run, GUARDED):  # noqa: SLF001 - see below
         return
     # Autoretry's wrapper got a copy of it from the body, `self` included, which Task.retry would take at its word.
     vars(sender.run).pop("__signature__", None)
@@ -64,5 +64,5 @@ def _guard(sender: Any, **_facts: Any) -> None:
             sender.request.called_directly = True
             raise
 
-    setattr(guarded, _MARK, True)
+    setattr(guarded, GUARDED, True)
     sender._orig_run = guarded  # noqa: SLF001

@@ -1,0 +1,400 @@
+"""One request on its way through the gate, from its arrival to the end of its task.
+
+::
+
+    QUEUED --a slot--> JOINING --granted, refused----------------> RUNNING --the end of the task--> OVER
+      ^                   '--somebody is before us--> PARKED          ^
+      |                                                 |             |
+      |                                              granted, refused |
+      |                                                 v             |
+      '--no slot for too long------------------------ CALLED --a slot-'
+
+A request asks for its lock when its worker has a slot for it, so a busy worker does not hold what an idle one could
+use. The slot is given back while the request waits in line.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import TaskRevokedError
+from celery.worker.request import Request
+
+from django_zklock.calls import Chances, LockedCall
+from django_zklock.contrib.celery.gate import header
+from django_zklock.contrib.celery.gate.board import Mark
+from django_zklock.contrib.celery.gate.place import Place
+from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
+from django_zklock.zk.held import Held
+from django_zklock.zk.identity import Work
+from django_zklock.zk.lock import Lock
+
+if TYPE_CHECKING:
+    from django_zklock.contrib.celery.gate.gate import Gate
+
+logger = logging.getLogger("django_zklock.celery")
+
+# How long a request keeps its slot while ZooKeeper is silent, in seconds.
+KEEP_SLOT = 0.5
+# How long a granted lock waits for a slot. What runs in the slots may itself wait for that lock.
+KEEP_LOCK = 1.0
+
+# The methods of a request that we take the place of.
+_STATIONS = ("execute_using_pool", "on_accepted", "on_success", "on_failure", "on_timeout")
+# What the pool itself reports, before or after the child is gone; anything else a child has said by itself.
+_DEATHS = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
+
+
+class Stage(enum.Enum):
+    """Where a request is; see the picture in this module's docstring."""
+
+    QUEUED = "queued"
+    JOINING = "joining"
+    PARKED = "parked"
+    CALLED = "called"
+    RUNNING = "running"
+    OVER = "over"
+
+
+WAITING = {Stage.JOINING, Stage.PARKED, Stage.CALLED}
+
+
+class Waiter:
+    """A request of a locked task.
+
+    ``step``, ``mind`` and ``drop`` run in the gate's loop; Celery calls what it finds in the request from its own
+    threads, and the end may be told by any. ``_changing`` guards ``stage`` and what is decided by it.
+    """
+
+    def __init__(self, gate: Gate, request: Request, call: LockedCall, lock: Lock) -> None:
+        self.gate = gate
+        self.request = request
+        self.lock = lock
+        self.nonce = secrets.randbits(63) | 1
+        self.stage = Stage.QUEUED
+        self.pid: int | None = None
+        self.contended = False
+        self.place: Place | None = None
+        self._work = Work(kind="task", name=request.task.name, id=request.id)
+        self._chances = Chances(lock, call.patience, self._work)
+        self._refusal: ZkLockError | None = None
+        self._changing = threading.RLock()
+        # Celery will come with a slot.
+        self._awaits_slot = False
+        self._pool: Any = None
+        self._cell: int | None = None
+        self._claimed = False
+        self._arrived = self._moved = time.monotonic()
+        self._since = 0.0
+        self._qos: Any = None
+        self._originals = {name: getattr(request, name) for name in _STATIONS}
+        for name, ours in zip(_STATIONS, self._stations(), strict=True):
+            setattr(request, name, ours)
+
+    def __repr__(self) -> str:
+        return f"<Waiter {self.stage.value} {self.lock.key!r} task={self.request.id}>"
+
+    def _stations(self) -> tuple[Callable[..., Any], ...]:
+        return self._with_slot, self._on_accepted, self._on_success, self._on_failure, self._on_timeout
+
+    # Getting in.
+
+    def enter(self) -> None:
+        """Get in line for a slot, as any request."""
+        self._awaits_slot = True
+        self.gate.handle(self.request)
+
+    def _with_slot(self, pool: Any, **options: Any) -> Any:
+        """Take the place of ``execute_using_pool``: Celery has a slot for us."""
+        with self._changing:
+            self._awaits_slot = False
+            self._pool = pool
+            stage = self.stage
+            if stage is Stage.QUEUED:
+                if self.request.revoked():
+                    self.finish()
+                    # As the original; whoever has called takes the slot back.
+                    raise TaskRevokedError(self.request.id)
+                self._move(Stage.JOINING)
+                self._join()
+                return None
+            if stage is Stage.CALLED:
+                self._move(Stage.RUNNING)
+        if stage is Stage.CALLED:
+            return self._submit(pool, **options)
+        # Its turn has passed meanwhile.
+        self.gate.loop.post(self.gate.return_slot)
+        return None
+
+    def _join(self) -> None:
+        self.place = Place(self.lock, self._chances.patience, self._wake, self._news)
+        self.place.start()
+        self.gate.arm(KEEP_SLOT)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.stage in WAITING:
+            self.gate.loop.post(self.step)
+
+    def step(self) -> None:
+        """See what has become of the place in the line, and act on it."""
+        with self._changing:
+            if self.stage not in WAITING:
+                return
+            before, decided = self.stage, self._is_decided()
+            if self.place is not None and self.place.take_announcement():
+                self.contended = True
+                self.gate.tell("waiting", self)
+            if decided and before is not Stage.CALLED:
+                self._move(Stage.RUNNING if before is Stage.JOINING else Stage.CALLED)
+            elif not decided and (before is Stage.CALLED or (before is Stage.JOINING and self._is_slow())):
+                self._move(Stage.PARKED)
+            calls = self.stage is Stage.CALLED and not self._awaits_slot
+            self._awaits_slot = self._awaits_slot or calls
+        if self.stage is not before and before is Stage.JOINING:
+            if self.stage is Stage.RUNNING:
+                self._submit_by_ourselves()
+            else:
+                self.gate.return_slot()
+        elif calls:
+            self.gate.handle(self.request)
+        self.gate.arm(self.patience)
+
+    @property
+    def patience(self) -> float | None:
+        """After how many seconds there is something to look at, if nothing happens."""
+        return self.place.sleep_for() if self.place is not None and self._refusal is None else None
+
+    def _is_decided(self) -> bool:
+        if self._refusal is not None or self.place is None:
+            return True
+        try:
+            return self.place.step()
+        except (LockTimeout, LockConflict) as error:
+            self.place.end()
+            if self._chances.another(error):
+                self._join()
+                return False
+            self._refusal = error.with_traceback(None)
+        except ZkLockError as error:
+            self.place.end()
+            self._refusal = error.with_traceback(None)
+        return True
+
+    def _is_slow(self) -> bool:
+        return self.place is None or self.place.waits or time.monotonic() - self._moved > KEEP_SLOT
+
+    def _move(self, stage: Stage) -> None:
+        if stage is Stage.PARKED:
+            self._qos = self.gate.park()
+        elif self._qos is not None:
+            self.gate.unpark(self._qos)
+            self._qos = None
+        self.stage = stage
+        self._moved = time.monotonic()
+
+    # Running.
+
+    def _submit_by_ourselves(self) -> None:
+        try:
+            self._submit(self._pool)
+        except TaskRevokedError:
+            self.gate.return_slot()
+        except Exception:
+            self.gate.return_slot()
+            raise
+
+    def _submit(self, pool: Any, **options: Any) -> Any:
+        try:
+            self._since = time.time()
+            self._sign()
+            return self._originals["execute_using_pool"](pool, **options)
+        except BaseException:
+            self.finish()
+            raise
+
+    def _sign(self) -> None:
+        place, board = self.place, self.gate.board
+        assert place is not None
+        session = place.contender.session
+        holds = self._refusal is None
+        if holds and board is not None:
+            self._cell = board.open(self.nonce, session.lease_end)
+            if self._cell is None:
+                logger.error("event=board_full key=%r consequence=the_task_locks_for_itself", self.lock.key)
+                place.end()
+                return
+            session.post(partial(session.attach, Pulse(self)))
+            self._news()
+        self.gate.tell("held" if holds else "refused", self)
+        ticket = header.Ticket(
+            task=self.request.id,
+            origin=self.gate.origin,
+            cell=self._cell or 0,
+            nonce=self.nonce,
+            alias=self.lock.pool.name,
+            kind=self.lock.rule.kind.value,
+            limit=self.lock.rule.limit,
+            paths=list(self.lock.paths),
+            nodes=place.contender.node_paths if holds else {},
+            token=place.contender.token or 0,
+            since=self._since,
+            waited=time.monotonic() - self._arrived,
+            contended=self.contended,
+            session_timeout=session.timeout,
+            holder=place.contender.holder.encode().decode() if place.contender.holder and self.contended else None,
+            refusal=header.refusal(self._refusal) if self._refusal is not None else None,
+        )
+        self.request.request_dict[header.HEADER] = ticket.sign()
+
+    def claim(self, lock: Lock, *, waited: float) -> Held | None:
+        """Give the hold to the thread or greenlet of this process that runs the task; ``None`` if it has none."""
+        with self._changing:
+            if self.stage is not Stage.RUNNING or self._claimed or self.place is None or self._refusal is not None:
+                return None
+            self._claimed = True
+        return self.place.hold(lock, waited=waited, since=self._since)
+
+    def _news(self) -> None:
+        # On the machine's threads too.
+        board, cell, place = self.gate.board, self._cell, self.place
+        if board is not None and cell is not None and place is not None:
+            if place.contender.lost is not None:
+                board.mark(cell, self.nonce, Mark.LOST)
+            elif place.contender.revoked is not None:
+                board.mark(cell, self.nonce, Mark.REVOKED)
+
+    # The ends.
+
+    def _on_accepted(self, pid: int, accepted: float) -> None:
+        self.pid = pid
+        if self.gate.children is not None:
+            self.gate.children.when_gone(pid, self.nonce, self.finish)
+        self._originals["on_accepted"](pid, accepted)
+
+    def _on_success(self, result: Any, **options: Any) -> Any:
+        self.finish()
+        return self._originals["on_success"](result, **options)
+
+    def _on_failure(self, failure: Any, *facts: Any, **options: Any) -> Any:
+        error = getattr(failure.exception, "exc", failure.exception)
+        if not (isinstance(error, _DEATHS) and self._is_watched):
+            self.finish()
+        return self._originals["on_failure"](failure, *facts, **options)
+
+    def _on_timeout(self, soft: bool, timeout: float) -> Any:  # noqa: FBT001 - Celery's signature
+        # The child is killed after this; its lock is free when it is gone.
+        if not soft and not self._is_watched:
+            self.finish()
+        return self._originals["on_timeout"](soft, timeout)
+
+    @property
+    def _is_watched(self) -> bool:
+        return self.gate.children is not None and self.pid is not None
+
+    def release(self) -> None:
+        """Give the lock back: the task has, but is not over."""
+        if self.stage is Stage.RUNNING and self.place is not None:
+            contender = self.place.contender
+            self.place.end()
+            if self.gate.board is not None and self._cell is not None:
+                gone = partial(self.gate.board.mark, self._cell, self.nonce, Mark.GONE)
+                contender.session.post(partial(contender.when_gone, gone))
+
+    def finish(self) -> None:
+        """Give back everything; safe to call more than once, and from any thread."""
+        with self._changing:
+            if self.stage is Stage.OVER:
+                return
+            self._move(Stage.OVER)
+        if self.place is not None:
+            self.place.end()
+        if self.gate.board is not None and self._cell is not None:
+            self.gate.board.close(self._cell, self.nonce)
+        if self.gate.children is not None and self.pid is not None:
+            self.gate.children.forget(self.pid, self.nonce)
+        self.gate.forget(self)
+        # Else they are a circle that only the garbage collector breaks.
+        for name in _STATIONS:
+            vars(self.request).pop(name, None)
+
+    # What comes between.
+
+    def mind(self, now: float) -> None:
+        """Look at what nobody tells: revocation, expiry, and the time."""
+        if self.stage in WAITING and self.request.revoked():
+            # Celery has announced and acknowledged it.
+            self.finish()
+        elif self.stage is Stage.PARKED and now - self._arrived > self.gate.max_wait:
+            self._give_back()
+        elif self.stage is Stage.CALLED and now - self._moved > KEEP_LOCK and self._refusal is None:
+            self._yield()
+        elif self.stage is Stage.JOINING or (self.stage in WAITING and self.patience == 0):
+            self.step()
+        elif self.is_kept_waiting and now - self._moved > KEEP_LOCK:
+            self._withdraw()
+
+    @property
+    def is_kept_waiting(self) -> bool:
+        """Whether the lock is held for a task that a pool of this process has not begun yet."""
+        return self.stage is Stage.RUNNING and self.gate.board is None and not self._claimed and self._refusal is None
+
+    def _give_back(self) -> None:
+        logger.info("event=given_back key=%r task=%s waited=%.0f", self.lock.key, self.request.id, self.gate.max_wait)
+        self.finish()
+        self.gate.give_back(self.request)
+
+    def _yield(self) -> None:
+        with self._changing:
+            if self.stage is not Stage.CALLED or self.place is None:
+                return
+            logger.info("event=no_slot key=%r task=%s consequence=joins_again", self.lock.key, self.request.id)
+            self.place.end()
+            self._move(Stage.QUEUED)
+
+    def _withdraw(self) -> None:
+        with self._changing:
+            if not self.is_kept_waiting or self.place is None:
+                return
+            self._claimed = True
+        logger.info("event=no_slot key=%r task=%s consequence=locks_for_itself", self.lock.key, self.request.id)
+        self.place.end()
+
+
+class Pulse:
+    """Writes the lease of a running task's session up, at every heartbeat; a tenant of the session."""
+
+    def __init__(self, waiter: Waiter) -> None:
+        assert waiter.place is not None
+        assert waiter.gate.board is not None
+        assert waiter._cell is not None  # noqa: SLF001 - of this module
+        self._waiter = waiter
+        self._session = waiter.place.contender.session
+        self._board = waiter.gate.board
+        self._cell = waiter._cell  # noqa: SLF001
+
+    def heartbeat(self) -> None:
+        """Renew it, or go when the task is over."""
+        if self._waiter.stage is Stage.OVER:
+            self._session.detach(self)
+        else:
+            self._board.renew(self._cell, self._waiter.nonce, self._session.lease_end)
+
+    def resumed(self) -> None:
+        self.heartbeat()
+
+    def suspended(self) -> None: ...
+
+    def session_ended(self, _reason: str) -> None: ...
+
+    def unavailable(self, _reason: str) -> None: ...
+
+    def lose(self, _reason: str) -> None: ...
