@@ -33,7 +33,7 @@ from tests.bystanders import Ensemble, Recorder, Stranger
 from tests.zk.onlooker import wait_until
 from tests.zk.runner import Runner
 
-pytest_plugins = ["tests.configured"]
+pytest_plugins = ["tests.configured", "tests.unhurried"]
 
 HOLDER = r"held by label the stranger \(pid \d+ on .+\)"
 
@@ -61,6 +61,12 @@ def make(request: pytest.FixtureRequest, ensemble: Ensemble) -> Make:
     """Give a function that makes a locked function, plain or async, which is called as a plain one."""
     made: Make = request.param
     return made
+
+
+@pytest.fixture
+def stranger(stranger: Stranger, unhurried: None) -> Stranger:
+    """Give somebody else at the same locks; to find that out may take its time."""
+    return stranger
 
 
 def never(*args: Any, **kwargs: Any) -> None:
@@ -434,6 +440,7 @@ def test_nested__same_key(make: Make) -> None:
     assert current_lock() is None
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_nested__async(ensemble: Ensemble) -> None:
     """An async function can call another one under the same key; a task of its own waits for it."""
 

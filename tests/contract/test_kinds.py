@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 
 import pytest
 
 from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, semaphore
 from tests.contract.standing import RULES, Standing
-from tests.zk.onlooker import MakePool, Onlooker
+from tests.zk.onlooker import MakePool, Onlooker, wait_until
 from tests.zk.runner import Runner
+
+pytest_plugins = ["tests.unhurried"]
 
 TOGETHER = [("read", "read"), ("lease", "lease")]
 PAIRS = [(a, b, (a, b) in TOGETHER) for a, b in itertools.product(RULES, RULES)]
@@ -49,6 +53,7 @@ def test_kinds__try(make_pool: MakePool, onlooker: Onlooker, first: str, second:
     onlooker.wait_empty(holding.paths[0])
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("kind", RULES)
 def test_kinds__timeout(make_pool: MakePool, onlooker: Onlooker, kind: str) -> None:
     """A wait of any kind that runs out names a holder, and leaves no node."""
@@ -86,6 +91,65 @@ def test_kinds__node_deleted_while_waiting(standing: Standing, kind: str) -> Non
     last.leave()
     waiting.leave()
     assert standing.names() == []
+
+
+# In asyncio.
+
+
+@pytest.mark.parametrize(("kind", "together"), [("exclusive", 1), ("write", 1), ("read", 5), ("lease", 2)])
+def test_kinds__tasks(pool: Pool, onlooker: Onlooker, kind: str, together: int) -> None:
+    """Of the tasks of one loop as many are inside as the kind allows, and all of them come in."""
+    lock = Lock("k", pool, rule=RULES[kind])
+    inside, most, tokens = 0, 0, []
+
+    async def work(everybody: asyncio.Event) -> None:
+        nonlocal inside, most
+        async with lock as held:
+            inside += 1
+            most = max(most, inside)
+            tokens.append(held.token)
+            await everybody.wait()
+            inside -= 1
+
+    async def main() -> None:
+        everybody = asyncio.Event()
+        tasks = [asyncio.create_task(work(everybody)) for _ in range(5)]
+        await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 5)
+        await asyncio.to_thread(wait_until, lambda: inside == together)
+        one_more = await lock.atry_acquire()
+        assert (one_more is not None) is (kind == "read")
+        if one_more is not None:
+            await one_more.arelease()
+        everybody.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert most == together
+    assert len(set(tokens)) == 5
+    onlooker.wait_empty(lock.paths[0])
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_kinds__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker, kind: str) -> None:
+    """A task that is cancelled at any moment of its wait, or in that of its grant, leaves no node."""
+    lock = Lock("k", pool, rule=RULES[kind])
+
+    async def come_and_go() -> None:
+        for number in range(30):
+            task = asyncio.create_task(lock.aacquire())
+            await asyncio.sleep(0.0004 * (number % 10))
+            task.cancel()
+            try:
+                held = await task
+            except asyncio.CancelledError:
+                continue
+            await held.arelease()
+
+    asyncio.run(asyncio.wait_for(come_and_go(), 30))
+    onlooker.wait_empty(lock.paths[0])
+    with Lock("k", make_pool()).acquire(timeout=5):
+        asyncio.run(asyncio.wait_for(come_and_go(), 30))
+        onlooker.wait_count(lock.paths[0], 1)
 
 
 # Read and write.
