@@ -45,13 +45,6 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def curator() -> Iterator[Curator]:
-    """Give the program whose clients all tests use."""
-    with Curator() as program:
-        yield program
-
-
-@pytest.fixture(scope="session")
 def our_server() -> Iterator[Server]:
     with ExitStack() as stack:
         ours = stack.enter_context(ZooKeeperServer())

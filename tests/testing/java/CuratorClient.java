@@ -15,6 +15,7 @@ import org.apache.curator.framework.recipes.cache.CuratorCacheListener;
 import org.apache.curator.framework.recipes.locks.InterProcessLock;
 import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
+import org.apache.curator.framework.recipes.locks.Revoker;
 import org.apache.curator.retry.RetryNTimes;
 import org.apache.zookeeper.AddWatchMode;
 import org.apache.zookeeper.CreateMode;
@@ -124,6 +125,14 @@ public final class CuratorClient {
             case "release":
                 lock(command[1], command[2]).release();
                 return "released";
+            case "count":
+                return count(lock(command[1], command[2]), command[3], Integer.parseInt(command[4]));
+            case "listen":
+                ((InterProcessMutex) lock("mutex", path)).makeRevocable(mutex -> tell(">", "REVOKED"));
+                return "listening";
+            case "revoke":
+                Revoker.attemptRevoke(curator, path);
+                return "asked";
             default:
                 throw new IllegalArgumentException(String.join(" ", command));
         }
@@ -168,6 +177,20 @@ public final class CuratorClient {
             default:
                 throw new IllegalArgumentException(kind);
         }
+    }
+
+    /** Reads a number and writes the next one, so often, with nothing but the lock to keep others out. */
+    private String count(InterProcessLock lock, String path, int rounds) throws Exception {
+        for (int round = 0; round < rounds; round++) {
+            lock.acquire();
+            try {
+                int value = Integer.parseInt(new String(curator.getData().forPath(path)));
+                curator.setData().forPath(path, Integer.toString(value + 1).getBytes());
+            } finally {
+                lock.release();
+            }
+        }
+        return "counted " + rounds;
     }
 
     private void tellEvent(WatchedEvent event) {
