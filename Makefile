@@ -30,6 +30,10 @@ test: lint types docs $(READY) | os-test ## every check
 test-kazoo: $(READY) | os-kazoo ## kazoo's own tests on real ZooKeeper and on the test server; ARGS="-k lock" for some
 	$(BIN)/python -m tests.kazoo_suite $(ARGS)
 
+.PHONY: leak
+leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is left of them: ten times what `test` does
+	ZKLOCK_LEAK_CYCLES=100000 $(BIN)/pytest tests/zk/test_leaks.py -rP $(ARGS)
+
 .PHONY: bench
 bench: $(READY) | os-test ## how fast the test server is, beside real ZooKeeper; ARGS="--rounds 1" for a quick look
 	PYTHONPATH=testproject $(BIN)/python -m benchmarks.testserver $(ARGS)
