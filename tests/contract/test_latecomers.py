@@ -1,0 +1,64 @@
+"""A holder that stands still between its check and its write, for longer than its session lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from django_zklock.zk.lock import Lock
+from tests.contract.latecomer import Account
+from tests.contract.test_processes import Player
+from tests.server import Server
+from tests.zk.onlooker import MakePool
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Account:
+    """Give what the lock is for."""
+    account = Account(tmp_path / "account")
+    account.open()
+    return account
+
+
+@pytest.fixture
+def start(server: Server, root: str, tmp_path: Path) -> Iterator[Callable[[], Player]]:
+    """Give a function that starts a process that is going to write to the account."""
+    players: list[Player] = []
+
+    def start() -> Player:
+        path = tmp_path / "account"
+        before = "import tests.contract.latecomer"
+        players.append(Player(server.hosts, root, "write", path, timeout=1.0, before=before))
+        return players[-1]
+
+    yield start
+    for player in players:
+        player.end()
+
+
+def test_write__in_time(start: Callable[[], Player], account: Account) -> None:
+    """A holder that was not held up writes."""
+    player = start()
+    player.hear()
+    player.say("go on")
+    assert player.hear() == "written False"
+    assert account.balance == "the latecomer's"
+
+
+def test_write__after_the_next_holder(start: Callable[[], Player], account: Account, make_pool: MakePool) -> None:
+    """What a holder writes that has slept through the end of its session, and knows it not, is refused."""
+    player = start()
+    token = int(player.hear().split()[1])
+    os.kill(player.process.pid, signal.SIGSTOP)
+    with Lock("k", make_pool()).acquire(timeout=10) as held:
+        assert held.token > token
+        assert account.set("the next one's", held.token)
+        player.say("go on")
+        os.kill(player.process.pid, signal.SIGCONT)
+        assert player.hear() == "refused True"
+        assert account.balance == "the next one's"
+        held.check()
