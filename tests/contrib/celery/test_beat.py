@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -214,6 +214,23 @@ def test_beats__killed_leader(beatshop: Beatshop) -> None:
     first.kill()
     beatshop.wait_sent(second)
     assert beatshop.sent("hourly") == [killed]
+
+
+def test_beats__frozen_leader(beatshop: Beatshop) -> None:
+    """A leader that wakes up after another has taken over steps down, and does not send what is not its own."""
+    first = beatshop.beat(timeout=SHORT)
+    beatshop.wait_sent(first)
+    second = beatshop.beat(timeout=SHORT)
+    beatshop.wait_line(first, second)
+    first.pause()
+    beatshop.wait_sent(second)
+    count = beatshop.sent("pulse").count(first.pid)
+    first.resume()
+    first.wait_written("event=beat_steps_down")
+    beatshop.wait_line(second, first)
+    beatshop.wait_sent(second)
+    # What it may have claimed before, and was about to send.
+    assert beatshop.sent("pulse").count(first.pid) <= count + 1
 
 
 def test_beats__expired_leader(beatshop: Beatshop) -> None:
@@ -485,36 +502,36 @@ def test_lead__after_another(
     assert entry.is_due()[1] == pytest.approx(HOUR if sends else HOUR - ago, abs=60)
 
 
-def test_lead__stale_file(app: Celery, tmp_path: Path, server: ZooKeeperServer, root: str) -> None:
-    """What another has sent since is not sent again, whatever the schedule file of this host says."""
-    app.conf.update(zklock_beat_scheduler="celery.beat:PersistentScheduler", beat_schedule_filename="unused")
-    stored = PersistentScheduler(app, schedule_filename=str(tmp_path / "schedule"))
-    entry: Any = stored.schedule["hourly"]
-    entry.last_run_at -= timedelta(hours=5)
-    entry.total_run_count = 7
-    stored.close()
+@pytest.mark.parametrize(("stored", "written"), [(5 * HOUR, 60.0), (60.0, 5 * HOUR)])
+def test_lead__schedule_file(
+    app: Celery, tmp_path: Path, server: ZooKeeperServer, root: str, stored: float, written: float
+) -> None:
+    """What another has sent since is not sent again, whatever the schedule file says; nor what that knows."""
+    app.conf.zklock_beat_scheduler = "celery.beat:PersistentScheduler"
+    now = time.time()
+    file = PersistentScheduler(app, schedule_filename=str(tmp_path / "schedule"))
+    file.schedule["hourly"].last_run_at = datetime.fromtimestamp(now - stored, timezone.utc)
+    file.close()
     page = f"{root}/celery-beat:unit/sent/hourly"
-    write_sent(server, page, json.dumps({"v": 1, "sent": time.time() - 60}).encode())
+    write_sent(server, page, json.dumps({"v": 1, "sent": now - written}).encode())
     scheduler = LeaderScheduler(app, schedule_filename=str(tmp_path / "schedule"))
     led = inner(scheduler)
-    scheduler.tick()
-    assert led.schedule["hourly"].total_run_count == 7
-    assert not led.is_due(led.schedule["hourly"])[0]
+    entry = led.schedule["hourly"]
+    assert entry.last_run_at.timestamp() == pytest.approx(now - 60)
+    assert not led.is_due(entry)[0]
     scheduler.close()
 
 
-def test_lead__newer_state(server: ZooKeeperServer, root: str, make_scheduler: MakeScheduler) -> None:
-    """A run that only the scheduler itself knows of, because it was sent without a lead, counts too."""
-    page = f"{root}/celery-beat:unit/sent/hourly"
+def test_lead__new_entry(server: ZooKeeperServer, root: str, make_scheduler: MakeScheduler) -> None:
+    """An entry that comes while we lead begins as its scheduler says, whatever was once sent by that name."""
+    page = f"{root}/celery-beat:unit/sent/new"
+    write_sent(server, page, json.dumps({"v": 1, "sent": 1.0}).encode())
     scheduler = make_scheduler()
     led = inner(scheduler)
-    write_sent(server, page, json.dumps({"v": 1, "sent": 1.0}).encode())
-    led.ledger.load()
-    entry = led.schedule["hourly"]
-    entry.total_run_count = 1
-    known = entry.last_run_at
-    led.populate_heap()
-    assert entry.last_run_at == known
+    led.add(name="new", task="new", schedule=HOUR)
+    scheduler.tick()
+    assert list(led.schedule) == ["hourly", "new"]
+    assert led.sent == []
 
 
 def test_tick__claimed_by_another(app: Celery, make_scheduler: MakeScheduler) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from datetime import datetime, timezone
 from typing import Any, cast
 
@@ -38,12 +39,15 @@ class Led(Scheduler):
 
     held: Held
     ledger: Ledger
+    # When this scheduler was made, in seconds since the Unix epoch; ``None`` once it has begun to send.
+    made: float | None
     _heap: list[Any] | None
 
     def populate_heap(self, *args: Any, **options: Any) -> None:
         """Begin where the last leader has stopped."""
         for entry in self.schedule.values():
             self._recall(entry)
+        self.made = None
         super().populate_heap(*args, **options)
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
@@ -81,18 +85,18 @@ class Led(Scheduler):
     def _recall(self, entry: ScheduleEntry) -> bool:
         """Have an entry know of its last run, wherever that was; whether it did not.
 
-        An entry that has never run begins with the time at which it was made, which is later than its last run
-        elsewhere.
+        An entry of which nothing is stored begins with the time at which it was made, which is not that of a run.
         """
         sent = self.ledger.last_sent(entry.name or "")
         if sent is None:
             return False
         moment = datetime.fromtimestamp(sent, timezone.utc).astimezone(self.app.timezone)
-        known = entry.last_run_at
-        if known is None or not entry.total_run_count or maybe_make_aware(known) < moment:
-            entry.last_run_at = moment
-            return known is None or maybe_make_aware(known) != moment
-        return False
+        known = None if entry.last_run_at is None else maybe_make_aware(entry.last_run_at)
+        is_of_a_run = self.made is None or known is None or known.timestamp() < self.made
+        if known is not None and known >= moment and is_of_a_run:
+            return False
+        entry.last_run_at = moment
+        return True
 
 
 class LeaderScheduler(Scheduler):
@@ -191,10 +195,12 @@ class LeaderScheduler(Scheduler):
                 self._candidacy.give_up(error)
                 return None
             # Made now, and not before: it reads what the last leader has stored.
-            self._inner = self._class(**self._options)
-            self._inner.held, self._inner.ledger = held, ledger
+            made = time.time()
+            inner = self._class(**self._options)
+            inner.held, inner.ledger, inner.made = held, ledger, made
             # A leader may be killed at any time, and Celery stores every three minutes only.
-            self._inner.sync_every_tasks = self._inner.sync_every_tasks or 1
+            inner.sync_every_tasks = inner.sync_every_tasks or 1
+            self._inner = inner
         return self._inner
 
     def _dismiss(self) -> None:
