@@ -1,0 +1,40 @@
+"""An operator deletes a whole line, and everybody in it, while some hold and others wait, for locks of every kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_zklock.zk.lock import Lock
+from tests.contract.standing import RULES
+from tests.zk.onlooker import MakePool, Onlooker, wait_until
+from tests.zk.runner import Runner
+
+
+@pytest.mark.parametrize("keys", ["k", ["k", "l"]], ids=["one", "several"])
+@pytest.mark.parametrize("kind", RULES)
+def test_line_deleted(make_pool: MakePool, onlooker: Onlooker, kind: str, keys: str | list[str]) -> None:
+    """Who held has lost all of it; who waited lines up again, as the lock is again, and all of them have their turn."""
+    rule = RULES[kind]
+    # Exclusive, so that everybody else waits.
+    held = Lock(keys, make_pool(session_timeout=3.0)).acquire(timeout=5)
+    path = held.lock.paths[0]
+    pools = [make_pool(session_timeout=3.0) for _ in range(2)]
+
+    def enter(number: int) -> int:
+        with Lock(keys, pools[number % 2], rule=rule).acquire(timeout=30) as mine:
+            mine.check()
+            return mine.token
+
+    waiters = [Runner(lambda number=number: enter(number)) for number in range(4)]  # type: ignore[misc]
+    names = onlooker.wait_count(path, 5)
+    everything = onlooker.client.transaction()
+    for name in names:
+        everything.delete(f"{path}/{name}")
+    everything.delete(path)
+    assert all(outcome is True for outcome in everything.commit())
+    wait_until(lambda: held.lost, 10)
+    # It still stands in the other line.
+    held.release(wait=True)
+    assert all(waiter.result(20) > held.token for waiter in waiters)
+    for each in held.lock.paths:
+        onlooker.wait_empty(each)
