@@ -5,8 +5,6 @@ Imported only where Celery is (see :mod:`django_zklock.apps`).
 
 from __future__ import annotations
 
-import os
-
 from django_zklock.contrib.celery import gate, process, task
 from django_zklock.contrib.celery.policy import RetryLater
 
@@ -17,5 +15,4 @@ def install() -> None:
     """Make locks know about Celery tasks and worker processes; calling it again changes nothing."""
     task.install()
     process.install()
-    if os.environ.get("ZKLOCK_GATE") == "1":
-        gate.install()
+    gate.install()

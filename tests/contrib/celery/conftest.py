@@ -19,6 +19,8 @@ from services.redis import Redis
 from services.worker import Worker
 from services.zookeeper import ZooKeeper
 
+from django_zklock.zk import survey
+from django_zklock.zk.identity import Identity
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.bystanders import Stranger
@@ -33,6 +35,8 @@ if importlib.util.find_spec("celery") is None:
 
 HERE = Path(__file__).resolve().parent
 PATIENCE = 40.0
+# What the log says of the beginning and of the end of a session.
+SESSION_WORDS = {"event=connected session=": 1, "Zookeeper session closed": -1}
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,9 @@ class Sent:
 class Workshop:
     """A worker and what surrounds it: its queue, its tree, its notes."""
 
-    def __init__(self, zookeeper: ZooKeeper, broker: Redis, onlooker: Onlooker, *, session_timeout: float) -> None:
+    def __init__(
+        self, zookeeper: ZooKeeper, broker: Redis, onlooker: Onlooker, *, session_timeout: float, gate: bool
+    ) -> None:
         import redis
         from celery import Celery
 
@@ -78,6 +84,8 @@ class Workshop:
             "TESTPROJECT_QUEUE": self.queue,
             "WORKSHOP_ROOT": self.root,
             "WORKSHOP_SESSION_TIMEOUT": str(session_timeout),
+            # Switched off, each process of the pool waits for its locks by itself.
+            "ZKLOCK_GATE": "1" if gate else "0",
             "PYTHONPATH": os.pathsep.join([str(HERE), str(PROJECT), *filter(None, sys.path)]),
         }
         self.sender: Celery = Celery("sender", broker=broker.url, set_as_current=False)
@@ -126,6 +134,11 @@ class Workshop:
             raise outcome
         return outcome
 
+    @property
+    def control(self) -> Any:
+        """What talks to the worker itself."""
+        return self.sender.control
+
     # Notes.
 
     def notes(self, run: str) -> list[dict[str, Any]]:
@@ -147,11 +160,33 @@ class Workshop:
     def nodes(self, key: str) -> list[str]:
         return self._onlooker.children(self.pool.path(key))
 
-    def wait_count(self, key: str, count: int, timeout: float = 20.0) -> None:
-        self._onlooker.wait_count(self.pool.path(key), count, timeout)
+    def holders(self, key: str) -> list[Identity]:
+        """Give who holds, as their nodes say."""
+        places = survey.line(self.pool, key, timeout=10).places
+        return [place.identity for place in places if place.held and place.identity is not None]
+
+    def wait_count(self, key: str, count: int, timeout: float = 20.0) -> list[str]:
+        try:
+            return self._onlooker.wait_count(self.pool.path(key), count, timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.worker and self.worker.log_tail(60)}") from error
 
     def wait_empty(self, key: str, timeout: float = 20.0) -> None:
         self._onlooker.wait_empty(self.pool.path(key), timeout)
+
+    def delete(self, node: str) -> None:
+        """Delete a node, as an operator does who breaks a lock."""
+        self._onlooker.client.delete(node)
+
+    def sessions_of(self, worker: Worker) -> int:
+        """Give how many connections to ZooKeeper the processes of a worker have."""
+        return sum(worker.log.read_text().count(word) * sign for word, sign in SESSION_WORDS.items())
+
+    def wait_log(self, words: str, timeout: float = 20.0) -> None:
+        """Wait until the worker has written ``words`` to its log."""
+        assert self.worker is not None
+        log = self.worker.log
+        wait_until(lambda: words in log.read_text(), timeout, f"{words!r} in the log")
 
     def wait_session_gone(self, session: int, timeout: float) -> None:
         """Wait until the server knows nothing of a session any more."""
@@ -182,8 +217,8 @@ def open_workshop(zookeeper: ZooKeeper, broker: Redis, workshop_onlooker: Onlook
     """Give a context manager that starts a worker."""
 
     @contextmanager
-    def open_one(*, session_timeout: float = 4.0, **options: Any) -> Iterator[Workshop]:
-        workshop = Workshop(zookeeper, broker, workshop_onlooker, session_timeout=session_timeout)
+    def open_one(*, session_timeout: float = 4.0, gate: bool = False, **options: Any) -> Iterator[Workshop]:
+        workshop = Workshop(zookeeper, broker, workshop_onlooker, session_timeout=session_timeout, gate=gate)
         try:
             workshop.start(**options)
             yield workshop

@@ -16,4 +16,6 @@ ZKLOCK = {
 CELERY_RESULT_BACKEND = os.environ["CELERY_BROKER_URL"]
 CELERY_TASK_IGNORE_RESULT = False
 # Enough for a test's tasks: early Celery looks for more only once a second while threads are at work.
-CELERY_WORKER_PREFETCH_MULTIPLIER = 10
+CELERY_WORKER_PREFETCH_MULTIPLIER = int(os.environ.get("WORKSHOP_PREFETCH", "10"))
+if "WORKSHOP_MAX_WAIT" in os.environ:
+    CELERY_ZKLOCK_GATE_MAX_WAIT = float(os.environ["WORKSHOP_MAX_WAIT"])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import redis
 from celery import Task, current_task, shared_task
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from django_zklock import LockConflict, LockTimeout, current_lock, zk_lock, zk_locked
 from django_zklock.connections import connections
@@ -24,7 +27,8 @@ kept: list[Any] = []
 @functools.cache
 def board() -> redis.Redis:
     """Give the place where tasks and tests leave notes for each other."""
-    return redis.Redis.from_url(os.environ["CELERY_BROKER_URL"], decode_responses=True)
+    # Some versions of the client would give up on a task that stays.
+    return redis.Redis.from_url(os.environ["CELERY_BROKER_URL"], decode_responses=True, socket_timeout=None)
 
 
 def facts(**more: Any) -> dict[str, Any]:
@@ -309,3 +313,132 @@ zk_locked("{key}")(
         type("Late", (Task,), {"name": "workshop.tasks.class_based_late", "run": lambda self, key: facts()})()
     )
 )
+
+
+# Ends under the gate.
+
+
+@shared_task(bind=True, max_retries=1)
+@zk_locked("{key}")
+def end(self: Any, key: str, gate: str, how: str) -> dict[str, Any]:
+    """Stay until the test lets go, and end in a way of its choice."""
+    if self.request.retries:
+        return facts()
+    stay(gate)
+    if how == "fail":
+        raise ZeroDivisionError(key)
+    if how == "retry":
+        raise self.retry(countdown=0.1)
+    if how == "ignore":
+        raise Ignore
+    if how == "reject":
+        raise Reject(key, requeue=False)
+    if how == "exit":
+        sys.exit(3)
+    if how == "die":
+        os._exit(3)
+    return facts()
+
+
+@shared_task
+@zk_locked("{key}")
+def hold_stubbornly(key: str, gate: str) -> None:
+    """Stay, and do not heed SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stay(gate)
+
+
+@shared_task
+@zk_locked("{key}")
+def look_for(key: str, pid: int) -> dict[str, Any]:
+    """Say whether another process can still do something."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        state = "gone"
+    return facts(other=state)
+
+
+@shared_task
+def idle(gate: str = "") -> dict[str, Any]:
+    """Do something that needs no lock."""
+    return stay(gate) if gate else facts()
+
+
+@shared_task
+@zk_locked("{key}", timeout=30)
+def report(key: str, gate: str) -> dict[str, Any]:
+    """Stay, then say what has become of the lock."""
+    held = current_lock()
+    assert held is not None
+    board().rpush(f"{gate}:in", json.dumps(facts(node=held.node)))
+    board().blpop([f"{gate}:out"], timeout=60)
+    return {"lost": held.lost, "token": held.token}
+
+
+@shared_task
+@zk_locked("{key}", on_lost="interrupt")
+def hold_interruptibly(key: str, gate: str) -> dict[str, Any]:
+    board().rpush(f"{gate}:in", json.dumps(facts()))
+    for _ in range(6000):
+        time.sleep(0.01)
+    return facts()
+
+
+@shared_task
+@zk_locked("{key}")
+def release_early(key: str, gate: str) -> dict[str, Any]:
+    """Give the lock back before the end."""
+    held = current_lock()
+    assert held is not None
+    held.release(wait=True)
+    return stay(gate)
+
+
+@shared_task
+@zk_locked("{key}", on_conflict=lambda conflict: {"busy": conflict.key, "holder": str(conflict.holder)})
+def tell_conflict(key: str) -> dict[str, Any]:
+    return facts()
+
+
+@shared_task
+@zk_locked(lambda key: f"{key}:{os.getpid()}")
+def differ(key: str) -> dict[str, Any]:
+    """Have a key that no other process can make."""
+    return facts()
+
+
+@shared_task
+@zk_locked("{key.missing}")
+def fail_to_name(key: str) -> dict[str, Any]:
+    """Have a key that cannot be made of a text."""
+    return facts()
+
+
+@shared_task
+@zk_locked("{key}")
+def nest(key: str) -> dict[str, Any]:
+    """Take the same lock again, and another one."""
+    outer = facts()["token"]
+    with zk_lock(key) as inner, zk_lock(f"{key}:other") as other:
+        return {"outer": outer, "inner": inner.token, "other": other.token}
+
+
+@shared_task(zklock_gate=False)  # type: ignore[call-overload, untyped-decorator]
+@zk_locked("{key}")
+def past_the_gate(key: str, gate: str) -> dict[str, Any]:
+    return stay(gate)
+
+
+@shared_task
+@zk_locked("{key}")
+def watch_itself(key: str, gate: str) -> None:
+    """Ask until the lock is lost, and say why it is."""
+    held = current_lock()
+    assert held is not None
+    board().rpush(f"{gate}:in", json.dumps(facts()))
+    for _ in range(6000):
+        if held.lost:
+            board().rpush(f"{gate}:lost", json.dumps(str(held.loss())))
+            return
+        time.sleep(0.01)

@@ -1,0 +1,121 @@
+"""What a task knows of the lock that its worker's main process holds for it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.signing import Signer
+
+from django_zklock.contrib.celery.gate import header
+from tests.zk.onlooker import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+SESSION_TIMEOUT = 4.0
+
+
+@pytest.fixture(scope="module")
+def workshop(open_workshop: Any) -> Iterator[Any]:
+    with open_workshop(concurrency=3, session_timeout=SESSION_TIMEOUT, gate=True) as workshop:
+        yield workshop
+
+
+def forged(task_id: str, **changes: Any) -> str:
+    """Give what only the project can write, for a task and a place that we make up."""
+    ticket = header.Ticket(
+        task=task_id, origin="0123456789abcdef", cell=0, nonce=1, alias="default", kind="exclusive", limit=None,
+        paths=[], nodes={}, token=1, since=0.0, waited=0.0, contended=False, session_timeout=4.0,
+    )  # fmt: skip
+    return Signer(salt=header._SALT).sign_object(vars(ticket) | changes)
+
+
+def test_hold__is_the_main_process_s(workshop: Any, key: str) -> None:
+    """A task has the token and the node that the main process has, and no session of its own."""
+    task = workshop.send("report", key, f"{key}:gate")
+    facts = workshop.entered(f"{key}:gate")
+    (holder,) = workshop.holders(key)
+    assert holder.pid == workshop.worker.pid != facts["pid"]
+    assert str(holder.work) == f"task workshop.tasks.report [{task.id}]"
+    assert facts["node"] == f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}"
+    assert workshop.sessions_of(workshop.worker) == 1
+    workshop.let_go(f"{key}:gate")
+    assert workshop.result(task) == {"lost": False, "token": facts["token"]}
+
+
+def test_nested__shares_the_node(workshop: Any, key: str) -> None:
+    """A task may take its own lock again, and others in its own process."""
+    result = workshop.result(workshop.send("nest", key))
+    assert result["inner"] == result["outer"] < result["other"]
+    workshop.wait_empty(key)
+    workshop.wait_empty(f"{key}:other")
+
+
+def test_lost__node_deleted(workshop: Any, key: str) -> None:
+    """A task whose node is deleted finds out, and fails with LockLost at its end."""
+    task = workshop.send("report", key, f"{key}:gate")
+    node = workshop.entered(f"{key}:gate")["node"]
+    workshop.delete(node)
+    # A heartbeat of the main process finds it, six in a session.
+    workshop.wait_log(f"event=lost path={workshop.pool.path(key)}")
+    workshop.let_go(f"{key}:gate")
+    assert type(workshop.outcome(task)).__name__ == "LockLost"
+
+
+def test_lost__interrupts(workshop: Any, key: str) -> None:
+    """A task with `on_lost="interrupt"` is interrupted when its node is deleted, long before it would end."""
+    task = workshop.send("hold_interruptibly", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+    assert type(task.outcome(20)).__name__ == "LockLost"
+
+
+def test_lost__main_process_stands_still(workshop: Any, key: str) -> None:
+    """A task knows by its own clock that its lock is lost when the main process has stood still for too long."""
+    task = workshop.send("watch_itself", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    workshop.worker.signal(signal.SIGSTOP)
+    try:
+        note = workshop.board.blpop([f"{key}:gate:lost"], timeout=30)
+        assert note is not None
+        assert "the lease ran out" in json.loads(note[1])
+    finally:
+        workshop.worker.signal(signal.SIGCONT)
+    assert type(workshop.outcome(task)).__name__ == "LockLost"
+
+
+@pytest.mark.parametrize("kind", ["foreign", "unsigned", "of another task"])
+def test_header__forged(workshop: Any, key: str, kind: str) -> None:
+    """A header that a producer sends is thrown away, with a word in the log, and the task waits for its lock."""
+    workshop.stranger.take(key)
+    task_id = f"{key}-{kind[:2]}"
+    signed = {"foreign": forged(task_id), "unsigned": "e30:abc", "of another task": forged("somebody")}[kind]
+    task = workshop.send("shared_below", key, task_id=task_id, headers={header.HEADER: signed})
+    workshop.wait_count(key, 2)
+    workshop.wait_log(f"event=header_refused task={task_id}")
+    workshop.stranger.release(key)
+    assert workshop.result(task)["key"] == key
+
+
+def test_header__not_in_a_retry(workshop: Any, key: str) -> None:
+    """A task that is retried does not send the header of its first attempt along."""
+    result = workshop.result(workshop.send("retry_itself", key))
+    assert (result["retries"], result["key"]) == (2, key)
+    assert f"event=header_refused task={result['id']}" not in workshop.worker.log_tail(500)
+
+
+def test_header__without_a_gate(open_workshop: Any, key: str) -> None:
+    """Where the worker has no gate, a forged header is refused by the child, which locks for itself."""
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
+        workshop.stranger.take(key)
+        task = workshop.send("shared_below", key, task_id=key, headers={header.HEADER: forged(key)})
+        workshop.wait_count(key, 2)
+        workshop.wait_log(f"event=header_refused task={key}")
+        workshop.stranger.release(key)
+        assert workshop.result(task)["key"] == key
+        task = workshop.send("shared_below", key, task_id=f"{key}-2", headers={header.HEADER: "nonsense"})
+        assert workshop.result(task)["key"] == key
+        wait_until(lambda: "its signature is not ours" in workshop.worker.log_tail(500), 10, "the refusal is logged")

@@ -1,0 +1,170 @@
+"""What waits at the gate: without a slot, in sight, and not for longer than it is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from django_zklock import LockConflict, LockTimeout
+from tests.zk.onlooker import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+SOON = 8.0
+
+
+@pytest.fixture(scope="module")
+def workshop(open_workshop: Any) -> Iterator[Any]:
+    # One slot, and a prefetch window of one message.
+    environment = {"WORKSHOP_PREFETCH": "1"}
+    with open_workshop(concurrency=1, session_timeout=30, gate=True, environment=environment) as workshop:
+        yield workshop
+
+
+def test_parked__leaves_slot_and_window(workshop: Any, key: str) -> None:
+    """Tasks that wait take neither the only slot nor the prefetch window: unrelated ones run past them."""
+    workshop.stranger.take(key)
+    waiting = [workshop.send("shared_below", key) for _ in range(5)]
+    workshop.wait_count(key, 6)
+    for _ in range(3):
+        assert workshop.result(workshop.send("idle"))["key"] is None
+    workshop.stranger.release(key)
+    tokens = [workshop.result(task)["token"] for task in waiting]
+    assert tokens == sorted(tokens)
+    workshop.wait_empty(key)
+
+
+def test_parked__is_reserved(workshop: Any, key: str) -> None:
+    """A waiting task is in `inspect reserved`."""
+    workshop.stranger.take(key)
+    task = workshop.send("shared_below", key)
+    workshop.wait_count(key, 2)
+    (reserved,) = workshop.control.inspect(timeout=5, limit=1).reserved().values()
+    assert [each["id"] for each in reserved] == [task.id]
+    workshop.stranger.release(key)
+    workshop.result(task)
+
+
+def test_parked__revoked(workshop: Any, key: str) -> None:
+    """A waiting task that is revoked leaves the line."""
+    workshop.stranger.take(key)
+    task = workshop.send("shared_below", key)
+    workshop.wait_count(key, 2)
+    workshop.control.revoke(task.id)
+    workshop.wait_count(key, 1, SOON)
+    wait_until(lambda: task.state == "REVOKED", SOON, "the task is revoked")
+    workshop.stranger.release(key)
+    workshop.wait_empty(key)
+
+
+def test_parked__expires(workshop: Any, key: str) -> None:
+    """A waiting task that expires leaves the line."""
+    workshop.stranger.take(key)
+    task = workshop.send("shared_below", key, expires=datetime.now(timezone.utc) + timedelta(seconds=2))
+    workshop.wait_count(key, 2)
+    workshop.wait_count(key, 1, SOON)
+    wait_until(lambda: task.state == "REVOKED", SOON, "the task is revoked")
+    workshop.stranger.release(key)
+
+
+def test_timeout__fails_as_in_a_slot(workshop: Any, key: str) -> None:
+    """A task whose timeout is over fails with the error that it would have had in a slot, and the holder's name."""
+    workshop.stranger.take(key)
+    error = workshop.outcome(workshop.send("time_out", key, f"{key}:run"))
+    assert type(error) is LockTimeout
+    assert str(error).startswith(f"lock '{key}' was not granted within 1 s; held by label the stranger")
+    workshop.wait_count(key, 1)
+
+
+def test_policies__as_in_a_slot(workshop: Any, key: str) -> None:
+    """`raise`, `skip` and a callable say the same as without the gate."""
+    workshop.stranger.take(key)
+    assert type(workshop.outcome(workshop.send("refuse", key))) is LockConflict
+    skipped = workshop.result(workshop.send("skip", key))
+    assert (skipped["zklock"], skipped["reason"]) == ("skipped", "conflict")
+    assert skipped["holder"].startswith("label the stranger")
+    assert workshop.result(workshop.send("tell_conflict", key))["holder"].startswith("label the stranger")
+    workshop.wait_count(key, 1)
+
+
+def test_retry__comes_back(workshop: Any, key: str) -> None:
+    """`retry` sends the task back to the queue, without its worker's header, and it runs when the lock is free."""
+    workshop.stranger.take(key)
+    task = workshop.send("come_back", key, f"{key}:run")
+    wait_until(lambda: task.state == "RETRY", SOON, "the task has gone back")
+    workshop.stranger.release(key)
+    result = workshop.result(task)
+    assert result["conflicts"] >= 1
+    assert result["key"] == key
+
+
+@pytest.mark.slow
+def test_maximum_wait__goes_back_to_the_broker(open_workshop: Any, key: str) -> None:
+    """A task that has waited for the longest time goes back to the broker, keeps its retries, and runs at last."""
+    environment = {"WORKSHOP_MAX_WAIT": "2"}
+    with open_workshop(concurrency=1, session_timeout=30, gate=True, environment=environment) as workshop:
+        workshop.stranger.take(key)
+        task = workshop.send("shared_below", key)
+        (first,) = set(workshop.wait_count(key, 2)) - set(workshop.nodes(key)[:1])
+        wait_until(lambda: first not in workshop.nodes(key), SOON, "the task has left the line")
+        workshop.wait_count(key, 2, SOON)
+        workshop.stranger.release(key)
+        assert workshop.result(task)["retries"] == 0
+
+
+def test_granted_without_a_slot__lets_others(workshop: Any, key: str) -> None:
+    """A lock that is granted while no slot is free is given back after a while: what has the slot may want it."""
+    workshop.stranger.take(key)
+    waiting = workshop.send("shared_below", key)
+    workshop.wait_count(key, 2)
+    workshop.send("idle", f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    workshop.stranger.release(key)
+    workshop.wait_empty(key, SOON)
+    workshop.stranger.take(key)
+    workshop.stranger.release(key)
+    workshop.let_go(f"{key}:gate")
+    assert workshop.result(waiting)["key"] == key
+
+
+def test_key__that_cannot_be_made(workshop: Any, key: str) -> None:
+    """A key that cannot be made of the arguments fails the task, in its slot, as without the gate."""
+    error = workshop.outcome(workshop.send("fail_to_name", key))
+    assert "cannot be made from this call" in str(error)
+
+
+def test_key__that_differs_between_processes(workshop: Any, key: str) -> None:
+    """A task whose key is another one in the child locks for itself there, and the worker's hold goes."""
+    result = workshop.result(workshop.send("differ", key))
+    assert result["key"] == f"{key}:{result['pid']}"
+    for pid in (result["pid"], workshop.worker.pid):
+        workshop.wait_empty(f"{key}:{pid}")
+
+
+def test_task_option__no_gate(workshop: Any, key: str) -> None:
+    """A task with `zklock_gate=False` locks in its slot."""
+    task = workshop.send("past_the_gate", key, f"{key}:gate")
+    facts = workshop.entered(f"{key}:gate")
+    (holder,) = workshop.holders(key)
+    assert holder.pid == facts["pid"] != workshop.worker.pid
+    workshop.let_go(f"{key}:gate")
+    workshop.result(task)
+
+
+def test_countdown__waits_after_it(workshop: Any, key: str) -> None:
+    """A task with a countdown gets in line when its time has come."""
+    workshop.stranger.take(key)
+    task = workshop.send("shared_below", key, countdown=1)
+    workshop.wait_count(key, 2)
+    workshop.stranger.release(key)
+    assert workshop.result(task)["key"] == key
+
+
+def test_two_locks__both_hold(workshop: Any, key: str) -> None:
+    """A task under two locks holds both, the outer one through the gate."""
+    assert workshop.result(workshop.send("twice_above", key))["key"] == key
+    workshop.wait_empty(key)
+    workshop.wait_empty(f"{key}:outer")
