@@ -6,7 +6,6 @@ out that is not a :class:`~django_zklock.zk.held.Held` goes through :meth:`Attem
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from django_zklock.exceptions import LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import holds
-from django_zklock.zk.alarm import Alarm
-from django_zklock.zk.contender import State, Unavailable
+from django_zklock.zk.alarm import Alarm, AsyncAlarm
+from django_zklock.zk.claim import State, Unavailable
 from django_zklock.zk.deadline import Deadline
 from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Identity
@@ -23,9 +22,8 @@ from django_zklock.zk.identity import Identity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_zklock.zk.contender import Contender
+    from django_zklock.zk.claim import Claim
     from django_zklock.zk.lock import Lock
-    from django_zklock.zk.multilock import MultiContender
 
 # After the deadline, for the name of the holder in the error: the last one known may be long gone.
 LAST_LOOK = 0.2
@@ -64,6 +62,12 @@ class Attempt:
     answer is ``timeout`` too, but the connect timeout of the pool where ``timeout`` sets no such limit.
     """
 
+    # Thousands may wait in one process.
+    __slots__ = (
+        "_announce", "_answer_by", "_began", "_deadline", "_in_line", "_looking", "_looks", "_untold", "_wake",
+        "contender", "held", "lock", "may_be_busy", "timeout",
+    )  # fmt: skip
+
     def __init__(self, lock: Lock, timeout: float | None, wake: Callable[[], None]) -> None:
         self.lock = lock
         self.timeout = timeout
@@ -78,7 +82,7 @@ class Attempt:
         self._looking: Deadline | None = None
         self._looks = 0
         # What there is to tell of once at most. Taken out by whoever tells it: this caller, or the machine's threads.
-        self._untold = {"lost": True, "revoked": True}
+        self._untold = ["lost", "revoked"]
         self._announce = False
         self.contender = self._new_contender()
 
@@ -89,7 +93,7 @@ class Attempt:
     def _answer_deadline(self) -> Deadline:
         return self._deadline if self.timeout else Deadline.after(self.lock.pool.options.connect_timeout)
 
-    def _new_contender(self) -> Contender | MultiContender:
+    def _new_contender(self) -> Claim:
         return self.lock.contender(wait=self.timeout != 0, notify=self._changed)
 
     def step(self) -> bool:
@@ -171,10 +175,18 @@ class Attempt:
         contender = self.contender
         if self.held is None:
             return
-        if contender.lost is not None and self._untold.pop("lost", False):
+        if contender.lost is not None and self._take("lost"):
             self._in_own_thread(self.held.tell_loss, contender.lost)
-        if contender.revoked is not None and self._untold.pop("revoked", False):
+        if contender.revoked is not None and self._take("revoked"):
             self._in_own_thread(self.lock.observer.revoked, self.held, contender.revoked)
+
+    def _take(self, news: str) -> bool:
+        """Whether this has not been told; after that it has. Taking it out is one step."""
+        try:
+            self._untold.remove(news)
+        except ValueError:
+            return False
+        return True
 
     def _in_own_thread(self, tell: Callable[..., None], *facts: object) -> None:
         # Observers may take their time, and neither heartbeat nor connection has any to give.
@@ -238,14 +250,14 @@ def try_acquire(lock: Lock) -> Held | None:
 
 async def aacquire(lock: Lock, timeout: float | None) -> Held:
     """Acquire ``lock`` without a thread; raise as :meth:`Attempt.step` if it is not granted."""
-    changed = asyncio.Event()
-    return _granted(await _adrive(Attempt(lock, timeout, _waker(changed)), changed))
+    changed = AsyncAlarm()
+    return _granted(await _adrive(Attempt(lock, timeout, changed.ring), changed))
 
 
 async def atry_acquire(lock: Lock) -> Held | None:
     """Acquire ``lock`` if it is free."""
-    changed = asyncio.Event()
-    attempt = Attempt(lock, 0, _waker(changed))
+    changed = AsyncAlarm()
+    attempt = Attempt(lock, 0, changed.ring)
     attempt.may_be_busy = True
     return await _adrive(attempt, changed)
 
@@ -275,15 +287,14 @@ def _wait(attempt: Attempt, changed: Alarm) -> Held | None:
     return attempt.held
 
 
-async def _adrive(attempt: Attempt, changed: asyncio.Event) -> Held | None:
+async def _adrive(attempt: Attempt, changed: AsyncAlarm) -> Held | None:
     observer = attempt.lock.observer
     try:
         attempt.start()
         while not attempt.step():
             if attempt.take_announcement():
                 await observer.acontended(attempt.lock, attempt.contender.holder)
-            await _sleep(changed, attempt.sleep_for())
-            changed.clear()
+            await changed.wait(attempt.sleep_for())
         if attempt.held is not None:
             await observer.aacquired(attempt.held)
         return attempt.held
@@ -295,23 +306,3 @@ async def _adrive(attempt: Attempt, changed: asyncio.Event) -> Held | None:
 def _granted(held: Held | None) -> Held:
     assert held is not None, "an attempt that may not be busy ends with a hold or an error"
     return held
-
-
-def _waker(changed: asyncio.Event) -> Callable[[], None]:
-    loop = asyncio.get_running_loop()
-
-    def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(changed.set)
-
-    return wake
-
-
-async def _sleep(changed: asyncio.Event, delay: float | None) -> None:
-    # Not asyncio.wait_for: before Python 3.12 it can swallow a cancellation that comes with the event.
-    timer = None if delay is None else asyncio.get_running_loop().call_later(delay, changed.set)
-    try:
-        await changed.wait()
-    finally:
-        if timer is not None:
-            timer.cancel()

@@ -31,7 +31,7 @@ def seconds(timeout: Timeout, name: str = "timeout") -> float | None:
     return None if timeout > threading.TIMEOUT_MAX else float(timeout)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Deadline:
     """A moment on the monotonic clock; ``None`` is never."""
 

@@ -18,9 +18,8 @@ from django_zklock.zk.alarm import Alarm
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from django_zklock.zk.contender import Contender
+    from django_zklock.zk.claim import Claim
     from django_zklock.zk.lock import Lock
-    from django_zklock.zk.multilock import MultiContender
 
 logger = logging.getLogger("django_zklock.held")
 
@@ -45,9 +44,7 @@ class Held:
         "key", "keys", "lock", "node", "rule", "since", "token", "waited",
     )  # fmt: skip
 
-    def __init__(
-        self, lock: Lock, contender: Contender | MultiContender, *, waited: float, outer: Held | None = None
-    ) -> None:
+    def __init__(self, lock: Lock, contender: Claim, *, waited: float, outer: Held | None = None) -> None:
         self.key = lock.key
         self.keys = lock.keys
         nodes = contender.node_paths
@@ -175,7 +172,7 @@ class Held:
         if self._let_go():
             await self.lock.observer.areleased(self)
 
-    def through(self, contender: Contender | MultiContender) -> bool:
+    def through(self, contender: Claim) -> bool:
         """Whether this is a hold on the node of ``contender``."""
         return self._contender is contender
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from django_zklock.zk import nodes
-from django_zklock.zk.contender import MAX_ENSURES, Contender, State, Unavailable, look_up
-from django_zklock.zk.identity import Identity
+from django_zklock.zk.claim import Claim, State
+from django_zklock.zk.contender import MAX_ENSURES, Contender
+from django_zklock.zk.lookout import Lookout
+from django_zklock.zk.order import Order
 from django_zklock.zk.rules import Rule
 from django_zklock.zk.session import Session
-from django_zklock.zk.wire import KazooException, NodeExistsError, NoNodeError, UnimplementedError, ZnodeStat
+from django_zklock.zk.wire import KazooException, NoNodeError, ZnodeStat
 
 logger = logging.getLogger("django_zklock.multilock")
 
@@ -32,6 +34,8 @@ class Place:
 
 class Member(Contender):
     """One node of several. It is created and given up with the others only."""
+
+    __slots__ = ("_crowd", "stem")
 
     def __init__(self, crowd: MultiContender, place: Place, *, data: bytes, wait: bool, guid: str) -> None:
         super().__init__(
@@ -54,7 +58,7 @@ class Member(Contender):
 
     def listing(self) -> None:
         """Ask who stands in the line."""
-        self._list()
+        self._look_at_line()
 
     def lose(self, reason: str) -> None:
         """Mark the hold as lost. Until all are held this one is a place and no more, and lives as long as its node."""
@@ -68,11 +72,12 @@ class Member(Contender):
         self._crowd.start_again()
 
 
-class MultiContender:
-    """One attempt at several locks; to those who wait for it, it is a :class:`~.contender.Contender`.
+class MultiContender(Claim):
+    """One attempt at several locks. ``state`` is HELD when every member holds."""
 
-    Every method runs under ``session.monitor``. ``state`` is HELD when every member holds.
-    """
+    __slots__ = (
+        "_creating", "_ensures", "_full", "_guid", "_leaving", "_lookouts", "_members", "_places", "_round",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -84,22 +89,11 @@ class MultiContender:
         wait: bool,
         notify: Callable[[], None],
     ) -> None:
-        self.session = session
-        self.rule = rule
-        self.wait = wait
-        self.state = State.NEW
-        self.token: int | None = None
-        self.error: Exception | None = None
-        self.busy = False
-        self.lost: str | None = None
-        self.holder: Identity | None = None
-        self.looks = 0
+        super().__init__(session, rule, data=data, wait=wait, notify=notify)
         self._places = places
-        # The path of a line that is too full for us, if we are not to wait.
-        self._full = places[0].path
-        self._data = data
-        self._notify = notify
-        self._when_gone: list[Callable[[], None]] = []
+        self._lookouts = [session.lookout(place.path) for place in places]
+        # The line that is too full for us, if we are not to wait.
+        self._full = self._lookouts[0]
         self._members: list[Member] = []
         # Those of earlier rounds, and all of them once we leave, until their nodes are surely gone.
         self._leaving: list[Member] = []
@@ -123,15 +117,6 @@ class MultiContender:
 
     # What fronts post.
 
-    def join(self) -> None:
-        """Get into all the lines."""
-        if self.state is not State.NEW:
-            return
-        self.state = State.JOINING
-        self.session.attach(self)
-        if self.session.connected and self.state is State.JOINING:
-            self._enter()
-
     def leave(self) -> None:
         """Give up every place; the nodes are deleted now or as soon as there is a connection."""
         if self.state is State.NEW:
@@ -147,20 +132,7 @@ class MultiContender:
         if blocked is not None:
             blocked.look()
         elif self.session.connected:
-            look_up(self.session, self._full, self.rule, None, self._holder_found)
-
-    def when_gone(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once every node is surely gone."""
-        if self.state is State.GONE:
-            call()
-        else:
-            self._when_gone.append(call)
-
-    def lose(self, reason: str) -> None:
-        """Mark the hold as lost."""
-        if self.state is State.HELD and self.lost is None:
-            self.lost = reason
-            self._notify()
+            self._full.find_first(self.rule, None, self._holder_found)
 
     # What the session says. The members are told for themselves, after us.
 
@@ -186,11 +158,6 @@ class MultiContender:
             self.state = State.JOINING
         self._finish_if_gone()
 
-    def unavailable(self, reason: str) -> None:
-        """ZooKeeper cannot be reached; whoever does not hold yet stops trying."""
-        if self.state in {State.JOINING, State.WAITING}:
-            self._fail(Unavailable(reason))
-
     def heartbeat(self) -> None:
         """Nothing of our own: each member reads its node."""
 
@@ -210,9 +177,8 @@ class MultiContender:
             return
         for member in self._members:
             if member.error is not None or member.busy:
-                self.error, self.busy, self._full = member.error, member.busy, member.path
-                self.leave()
-                self._notify()
+                self.error, self.busy, self._full = member.error, member.busy, member.lookout
+                self._give_up()
                 return
             if member.state is State.GONE:
                 self.start_again()
@@ -242,9 +208,9 @@ class MultiContender:
         if self.wait:
             self._create()
             return
-        waiting = len(self._places)
+        waiting = len(self._lookouts)
 
-        def peeked(asked: int, path: str, names: list[str] | None, error: KazooException | None) -> None:
+        def peeked(asked: int, lookout: Lookout, names: list[str] | None, error: KazooException | None) -> None:
             nonlocal waiting
             if asked != self._round or self.state is not State.JOINING or self.busy:
                 return
@@ -252,15 +218,14 @@ class MultiContender:
                 self._fail(error)
                 return
             waiting -= 1
-            if self.rule.is_full(nodes.parse_all(names or ())):
-                self.busy, self._full = True, path
-                self.leave()
-                self._notify()
+            if self.rule.is_full(Order(lookout.read(names or ()))):
+                self.busy, self._full = True, lookout
+                self._give_up()
             elif not waiting:
                 self._create()
 
-        for place in self._places:
-            self.session.wire.children(place.path, partial(peeked, self._round, place.path))
+        for lookout in self._lookouts:
+            lookout.name_all(partial(peeked, self._round, lookout))
 
     def _create(self) -> None:
         self._guid = str(uuid.uuid4())
@@ -291,20 +256,11 @@ class MultiContender:
         elif isinstance(error, NoNodeError) and self._ensures < MAX_ENSURES:
             self._ensures += 1
             self._round += 1
-            for place in self._places:
-                self.session.wire.ensure(
-                    place.path, place.parent_data, self._ensured, container=self.session.containers
-                )
+            for lookout, place in zip(self._lookouts, self._places, strict=True):
+                lookout.make_parent(place.parent_data)
             self._create()
         else:
             self._fail(error or KazooException("create had no outcome"))
-
-    def _ensured(self, _value: object, error: KazooException | None) -> None:
-        if isinstance(error, UnimplementedError):
-            logger.warning("event=no_containers server=%s consequence=idle_parents_stay", self.session.server)
-            self.session.containers = False
-        elif error is not None and not isinstance(error, NodeExistsError):
-            logger.debug("event=ensure_refused error=%r", error)
 
     def _admit(self, members: list[Member], names: list[str], token: int) -> None:
         self._ensures = 0
@@ -321,21 +277,23 @@ class MultiContender:
     def _search(self) -> None:
         found: dict[str, str] = {}
         refusals: list[KazooException] = []
-        last = self._places[-1].path
+        waiting = len(self._lookouts)
 
         def searched(asked: int, path: str, names: list[str] | None, error: KazooException | None) -> None:
+            nonlocal waiting
             if asked != self._round:
                 return
             if error is not None and not isinstance(error, NoNodeError):
                 refusals.append(error)
             found.update((path, name) for name in names or () if self._guid in name)
-            # Replies come in the order of the requests, so the last one completes the set.
-            if path == last:
+            # In any order: somebody else may have asked for one of the lists before us.
+            waiting -= 1
+            if not waiting:
                 self._searched(found, refusals)
 
-        for place in self._places:
-            self.session.wire.sync(place.path)
-            self.session.wire.children(place.path, partial(searched, self._round, place.path))
+        for lookout in self._lookouts:
+            self.session.wire.sync(lookout.path)
+            lookout.name_all(partial(searched, self._round, lookout.path))
 
     def _searched(self, found: dict[str, str], refusals: list[KazooException]) -> None:
         if len(found) == len(self._places):
@@ -381,11 +339,6 @@ class MultiContender:
 
     # Getting out.
 
-    def _fail(self, error: Exception) -> None:
-        self.error = error
-        self.leave()
-        self._notify()
-
     def _scatter(self) -> None:
         """Have all members leave."""
         members, self._members = self._members, []
@@ -397,13 +350,4 @@ class MultiContender:
     def _finish_if_gone(self) -> None:
         self._leaving = [member for member in self._leaving if member.state is not State.GONE]
         if self.state is State.LEAVING and not self._leaving and not self._creating:
-            self.state = State.GONE
-            self.session.detach(self)
-            self._notify()
-            for call in self._when_gone:
-                call()
-
-    def _holder_found(self, holder: Identity | None) -> None:
-        self.holder = holder
-        self.looks += 1
-        self._notify()
+            self._finish()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 SEQUENCE_END = 2**31 - 1
 # Orders by sequence are trusted only this far from the end of the 32-bit counter; beyond it ZooKeeper 3.6+
@@ -38,8 +39,7 @@ _NAME = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """One node of a line, as its name tells it."""
 
     name: str
@@ -65,11 +65,17 @@ def parse(name: str) -> Node | None:
 
 def parse_all(names: Iterable[str]) -> list[Node]:
     """Read the names that we know, in the order of their sequence."""
-    return sorted((node for name in names if (node := parse(name))), key=lambda node: node.sequence)
+    return in_sequence(node for name in names if (node := parse(name)))
 
 
-def order_is_safe(line: list[Node]) -> bool:
-    """Whether the sequences alone tell who came first; if not, order by the creating transaction."""
-    return len({node.sequence for node in line}) == len(line) and all(
-        0 <= node.sequence < SEQUENCE_END - SEQUENCE_MARGIN for node in line
-    )
+def in_sequence(line: Iterable[Node]) -> list[Node]:
+    """Sort by sequence."""
+    return sorted(line, key=attrgetter("sequence"))
+
+
+def order_is_safe(line: Sequence[Node]) -> bool:
+    """Whether the sequences of a sorted line alone tell who came first; if not, order by the creating transaction."""
+    if not line:
+        return True
+    within = line[0].sequence >= 0 and line[-1].sequence < SEQUENCE_END - SEQUENCE_MARGIN
+    return within and len({node.sequence for node in line}) == len(line)

@@ -9,31 +9,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django_zklock.zk.nodes import Kind, Node
+from django_zklock.zk.order import Order
 
 # Kinds of which several may hold at once.
 SHARED = frozenset({Kind.READ, Kind.LEASE})
-NOT_SHARED = frozenset(Kind) - SHARED
+ALL = frozenset(Kind)
+NOT_SHARED = ALL - SHARED
+LEASES = frozenset({Kind.LEASE})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Outlook:
     """What stands between a contender and its lock.
 
-    ``watched`` are the nodes to watch. If ``armed``, they are all there is: the lock is ours when the last of them
-    is gone, and there is nothing to ask. If not, one of them gone means to look again, which is early enough to be
-    armed when it counts: the one watched stands before the last in the way. With ``children`` the whole line is to be
-    watched instead, because any of several leases may be the one that is given back. If ``relayed``, the one watched is
-    the lease right before ours, which says so when it comes in; see :meth:`Rule.hears_in_time`.
+    ``first`` of ``blockers`` nodes is the one at their head; more than that is not kept, as lines are long. ``watched``
+    are the nodes to watch. If ``armed``, they are all there is: the lock is ours when the last of them is gone, and
+    there is nothing to ask. If not, one of them gone means to look again, which is early enough to be armed when it
+    counts: the one watched stands before the last in the way, which are ``then`` to be watched. With ``children`` the
+    whole line is to be watched instead, because any of several leases may be the one that is given back. If
+    ``relayed``, the one watched is the lease right before ours, which says so when it comes in; see
+    :meth:`Rule.hears_in_time`.
     """
 
-    blockers: tuple[Node, ...]
+    blockers: int = 0
+    first: str = ""
     watched: tuple[Node, ...] = ()
+    then: tuple[Node, ...] = ()
     armed: bool = False
     children: bool = False
     relayed: bool = False
 
 
-FREE = Outlook(())
+FREE = Outlook()
 
 
 @dataclass(frozen=True)
@@ -47,24 +54,31 @@ class Rule:
     conflicts: frozenset[Kind]
     limit: int | None = None
 
-    def is_full(self, line: list[Node]) -> bool:
-        """Whether one who joins at the end of ``line`` would have to wait."""
-        return not self._admits(line)
+    @property
+    def excludes_all(self) -> bool:
+        """Whether who holds by this rule has nobody before it."""
+        return self.conflicts == ALL
 
-    def outlook(self, own: str, line: list[Node]) -> Outlook:
-        """Say what stands before ``own`` in ``line``, which is in order; raise ``LookupError`` if it is not there."""
-        before = self._before(own, line)
-        if self._admits(before):
-            return FREE
-        blockers = tuple(node for node in before if node.kind in self.conflicts)
-        leases = tuple(node for node in before if node.kind is self.kind) if self.limit is not None else ()
+    def is_full(self, line: Order) -> bool:
+        """Whether one who joins at the end of ``line`` would have to wait."""
+        return bool(line.of(self.conflicts)) or self._is_reached(line.of(LEASES))
+
+    def holds(self, own: str, line: Order) -> bool:
+        """Whether ``own`` holds; raise ``LookupError`` if it is not in ``line``."""
+        return self.outlook(own, line) is FREE
+
+    def outlook(self, own: str, line: Order) -> Outlook:
+        """Say what stands before ``own`` in ``line``; raise ``LookupError`` if it is not there."""
+        blockers = line.before(own, self.conflicts)
+        leases = line.before(own, LEASES) if self.limit is not None else []
         if blockers:
-            return _behind(blockers, others=len(leases) >= (self.limit or 1))
-        assert self.limit is not None, "only a semaphore is kept out by its own kind"
+            return _behind(blockers, others=self._is_reached(leases))
+        if not self._is_reached(leases):
+            return FREE
         # By our own limit the one before us holds if exactly so many are there, and then nobody else wakes us.
         if len(leases) == self.limit:
-            return Outlook(leases, children=True)
-        return Outlook(leases, leases[-1:], relayed=True)
+            return Outlook(len(leases), leases[0].name, children=True)
+        return Outlook(len(leases), leases[0].name, (leases[-1],), relayed=True)
 
     def hears_in_time(self, leases: int, limit: int | None) -> bool:
         """Whether it is enough to hear of the last of ``leases`` before us when it comes in, or goes.
@@ -75,42 +89,32 @@ class Rule:
         assert self.limit is not None, "only the leases of a semaphore wait for each other"
         return limit is not None and self.limit <= limit < leases
 
-    def holds(self, own: str, line: list[Node]) -> bool:
-        """Whether ``own`` holds."""
-        return self._admits(self._before(own, line))
-
     def covers(self, kind: Kind) -> bool:
         """Whether who holds by this rule needs no other node to hold the same key as ``kind``."""
         return self.kind is kind or self.kind in NOT_SHARED
 
-    def _admits(self, before: list[Node]) -> bool:
-        if any(node.kind in self.conflicts for node in before):
-            return False
-        return self.limit is None or sum(node.kind is self.kind for node in before) < self.limit
-
-    def _before(self, own: str, line: list[Node]) -> list[Node]:
-        for place, node in enumerate(line):
-            if node.name == own:
-                return line[:place]
-        raise LookupError(own)
+    def _is_reached(self, leases: list[Node]) -> bool:
+        return self.limit is not None and len(leases) >= self.limit
 
 
-def _behind(blockers: tuple[Node, ...], *, others: bool) -> Outlook:
+def _behind(blockers: list[Node], *, others: bool) -> Outlook:
     """Watch the last in the way, with those who hold together with it; or, before it is their turn, who is before them.
 
     ``others`` says that more than the blockers has to go before the lock is ours.
     """
+    first, last = blockers[0].name, blockers[-1].kind
     size = 1
-    if blockers[-1].kind in SHARED:
-        while size < len(blockers) and blockers[-size - 1].kind is blockers[-1].kind:
+    if last in SHARED:
+        while size < len(blockers) and blockers[-size - 1].kind is last:
             size += 1
+    turn = tuple(blockers[-size:])
     if size < len(blockers):
-        return Outlook(blockers, blockers[-size - 1 : -size])
-    return Outlook(blockers, blockers, armed=not others)
+        return Outlook(len(blockers), first, (blockers[-size - 1],), turn)
+    return Outlook(len(blockers), first, turn, armed=not others)
 
 
-EXCLUSIVE = Rule(Kind.EXCLUSIVE, frozenset(Kind))
-WRITE = Rule(Kind.WRITE, frozenset(Kind))
+EXCLUSIVE = Rule(Kind.EXCLUSIVE, ALL)
+WRITE = Rule(Kind.WRITE, ALL)
 READ = Rule(Kind.READ, NOT_SHARED | {Kind.LEASE})
 
 

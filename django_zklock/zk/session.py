@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from django_zklock.zk.clock import Clock, Timer, lease_now
+from django_zklock.zk.lookout import Lookout
 from django_zklock.zk.wire import ConnectionOptions, Wire
 
 logger = logging.getLogger("django_zklock.session")
@@ -85,6 +87,8 @@ class Session:
         self._tenants: dict[Tenant, None] = {}
         # Full paths of nodes that we have asked the server to delete, guarded by monitor.
         self.departing: set[str] = set()
+        # Guarded by monitor; each lives as long as somebody stands in its line.
+        self._lookouts: WeakValueDictionary[str, Lookout] = WeakValueDictionary()
         self._beating = False
         self._timers: list[Timer] = []
 
@@ -163,6 +167,13 @@ class Session:
     def detach(self, tenant: Tenant) -> None:
         """Have ``tenant`` hear no more."""
         self._tenants.pop(tenant, None)
+
+    def lookout(self, path: str) -> Lookout:
+        """Give what the tenants in the line at ``path`` share."""
+        lookout = self._lookouts.get(path)
+        if lookout is None:
+            lookout = self._lookouts[path] = Lookout(self, path)
+        return lookout
 
     # WireListener, under monitor.
 

@@ -16,6 +16,7 @@ from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import identity, keys, nodes, revocation, rules
 from django_zklock.zk.alarm import Alarm
 from django_zklock.zk.identity import Identity
+from django_zklock.zk.order import Order
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import KazooException, NoNodeError, ZnodeStat
@@ -215,10 +216,11 @@ class _Reading:
         found = [node for node in nodes.parse_all(names) if f"{path}/{node.name}" in self._contents]
         if not nodes.order_is_safe(found):
             found.sort(key=lambda node: self._contents[f"{path}/{node.name}"][1].czxid)
+        order = Order(found)
         return Line(
             key=self._key(name),
             path=path,
-            places=tuple(self._place(path, node, position, found) for position, node in enumerate(found)),
+            places=tuple(self._place(path, node, position, order) for position, node in enumerate(found)),
             foreign=tuple(sorted(entry for entry in names if nodes.parse(entry) is None)),
         )
 
@@ -230,7 +232,7 @@ class _Reading:
         except UnicodeEncodeError:
             return name
 
-    def _place(self, path: str, node: nodes.Node, position: int, line: list[nodes.Node]) -> Place:
+    def _place(self, path: str, node: nodes.Node, position: int, order: Order) -> Place:
         data, stat = self._contents[f"{path}/{node.name}"]
         who = identity.decode(data)
         return Place(
@@ -239,7 +241,7 @@ class _Reading:
             kind=node.kind.value,
             sequence=node.sequence,
             position=position,
-            held=_rule(node, who).holds(node.name, line),
+            held=_rule(node, who).holds(node.name, order),
             token=stat.czxid,
             session_id=stat.ephemeralOwner,
             since=stat.ctime / 1000.0,

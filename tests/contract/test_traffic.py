@@ -95,7 +95,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
         def so_far() -> tuple[Counter[int], int, int, list[bool], list[int]]:
             asked = Counter(code for write in written(proxy, seen) for code in write)
             left = waiting(pools)
-            return asked, len(told), len(left), [True for contender in left if is_next(contender)], order
+            return asked, len(told), len(left), [True for contender in left if contender.is_next], order
 
         asked: Counter[int] = Counter()
         notifications = 0
@@ -139,12 +139,6 @@ def waiting(pools: list[Pool]) -> list[Contender]:
         for tenant in list(session._tenants)
         if isinstance(tenant, Contender) and tenant.state is State.WAITING and tenant.looks > 0
     ]
-
-
-def is_next(contender: Contender) -> bool:
-    """Whether it will hold as soon as it hears of the one before it, which it is watching already."""
-    outlook = contender._outlook
-    return outlook.armed and all(node.name in contender._owners for node in outlook.watched)
 
 
 def test_abandoned_waits__leave_nothing(pool: Pool, make_pool: MakePool) -> None:

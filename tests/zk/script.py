@@ -9,6 +9,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.identity import Identity
+from django_zklock.zk.lookout import Lookout
 from django_zklock.zk.nodes import Kind, prefix
 from django_zklock.zk.rules import EXCLUSIVE, Rule
 
@@ -51,6 +52,19 @@ class Script:
         self.requests: list[tuple[str, Any, Any]] = []
         self.watches: dict[str, list[Callable[[bool], None]]] = {}
         self.wire = self
+        self.lookouts: dict[str, Lookout] = {}
+        # What runs before the next write, once :meth:`hold_back` was called; at once before that.
+        self.posted: list[Callable[[], object]] | None = None
+
+    def post(self, call: Callable[[], object]) -> None:
+        if self.posted is None:
+            call()
+        else:
+            self.posted.append(call)
+
+    def lookout(self, path: str) -> Lookout:
+        session: Any = self
+        return self.lookouts.setdefault(path, Lookout(session, path))
 
     def attach(self, tenant: Any) -> None:
         self.tenants[tenant] = None
@@ -101,6 +115,15 @@ class Script:
                 del self.watches[place]
 
     # For the test.
+
+    def hold_back(self) -> None:
+        """Keep what is posted from now on, until :meth:`flush`."""
+        self.posted = []
+
+    def flush(self) -> None:
+        """Run what is posted, and what that posts."""
+        while self.posted:
+            self.posted.pop(0)()
 
     @property
     def asked(self) -> list[str]:

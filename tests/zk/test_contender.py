@@ -148,18 +148,21 @@ def test_list__reply_lost(script: Script) -> None:
 
 
 def test_waiting__predecessor_gone(script: Script) -> None:
-    """The one before the last is watched; when it goes the line is read again, and the last is watched."""
+    """The one before the last is watched; when it goes the line is read again, and the last is watched as well."""
     contender, name = line_up(script, other(1), other(3), other(4))
     assert set(script.watches) == {f"/k/{name}", f"/k/{other(3)}"}
     settle(script, name)
     script.tell(f"/k/{other(3)}", deleted=True)
+    assert script.asked == ["get", "children"]
+    settle(script, name)
     script.answer("children", [other(1), other(4), name])
     assert set(script.watches) == {f"/k/{name}", f"/k/{other(1)}"}
     settle(script, name)
     script.tell(f"/k/{other(1)}", deleted=True)
+    settle(script, name)
     script.answer("children", [other(4), name])
     assert set(script.watches) == {f"/k/{name}", f"/k/{other(4)}"}
-    settle(script, name)
+    assert contender.is_next
     script.tell(f"/k/{other(4)}", deleted=True)
     assert (contender.state, script.asked) == (State.HELD, [])
 

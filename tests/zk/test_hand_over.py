@@ -270,6 +270,8 @@ def test_readers__behind_a_writer(script: Script) -> None:
     assert set(script.watches) == {f"/k/{name}", f"/k/{writer}"}
     settle(script, name)
     script.tell(f"/k/{writer}", deleted=True)
+    assert sorted(script.asked) == ["children", "get", "get"]
+    settle(script, name)
     script.answer("children", [reader(2), reader(3), name])
     assert set(script.watches) == {f"/k/{name}", f"/k/{reader(2)}", f"/k/{reader(3)}"}
     assert contender.state is State.WAITING

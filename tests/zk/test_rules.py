@@ -11,6 +11,7 @@ import itertools
 import pytest
 
 from django_zklock.zk.nodes import Kind, Node
+from django_zklock.zk.order import Order
 from django_zklock.zk.rules import EXCLUSIVE, FREE, READ, WRITE, Outlook, Rule, rule, semaphore
 from tests.zk.script import other
 
@@ -25,7 +26,7 @@ def outlook(of: Rule, before: str, behind: str = "") -> Outlook:
     """Give the outlook of a node behind ``before`` and in front of ``behind``."""
     own = next(letter for letter, kind in KINDS.items() if kind is of.kind)
     line = line_of(before + own + behind)
-    return of.outlook(line[len(before)].name, line)
+    return of.outlook(line[len(before)].name, Order(line))
 
 
 def places(nodes: tuple[Node, ...]) -> list[int]:
@@ -46,7 +47,7 @@ def test_outlook__first(of: Rule, behind: str) -> None:
 def test_outlook__not_there(of: Rule) -> None:
     """A node that is not in the line has no outlook."""
     with pytest.raises(LookupError):
-        of.outlook("gone", line_of("XWRL"))
+        of.outlook("gone", Order(line_of("XWRL")))
 
 
 # Which nodes are in the way.
@@ -70,7 +71,12 @@ def test_outlook__not_there(of: Rule) -> None:
 )
 def test_outlook__blockers(of: Rule, before: str, blockers: list[int]) -> None:
     """Exclusive holds and writers keep everybody out, readers and leases each other, leases each other by number."""
-    assert places(outlook(of, before).blockers) == blockers
+    seen = outlook(of, before)
+    first = other(blockers[0], KINDS[before[blockers[0]]]) if blockers else ""
+    assert (seen.blockers, seen.first) == (len(blockers), first)
+    if blockers:
+        # Those that count are watched, or will be; see below for which.
+        assert {*places(seen.watched), *places(seen.then)} <= set(blockers)
 
 
 def test_kinds__conflict_both_ways() -> None:
@@ -150,9 +156,9 @@ def test_outlook__armed_means_free() -> None:
             before = line_of(letters)
             gone: list[Node] = []
             for node in seen.watched:
-                assert of.is_full([each for each in before if each not in gone]), letters
+                assert of.is_full(Order([each for each in before if each not in gone])), letters
                 gone.append(node)
-            left_over = of.is_full([each for each in before if each not in gone])
+            left_over = of.is_full(Order([each for each in before if each not in gone]))
             if seen.armed:
                 assert seen.watched, letters
                 assert not left_over, letters
@@ -217,7 +223,7 @@ def test_holds(letters: str, holding: list[int]) -> None:
     """Those hold whom nobody before them keeps out, with a semaphore of two."""
     rules = {Kind.EXCLUSIVE: EXCLUSIVE, Kind.WRITE: WRITE, Kind.READ: READ, Kind.LEASE: semaphore(2)}
     line = line_of(letters)
-    held = [node.sequence for node in line if rules[node.kind].holds(node.name, line)]
+    held = [node.sequence for node in line if rules[node.kind].holds(node.name, Order(line))]
     assert held == holding
 
 
@@ -237,7 +243,7 @@ def test_holds(letters: str, holding: list[int]) -> None:
 )
 def test_is_full(of: Rule, letters: str, full: bool) -> None:
     """Whether a newcomer would have to wait, by the same rule."""
-    assert of.is_full(line_of(letters)) is full
+    assert of.is_full(Order(line_of(letters))) is full
 
 
 @pytest.mark.parametrize(

@@ -62,35 +62,39 @@ class WatchBook:
     """
 
     def __init__(self) -> None:
-        self._watches: dict[tuple[int, str], set[Watch]] = {}
+        self._watches: set[Watch] = set()
+        # How many there are of each place.
+        self._counts: dict[tuple[int, str], int] = {}
 
     def open(self, place: tuple[int, str], call: Callable[[bool], None]) -> Watch:
         """Enter a watch that is about to be asked for; ``place`` is the type of the request and the path."""
         watch = Watch(self, place, call)
-        self._watches.setdefault(place, set()).add(watch)
+        self._watches.add(watch)
+        self._counts[place] = self._counts.get(place, 0) + 1
         return watch
 
     def strike(self, watch: Watch) -> bool:
         """Cross a watch out; whether it was still wanted."""
-        here = self._watches.get(watch.place, set())
-        if watch not in here:
+        if watch not in self._watches:
             return False
-        here.discard(watch)
-        if not here:
-            del self._watches[watch.place]
+        self._watches.discard(watch)
+        left = self._counts.pop(watch.place) - 1
+        if left:
+            self._counts[watch.place] = left
         return True
 
     def is_watched(self, place: tuple[int, str]) -> bool:
         """Whether anybody still wants to hear of that."""
-        return place in self._watches
+        return place in self._counts
 
     def wants(self, watch: Watch) -> bool:
         """Whether a watch was neither called nor crossed out."""
-        return watch in self._watches.get(watch.place, ())
+        return watch in self._watches
 
     def clear(self) -> None:
         """Forget everything, because the connection is gone and the server with it forgets too."""
         self._watches.clear()
+        self._counts.clear()
 
 
 def removal(watch: Watch) -> RemoveWatches:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from django_zklock.zk.attempt import Attempt
-from django_zklock.zk.contender import Contender, State
+from django_zklock.zk.claim import Claim, State
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.multilock import MultiContender
 
 
 class Place(Attempt):
@@ -48,7 +47,7 @@ class Place(Attempt):
         self._news()
 
 
-def hold(lock: Lock, contender: Contender | MultiContender, *, waited: float, since: float) -> Held:
+def hold(lock: Lock, contender: Claim, *, waited: float, since: float) -> Held:
     """Make a hold of what was granted at ``since`` (seconds since the Unix epoch) after ``waited`` seconds."""
     held = Held(lock, contender, waited=waited)
     held.since = since

@@ -1,0 +1,161 @@
+"""What a waiter watches of those before it, and what it may conclude when one of them goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from django_zklock.zk import identity
+from django_zklock.zk.identity import Identity
+from django_zklock.zk.lookout import Lookout
+from django_zklock.zk.nodes import Node
+from django_zklock.zk.order import Order
+from django_zklock.zk.rules import FREE, Outlook, Rule
+from django_zklock.zk.session import Session
+from django_zklock.zk.wire import KazooException, NoNodeError, ZnodeStat
+
+# Instead of the name of a node: all the names in the line.
+THE_LINE = ""
+
+
+class Watchman(Protocol):
+    """Who keeps a vigil, and what it is told."""
+
+    session: Session
+    rule: Rule
+
+    def on_clear(self) -> None:
+        """All who stood before it are proven to be gone."""
+
+    def on_change(self) -> None:
+        """It is time to look again."""
+
+    def on_line(self, line: Order, refusal: KazooException | None, /) -> None:
+        """The whole line, which is watched."""
+
+    def on_refusal(self, error: Exception, /) -> None:
+        """The server does not let it watch somebody before it."""
+
+    def on_holder(self, holder: Identity | None, /) -> None:
+        """Who is first."""
+
+
+class Vigil:
+    """The watches of one waiter on those before it; on its own node it keeps watch itself.
+
+    Every method runs under ``session.monitor``.
+    """
+
+    __slots__ = ("_left", "_lookout", "_owners", "_round", "_silent", "_turn", "_watches", "_watchman", "outlook")
+
+    def __init__(self, watchman: Watchman, lookout: Lookout) -> None:
+        # What stood before us when we last looked.
+        self.outlook = FREE
+        self._watchman = watchman
+        self._lookout = lookout
+        # How many of those watched are not proven to be gone since.
+        self._left = 0
+        # Those that are to be watched as soon as one of them moves.
+        self._turn: tuple[Node, ...] = ()
+        # Grows whenever earlier replies and watch events have lost their meaning.
+        self._round = 0
+        # What takes off each watch, by the name of the node; that on the whole line by no name.
+        self._watches: dict[str, Callable[[], None]] = {}
+        # The sessions of the nodes that we watch.
+        self._owners: dict[str, int] = {}
+        # Of a semaphore: the lease before us that will not tell us in time, so that we watch the whole line too.
+        self._silent: str | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there will be nothing to ask when the last of those before us goes."""
+        return self.outlook.armed and all(node.name in self._owners for node in self.outlook.watched)
+
+    def keep(self, outlook: Outlook) -> None:
+        """Watch what ``outlook`` asks for, and nothing else."""
+        self.outlook = outlook
+        self._left = len(outlook.watched)
+        self._turn = outlook.then
+        wanted = {node.name for node in outlook.watched}
+        if outlook.children or self._silent in wanted:
+            wanted.add(THE_LINE)
+        for name in self._watches.keys() - wanted:
+            self._watches.pop(name)()
+        self._owners = {name: owner for name, owner in self._owners.items() if name in wanted}
+        for name in wanted - self._watches.keys():
+            self._watch(name)
+        if outlook.first not in wanted:
+            self._lookout.identify(outlook.first, self._watchman.on_holder)
+
+    def end(self) -> None:
+        """Take all watches off."""
+        while self._watches:
+            self._watches.popitem()[1]()
+        self.forget()
+
+    def forget(self) -> None:
+        """The connection is gone, and the watches with it."""
+        self._round += 1
+        self._watches.clear()
+        self._owners.clear()
+
+    def _watch(self, name: str) -> None:
+        moved = partial(self._moved, self._round, name)
+        if name == THE_LINE:
+            self._watches[name] = self._lookout.watch(partial(self._line_seen, self._round), moved)
+        else:
+            wire, path = self._watchman.session.wire, f"{self._lookout.path}/{name}"
+            self._watches[name] = wire.get(path, partial(self._set, self._round, name), moved)
+
+    def _line_seen(self, asked: int, line: Order, refusal: KazooException | None) -> None:
+        if asked == self._round:
+            self._watchman.on_line(line, refusal)
+
+    def _set(self, asked: int, name: str, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
+        if asked != self._round or name not in self._watches:
+            return
+        if isinstance(error, NoNodeError):
+            # It went between the list and the watch.
+            self._moved(asked, name, deleted=True)
+        elif error is not None or value is None:
+            # Another owner's node that we may not read, and so not watch.
+            self._watchman.on_refusal(error or KazooException("a read had no outcome"))
+        else:
+            self._owners[name] = value[1].ephemeralOwner
+            if name == self.outlook.first:
+                self._watchman.on_holder(identity.decode(value[0]))
+            if self.outlook.relayed and not self._hears_in_time(*value):
+                self._silent = name
+                if THE_LINE not in self._watches:
+                    self._watch(THE_LINE)
+
+    def _hears_in_time(self, data: bytes, stat: ZnodeStat) -> bool:
+        """Whether the lease right before us, which we watch, will tell us when there is something to see."""
+        theirs = identity.decode(data)
+        # Written to since it was created: it may have come in before we began to watch it.
+        return stat.version == 0 and self._watchman.rule.hears_in_time(
+            self.outlook.blockers, theirs.limit if theirs is not None else None
+        )
+
+    def _moved(self, asked: int, name: str, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
+        if asked != self._round or self._watches.pop(name, None) is None:
+            return
+        if name == THE_LINE:
+            self._watch(name)
+        elif deleted and self.outlook.armed and self._is_proof(name):
+            self._left -= 1
+            if not self._left:
+                self._watchman.on_clear()
+        else:
+            # In the same write as the list that follows: who is next may let go before that is answered.
+            turn, self._turn = self._turn, ()
+            for node in turn:
+                if node.name not in self._watches:
+                    self._watch(node.name)
+            self._watchman.on_change()
+
+    def _is_proof(self, name: str) -> bool:
+        """Whether the end of a node that we watch cannot be part of the end of our own session."""
+        owner, session = self._owners.get(name), self._watchman.session
+        return owner is not None and (owner != session.id or f"{self._lookout.path}/{name}" in session.departing)

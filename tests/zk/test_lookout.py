@@ -1,0 +1,387 @@
+"""What the contenders of one session in one line share: lists, the names in them, and what they have found out."""
+
+from __future__ import annotations
+
+import pytest
+from kazoo.exceptions import NoAuthError, NoNodeError
+
+from django_zklock.zk.contender import Contender, State
+from django_zklock.zk.identity import Identity
+from django_zklock.zk.lookout import Lookout
+from django_zklock.zk.multilock import MultiContender, Place
+from django_zklock.zk.nodes import Kind
+from django_zklock.zk.order import Order
+from django_zklock.zk.rules import READ, WRITE, Rule, semaphore
+from tests.zk.script import OTHERS, SESSION, Script, contend, create, data, other, stat
+
+
+@pytest.fixture
+def script() -> Script:
+    """Give a session in which what is posted runs before the next write, as in a real one."""
+    script = Script()
+    script.hold_back()
+    return script
+
+
+def crowd(script: Script, *rules: Rule) -> list[Contender]:
+    """Give contenders that have joined in one write, with sequences from 5 on; the list is still to be answered."""
+    contenders = [contend(script, rule) for rule in rules]
+    script.flush()
+    assert script.asked == ["create"] * len(rules) + ["children"]
+    for place in range(len(rules)):
+        create(script, 5 + place, 50 + place)
+    return contenders
+
+
+def names(*contenders: Contender) -> list[str]:
+    return [contender.node or "" for contender in contenders]
+
+
+def settle_all(script: Script) -> None:
+    """Answer every read that is under way, and those that follow, as if all nodes were there."""
+    strangers = {other(sequence) for sequence in range(5)}
+    script.flush()
+    while "get" in script.asked:
+        name = next(what for kind, what, _ in script.requests if kind == "get").rpartition("/")[2]
+        script.answer_get(name, (data(1), stat(owner=OTHERS if name in strangers else SESSION)))
+        script.flush()
+
+
+# One list for many.
+
+
+def test_join__together(script: Script) -> None:
+    """Those who join in one write are told of the line once, behind the last of their creations."""
+    one, two, three = crowd(script, WRITE, WRITE, WRITE)
+    script.answer("children", [*names(three, one, two), "readme"])
+    assert [each.state for each in (one, two, three)] == [State.HELD, State.WAITING, State.WAITING]
+    assert script.asked.count("children") == 0
+
+
+def test_join__one_after_the_other(script: Script) -> None:
+    """Who joins after a list has left is not in it, and asks for one of its own."""
+    one = contend(script)
+    script.flush()
+    two = contend(script)
+    script.flush()
+    assert script.asked == ["create", "children", "create", "children"]
+    create(script, 5)
+    script.answer("children", names(one))
+    create(script, 6)
+    script.answer("children", names(one, two))
+    assert (one.state, two.state) == (State.HELD, State.WAITING)
+
+
+def test_join__kinds_together(script: Script) -> None:
+    """A list serves contenders of any kind, each by its own rule."""
+    kinds = crowd(script, READ, READ, semaphore(1), WRITE)
+    script.answer("children", names(*kinds))
+    assert [each.state for each in kinds] == [State.HELD, State.HELD, State.WAITING, State.WAITING]
+
+
+def test_list__refused(script: Script) -> None:
+    """The refusal of a list is the outcome for all who asked."""
+    both = crowd(script, WRITE, WRITE)
+    script.answer("children", error=NoAuthError())
+    for contender in both:
+        assert isinstance(contender.error, NoAuthError)
+        assert contender.state is State.LEAVING
+
+
+def test_list__error_in_one(script: Script, caplog: pytest.LogCaptureFixture) -> None:
+    """What goes wrong with one of those who asked is logged, and the others are told."""
+    lookout = script.lookout("/k")
+    told: list[Order] = []
+
+    def fail(_line: Order, _refusal: Exception | None) -> None:
+        raise ZeroDivisionError
+
+    lookout.look(fail)
+    lookout.look(lambda line, _refusal: told.append(line))
+    script.flush()
+    script.answer("children", [other(1)])
+    assert [node.name for node in told[0]] == [other(1)]
+    assert "event=look_failed" in caplog.text
+
+
+def test_list__ordered_once(script: Script) -> None:
+    """At the end of the counter those who asked together share what it takes to find the order."""
+    one, two = crowd(script, WRITE, WRITE)
+    end = other(2**31 - 1, Kind.WRITE)
+    script.answer("children", [*names(one, two), end])
+    assert script.asked == ["get"] * 3
+    for czxid in (50, 51, 70):
+        script.answer("get", (b"", stat(czxid)))
+    assert (one.state, two.state) == (State.HELD, State.WAITING)
+
+
+# The connection goes.
+
+
+def test_connection__gone_before_the_write(script: Script) -> None:
+    """What was asked and never sent is asked again on the next connection, once."""
+    one, two = contend(script), contend(script)
+    script.break_connection()
+    script.flush()
+    assert script.asked == []
+    script.reconnect()
+    script.flush()
+    assert script.asked == ["sync", "sync", "children"]
+    for _ in range(2):
+        script.answer("sync")
+    # Neither creation has left either.
+    script.answer("children", error=NoNodeError())
+    script.flush()
+    assert script.asked == ["create", "create", "children"]
+    create(script, 5)
+    create(script, 6)
+    script.answer("children", names(one, two))
+    assert (one.state, two.state) == (State.HELD, State.WAITING)
+
+
+def test_connection__gone_before_the_answer(script: Script) -> None:
+    """An answer that never comes keeps nobody from asking again, and comes too late for whoever has asked for it."""
+    one, two = crowd(script, WRITE, WRITE)
+    late = script.requests[0][2]
+    script.break_connection()
+    script.reconnect()
+    late(names(two), None)
+    assert (one.state, two.state) == (State.JOINING, State.JOINING)
+    script.flush()
+    for _ in range(2):
+        script.answer("sync")
+    script.answer("children", names(one, two))
+    assert (one.state, two.state) == (State.HELD, State.WAITING)
+
+
+def test_connection__several_lines(script: Script) -> None:
+    """Who looks for its nodes in several lines has all the lists, also if a neighbour has asked for the last first."""
+    single = Contender(script, "/c", WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    single.join()
+    places = [Place(path, b"") for path in ("/a", "/b", "/c")]
+    several = MultiContender(script, places, WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    several.join()
+    script.flush()
+    one = f"{script.requests[0][1].rpartition('/')[2]}0000000004"
+    all_of_it = f"{script.requests[1][1][0].rpartition('/')[2]}0000000005"
+    script.break_connection()
+    script.reconnect()
+    script.flush()
+    lists = [what for kind, what, _ in script.requests if kind == "children"]
+    assert lists == ["/c", "/a", "/b"]
+    while "sync" in script.asked:
+        script.answer("sync")
+    script.answer("children", [one, all_of_it])
+    script.answer("children", [all_of_it])
+    script.answer("children", [all_of_it])
+    script.answer_get(one, (b"", stat(50)))
+    script.answer_get(all_of_it, (b"", stat(60)))
+    assert several.node_paths == {place.path: f"{place.path}/{all_of_it}" for place in places}
+    assert "delete" not in script.asked
+
+
+# Who holds.
+
+
+def test_identify__shared(script: Script) -> None:
+    """Who is first is asked once for all who want to know, and everybody is told, also that it is not known."""
+    lookout = script.lookout("/k")
+    found: list[Identity | None] = []
+    for answer, host in [((data(host="first"), stat()), "first"), (None, None)]:
+        for _ in range(3):
+            lookout.identify(other(1), found.append)
+        script.flush()
+        assert script.answer("get", answer, None if answer else NoNodeError()) == f"/k/{other(1)}"
+        assert [who and who.host for who in found] == [host] * 3
+        assert script.asked == []
+        found.clear()
+
+
+def test_look__shared(script: Script) -> None:
+    """Those whose time is over at once look who has the lock with one list, and one read."""
+    holding, *waiting = crowd(script, WRITE, WRITE, WRITE, WRITE)
+    script.answer("children", names(holding, *waiting))
+    settle_all(script)
+    settle_all(script)
+    looks = [contender.looks for contender in waiting]
+    for contender in waiting:
+        contender.look()
+    script.flush()
+    script.answer("children", names(holding, *waiting))
+    script.flush()
+    assert script.answer("get", (data(host="me"), stat())) == f"/k/{holding.node}"
+    assert [contender.looks for contender in waiting] == [before + 1 for before in looks]
+    assert script.asked == []
+
+
+# The one before is a neighbour.
+
+
+def line_of_three(script: Script) -> list[Contender]:
+    """Give three of our session that stand behind each other, the first of which holds, and all of which is settled."""
+    three = crowd(script, WRITE, WRITE, WRITE)
+    script.answer("children", names(*three))
+    settle_all(script)
+    assert [each.state for each in three] == [State.HELD, State.WAITING, State.WAITING]
+    return three
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_neighbour__in_turn(script: Script, backwards: bool) -> None:
+    """Who stands behind one of our own session that holds knows that nobody else is left, whoever hears of it first."""
+    one, two, three = line_of_three(script)
+    one.leave()
+    if backwards:
+        script.watches[f"/k/{one.node}"].reverse()
+    script.tell(f"/k/{one.node}", deleted=True)
+    script.flush()
+    assert (two.state, three.state) == (State.HELD, State.WAITING)
+    assert script.asked == ["delete", "get"]
+    script.answer("delete")
+    settle_all(script)
+    assert three.is_next
+    two.leave()
+    script.tell(f"/k/{two.node}", deleted=True)
+    assert (three.state, script.asked) == (State.HELD, ["delete"])
+
+
+def test_neighbour__gone_without_us(script: Script) -> None:
+    """The end of a neighbour's node that nobody of ours has deleted proves nothing: the line is read."""
+    one, two, three = line_of_three(script)
+    one.leave()
+    script.tell(f"/k/{one.node}", deleted=True)
+    script.flush()
+    script.answer("delete")
+    settle_all(script)
+    script.tell(f"/k/{two.node}", deleted=True)
+    script.flush()
+    assert (two.lost, three.state, script.asked) == ("its node was deleted", State.WAITING, ["children"])
+    script.answer("children", names(three))
+    assert three.state is State.HELD
+
+
+def test_neighbour__gone_before_the_watch(script: Script) -> None:
+    """If it has gone before it could be watched, the line is read, and only once."""
+    one, two, three = line_of_three(script)
+    one.leave()
+    script.tell(f"/k/{one.node}", deleted=True)
+    script.flush()
+    script.answer("delete")
+    two.leave()
+    script.answer_get(two.node or "", error=NoNodeError())
+    script.flush()
+    assert script.asked == ["delete", "children"]
+    script.answer("delete")
+    script.answer("children", names(three))
+    assert three.state is State.HELD
+
+
+def test_neighbour__of_others(script: Script) -> None:
+    """Behind one of another session the line is read: who else stands before that, nobody here knows."""
+    contender = contend(script, WRITE)
+    script.flush()
+    name = create(script)
+    script.answer("children", [other(1), other(2), other(3), name])
+    settle_all(script)
+    script.lookout("/k").leader = other(2)
+    script.tell(f"/k/{other(2)}", deleted=True)
+    script.flush()
+    assert (contender.state, script.asked) == (State.WAITING, ["get", "children"])
+
+
+def test_neighbour__lets_others_in(script: Script) -> None:
+    """A reader that holds has perhaps other readers before it, and is no proof that nobody is left."""
+    one, two, three, four = crowd(script, READ, READ, WRITE, WRITE)
+    script.answer("children", names(one, two, three, four))
+    settle_all(script)
+    assert [each.state for each in (one, two)] == [State.HELD, State.HELD]
+    assert script.lookout("/k").leader is None
+    two.leave()
+    script.tell(f"/k/{two.node}", deleted=True)
+    script.flush()
+    assert three.state is State.WAITING
+
+
+def test_neighbour__semaphore(script: Script) -> None:
+    """Behind a neighbour that holds, a semaphore may be full all the same."""
+    one, two, *leases = crowd(script, WRITE, WRITE, semaphore(1), semaphore(1))
+    script.answer("children", names(one, two, *leases))
+    settle_all(script)
+    one.leave()
+    script.tell(f"/k/{one.node}", deleted=True)
+    script.flush()
+    script.answer("delete")
+    settle_all(script)
+    script.answer("children", names(two, *leases))
+    settle_all(script)
+    two.leave()
+    script.tell(f"/k/{two.node}", deleted=True)
+    script.flush()
+    assert [each.state for each in leases] == [State.HELD, State.WAITING]
+
+
+# A look is under way.
+
+
+def test_change__during_a_look(script: Script) -> None:
+    """What happens before a look is answered is in the answer, and so asks for no second one."""
+    contender = contend(script)
+    script.flush()
+    name = create(script)
+    script.answer("children", [other(1), other(2), other(3), name])
+    settle_all(script)
+    script.tell(f"/k/{other(2)}", deleted=True)
+    script.flush()
+    assert script.asked == ["get", "children"]
+    settle_all(script)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    script.flush()
+    assert script.asked == ["children"]
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_change__older_answer(script: Script) -> None:
+    """An answer that still has what is gone by now keeps nobody waiting: who watches that again is told."""
+    contender = contend(script)
+    script.flush()
+    name = create(script)
+    script.answer("children", [other(1), other(2), other(3), name])
+    settle_all(script)
+    script.tell(f"/k/{other(2)}", deleted=True)
+    settle_all(script)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    script.flush()
+    script.answer("children", [other(3), name])
+    script.flush()
+    assert script.asked == ["get"]
+    script.answer_get(other(3), error=NoNodeError())
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+# Life.
+
+
+def test_lookout__lives_with_its_contenders(script: Script) -> None:
+    """Names that were read once are not read again."""
+    lookout = Lookout(script, "/k")  # type: ignore[arg-type]
+    first = lookout.read([other(2), other(1), "readme"])
+    again = lookout.read([other(3), other(2)])
+    assert [node.sequence for node in first] == [1, 2]
+    assert [node.sequence for node in again] == [2, 3]
+    assert again[0] is first[1]
+
+
+def test_session__of_the_neighbours(script: Script) -> None:
+    """A leader of a session that is over leads nobody: its node is in no list any more."""
+    one, two = crowd(script, WRITE, WRITE)
+    script.answer("children", names(one, two))
+    assert script.lookout("/k").leader == one.node
+    script.end_session()
+    script.reconnect()
+    script.flush()
+    assert (one.state, two.state, script.id) == (State.GONE, State.JOINING, SESSION + 1)
+    create(script, 7)
+    script.answer("children", [other(6), two.node])
+    script.flush()
+    assert two.state is State.WAITING
