@@ -1,4 +1,4 @@
-"""The explanations name tests: each of them exists, and every promise and every fault has one."""
+"""The documents name tests: each of them exists, and every fault has one."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_pages__name_tests_that_exist(page: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.partition("\n")[0] for fault in FAULTS])
 def test_faults__each_is_shown(fault: str) -> None:
     """Every fault says what the lock does, and by which tests that is shown."""
-    _heading, words, tests = re.fullmatch(
-        r"(.+)\n\n(.+?)\n\nShown by:\n\n((?:- .+\n)+)(?:\n.*)?", fault, re.DOTALL
-    ).groups()  # type: ignore[union-attr]
-    assert words.strip()
-    assert len(NAME.findall(tests)) == tests.count("\n- ") + 1
+    _heading, *paragraphs = re.split(r"^## ", fault, flags=re.MULTILINE)[0].strip().split("\n\n")
+    words, shown_by, tests = paragraphs
+    assert words
+    assert shown_by == "Shown by:"
+    assert [line for line in tests.split("\n") if not NAME.fullmatch(line.removeprefix("- "))] == []
 
 
 def test_missing() -> None:
