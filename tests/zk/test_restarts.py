@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 from services.zookeeper import ZooKeeper
@@ -78,21 +77,20 @@ class Queue:
         wait_until(lambda: not any(session._tenants for pool in self.pools for session in pool.sessions()))
 
 
-@pytest.mark.parametrize("end", [ZooKeeper.stop, ZooKeeper.kill], ids=["stopped", "killed"])
+@pytest.mark.slow
 def test_server_restarted__two_hundred_waiters(
-    own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker, end: Callable[[ZooKeeper], None]
+    own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker
 ) -> None:
     """Restarts while they wait, and while they take turns, cost nobody its place: all hold in their order, alone."""
     held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=SESSION_TIMEOUT)).acquire(timeout=5)
     queue = Queue(make_pool, own_onlooker, own_zookeeper.hosts)
     order = queue.stand()
-    end(own_zookeeper)
-    own_zookeeper.start()
+    own_zookeeper.restart()
     assert queue.stand() == order
     held.check()
     held.release()
     queue.reach_the_middle()
-    end(own_zookeeper)
+    own_zookeeper.kill()
     # Let go while the server is away: the node is deleted, and the next one told, after it has come back.
     queue.go_on.set()
     own_zookeeper.start()
