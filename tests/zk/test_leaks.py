@@ -40,6 +40,8 @@ LIMIT = max(120.0, CYCLES / 50)
 RULES: list[Rule] = [EXCLUSIVE, READ, WRITE, semaphore(2)]
 # Some are over before there is a place in the line, some in the middle of the joining, some when that is long done.
 TIMEOUTS = (0.0001, 0.001, 0.02)
+# How many may be on their way out before somebody waits for them: each of them makes the line longer for the next.
+CROWD = 50
 
 # What may be there in the end beyond what was there before, because threads and allocators are never quite at rest.
 OBJECTS_OF_A_TYPE = CYCLES // 1000
@@ -174,6 +176,7 @@ def wait_in_vain(server: ZooKeeper, pools: list[Pool], count: int) -> None:
     def thread(number: int) -> None:
         chance, pool = random.Random(number), pools[number % len(pools)]
         for _ in range(share):
+            wait_until(lambda: len(pool.session("/")._tenants) < CROWD, PATIENCE, "the others have left")
             lock = Lock(chance.choice(["x", ["x", "y"], ["y", f"free-{number}"]]), pool, rule=chance.choice(RULES))
             # The other one if there was no time for an answer.
             with pytest.raises((LockTimeout, ZooKeeperUnavailable)):
