@@ -26,7 +26,7 @@ from django_zklock.connections import connections
 from django_zklock.contrib.celery.beat import LeaderScheduler
 from django_zklock.contrib.celery.beat.ledger import MAX_SKEW, Ledger
 from django_zklock.exceptions import LockLost, ZkLockError, ZooKeeperUnavailable
-from django_zklock.testing import ZooKeeperServer
+from django_zklock.testing import LoggedRequest, Opcode, ZooKeeperServer
 from django_zklock.zk import revocation, survey
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
@@ -143,6 +143,11 @@ class Beatshop:
         places = survey.line(self.pool, KEY, timeout=5.0).places
         return next(place.session_id for place in places if place.identity and place.identity.pid == beat.pid)
 
+    def asked(self, session: int) -> list[LoggedRequest]:
+        """Give what a session has asked for, besides showing that it lives."""
+        requests = self.server.requests.all()
+        return [request for request in requests if request.session == session and request.opcode is not Opcode.PING]
+
     def close(self) -> None:
         for beat in self.beats:
             beat.kill()
@@ -179,49 +184,47 @@ def write_sent(server: ZooKeeperServer, path: str, data: bytes) -> None:
 # Beats.
 
 
-def test_beats__stopped_leader(beatshop: Beatshop) -> None:
-    """Of two beats one sends; the other asks ZooKeeper for nothing, and leads at once when the first is stopped."""
+def test_beats__expired_and_stopped_leader(beatshop: Beatshop) -> None:
+    """Of two beats one sends, and the other asks for nothing; a leader whose session ends gets in line behind it.
+
+    When the new leader is stopped, the old one leads at once, in the process that it always was.
+    """
     first = beatshop.beat()
     beatshop.wait_sent(first)
     second = beatshop.beat()
     beatshop.wait_line(first, second)
     second.wait_written("event=beat_waits")
-    asleep = beatshop.session(second)
     holder = survey.line(beatshop.pool, KEY, timeout=5.0).holders[0].identity
-    assert holder is not None
     assert str(holder).startswith("command celery beat (pid")
-    before = [request for request in beatshop.server.requests.all() if request.session == asleep]
+    asleep = beatshop.session(second)
+    before = beatshop.asked(asleep)
     beatshop.wait_sent(first)
-    after = [request for request in beatshop.server.requests.all() if request.session == asleep]
-    assert after == before
-    assert beatshop.sent("pulse").count(second.pid) == 0
-    first.signal(signal.SIGTERM)
+    assert beatshop.asked(asleep) == before
+    assert second.pid not in beatshop.sent("pulse")
+
+    beatshop.server.faults.expire(beatshop.session(first))
+    first.wait_written("event=beat_steps_down")
+    beatshop.wait_line(second, first)
+    beatshop.wait_sent(second)
+
+    second.signal(signal.SIGTERM)
     # Its session would live for longer.
-    beatshop.wait_sent(second, timeout=LONG / 2)
-    assert first.wait(PATIENCE) == 0
-    pids = beatshop.sent("pulse")
-    assert pids == sorted(pids, key=lambda pid: pid == second.pid), "one after the other"
+    beatshop.wait_sent(first, timeout=LONG / 2)
+    assert second.wait(PATIENCE) == 0
+    first.wait_written("event=beat_leads", 2)
 
 
-def test_beats__killed_leader(beatshop: Beatshop) -> None:
-    """When the leader is killed, the other leads after the session timeout, and sends nothing a second time."""
+def test_beats__frozen_and_killed_leader(beatshop: Beatshop) -> None:
+    """A leader that wakes up after its session sends nothing that is not its own; nor does the next after a killed one.
+
+    What has been due before all that is sent once.
+    """
     write_sent(beatshop.server, f"{beatshop.path}/sent/hourly", json.dumps({"v": 1, "sent": 1.0}).encode())
     first = beatshop.beat(timeout=SHORT)
     wait_until(lambda: beatshop.sent("hourly"), PATIENCE, "the task that has been due for long")
     second = beatshop.beat(timeout=SHORT)
     beatshop.wait_line(first, second)
-    killed = first.pid
-    first.kill()
-    beatshop.wait_sent(second)
-    assert beatshop.sent("hourly") == [killed]
 
-
-def test_beats__frozen_leader(beatshop: Beatshop) -> None:
-    """A leader that wakes up after another has taken over steps down, and does not send what is not its own."""
-    first = beatshop.beat(timeout=SHORT)
-    beatshop.wait_sent(first)
-    second = beatshop.beat(timeout=SHORT)
-    beatshop.wait_line(first, second)
     first.pause()
     beatshop.wait_sent(second)
     count = beatshop.sent("pulse").count(first.pid)
@@ -232,21 +235,9 @@ def test_beats__frozen_leader(beatshop: Beatshop) -> None:
     # What it may have claimed before, and was about to send.
     assert beatshop.sent("pulse").count(first.pid) <= count + 1
 
-
-def test_beats__expired_leader(beatshop: Beatshop) -> None:
-    """A leader whose session ends steps down, waits, and leads again when it is its turn."""
-    first, second = beatshop.beat(), beatshop.beat()
-    first, second = (first, second) if beatshop.line()[0] == first.pid else (second, first)
-    beatshop.wait_line(first, second)
-    beatshop.server.faults.expire(beatshop.session(first))
-    beatshop.wait_line(second, first)
-    first.wait_written("event=beat_steps_down")
-    beatshop.wait_sent(second)
-    second.signal(signal.SIGTERM)
-    assert second.wait(PATIENCE) == 0
+    second.kill()
     beatshop.wait_sent(first)
-    assert first.is_running()
-    assert first.written.count("event=beat_leads") == 2
+    assert beatshop.sent("hourly") == [first.pid]
 
 
 def test_beats__without_zookeeper(beatshop: Beatshop) -> None:
