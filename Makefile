@@ -31,7 +31,7 @@ test-kazoo: $(READY) | os-kazoo ## kazoo's own tests on real ZooKeeper and on th
 	$(BIN)/python -m tests.kazoo_suite $(ARGS)
 
 .PHONY: leak
-leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is left of them: ten times what `test` does
+leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is left of them: twenty times what `test` does
 	ZKLOCK_LEAK_CYCLES=100000 $(BIN)/pytest tests/zk/test_leaks.py -rP $(ARGS)
 
 .PHONY: bench
