@@ -31,6 +31,7 @@ from django_zklock.zk import revocation, survey
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
+from tests.bystanders import Recorder
 from tests.zk.onlooker import MakePool, wait_until
 from tests.zk.runner import Runner
 
@@ -320,14 +321,11 @@ def test_claim__any_name(lock: Lock, ledger: Ledger) -> None:
 @pytest.mark.parametrize(("opcode", "before"), [("create", 0), ("setData", 1)])
 def test_claim__reply_lost(server: ZooKeeperServer, ledger: Ledger, opcode: str, before: int) -> None:
     """A claim whose answer is lost with the connection is found again after the reconnect, and not made twice."""
+    # So that what is above the entries is there; it is asked for with each new one all the same.
+    assert ledger.claim("other", 1)
     for _ in range(before):
         assert ledger.claim("e", 1)
-    # The entry's own, and not one of what is above it.
-    skipped = 0 if before else ledger._path.count("/")
-    cut = server.faults.cut_reply(opcode) if not skipped else None
-    if cut is None:
-        ledger.claim("other", 1)
-        cut = server.faults.cut_reply(opcode)
+    cut = server.faults.cut_reply(opcode)
     assert ledger.claim("e", 1)
     cut.wait(5.0)
     page = ledger._pages["e"]
@@ -343,6 +341,19 @@ def test_claim__connection_lost(server: ZooKeeperServer, ledger: Ledger) -> None
         hole.requests.wait_for("setData")
         server.faults.drop()
     assert claim.result(10.0)
+
+
+def test_claim__session_ended_meanwhile(server: ZooKeeperServer, ledger: Ledger) -> None:
+    """A claim is not made in the session after the one that had the lead."""
+    assert ledger.claim("e", 1)
+    with server.faults.black_hole("requests") as hole:
+        claim = Runner(lambda: ledger.claim("e", 1))
+        hole.requests.wait_for("setData")
+        server.faults.expire()
+        server.faults.drop()
+    assert isinstance(claim.outcome(10.0), ZooKeeperUnavailable)
+    ledger.load()
+    assert ledger._pages["e"].version == 0
 
 
 @pytest.mark.parametrize("deleted", ["e", ""])
@@ -414,7 +425,12 @@ class Sends(Scheduler):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.sent: list[str | None] = []
+        # How much had been sent each time that it stored.
+        self.stored: list[int] = []
         super().__init__(*args, **options)
+
+    def sync(self) -> None:
+        self.stored.append(len(self.sent))
 
     def send_task(self, *args: Any, **_options: Any) -> None:
         self.sent.append(args[0])
@@ -542,6 +558,67 @@ def test_tick__claimed_by_another(app: Celery, make_scheduler: MakeScheduler) ->
     assert len(led.sent) == count
     # And goes on with the next.
     wait_until(lambda: scheduler.tick() or len(led.sent) > count, 10.0, "the next")
+
+
+def test_tick__read_again(app: Celery, make_scheduler: MakeScheduler) -> None:
+    """An entry that forgets its last run, as one from a database that keeps whole seconds, is not claimed again."""
+    app.conf.beat_schedule = {
+        "often": {"task": "often", "schedule": 0.1},
+        "hourly": {"task": "hourly", "schedule": HOUR},
+    }
+    scheduler = make_scheduler()
+    led = inner(scheduler)
+    assert led.ledger.claim("hourly", 1)
+    page = led.ledger._pages["hourly"]
+    entry = led.schedule["hourly"]
+    entry.last_run_at = datetime.fromtimestamp(1.0, timezone.utc)
+    due, delay = led.is_due(entry)
+    assert not due
+    assert delay == pytest.approx(HOUR, abs=60)
+    assert led.ledger._pages["hourly"] == page
+    assert led._heap is None, "or it would stand before the others"
+    wait_until(lambda: scheduler.tick() or led.sent, 10.0, "another")
+
+
+def test_tick__broken_lock(app: Celery, server: ZooKeeperServer, make_scheduler: MakeScheduler) -> None:
+    """A leader whose node was deleted claims nothing, although its session lives."""
+    app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
+    scheduler = make_scheduler()
+    led = inner(scheduler)
+    entry = led.schedule["often"]
+    client = KazooClient(hosts=server.hosts)
+    client.start(timeout=20)
+    client.delete(led.held.node)
+    client.stop()
+    client.close()
+    wait_until(lambda: led.held.lost and entry.is_due()[0], 10.0, "lost, and something due")
+    assert not led.is_due(entry)[0]
+    assert led.ledger.last_sent("often") is None
+    assert inner(scheduler) is not led
+
+
+def test_tick__stores(app: Celery, make_scheduler: MakeScheduler) -> None:
+    """What is sent is stored at once; and beat's own loop stores from time to time, as without a leader."""
+    app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.2}}
+    scheduler = make_scheduler()
+    led = inner(scheduler)
+    assert led.stored == [0]
+    wait_until(lambda: scheduler.tick() or len(led.sent) == 2, 10.0, "two")
+    assert led.stored == [0, 1, 2]
+
+
+def test_signals__acquired_and_contended(make_scheduler: MakeScheduler) -> None:
+    """Those who listen hear of the lead as of any lock."""
+    recorder = Recorder()
+    recorder.connect()
+    try:
+        first, second = make_scheduler(), make_scheduler()
+        inner(first)
+        wait_until(lambda: second.tick() or "contended" in recorder.names, 10.0, "the wait")
+        assert recorder.names == ["acquired", "contended"]
+        assert recorder.facts("acquired")["key"] == "celery-beat:unit"
+    finally:
+        recorder.disconnect()
 
 
 def test_tick__cannot_claim(app: Celery, server: ZooKeeperServer, make_scheduler: MakeScheduler) -> None:
