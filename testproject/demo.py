@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DEPOSITS = 200
 # Seconds. A round takes a few; it is given up when nothing has moved for this long.
-STANDSTILL = 30.0
+STANDSTILL = 60.0
 # Seconds between two looks at the database.
 GLANCE = 0.1
 

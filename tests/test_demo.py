@@ -69,12 +69,13 @@ def demo(folder: Path, *arguments: str, **environment: str) -> Iterator[subproce
 def output_until(process: subprocess.Popen[str], text: str) -> str:
     """Return what the demo writes until a line has the text."""
     assert process.stdout is not None
+    assert process.stderr is not None
     lines: list[str] = []
     for line in process.stdout:
         lines.append(line)
         if text in line:
             return "".join(lines)
-    pytest.fail(f"the demo ended before {text!r}: {''.join(lines)}")
+    pytest.fail(f"the demo ended before {text!r}: {''.join(lines)}{process.stderr.read()}")
 
 
 def processes_of(folder: Path) -> list[str]:
