@@ -185,6 +185,7 @@ def write_sent(server: ZooKeeperServer, path: str, data: bytes) -> None:
 # Beats.
 
 
+@pytest.mark.slow
 def test_beats__expired_and_stopped_leader(beatshop: Beatshop) -> None:
     """Of two beats one sends, and the other asks for nothing; a leader whose session ends gets in line behind it.
 
@@ -215,6 +216,7 @@ def test_beats__expired_and_stopped_leader(beatshop: Beatshop) -> None:
     first.wait_written("event=beat_leads", 2)
 
 
+@pytest.mark.slow
 def test_beats__frozen_and_killed_leader(beatshop: Beatshop) -> None:
     """A leader that wakes up after its session sends nothing that is not its own; nor does the next after a killed one.
 
@@ -241,6 +243,7 @@ def test_beats__frozen_and_killed_leader(beatshop: Beatshop) -> None:
     assert beatshop.sent("hourly") == [first.pid]
 
 
+@pytest.mark.slow
 def test_beats__without_zookeeper(beatshop: Beatshop) -> None:
     """A beat that finds no ZooKeeper waits for it; one that loses it sends nothing until it is back."""
     beatshop.server.stop()
@@ -259,6 +262,7 @@ def test_beats__without_zookeeper(beatshop: Beatshop) -> None:
     assert beat.written.count("event=beat_cannot_stand") == 2, "told once an outage"
 
 
+@pytest.mark.slow
 def test_beats__embedded_in_a_worker(beatshop: Beatshop) -> None:
     """A worker's own beat takes part, and gives up the lead at once when its worker is stopped."""
     worker = beatshop.beat(
