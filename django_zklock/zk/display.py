@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from django_zklock.zk.survey import Line, Place
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_zklock.zk.survey import Line, Place
 
 MINUTE = 60
 HOUR = 60 * MINUTE

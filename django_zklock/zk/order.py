@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from django_zklock.zk.nodes import Kind, Node
 
@@ -16,11 +16,11 @@ class Order:
 
     __slots__ = ("_nodes", "_of", "_places")
 
-    def __init__(self, nodes: Sequence[Node] = ()) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self._nodes = list(nodes)
         self._places = {node.name: place for place, node in enumerate(nodes)}
         # The nodes of some kinds, and their places.
-        self._of: dict[frozenset[Kind], tuple[list[int], list[Node]]] = {}
+        self._of: dict[frozenset[Kind], tuple[Sequence[int], list[Node]]] = {}
 
     def __repr__(self) -> str:
         return f"<Order {' '.join(node.name for node in self._nodes)}>"
@@ -40,8 +40,12 @@ class Order:
         places, nodes = self._select(kinds)
         return nodes[: bisect_left(places, self._places[name])]
 
-    def _select(self, kinds: frozenset[Kind]) -> tuple[list[int], list[Node]]:
+    def _select(self, kinds: frozenset[Kind]) -> tuple[Sequence[int], list[Node]]:
         if kinds not in self._of:
-            chosen = [(place, node) for place, node in enumerate(self._nodes) if node.kind in kinds]
-            self._of[kinds] = [place for place, _ in chosen], [node for _, node in chosen]
+            # The hash of an enum's member is made in Python, so none is asked for; and mostly all of them are wanted.
+            chosen = tuple(kinds)
+            places: Sequence[int] = range(len(self._nodes))
+            if len(chosen) < len(Kind):
+                places = [place for place, node in enumerate(self._nodes) if node.kind in chosen]
+            self._of[kinds] = places, [self._nodes[place] for place in places]
         return self._of[kinds]
