@@ -18,7 +18,7 @@ from django_zklock.zk.lock import Lock
 from tests.bystanders import SIGNALS, Ensemble, Recorder, Stranger
 from tests.zk.runner import Runner
 
-pytest_plugins = ["tests.configured"]
+pytest_plugins = ["tests.configured", "tests.unhurried"]
 
 
 @contextmanager
@@ -68,6 +68,7 @@ def test_taken_lock__contended(ensemble: Ensemble, stranger: Stranger, recorder:
     assert recorder.thread("contended") is not threading.current_thread()
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_failed_attempt__neither_acquired_nor_released(stranger: Stranger, recorder: Recorder) -> None:
     """An attempt that does not get the lock sends no `acquired` and no `released`."""
     stranger.take("k")

@@ -16,7 +16,10 @@ from tests.zk.onlooker import MakePool, Onlooker, wait_until
 from tests.zk.runner import Runner
 from tests.zk.test_keys import ODD
 
+pytest_plugins = ["tests.unhurried"]
 
+
+@pytest.mark.usefixtures("unhurried")
 def test_acquire__two_pools(make_pool: MakePool, onlooker: Onlooker) -> None:
     """Of two processes' pools one holds, the other times out and then follows."""
     first, second = Lock("k", make_pool()), Lock("k", make_pool())
@@ -32,6 +35,7 @@ def test_acquire__two_pools(make_pool: MakePool, onlooker: Onlooker) -> None:
     onlooker.wait_empty(first.paths[0])
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_acquire__two_threads(pool: Pool) -> None:
     """Two threads of one session exclude each other."""
     lock = Lock("k", pool)
@@ -181,6 +185,7 @@ def test_check__released(pool: Pool) -> None:
         held.check()
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_reentrant__same_thread(pool: Pool, onlooker: Onlooker) -> None:
     """A nested acquisition shares node and token, and the node goes with the last release, in any order."""
     lock = Lock("k", pool)

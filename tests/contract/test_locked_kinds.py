@@ -19,7 +19,7 @@ from tests.zk.runner import Runner
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.configured"]
+pytest_plugins = ["tests.configured", "tests.unhurried"]
 
 Make = Callable[..., Callable[..., Any]]
 
@@ -164,6 +164,7 @@ def test_locked__several_keys_skip(make: Make, stranger: Stranger, recorder: Rec
     assert ensemble.nodes("account:1") == []
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_locked__several_keys_time_out(make: Make, stranger: Stranger, ensemble: Ensemble) -> None:
     """One timeout is for all keys together."""
     stranger.take("account:1")
@@ -171,7 +172,7 @@ def test_locked__several_keys_time_out(make: Make, stranger: Stranger, ensemble:
     began = time.monotonic()
     with pytest.raises(LockTimeout, match=r"'account:1, account:2' was not granted within 0\.4 s; held by label"):
         make(KEYS["templates"], lambda: None, timeout=0.4)()
-    assert 0.4 <= time.monotonic() - began < 1.4
+    assert 0.4 <= time.monotonic() - began < 5
     ensemble.wait_count("account:1", 1)
     ensemble.wait_count("account:2", 1)
 

@@ -19,6 +19,8 @@ from tests.contract.standing import RULES
 from tests.zk.onlooker import MakePool, Onlooker, wait_until
 from tests.zk.runner import Runner
 
+pytest_plugins = ["tests.unhurried"]
+
 ALLOWED = [
     *itertools.product(["exclusive", "write"], RULES),
     ("read", "read"),
@@ -171,6 +173,7 @@ def test_not_reentrant__several_leases(pool: Pool, onlooker: Onlooker) -> None:
     assert onlooker.children(lock.paths[0]) == []
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_not_reentrant__leases_of_others(pool: Pool, make_pool: MakePool) -> None:
     """Whether it is others who hold the rest is no reason to refuse: those will let go."""
     lock = Lock("k", pool, rule=semaphore(2), reentrant=False)

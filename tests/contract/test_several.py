@@ -22,6 +22,8 @@ from tests.zk.onlooker import MakePool, Onlooker, wait_until
 from tests.zk.proxy import DOWN, UP, Proxy, requests
 from tests.zk.runner import Runner, waiting_in
 
+pytest_plugins = ["tests.unhurried"]
+
 MULTI = 14
 
 
@@ -208,6 +210,7 @@ def test_try__busy(make_pool: MakePool, onlooker: Onlooker) -> None:
         assert after[0] in {before[0], None}
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_acquire__timeout(make_pool: MakePool, onlooker: Onlooker) -> None:
     """One deadline is for all keys; a wait that runs out names who is in the way, and leaves no node in any line."""
     waiting = Lock(["a", "b", "c"], make_pool())
@@ -216,7 +219,7 @@ def test_acquire__timeout(make_pool: MakePool, onlooker: Onlooker) -> None:
         began = time.monotonic()
         with pytest.raises(LockTimeout, match=r"lock 'a, b, c' was not granted within 0\.5 s; held by pid"):
             Runner(lambda: waiting.acquire(timeout=0.5)).result()
-        assert 0.5 <= time.monotonic() - began < 1.5
+        assert 0.5 <= time.monotonic() - began < 5
         wait_counts(onlooker, waiting, 0, 1, 1)
 
 
