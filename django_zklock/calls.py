@@ -64,10 +64,16 @@ Each is asked with the lock that a call is about to acquire. The outcome of the 
 gives as a hold is in :mod:`~django_zklock.zk.holds` of the calling context.
 """
 
+enders: list[Callable[[], Callable[[], None] | None]] = []
+"""Who knows how to end the process that a call runs in, for ``on_lost="terminate"``.
+
+The first that gives a way is used. It is called in a thread of its own, and ends more than the call.
+"""
+
 _MARK = "__zklock_call__"
 
 OnConflict = Literal["wait", "skip", "raise", "retry"] | Callable[[Conflict], Any]
-OnLost = Literal["raise", "interrupt", "ignore"]
+OnLost = Literal["raise", "interrupt", "terminate", "ignore"]
 OnUnavailable = Literal["raise", "skip", "run"]
 
 
@@ -154,12 +160,19 @@ class LockedCall:
             refusal = None
 
     def _run(self, held: Held | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if held is None or self.on_lost != "interrupt":
+        if held is None or self.on_lost in {"raise", "ignore"}:
             return self.function(*args, **kwargs)
+        end = next((end for ask in enders if (end := ask())), None) if self.on_lost == "terminate" else None
+        if end is not None:
+            forget = held.when_lost(end)
+            try:
+                return self.function(*args, **kwargs)
+            finally:
+                forget()
         return interruption.run(held, functools.partial(self.function, *args, **kwargs))
 
     async def _arun(self, held: Held | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if held is None or self.on_lost != "interrupt":
+        if held is None or self.on_lost in {"raise", "ignore"}:
             return await self.function(*args, **kwargs)
         return await interruption.arun(held, self.function(*args, **kwargs))
 

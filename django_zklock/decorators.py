@@ -58,8 +58,9 @@ def zk_locked(
     without touching its retries; a callable is given a :class:`~django_zklock.calls.Conflict` and its result is
     the call's. ``on_lost``: ``"raise"`` ends a call whose lock was lost with ``LockLost`` if nothing else
     propagates; ``"interrupt"`` also raises it into the running body as soon as the loss is known, which cannot
-    break into a call of C code; ``"ignore"`` does nothing. ``on_unavailable``: without ZooKeeper ``"raise"`` raises
-    ``ZooKeeperUnavailable``, ``"skip"`` skips, ``"run"`` runs without protection and logs an error.
+    break into a call of C code; ``"terminate"`` ends the process of a Celery pool that runs the task, and does as
+    ``"interrupt"`` where there is none; ``"ignore"`` does nothing. ``on_unavailable``: without ZooKeeper ``"raise"``
+    raises ``ZooKeeperUnavailable``, ``"skip"`` skips, ``"run"`` runs without protection and logs an error.
 
     Raises ``TypeError`` or ``ValueError`` at decoration for arguments that can never work.
     """

@@ -7,10 +7,15 @@ the pool itself.
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from typing import Any
 
+from billiard import current_process
 from celery.signals import worker_process_shutdown, worker_shutdown
 
+from django_zklock import calls
 from django_zklock.connections import connections
 
 
@@ -19,6 +24,19 @@ def install() -> None:
     # A pool child leaves through os._exit, past atexit; solo, threads and gevent live in the main process.
     worker_process_shutdown.connect(_close, dispatch_uid="django_zklock.process", weak=False)
     worker_shutdown.connect(_close, dispatch_uid="django_zklock.worker", weak=False)
+
+
+    if ender not in calls.enders:
+        calls.enders.append(ender)
+
+
+def ender() -> Callable[[], None] | None:
+    """Give what ends this process, if it is a pool's; ``None`` in a main process, which runs more than one task."""
+    return _end if current_process().name != "MainProcess" else None
+
+
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _close(**_facts: Any) -> None:

@@ -35,8 +35,6 @@ if importlib.util.find_spec("celery") is None:
 
 HERE = Path(__file__).resolve().parent
 PATIENCE = 40.0
-# What the log says of the beginning and of the end of a session.
-SESSION_WORDS = {"event=connected session=": 1, "Zookeeper session closed": -1}
 
 
 @dataclass(frozen=True)
@@ -178,9 +176,10 @@ class Workshop:
         """Delete a node, as an operator does who breaks a lock."""
         self._onlooker.client.delete(node)
 
-    def sessions_of(self, worker: Worker) -> int:
-        """Give how many connections to ZooKeeper the processes of a worker have."""
-        return sum(worker.log.read_text().count(word) * sign for word, sign in SESSION_WORDS.items())
+    def sessions_begun(self) -> int:
+        """Give how many sessions the processes of the worker have begun."""
+        assert self.worker is not None
+        return self.worker.log.read_text().count("event=connected session=")
 
     def wait_log(self, words: str, timeout: float = 20.0) -> None:
         """Wait until the worker has written ``words`` to its log."""
@@ -217,7 +216,7 @@ def open_workshop(zookeeper: ZooKeeper, broker: Redis, workshop_onlooker: Onlook
     """Give a context manager that starts a worker."""
 
     @contextmanager
-    def open_one(*, session_timeout: float = 4.0, gate: bool = False, **options: Any) -> Iterator[Workshop]:
+    def open_one(*, session_timeout: float = 4.0, gate: bool = True, **options: Any) -> Iterator[Workshop]:
         workshop = Workshop(zookeeper, broker, workshop_onlooker, session_timeout=session_timeout, gate=gate)
         try:
             workshop.start(**options)

@@ -1,4 +1,4 @@
-"""How tasks, children and workers come to their end, and what becomes of their locks."""
+"""How tasks, children and workers come to their end, and what becomes of locks that the children hold themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRACE = 10.0
 
 @pytest.fixture(scope="module")
 def workshop(open_workshop: Any) -> Iterator[Any]:
-    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT) as workshop:
+    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, gate=False) as workshop:
         yield workshop
 
 
@@ -90,7 +90,8 @@ def test_redelivered__waits_for_its_own_dead_node(workshop: Any, key: str) -> No
 def test_max_tasks_per_child__frees_sessions_at_once(open_workshop: Any, key: str) -> None:
     """A child that has done its number of tasks ends its session, long before it would time out."""
     patient = 30.0
-    with open_workshop(concurrency=1, session_timeout=patient, options=["--max-tasks-per-child", "1"]) as workshop:
+    options = ["--max-tasks-per-child", "1"]
+    with open_workshop(concurrency=1, session_timeout=patient, gate=False, options=options) as workshop:
         sessions = []
         for number in range(2):
             sessions.append(workshop.result(workshop.send("leak", f"{key}:{number}")))
@@ -101,7 +102,7 @@ def test_max_tasks_per_child__frees_sessions_at_once(open_workshop: Any, key: st
 
 def test_killed_worker__frees_its_locks(open_workshop: Any, key: str) -> None:
     """A worker that dies with all its children frees its locks when their sessions end."""
-    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=False) as workshop:
         workshop.send("hold", key, f"{key}:gate")
         workshop.entered(f"{key}:gate")
         workshop.worker.kill()

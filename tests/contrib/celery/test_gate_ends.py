@@ -22,7 +22,7 @@ SOON = 8.0
 
 @pytest.fixture(scope="module")
 def workshop(open_workshop: Any) -> Iterator[Any]:
-    with open_workshop(concurrency=4, session_timeout=SESSION_TIMEOUT, gate=True) as workshop:
+    with open_workshop(concurrency=4, session_timeout=SESSION_TIMEOUT) as workshop:
         yield workshop
 
 

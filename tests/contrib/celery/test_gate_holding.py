@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ SESSION_TIMEOUT = 4.0
 
 @pytest.fixture(scope="module")
 def workshop(open_workshop: Any) -> Iterator[Any]:
-    with open_workshop(concurrency=3, session_timeout=SESSION_TIMEOUT, gate=True) as workshop:
+    with open_workshop(concurrency=3, session_timeout=SESSION_TIMEOUT) as workshop:
         yield workshop
 
 
@@ -35,15 +36,17 @@ def forged(task_id: str, **changes: Any) -> str:
 
 def test_hold__is_the_main_process_s(workshop: Any, key: str) -> None:
     """A task has the token and the node that the main process has, and no session of its own."""
+    workshop.result(workshop.send("shared_below", key))
+    before = workshop.sessions_begun()
     task = workshop.send("report", key, f"{key}:gate")
     facts = workshop.entered(f"{key}:gate")
     (holder,) = workshop.holders(key)
     assert holder.pid == workshop.worker.pid != facts["pid"]
     assert str(holder.work) == f"task workshop.tasks.report [{task.id}]"
     assert facts["node"] == f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}"
-    assert workshop.sessions_of(workshop.worker) == 1
     workshop.let_go(f"{key}:gate")
     assert workshop.result(task) == {"lost": False, "token": facts["token"]}
+    assert workshop.sessions_begun() == before
 
 
 def test_nested__shares_the_node(workshop: Any, key: str) -> None:
@@ -71,6 +74,24 @@ def test_lost__interrupts(workshop: Any, key: str) -> None:
     workshop.entered(f"{key}:gate")
     workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
     assert type(task.outcome(20)).__name__ == "LockLost"
+
+
+def test_lost__terminates(workshop: Any, key: str) -> None:
+    """With `on_lost="terminate"` the worker kills the child whose lock is lost, and the task fails with LockLost."""
+    task = workshop.send("hold_terminably", key, f"{key}:gate")
+    pid = workshop.entered(f"{key}:gate")["pid"]
+    workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+    assert type(task.outcome(8)).__name__ == "LockLost"
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "the child is gone")
+    assert workshop.result(workshop.send("shared_below", key))["key"] == key
+
+
+def test_lost__terminates_and_is_delivered_again(workshop: Any, key: str) -> None:
+    """If the task's settings say so, it is delivered again then."""
+    task = workshop.send("hold_terminably_late", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+    assert task.outcome(8)["key"] == key
 
 
 def test_lost__main_process_stands_still(workshop: Any, key: str) -> None:
@@ -109,7 +130,7 @@ def test_header__not_in_a_retry(workshop: Any, key: str) -> None:
 
 def test_header__without_a_gate(open_workshop: Any, key: str) -> None:
     """Where the worker has no gate, a forged header is refused by the child, which locks for itself."""
-    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=False) as workshop:
         workshop.stranger.take(key)
         task = workshop.send("shared_below", key, task_id=key, headers={header.HEADER: forged(key)})
         workshop.wait_count(key, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -20,7 +21,7 @@ SOON = 8.0
 def workshop(open_workshop: Any) -> Iterator[Any]:
     # One slot, and a prefetch window of one message.
     environment = {"WORKSHOP_PREFETCH": "1"}
-    with open_workshop(concurrency=1, session_timeout=30, gate=True, environment=environment) as workshop:
+    with open_workshop(concurrency=1, session_timeout=30, environment=environment) as workshop:
         yield workshop
 
 
@@ -38,14 +39,44 @@ def test_parked__leaves_slot_and_window(workshop: Any, key: str) -> None:
 
 
 def test_parked__is_reserved(workshop: Any, key: str) -> None:
-    """A waiting task is in `inspect reserved`."""
+    """A waiting task is in `inspect reserved`, and in `inspect zklocks` with its key and who is before it."""
     workshop.stranger.take(key)
     task = workshop.send("shared_below", key)
     workshop.wait_count(key, 2)
-    (reserved,) = workshop.control.inspect(timeout=5, limit=1).reserved().values()
+    inspect = workshop.control.inspect(timeout=5, limit=1)
+    (reserved,) = inspect.reserved().values()
     assert [each["id"] for each in reserved] == [task.id]
+    wait_until(lambda: inspect._request("zklocks").popitem()[1][0]["holder"], SOON, "the holder is known")
+    ((waiting,),) = inspect._request("zklocks").values()
+    assert waiting["holder"].startswith("label the stranger")
+    expected = {"id": task.id, "key": key, "state": "parked", "token": None, "pid": None}
+    assert {name: waiting[name] for name in expected} == expected
     workshop.stranger.release(key)
     workshop.result(task)
+
+
+def test_running__is_told(open_workshop: Any, key: str) -> None:
+    """Celery's events tell of waiting, holding and releasing."""
+    with open_workshop(concurrency=1, session_timeout=30, options=["--task-events"]) as workshop:
+        heard: list[dict[str, Any]] = []
+        with workshop.sender.connection() as connection:
+            receiver = workshop.sender.events.Receiver(connection, handlers={"*": heard.append})
+            with receiver.consumer_context() as (listening, _, _):
+
+                def told(what: str) -> bool:
+                    with contextlib.suppress(TimeoutError):
+                        listening.drain_events(timeout=0.2)
+                    return any(event["type"] == f"zklock-{what}" for event in heard)
+
+                workshop.stranger.take(key)
+                task = workshop.send("shared_below", key)
+                wait_until(lambda: told("waiting"), SOON, "the wait is told")
+                workshop.stranger.release(key)
+                wait_until(lambda: told("released"), SOON, "the release is told")
+                workshop.result(task)
+        ours = [event for event in heard if event["type"].startswith("zklock-")]
+        assert [event["type"] for event in ours] == ["zklock-waiting", "zklock-held", "zklock-released"]
+        assert {(event["uuid"], event["key"]) for event in ours} == {(task.id, key)}
 
 
 def test_parked__revoked(workshop: Any, key: str) -> None:
@@ -105,7 +136,7 @@ def test_retry__comes_back(workshop: Any, key: str) -> None:
 def test_maximum_wait__goes_back_to_the_broker(open_workshop: Any, key: str) -> None:
     """A task that has waited for the longest time goes back to the broker, keeps its retries, and runs at last."""
     environment = {"WORKSHOP_MAX_WAIT": "2"}
-    with open_workshop(concurrency=1, session_timeout=30, gate=True, environment=environment) as workshop:
+    with open_workshop(concurrency=1, session_timeout=30, environment=environment) as workshop:
         workshop.stranger.take(key)
         task = workshop.send("shared_below", key)
         (first,) = set(workshop.wait_count(key, 2)) - set(workshop.nodes(key)[:1])

@@ -13,14 +13,17 @@ from tests.zk.onlooker import wait_until
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
 CONCURRENCY = {"prefork": 4, "threads": 4, "gevent": 20, "solo": 1}
+# Where tasks wait at the gate, and where in their slots.
+POOLS = [("prefork", True), ("prefork", False), ("threads", True), ("gevent", True), ("gevent", False), ("solo", True)]
 # So long that nothing is seen to end because a session timed out.
 SESSION_TIMEOUT = 30.0
 
 
-@pytest.fixture(scope="module", params=list(CONCURRENCY))
+@pytest.fixture(scope="module", params=POOLS, ids=lambda each: f"{each[0]}-{'gate' if each[1] else 'slot'}")
 def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
-    concurrency = CONCURRENCY[request.param]
-    with open_workshop(pool=request.param, concurrency=concurrency, session_timeout=SESSION_TIMEOUT) as workshop:
+    pool, gate = request.param
+    concurrency = CONCURRENCY[pool]
+    with open_workshop(pool=pool, concurrency=concurrency, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
         yield workshop
 
 
@@ -62,7 +65,8 @@ def test_holder__is_the_task(workshop: Any, key: str) -> None:
     assert place.identity is not None
     assert place.identity.work is not None
     assert str(place.identity.work) == f"task workshop.tasks.hold [{task.id}]"
-    assert place.identity.pid == facts["pid"]
+    # Its own, or the one whose main process waits for it.
+    assert place.identity.pid in {facts["pid"], workshop.worker.pid}
     assert place.token == facts["token"]
     workshop.let_go(f"{key}:gate")
     workshop.result(task)

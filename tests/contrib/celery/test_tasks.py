@@ -15,9 +15,10 @@ pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 PARENT_KEY = "of-the-main-process"
 
 
-@pytest.fixture(scope="module")
-def workshop(open_workshop: Any) -> Iterator[Any]:
-    with open_workshop(concurrency=2, environment={"WORKSHOP_PARENT_KEY": PARENT_KEY}) as workshop:
+@pytest.fixture(scope="module", params=[True, False], ids=["gate", "slot"])
+def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
+    environment = {"WORKSHOP_PARENT_KEY": PARENT_KEY}
+    with open_workshop(concurrency=2, environment=environment, gate=request.param) as workshop:
         yield workshop
 
 

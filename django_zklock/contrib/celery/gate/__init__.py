@@ -8,6 +8,7 @@ ZooKeeper's line; when it runs, ``header`` and ``Board`` tell the task of its lo
 
 from __future__ import annotations
 
+from django_zklock.contrib.celery.gate import inspection
 from django_zklock.contrib.celery.gate.step import install
 
-__all__ = ["install"]
+__all__ = ["inspection", "install"]

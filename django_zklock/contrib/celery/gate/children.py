@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import selectors
+import signal
 import struct
 import threading
 from collections.abc import Callable
@@ -63,6 +64,15 @@ class Children:
         with self._changing:
             if pid in self._watched:
                 self._watched[pid][1].pop(number, None)
+
+    def kill(self, pid: int) -> None:
+        """Kill the child ``pid``, if it is still there and nobody else has its number."""
+        with self._changing, contextlib.suppress(ProcessLookupError):
+            descriptor, _ = self._watched.get(pid, (-1, {}))
+            if descriptor is None:
+                os.kill(pid, signal.SIGKILL)
+            elif descriptor != -1:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def _start(self) -> None:
         if self._thread is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django_zklock.calls import Outcome
     from django_zklock.contrib.celery.gate.gate import Gate
     from django_zklock.contrib.celery.gate.header import Ticket
-    from django_zklock.zk.contender import Contender
+    from django_zklock.zk.claim import Claim
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -84,7 +84,7 @@ def _take_as_child(gate: Gate, ticket: Ticket, lock: Lock) -> Outcome | None:
         raise header.Refused(f"it is for {ticket.paths}")
     remote = Remote(ticket, board, lock.rule, give_back)
     # A hold asks no more of a contender than this one can tell.
-    held = hold(lock, cast("Contender", remote), waited=ticket.waited, since=ticket.since)
+    held = hold(lock, cast("Claim", remote), waited=ticket.waited, since=ticket.since)
     _announce(held, ticket)
     untold = {"lost", "revoked"}
 

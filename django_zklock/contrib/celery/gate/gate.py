@@ -162,7 +162,18 @@ class Gate:
         self.waiters.pop(waiter.nonce, None)
 
     def tell(self, what: str, waiter: Waiter) -> None:
-        """Send a Celery event, if events are wanted."""
+        """Send a Celery event, ``zklock-waiting``, ``zklock-held`` or ``zklock-released``, if events are wanted."""
+        events = self.consumer.event_dispatcher
+        if events is None or not events.enabled:
+            return
+        facts = waiter.facts()
+        # The names of what every event has are Celery's.
+        facts["uuid"], facts["child"] = facts.pop("id"), facts.pop("pid")
+        try:
+            events.send(f"zklock-{what}", **facts)
+        except Exception:
+            # Celery's connection for events may be the one that was lost; tasks do not depend on it.
+            logger.exception("event=not_told what=%s task=%s", what, waiter.request.id)
 
     # The time.
 

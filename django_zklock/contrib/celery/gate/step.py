@@ -53,7 +53,7 @@ class GateStep(bootsteps.StartStopStep):
 
 def is_wanted(app: Any) -> bool:
     """Whether the gate is not switched off for this worker or its project."""
-    return os.environ.get(VARIABLE, "0").lower() not in _OFF and bool(app.conf.get("zklock_gate", True))
+    return os.environ.get(VARIABLE, "1").lower() not in _OFF and bool(app.conf.get("zklock_gate", True))
 
 
 def install() -> None:

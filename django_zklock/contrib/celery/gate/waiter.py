@@ -24,6 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
@@ -32,7 +33,7 @@ from django_zklock.calls import Chances, LockedCall
 from django_zklock.contrib.celery.gate import header
 from django_zklock.contrib.celery.gate.board import Mark
 from django_zklock.contrib.celery.gate.place import Place
-from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
+from django_zklock.exceptions import LockConflict, LockLost, LockTimeout, ZkLockError
 from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Work
 from django_zklock.zk.lock import Lock
@@ -51,6 +52,18 @@ KEEP_LOCK = 1.0
 _STATIONS = ("execute_using_pool", "on_accepted", "on_success", "on_failure", "on_timeout")
 # What the pool itself reports, before or after the child is gone; anything else a child has said by itself.
 _DEATHS = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
+
+
+class ChildEndedError(LockLost, WorkerLostError):
+    """``LockLost``, as whoever asks for the result gets it, that Celery treats as the loss of a child."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LockLost(str(self), key=self.key).__reduce__()
+
+
+# By these names the result backend stores it.
+ChildEndedError.__module__ = LockLost.__module__
+ChildEndedError.__name__ = ChildEndedError.__qualname__ = LockLost.__name__
 
 
 class Stage(enum.Enum):
@@ -83,6 +96,7 @@ class Waiter:
         self.pid: int | None = None
         self.contended = False
         self.place: Place | None = None
+        self._may_end_child = call.on_lost == "terminate"
         self._work = Work(kind="task", name=request.task.name, id=request.id)
         self._chances = Chances(lock, call.patience, self._work)
         self._refusal: ZkLockError | None = None
@@ -92,6 +106,8 @@ class Waiter:
         self._pool: Any = None
         self._cell: int | None = None
         self._claimed = False
+        # We have killed the child, and Celery is to hear why.
+        self._ended_child = False
         self._arrived = self._moved = time.monotonic()
         self._since = 0.0
         self._qos: Any = None
@@ -214,12 +230,21 @@ class Waiter:
 
     def _submit(self, pool: Any, **options: Any) -> Any:
         try:
-            self._since = time.time()
-            self._sign()
+            self._prepare()
             return self._originals["execute_using_pool"](pool, **options)
         except BaseException:
             self.finish()
             raise
+
+    def _prepare(self) -> None:
+        self._since = time.time()
+        try:
+            self._sign()
+        except Exception:
+            logger.exception("event=not_signed task=%s consequence=the_task_locks_for_itself", self.request.id)
+            self.request.request_dict.pop(header.HEADER, None)
+            if self.place is not None:
+                self.place.end()
 
     def _sign(self) -> None:
         place, board = self.place, self.gate.board
@@ -234,7 +259,8 @@ class Waiter:
                 return
             session.post(partial(session.attach, Pulse(self)))
             self._news()
-        self.gate.tell("held" if holds else "refused", self)
+        if holds:
+            self.gate.tell("held", self)
         ticket = header.Ticket(
             task=self.request.id,
             origin=self.gate.origin,
@@ -269,22 +295,69 @@ class Waiter:
         if board is not None and cell is not None and place is not None:
             if place.contender.lost is not None:
                 board.mark(cell, self.nonce, Mark.LOST)
+                if self._may_end_child:
+                    self.gate.loop.post(self._end_child)
             elif place.contender.revoked is not None:
                 board.mark(cell, self.nonce, Mark.REVOKED)
+
+    def facts(self) -> dict[str, Any]:
+        """Give what there is to see of it, in what JSON can hold."""
+        place = self.place
+        holder = place.contender.holder if place is not None and self.stage is Stage.PARKED else None
+        return {
+            "id": self.request.id,
+            "name": self.request.task.name,
+            "key": self.lock.key,
+            "alias": self.lock.pool.name,
+            "kind": self.lock.rule.kind.value,
+            "state": self.stage.value,
+            "holder": str(holder) if holder is not None else None,
+            "token": place.contender.token if place is not None and place.granted else None,
+            "pid": self.pid,
+            "seconds": round(time.monotonic() - self._moved, 3),
+        }
 
     # The ends.
 
     def _on_accepted(self, pid: int, accepted: float) -> None:
         self.pid = pid
         if self.gate.children is not None:
-            self.gate.children.when_gone(pid, self.nonce, self.finish)
+            self.gate.children.when_gone(pid, self.nonce, self._child_gone)
+        # It may be lost already.
+        self._news()
         self._originals["on_accepted"](pid, accepted)
+
+    def _end_child(self) -> None:
+        with self._changing:
+            if self.stage is not Stage.RUNNING or self.pid is None or self.gate.children is None or self._ended_child:
+                return
+            self._ended_child = True
+        logger.warning("event=child_ended key=%r task=%s pid=%d reason=lost", self.lock.key, self.request.id, self.pid)
+        self.gate.children.kill(self.pid)
+
+    def _child_gone(self) -> None:
+        self.finish()
+        if self._ended_child:
+            # Celery would find out in ten seconds, and not why.
+            self.gate.loop.post(self._fail)
+
+    def _fail(self) -> None:
+        try:
+            # What Celery wants to be told of has a traceback.
+            raise ChildEndedError(  # noqa: TRY301
+                f"lock {self.lock.key!r} was lost, and its task was ended; somebody else may hold it now",
+                key=self.lock.key,
+            )
+        except ChildEndedError:
+            self._originals["on_failure"](ExceptionInfo())
 
     def _on_success(self, result: Any, **options: Any) -> Any:
         self.finish()
         return self._originals["on_success"](result, **options)
 
     def _on_failure(self, failure: Any, *facts: Any, **options: Any) -> Any:
+        if self._ended_child:
+            return None
         error = getattr(failure.exception, "exc", failure.exception)
         if not (isinstance(error, _DEATHS) and self._is_watched):
             self.finish()
@@ -314,6 +387,7 @@ class Waiter:
         with self._changing:
             if self.stage is Stage.OVER:
                 return
+            before = self.stage
             self._move(Stage.OVER)
         if self.place is not None:
             self.place.end()
@@ -322,6 +396,8 @@ class Waiter:
         if self.gate.children is not None and self.pid is not None:
             self.gate.children.forget(self.pid, self.nonce)
         self.gate.forget(self)
+        if before is Stage.RUNNING:
+            self.gate.loop.post(partial(self.gate.tell, "released", self))
         # Else they are a circle that only the garbage collector breaks.
         for name in _STATIONS:
             vars(self.request).pop(name, None)

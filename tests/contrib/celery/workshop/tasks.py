@@ -442,3 +442,18 @@ def watch_itself(key: str, gate: str) -> None:
             board().rpush(f"{gate}:lost", json.dumps(str(held.loss())))
             return
         time.sleep(0.01)
+
+
+@shared_task
+@zk_locked("{key}", on_lost="terminate")
+def hold_terminably(key: str, gate: str) -> dict[str, Any]:
+    return stay(gate)
+
+
+@shared_task(acks_late=True, reject_on_worker_lost=True)
+@zk_locked("{key}", on_lost="terminate")
+def hold_terminably_late(key: str, gate: str) -> dict[str, Any]:
+    # The first delivery stays, the second is done at once.
+    if board().incr(f"{gate}:deliveries") == 1:
+        return stay(gate)
+    return facts()
