@@ -87,7 +87,7 @@ class Traces:
     server: dict[str, int]
     threads: set[threading.Thread]
     descriptors: int
-    # Of ours and of kazoo's, by type.
+    # Of ours and of kazoo's, by type; servers of other tests may live in this process, and be talked to.
     objects: Counter[str]
     # Of Python's memory, and bytes of all memory.
     blocks: int
@@ -107,6 +107,7 @@ class Traces:
                     f"{each.__module__}.{each.__qualname__}": count
                     for each, count in types.items()
                     if str(each.__module__).startswith(("django_zklock", "kazoo"))
+                    and not str(each.__module__).startswith("django_zklock.testing")
                 }
             ),
             blocks=sys.getallocatedblocks(),

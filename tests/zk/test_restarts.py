@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -27,8 +28,8 @@ PATIENCE = 60.0
 class Queue:
     """Two hundred threads that want one lock, each once, and what they see when they have it."""
 
-    def __init__(self, make_pool: MakePool, onlooker: Onlooker, hosts: str) -> None:
-        self.onlooker = onlooker
+    def __init__(self, make_pool: MakePool, hosts: str) -> None:
+        self.hosts = hosts
         self.pools = [make_pool(hosts, session_timeout=SESSION_TIMEOUT) for _ in range(POOLS)]
         self.path = Lock("k", self.pools[0]).paths[0]
         self.holds: list[Held] = []
@@ -45,22 +46,28 @@ class Queue:
             held.check()
             self._alone.release()
 
+    def looking(self) -> contextlib.closing[Onlooker]:
+        """Give a look at the line that no restart has come between."""
+        return contextlib.closing(Onlooker(self.hosts))
+
     def stand(self, pool: Pool | None = None) -> list[str]:
         """Wait until all, or those of one session, wait where the server has them, and name their nodes in order."""
         pools = self.pools if pool is None else [pool]
         expected = WAITERS // POOLS * len(pools)
 
-        def found() -> list[str]:
+        def found(onlooker: Onlooker) -> list[str]:
             nodes = [
                 tenant.node
                 for each in pools
                 for tenant in list(each.sessions()[0]._tenants)
                 if isinstance(tenant, Contender) and tenant.state is State.WAITING and tenant.node is not None
             ]
-            here = self.onlooker.client.retry(self.onlooker.children, self.path)
+            here = onlooker.children(self.path)
             return [name for name in here if name in nodes] if len(nodes) == expected else []
 
-        return list(wait_until(lambda: len(names := found()) == expected and names, PATIENCE, f"{expected} wait"))
+        with self.looking() as onlooker:
+            what = f"{expected} wait"
+            return list(wait_until(lambda: len(names := found(onlooker)) == expected and names, PATIENCE, what))
 
     def reach_the_middle(self) -> None:
         """Wait until that one holds."""
@@ -73,17 +80,16 @@ class Queue:
         assert [held.node.rpartition("/")[2] for held in self.holds] == order
         tokens = [held.token for held in self.holds]
         assert tokens == sorted(set(tokens))
-        self.onlooker.wait_empty(self.path)
+        with self.looking() as onlooker:
+            onlooker.wait_empty(self.path)
         wait_until(lambda: not any(session._tenants for pool in self.pools for session in pool.sessions()))
 
 
 @pytest.mark.slow
-def test_server_restarted__two_hundred_waiters(
-    own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker
-) -> None:
+def test_server_restarted__two_hundred_waiters(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     """Restarts while they wait, and while they take turns, cost nobody its place: all hold in their order, alone."""
     held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=SESSION_TIMEOUT)).acquire(timeout=5)
-    queue = Queue(make_pool, own_onlooker, own_zookeeper.hosts)
+    queue = Queue(make_pool, own_zookeeper.hosts)
     order = queue.stand()
     own_zookeeper.restart()
     assert queue.stand() == order
@@ -102,7 +108,7 @@ def test_session_ended__fifty_of_two_hundred_waiters(
 ) -> None:
     """Waiters whose session ends all come back, behind those whose session lives, and everybody has its turn."""
     held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=SESSION_TIMEOUT)).acquire(timeout=5)
-    queue = Queue(make_pool, own_onlooker, own_zookeeper.hosts)
+    queue = Queue(make_pool, own_zookeeper.hosts)
     first = queue.stand()
     unlucky = queue.pools[1]
     before = queue.stand(unlucky)
