@@ -10,6 +10,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from django_zklock.zk.pool import Pool
+from tests.testing.jute import boolean, buffer, integer, long
+from tests.testing.rawclient import RawClient
+
+CLOSE = -11
 
 
 def wait_until(condition: Callable[[], Any], timeout: float = 10.0, what: str = "") -> Any:
@@ -49,10 +53,12 @@ class Onlooker:
     def end_session(self, pool: Pool, place: int = 0) -> None:
         """End a session of ``pool`` at the server, from outside, whatever its own way to the server is like."""
         client = pool.sessions()[place].wire._client
-        other = KazooClient(hosts=self.hosts, client_id=(client._session_id, client._session_passwd))
-        other.start(timeout=20)
-        other.stop()
-        other.close()
+        host, _, port = self.hosts.partition(",")[0].rpartition(":")
+        with RawClient((host, int(port))) as other:
+            resume = integer(0) + long(0) + integer(10_000) + long(client._session_id) + buffer(client._session_passwd)
+            # In one piece: whoever loses its connection over this is soon back, and takes the session over again.
+            other.send_frame(resume + boolean(False), integer(1) + integer(CLOSE))
+            other.receive_all()
 
     def close(self) -> None:
         self.client.stop()
