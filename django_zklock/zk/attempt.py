@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django_zklock.exceptions import LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import holds
@@ -20,7 +20,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from django_zklock.zk.claim import Claim
     from django_zklock.zk.lock import Lock
@@ -237,7 +237,7 @@ class Attempt:
 def acquire(lock: Lock, timeout: float | None) -> Held:
     """Acquire ``lock``, blocking the calling thread; raise as :meth:`Attempt.step` if it is not granted."""
     changed = Alarm()
-    return _granted(_drive(Attempt(lock, timeout, changed.ring), changed))
+    return granted(_drive(Attempt(lock, timeout, changed.ring), changed))
 
 
 def try_acquire(lock: Lock) -> Held | None:
@@ -248,18 +248,21 @@ def try_acquire(lock: Lock) -> Held | None:
     return _drive(attempt, changed)
 
 
-async def aacquire(lock: Lock, timeout: float | None) -> Held:
+# Not coroutines themselves: of what thousands wait in, each level counts.
+
+
+def aacquire(lock: Lock, timeout: float | None) -> Coroutine[Any, Any, Held | None]:
     """Acquire ``lock`` without a thread; raise as :meth:`Attempt.step` if it is not granted."""
     changed = AsyncAlarm()
-    return _granted(await _adrive(Attempt(lock, timeout, changed.ring), changed))
+    return _adrive(Attempt(lock, timeout, changed.ring), changed)
 
 
-async def atry_acquire(lock: Lock) -> Held | None:
+def atry_acquire(lock: Lock) -> Coroutine[Any, Any, Held | None]:
     """Acquire ``lock`` if it is free."""
     changed = AsyncAlarm()
     attempt = Attempt(lock, 0, changed.ring)
     attempt.may_be_busy = True
-    return await _adrive(attempt, changed)
+    return _adrive(attempt, changed)
 
 
 def _drive(attempt: Attempt, changed: Alarm) -> Held | None:
@@ -303,6 +306,7 @@ async def _adrive(attempt: Attempt, changed: AsyncAlarm) -> Held | None:
         raise
 
 
-def _granted(held: Held | None) -> Held:
+def granted(held: Held | None) -> Held:
+    """Give the hold of an attempt that ends with one, or with an error."""
     assert held is not None, "an attempt that may not be busy ends with a hold or an error"
     return held

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_zklock.exceptions import LockConflict, NotHeld
 from django_zklock.zk import attempt, holds, identity, keys
@@ -119,7 +119,7 @@ class Lock:
     async def aacquire(self, timeout: Timeout = None) -> Held:
         """Do as :meth:`acquire`, without a thread for the waiter; cancelling it leaves no node."""
         limit = seconds(timeout)
-        return self._nested() or await attempt.aacquire(self, limit)
+        return self._nested() or attempt.granted(await attempt.aacquire(self, limit))
 
     async def atry_acquire(self) -> Held | None:
         """Do as :meth:`try_acquire`."""
@@ -152,8 +152,8 @@ class Lock:
                 held.release()
             raise
 
-    async def __aenter__(self) -> Held:
-        return await self.aacquire()
+    def __aenter__(self) -> Coroutine[Any, Any, Held]:
+        return self.aacquire()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -87,7 +87,7 @@ class Session:
         self._tenants: dict[Tenant, None] = {}
         # Full paths of nodes that we have asked the server to delete, guarded by monitor.
         self.departing: set[str] = set()
-        # Guarded by monitor; each lives as long as somebody stands in its line.
+        # Each lives as long as somebody stands in its line.
         self._lookouts: WeakValueDictionary[str, Lookout] = WeakValueDictionary()
         self._beating = False
         self._timers: list[Timer] = []
@@ -169,7 +169,8 @@ class Session:
         self._tenants.pop(tenant, None)
 
     def lookout(self, path: str) -> Lookout:
-        """Give what the tenants in the line at ``path`` share."""
+        """Give what the tenants in the line at ``path`` share. Any thread may ask."""
+        # Two who are first at once may make two: they share less, and that is all.
         lookout = self._lookouts.get(path)
         if lookout is None:
             lookout = self._lookouts[path] = Lookout(self, path)

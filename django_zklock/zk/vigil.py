@@ -41,13 +41,29 @@ class Watchman(Protocol):
         """Who is first."""
 
 
+class Sight:
+    """A watch on one of those before us, or on the whole line, from the moment that it is asked for."""
+
+    __slots__ = ("name", "owner", "take_off", "vigil")
+
+    def __init__(self, vigil: Vigil, name: str) -> None:
+        self.vigil = vigil
+        self.name = name
+        # Of the node: its session, when the watch is there.
+        self.owner: int | None = None
+        self.take_off: Callable[[], None] = _nothing
+
+    def __call__(self, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
+        self.vigil.moved(self, deleted=deleted)
+
+
 class Vigil:
     """The watches of one waiter on those before it; on its own node it keeps watch itself.
 
     Every method runs under ``session.monitor``.
     """
 
-    __slots__ = ("_left", "_lookout", "_owners", "_round", "_silent", "_turn", "_watches", "_watchman", "outlook")
+    __slots__ = ("_left", "_lookout", "_sights", "_silent", "_turn", "_watchman", "outlook")
 
     def __init__(self, watchman: Watchman, lookout: Lookout) -> None:
         # What stood before us when we last looked.
@@ -58,19 +74,16 @@ class Vigil:
         self._left = 0
         # Those that are to be watched as soon as one of them moves.
         self._turn: tuple[Node, ...] = ()
-        # Grows whenever earlier replies and watch events have lost their meaning.
-        self._round = 0
-        # What takes off each watch, by the name of the node; that on the whole line by no name.
-        self._watches: dict[str, Callable[[], None]] = {}
-        # The sessions of the nodes that we watch.
-        self._owners: dict[str, int] = {}
+        # What is watched, by the name of the node. What is not here any more has nothing to tell.
+        self._sights: dict[str, Sight] = {}
         # Of a semaphore: the lease before us that will not tell us in time, so that we watch the whole line too.
         self._silent: str | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether there will be nothing to ask when the last of those before us goes."""
-        return self.outlook.armed and all(node.name in self._owners for node in self.outlook.watched)
+        sights = [self._sights.get(node.name) for node in self.outlook.watched]
+        return self.outlook.armed and all(sight is not None and sight.owner is not None for sight in sights)
 
     def keep(self, outlook: Outlook) -> None:
         """Watch what ``outlook`` asks for, and nothing else."""
@@ -80,54 +93,53 @@ class Vigil:
         wanted = {node.name for node in outlook.watched}
         if outlook.children or self._silent in wanted:
             wanted.add(THE_LINE)
-        for name in self._watches.keys() - wanted:
-            self._watches.pop(name)()
-        self._owners = {name: owner for name, owner in self._owners.items() if name in wanted}
-        for name in wanted - self._watches.keys():
+        for name in self._sights.keys() - wanted:
+            self._sights.pop(name).take_off()
+        for name in wanted - self._sights.keys():
             self._watch(name)
         if outlook.first not in wanted:
             self._lookout.identify(outlook.first, self._watchman.on_holder)
 
     def end(self) -> None:
         """Take all watches off."""
-        while self._watches:
-            self._watches.popitem()[1]()
-        self.forget()
+        while self._sights:
+            self._sights.popitem()[1].take_off()
 
     def forget(self) -> None:
         """The connection is gone, and the watches with it."""
-        self._round += 1
-        self._watches.clear()
-        self._owners.clear()
+        self._sights.clear()
 
     def _watch(self, name: str) -> None:
-        moved = partial(self._moved, self._round, name)
+        sight = self._sights[name] = Sight(self, name)
         if name == THE_LINE:
-            self._watches[name] = self._lookout.watch(partial(self._line_seen, self._round), moved)
+            sight.take_off = self._lookout.watch(partial(self._line_seen, sight), sight)
         else:
             wire, path = self._watchman.session.wire, f"{self._lookout.path}/{name}"
-            self._watches[name] = wire.get(path, partial(self._set, self._round, name), moved)
+            sight.take_off = wire.get(path, partial(self._set, sight), sight)
 
-    def _line_seen(self, asked: int, line: Order, refusal: KazooException | None) -> None:
-        if asked == self._round:
+    def _keeps(self, sight: Sight) -> bool:
+        return self._sights.get(sight.name) is sight
+
+    def _line_seen(self, sight: Sight, line: Order, refusal: KazooException | None) -> None:
+        if self._keeps(sight):
             self._watchman.on_line(line, refusal)
 
-    def _set(self, asked: int, name: str, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
-        if asked != self._round or name not in self._watches:
+    def _set(self, sight: Sight, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
+        if not self._keeps(sight):
             return
         if isinstance(error, NoNodeError):
             # It went between the list and the watch.
-            self._moved(asked, name, deleted=True)
+            self.moved(sight, deleted=True)
         elif error is not None or value is None:
             # Another owner's node that we may not read, and so not watch.
             self._watchman.on_refusal(error or KazooException("a read had no outcome"))
         else:
-            self._owners[name] = value[1].ephemeralOwner
-            if name == self.outlook.first:
+            sight.owner = value[1].ephemeralOwner
+            if sight.name == self.outlook.first:
                 self._watchman.on_holder(identity.decode(value[0]))
             if self.outlook.relayed and not self._hears_in_time(*value):
-                self._silent = name
-                if THE_LINE not in self._watches:
+                self._silent = sight.name
+                if THE_LINE not in self._sights:
                     self._watch(THE_LINE)
 
     def _hears_in_time(self, data: bytes, stat: ZnodeStat) -> bool:
@@ -138,12 +150,14 @@ class Vigil:
             self.outlook.blockers, theirs.limit if theirs is not None else None
         )
 
-    def _moved(self, asked: int, name: str, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
-        if asked != self._round or self._watches.pop(name, None) is None:
+    def moved(self, sight: Sight, *, deleted: bool) -> None:
+        """Hear that what is watched has changed or gone, and draw the conclusion."""
+        if not self._keeps(sight):
             return
-        if name == THE_LINE:
-            self._watch(name)
-        elif deleted and self.outlook.armed and self._is_proof(name):
+        del self._sights[sight.name]
+        if sight.name == THE_LINE:
+            self._watch(THE_LINE)
+        elif deleted and self.outlook.armed and self._is_proof(sight):
             self._left -= 1
             if not self._left:
                 self._watchman.on_clear()
@@ -151,11 +165,15 @@ class Vigil:
             # In the same write as the list that follows: who is next may let go before that is answered.
             turn, self._turn = self._turn, ()
             for node in turn:
-                if node.name not in self._watches:
+                if node.name not in self._sights:
                     self._watch(node.name)
             self._watchman.on_change()
 
-    def _is_proof(self, name: str) -> bool:
+    def _is_proof(self, sight: Sight) -> bool:
         """Whether the end of a node that we watch cannot be part of the end of our own session."""
-        owner, session = self._owners.get(name), self._watchman.session
-        return owner is not None and (owner != session.id or f"{self._lookout.path}/{name}" in session.departing)
+        session, path = self._watchman.session, f"{self._lookout.path}/{sight.name}"
+        return sight.owner is not None and (sight.owner != session.id or path in session.departing)
+
+
+def _nothing() -> None:
+    """Take nothing off: the watch is only about to be asked for."""
