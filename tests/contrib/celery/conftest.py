@@ -19,6 +19,7 @@ from services.redis import Redis
 from services.worker import Worker
 from services.zookeeper import ZooKeeper
 
+from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import survey
 from django_zklock.zk.identity import Identity
 from django_zklock.zk.pool import Pool, PoolOptions
@@ -65,12 +66,21 @@ class Workshop:
     """A worker and what surrounds it: its queue, its tree, its notes."""
 
     def __init__(
-        self, zookeeper: ZooKeeper, broker: Redis, onlooker: Onlooker, *, session_timeout: float, gate: bool
+        self,
+        zookeeper: ZooKeeper,
+        broker: Redis,
+        onlooker: Onlooker,
+        *,
+        session_timeout: float,
+        gate: bool,
+        server: ZooKeeperServer | None = None,
     ) -> None:
         import redis
         from celery import Celery
 
         self.zookeeper = zookeeper
+        # The onlooker is at the real one in any case.
+        hosts = (server or zookeeper).hosts
         self.session_timeout = session_timeout
         self.root = f"/workshop-{uuid.uuid4().hex[:8]}"
         self.queue = self.root[1:]
@@ -78,7 +88,7 @@ class Workshop:
         self._environment = {
             "DJANGO_SETTINGS_MODULE": "workshop.settings",
             "CELERY_BROKER_URL": broker.url,
-            "ZOOKEEPER_HOSTS": zookeeper.hosts,
+            "ZOOKEEPER_HOSTS": hosts,
             "TESTPROJECT_QUEUE": self.queue,
             "WORKSHOP_ROOT": self.root,
             "WORKSHOP_SESSION_TIMEOUT": str(session_timeout),
@@ -91,21 +101,27 @@ class Workshop:
         self.board = redis.Redis.from_url(broker.url, decode_responses=True)
         self.pool = Pool(
             "outside",
-            PoolOptions(connection=ConnectionOptions(hosts=zookeeper.hosts, session_timeout=20.0), root=self.root),
+            PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=20.0), root=self.root),
         )
         self.stranger = Stranger(self.pool)
         self.worker: Worker | None = None
+        self._workers: list[Worker] = []
 
     def start(self, **options: Any) -> Worker:
         """Start the worker."""
-        environment = self._environment | options.pop("environment", {})
-        self.worker = Worker(app="workshop", queues=[self.queue], environment=environment, **options)
-        self.worker.start()
+        self._environment |= options.pop("environment", {})
+        self.worker = self.start_another(**options)
         return self.worker
 
+    def start_another(self, **options: Any) -> Worker:
+        """Start one more worker, in the same surroundings."""
+        worker = Worker(app="workshop", queues=[self.queue], environment=self._environment, **options)
+        self._workers.append(worker)
+        return worker.start()
+
     def close(self) -> None:
-        if self.worker is not None:
-            self.worker.close()
+        for worker in self._workers:
+            worker.close()
         self.pool.close(2.0)
         self.board.close()
         self.sender.close()
@@ -216,8 +232,12 @@ def open_workshop(zookeeper: ZooKeeper, broker: Redis, workshop_onlooker: Onlook
     """Give a context manager that starts a worker."""
 
     @contextmanager
-    def open_one(*, session_timeout: float = 4.0, gate: bool = True, **options: Any) -> Iterator[Workshop]:
-        workshop = Workshop(zookeeper, broker, workshop_onlooker, session_timeout=session_timeout, gate=gate)
+    def open_one(
+        *, session_timeout: float = 4.0, gate: bool = True, server: ZooKeeperServer | None = None, **options: Any
+    ) -> Iterator[Workshop]:
+        workshop = Workshop(
+            zookeeper, broker, workshop_onlooker, session_timeout=session_timeout, gate=gate, server=server
+        )
         try:
             workshop.start(**options)
             yield workshop

@@ -12,7 +12,12 @@ import pytest
 from django_zklock import LockConflict, LockTimeout
 from tests.zk.onlooker import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+pytestmark = [
+    pytest.mark.celery,
+    pytest.mark.zookeeper,
+    # kombu 5.3 with redis 5.3, in what asks the worker.
+    pytest.mark.filterwarnings("ignore:Call to 'get_connection' function with deprecated usage"),
+]
 
 SOON = 8.0
 

@@ -457,3 +457,17 @@ def hold_terminably_late(key: str, gate: str) -> dict[str, Any]:
     if board().incr(f"{gate}:deliveries") == 1:
         return stay(gate)
     return facts()
+
+
+@shared_task(acks_late=True, reject_on_worker_lost=True)
+@zk_locked("{key}")
+def enter_in_ledger(key: str, run: str, number: int) -> None:
+    """Note when the body began and ended, under which token; whoever is killed leaves no end."""
+    held = current_lock()
+    assert held is not None
+    entry = f"{key}:{held.token}"
+    board().hset(run, f"{entry}:began", time.monotonic())
+    time.sleep(0.005)
+    held.check()
+    board().hset(run, f"{entry}:ended", time.monotonic())
+    board().sadd(f"{run}:done", number)
