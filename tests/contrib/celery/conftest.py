@@ -74,6 +74,7 @@ class Workshop:
         session_timeout: float,
         gate: bool,
         server: ZooKeeperServer | None = None,
+        folder: Path | None = None,
     ) -> None:
         import redis
         from celery import Celery
@@ -87,7 +88,10 @@ class Workshop:
         self._onlooker = onlooker
         self._environment = {
             "DJANGO_SETTINGS_MODULE": "workshop.settings",
-            "CELERY_BROKER_URL": broker.url,
+            # A folder is a broker that no event loop can listen to.
+            "CELERY_BROKER_URL": "filesystem://" if folder else broker.url,
+            "TESTPROJECT_BROKER_DIR": str(folder),
+            "WORKSHOP_BOARD": broker.url,
             "ZOOKEEPER_HOSTS": hosts,
             "TESTPROJECT_QUEUE": self.queue,
             "WORKSHOP_ROOT": self.root,
@@ -97,6 +101,16 @@ class Workshop:
             "PYTHONPATH": os.pathsep.join([str(HERE), str(PROJECT), *filter(None, sys.path)]),
         }
         self.sender: Celery = Celery("sender", broker=broker.url, set_as_current=False)
+        if folder is not None:
+            self.sender.conf.update(
+                broker_url="filesystem://",
+                broker_transport="config.broker:Transport",
+                broker_transport_options={
+                    "data_folder_in": str(folder / "messages"),
+                    "data_folder_out": str(folder / "messages"),
+                    "control_folder": str(folder / "control"),
+                },
+            )
         self.results: Celery = Celery("results", backend=broker.url, set_as_current=False)
         self.board = redis.Redis.from_url(broker.url, decode_responses=True)
         self.pool = Pool(
@@ -233,10 +247,21 @@ def open_workshop(zookeeper: ZooKeeper, broker: Redis, workshop_onlooker: Onlook
 
     @contextmanager
     def open_one(
-        *, session_timeout: float = 4.0, gate: bool = True, server: ZooKeeperServer | None = None, **options: Any
+        *,
+        session_timeout: float = 4.0,
+        gate: bool = True,
+        server: ZooKeeperServer | None = None,
+        folder: Path | None = None,
+        **options: Any,
     ) -> Iterator[Workshop]:
         workshop = Workshop(
-            zookeeper, broker, workshop_onlooker, session_timeout=session_timeout, gate=gate, server=server
+            zookeeper,
+            broker,
+            workshop_onlooker,
+            session_timeout=session_timeout,
+            gate=gate,
+            server=server,
+            folder=folder,
         )
         try:
             workshop.start(**options)

@@ -13,7 +13,7 @@ ZKLOCK = {
         "SESSION_TIMEOUT": float(os.environ["WORKSHOP_SESSION_TIMEOUT"]),
     },
 }
-CELERY_RESULT_BACKEND = os.environ["CELERY_BROKER_URL"]
+CELERY_RESULT_BACKEND = os.environ["WORKSHOP_BOARD"]
 CELERY_TASK_IGNORE_RESULT = False
 # Enough for a test's tasks: early Celery looks for more only once a second while threads are at work.
 CELERY_WORKER_PREFETCH_MULTIPLIER = int(os.environ.get("WORKSHOP_PREFETCH", "10"))

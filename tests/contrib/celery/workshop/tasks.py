@@ -28,7 +28,7 @@ kept: list[Any] = []
 def board() -> redis.Redis:
     """Give the place where tasks and tests leave notes for each other."""
     # Some versions of the client would give up on a task that stays.
-    return redis.Redis.from_url(os.environ["CELERY_BROKER_URL"], decode_responses=True, socket_timeout=None)
+    return redis.Redis.from_url(os.environ["WORKSHOP_BOARD"], decode_responses=True, socket_timeout=None)
 
 
 def facts(**more: Any) -> dict[str, Any]:
