@@ -3,7 +3,8 @@
 ZooKeeper answers the requests of a connection in their order, so a list that was asked for after a node's creation has
 that node in it (Programmer's Guide, "Consistency Guarantees"). It makes no difference who asked: those who ask before
 what is queued leaves in one write share a list. A crowd that joins together is told of a line of ten thousand once, and
-not ten thousand times.
+not ten thousand times. Of a long line only one list is under way at a time, so that those who come one by one share as
+well, as soon as lists take longer than the time between them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_zklock.lookout")
 
+# From so many names on a line is long, and whoever joins it will wait for longer than a list takes.
+LONG = 100
+
 Names = Callable[["list[str] | None", "KazooException | None"], None]
 """Takes the names of all who are there, in no order, or what the server answered instead."""
 Use = Callable[[Order, "KazooException | None"], None]
@@ -40,28 +44,36 @@ class Lookout:
     connection goes before the answer comes, as all who wait for it will ask again on the next one.
     """
 
-    __slots__ = ("__weakref__", "_names", "_nodes", "_posted", "_session", "_uses", "_wondered", "leader", "path")
+    __slots__ = (
+        "__weakref__", "_epoch", "_is_under_way", "_names", "_nodes", "_posted", "_session", "_uses", "_wondered",
+        "leader", "path",
+    )  # fmt: skip
 
     def __init__(self, session: Session, path: str) -> None:
         self.path = path
         # One of our session whom nobody stood before when it was granted its lock, and so nobody ever will.
         self.leader: str | None = None
         self._session = session
-        # What has been asked since the last write.
+        # What has been asked, in this epoch of the session, and has not been sent.
+        self._epoch = session.epoch
         self._names: list[Names] = []
         self._uses: list[Use] = []
         self._wondered: dict[str, list[Found]] = {}
         self._posted = False
+        # A list was sent for, and there is no answer yet.
+        self._is_under_way = False
         # Of the newest list, as the next one has mostly the same names.
         self._nodes: dict[str, Node] = {}
 
     def name_all(self, use: Names) -> None:
         """Ask for the names of all who are there."""
+        self._renew()
         self._names.append(use)
         self._post()
 
     def look(self, use: Use) -> None:
         """Ask who stands in the line, first come first."""
+        self._renew()
         self._uses.append(use)
         self._post()
 
@@ -71,6 +83,7 @@ class Lookout:
 
     def identify(self, name: str, found: Found) -> None:
         """Find out who owns the node of that name."""
+        self._renew()
         self._wondered.setdefault(name, []).append(found)
         self._post()
 
@@ -104,6 +117,12 @@ class Lookout:
         self._nodes = {name: node for name, node in read if node is not None}
         return nodes.in_sequence(self._nodes.values())
 
+    def _renew(self) -> None:
+        if self._epoch != self._session.epoch:
+            # Whoever asked on an earlier connection asks again.
+            self._epoch, self._is_under_way = self._session.epoch, False
+            self._names, self._uses, self._wondered = [], [], {}
+
     def _post(self) -> None:
         # What is posted runs last before the write, so everything that is queued until then comes before it.
         if not self._posted:
@@ -112,15 +131,24 @@ class Lookout:
 
     def _ask(self) -> None:
         self._posted = False
-        names, self._names = self._names, []
-        uses, self._uses = self._uses, []
-        wondered, self._wondered = self._wondered, {}
-        if not self._session.connected:
+        if self._epoch != self._session.epoch or not self._session.connected:
             return
-        if names or uses:
-            self._session.wire.children(self.path, partial(self._listed, names, uses))
+        wondered, self._wondered = self._wondered, {}
         for name, found in wondered.items():
             self._session.wire.get(f"{self.path}/{name}", partial(self._identified, found))
+        if (self._names or self._uses) and not (self._is_under_way and len(self._nodes) >= LONG):
+            names, self._names = self._names, []
+            uses, self._uses = self._uses, []
+            self._is_under_way = True
+            self._session.wire.children(self.path, partial(self._answered, names, uses))
+
+    def _answered(
+        self, those: list[Names], uses: list[Use], names: list[str] | None, error: KazooException | None
+    ) -> None:
+        self._is_under_way = False
+        if self._names or self._uses:
+            self._post()
+        self._listed(those, uses, names, error)
 
     def _listed(
         self, those: list[Names], uses: list[Use], names: list[str] | None, error: KazooException | None

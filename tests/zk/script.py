@@ -41,6 +41,7 @@ class Script:
 
     def __init__(self) -> None:
         self.connected = True
+        self.epoch = 0
         self.containers = True
         self.lease_over = False
         self.lease_fresh = True
@@ -152,6 +153,7 @@ class Script:
 
     def break_connection(self) -> None:
         self.connected = False
+        self.epoch += 1
         self.lease_fresh = False
         self.requests.clear()
         self.watches.clear()
@@ -167,6 +169,7 @@ class Script:
     def end_session(self, reason: str = "expired") -> None:
         """End the session; :meth:`reconnect` begins the next one."""
         self.connected = self.lease_fresh = False
+        self.epoch += 1
         self.id = (self.id or SESSION) + 1
         self.requests.clear()
         self.watches.clear()

@@ -7,7 +7,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.identity import Identity
-from django_zklock.zk.lookout import Lookout
+from django_zklock.zk.lookout import LONG, Lookout
 from django_zklock.zk.multilock import MultiContender, Place
 from django_zklock.zk.nodes import Kind
 from django_zklock.zk.order import Order
@@ -113,6 +113,81 @@ def test_list__ordered_once(script: Script) -> None:
     for czxid in (50, 51, 70):
         script.answer("get", (b"", stat(czxid)))
     assert (one.state, two.state) == (State.HELD, State.WAITING)
+
+
+# A long line.
+
+
+def long_line(script: Script) -> list[str]:
+    """Have somebody stand behind as many as make a line long; give the names of all."""
+    contender = contend(script, WRITE)
+    script.flush()
+    create(script, 500)
+    line = [*(other(place, Kind.WRITE) for place in range(LONG)), *names(contender)]
+    script.answer("children", line)
+    settle_all(script)
+    return line
+
+
+def test_long_line__one_list_at_a_time(script: Script) -> None:
+    """While a list is under way those who join wait for its answer, and share the next one, which has them all."""
+    line = long_line(script)
+    contenders = []
+    for place in range(3):
+        contenders.append(contend(script, WRITE))
+        script.flush()
+        assert script.asked[-1] == ("children" if place == 0 else "create")
+    create(script, 501)
+    script.answer("children", [*line, *names(contenders[0])])
+    script.flush()
+    create(script, 502)
+    create(script, 503)
+    settle_all(script)
+    assert script.asked == ["children"]
+    script.answer("children", [*line, *names(*contenders)])
+    settle_all(script)
+    assert [each.state for each in contenders] == [State.WAITING] * 3
+    assert [each.looks for each in contenders] == [1] * 3
+    assert script.asked == []
+
+
+def test_long_line__refused_list(script: Script) -> None:
+    """A list that is refused is an answer, too: the next one is asked for."""
+    line = long_line(script)
+    one = contend(script, WRITE)
+    script.flush()
+    two = contend(script, WRITE)
+    script.flush()
+    create(script, 501)
+    script.answer("children", error=NoAuthError())
+    script.flush()
+    create(script, 502)
+    assert one.state is State.LEAVING
+    assert script.asked == ["delete", "children"]
+    script.answer("delete")
+    script.answer("children", [*line, *names(two)])
+    assert two.state is State.WAITING
+
+
+def test_long_line__connection_gone(script: Script) -> None:
+    """The answer of an earlier connection is not waited for on the next one."""
+    line = long_line(script)
+    contenders = [contend(script, WRITE)]
+    script.flush()
+    contenders.append(contend(script, WRITE))
+    script.flush()
+    create(script, 501)
+    script.break_connection()
+    script.reconnect()
+    script.flush()
+    while script.asked[0] == "sync":
+        script.answer("sync")
+    assert script.asked == ["children"]
+    script.answer("children", [*line, *names(contenders[0])])
+    script.flush()
+    # The creation of the second was lost.
+    assert script.asked.count("create") == 1
+    assert script.asked[-1] == "children"
 
 
 # The connection goes.
