@@ -145,3 +145,20 @@ def test_lost_broker__waiting_tasks_run_once(workshop: Any, key: str) -> None:
         assert workshop.result(task)["key"] == key
     assert sorted(note["id"] for note in workshop.notes(f"{key}:run")) == sorted(task.id for task in waiting)
     workshop.wait_empty(key, SOON)
+
+
+@pytest.mark.slow
+def test_killed_worker__runs_once_more(open_workshop: Any, key: str) -> None:
+    """A task of a worker that dies, delivered to another one, waits there for its own dead node, and runs once."""
+    with open_workshop(concurrency=1, session_timeout=4) as workshop:
+        task = workshop.send("hold_late", key, f"{key}:gate")
+        facts = workshop.entered(f"{key}:gate")
+        workshop.worker.kill()
+        workshop.start_another(concurrency=1)
+        # Redis would do so when the visibility timeout is over, and kombu looks for that every hundred seconds.
+        workshop.send("hold_late", key, f"{key}:gate", task_id=task.id)
+        result = workshop.result(task)
+        assert (result["id"], result["key"]) == (task.id, key)
+        assert result["token"] > facts["token"]
+        assert workshop.board.get(f"{key}:gate:deliveries") == "2"
+        workshop.wait_empty(key)

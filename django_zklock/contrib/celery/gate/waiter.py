@@ -139,16 +139,25 @@ class Waiter:
                     self.finish()
                     # As the original; whoever has called takes the slot back.
                     raise TaskRevokedError(self.request.id)
-                self._move(Stage.JOINING)
-                self._join()
-                return None
-            if stage is Stage.CALLED:
+                self._move(Stage.JOINING if self._can_join() else Stage.RUNNING)
+            elif stage is Stage.CALLED:
                 self._move(Stage.RUNNING)
-        if stage is Stage.CALLED:
-            return self._submit(pool, **options)
+            now = self.stage
+        if stage in {Stage.QUEUED, Stage.CALLED}:
+            return self._submit(pool, **options) if now is Stage.RUNNING else None
         # Its turn has passed meanwhile.
         self.gate.loop.post(self.gate.return_slot)
         return None
+
+    def _can_join(self) -> bool:
+        try:
+            self._join()
+        except Exception:
+            # It would end Celery's loop, and with it the worker.
+            logger.exception("event=not_joined task=%s consequence=the_task_locks_for_itself", self.request.id)
+            self.place = None
+            return False
+        return True
 
     def _join(self) -> None:
         self.place = Place(self.lock, self._chances.patience, self._wake, self._news)
@@ -237,14 +246,15 @@ class Waiter:
             raise
 
     def _prepare(self) -> None:
+        if self.place is None:
+            return
         self._since = time.time()
         try:
             self._sign()
         except Exception:
             logger.exception("event=not_signed task=%s consequence=the_task_locks_for_itself", self.request.id)
             self.request.request_dict.pop(header.HEADER, None)
-            if self.place is not None:
-                self.place.end()
+            self.place.end()
 
     def _sign(self) -> None:
         place, board = self.place, self.gate.board
@@ -398,9 +408,12 @@ class Waiter:
         self.gate.forget(self)
         if before is Stage.RUNNING:
             self.gate.loop.post(partial(self.gate.tell, "released", self))
-        # Else they are a circle that only the garbage collector breaks.
-        for name in _STATIONS:
-            vars(self.request).pop(name, None)
+        elif before is Stage.JOINING:
+            self.gate.loop.post(self.gate.return_slot)
+        if not self._awaits_slot:
+            # Else they are a circle that only the garbage collector breaks.
+            for name in _STATIONS:
+                vars(self.request).pop(name, None)
 
     # What comes between.
 
