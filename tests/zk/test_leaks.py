@@ -40,7 +40,8 @@ LIMIT = max(240.0, CYCLES / 50)
 RULES: list[Rule] = [EXCLUSIVE, READ, WRITE, semaphore(2)]
 # Some are over before there is a place in the line, some in the middle of the joining, some when that is long done.
 TIMEOUTS = (0.0001, 0.001, 0.02)
-# How many may be on their way out before somebody waits for them: each of them makes the line longer for the next.
+# How many may be on their way out before somebody waits for them: what thousands take at once is given back to Python
+# and not to the system, and would hide a leak.
 CROWD = 50
 
 # What may be there in the end beyond what was there before, because threads and allocators are never quite at rest.
