@@ -558,7 +558,7 @@ def test_met_itself__somebody_else_came_between(
     make: Make, stranger: Stranger, redelivered: Work, ensemble: Ensemble, settings: Any
 ) -> None:
     """If its own node is gone and somebody else has the lock, the policy holds again: the call skips."""
-    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": 1, "CONNECT_TIMEOUT": 1}}
+    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": 3, "CONNECT_TIMEOUT": 1}}
     own = _take_as(stranger, redelivered)
     other = Runner(lambda: stranger.take("k"))
     ensemble.wait_count("k", 2)
@@ -566,7 +566,7 @@ def test_met_itself__somebody_else_came_between(
     ensemble.wait_count("k", 3)
     own.release()
     other.result()
-    result = waiting.result(20)
+    result = waiting.result(60)
     assert result["zklock"] == "skipped"
     assert result["holder"].startswith("label the stranger")
 
@@ -575,7 +575,7 @@ def test_met_itself__still_running(
     make: Make, stranger: Stranger, redelivered: Work, ensemble: Ensemble, settings: Any
 ) -> None:
     """If the earlier delivery outlives any session that has died, it is alive, and the policy holds."""
-    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": 1, "CONNECT_TIMEOUT": 1}}
+    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": 3, "CONNECT_TIMEOUT": 1}}
     held = _take_as(stranger, redelivered)
     result = make(body=never, on_conflict="skip")()
     assert result["holder"].startswith("task bill [4711]")
