@@ -25,7 +25,6 @@ def install() -> None:
     worker_process_shutdown.connect(_close, dispatch_uid="django_zklock.process", weak=False)
     worker_shutdown.connect(_close, dispatch_uid="django_zklock.worker", weak=False)
 
-
     if ender not in calls.enders:
         calls.enders.append(ender)
 
