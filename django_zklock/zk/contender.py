@@ -342,7 +342,7 @@ class Contender(Claim):
         if asked != self._round or self.state is not State.WAITING:
             return
         turn = self._vigil.outlook.then
-        if self.rule.limit is None and len(turn) == 1 and turn[0].name == self.lookout.leader:
+        if self.rule.limit is None and turn and turn[0].name == self.lookout.leader:
             # Nobody is left before that one, and it is the last before us.
             self._looking = None
             self._vigil.keep(Outlook(1, turn[0].name, turn, armed=True))

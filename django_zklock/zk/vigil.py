@@ -165,8 +165,7 @@ class Vigil:
             # In the same write as the list that follows: who is next may let go before that is answered.
             turn, self._turn = self._turn, ()
             for node in turn:
-                if node.name not in self._sights:
-                    self._watch(node.name)
+                self._watch(node.name)
             self._watchman.on_change()
 
     def _is_proof(self, sight: Sight) -> bool:

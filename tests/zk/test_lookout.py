@@ -229,6 +229,23 @@ def test_connection__gone_before_the_answer(script: Script) -> None:
     assert (one.state, two.state) == (State.HELD, State.WAITING)
 
 
+def test_connection__old_questions(script: Script) -> None:
+    """Who asked on an earlier connection is told nothing by the next one; who asks while there is none has to wait."""
+    lookout = script.lookout("/k")
+    told: list[str] = []
+    lookout.look(lambda _line, _refusal: told.append("before"))
+    script.break_connection()
+    script.flush()
+    lookout.look(lambda _line, _refusal: told.append("meanwhile"))
+    script.flush()
+    assert script.asked == []
+    script.reconnect()
+    lookout.look(lambda _line, _refusal: told.append("after"))
+    script.flush()
+    script.answer("children", [other(1)])
+    assert (told, script.asked) == (["meanwhile", "after"], [])
+
+
 def test_connection__several_lines(script: Script) -> None:
     """Who looks for its nodes in several lines has all the lists, also if a neighbour has asked for the last first."""
     single = Contender(script, "/c", WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
