@@ -24,7 +24,7 @@ from django_zklock.calls import LockedCall, locked_call
 from django_zklock.contrib.celery.gate import header
 from django_zklock.contrib.celery.gate.board import Board
 from django_zklock.contrib.celery.gate.children import Children
-from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop
+from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop, WorkerLoop
 from django_zklock.contrib.celery.gate.waiter import Stage, Waiter
 from django_zklock.contrib.celery.task import GUARDED
 from django_zklock.zk.clock import Clock
@@ -48,16 +48,24 @@ class Gate:
         self.consumer = consumer
         self.handle = consumer.on_task_request
         self.pid = os.getpid()
-        self.loop: Loop = HubLoop() if consumer.hub else ThreadLoop()
+        self.loop = self._loop()
         # Only where tasks run in other processes than this.
         self.board = Board() if isinstance(consumer.pool, prefork.TaskPool) else None
         self.children = Children(self._told) if self.board is not None else None
         self.origin = self.board.origin if self.board is not None else secrets.token_hex(8)
         # By number; requests of a worker are added and taken out by different threads, one operation each.
         self.waiters: dict[int, Waiter] = {}
+        # The numbers of those who were handed to the pool, and not begun by it yet.
+        self.submitted: set[int] = set()
         self._parked = 0
         self._clock = Clock()
         self._due = math.inf
+
+    def _loop(self) -> Loop:
+        if self.consumer.hub:
+            return HubLoop()
+        # Whose tasks run in the worker's own thread, and nowhere else.
+        return WorkerLoop(self.consumer) if isinstance(self.consumer.pool, solo.TaskPool) else ThreadLoop()
 
     @staticmethod
     def fits(pool: Any) -> bool:
@@ -127,9 +135,21 @@ class Gate:
 
     def return_slot(self) -> None:
         """Give a slot of the pool to the next who waits for one."""
+        if self._gives_slots:
+            self.consumer.controller.semaphore.release()
+
+    @property
+    def _gives_slots(self) -> bool:
+        """Whether who is called by Celery has a slot; other pools have their tasks wait in them, or in their door."""
         controller = self.consumer.controller
-        if controller.process_task == controller._process_task_sem:  # noqa: SLF001 - as Celery's own pool does
-            controller.semaphore.release()
+        return bool(controller.process_task == controller._process_task_sem)  # noqa: SLF001 - nothing else tells
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether what is handed to the pool now will be begun now, as far as can be seen."""
+        return self._gives_slots or (
+            len(state.active_requests) + len(self.submitted) < self.consumer.pool.num_processes
+        )
 
     def park(self) -> Any:
         """Take a waiting request out of the prefetch window; gives what :meth:`unpark` needs."""
@@ -160,6 +180,7 @@ class Gate:
     def forget(self, waiter: Waiter) -> None:
         """Know ``waiter`` no more."""
         self.waiters.pop(waiter.nonce, None)
+        self.submitted.discard(waiter.nonce)
 
     def tell(self, what: str, waiter: Waiter) -> None:
         """Send a Celery event, ``zklock-waiting``, ``zklock-held`` or ``zklock-released``, if events are wanted."""
@@ -198,15 +219,13 @@ class Gate:
 
     def _sweep(self) -> None:
         self._due = math.inf
-        now, patience, kept = time.monotonic(), GLANCE, False
+        now, patience = time.monotonic(), []
         for waiter in list(self.waiters.values()):
             waiter.mind(now)
-            if waiter.stage in {Stage.JOINING, Stage.PARKED, Stage.CALLED} or waiter.is_kept_waiting:
-                kept = True
-                left = waiter.patience
-                patience = patience if left is None or waiter.is_kept_waiting else min(patience, left)
-        if kept:
-            self.arm(patience)
+            if waiter.is_minded:
+                patience.append(GLANCE if waiter.patience is None else waiter.patience)
+        if patience:
+            self.arm(min(patience))
 
     # What children say.
 

@@ -1,8 +1,7 @@
 """Where the gate meets Celery: everything that Celery does for a request is done in one thread.
 
 That is the worker's own loop, where it has one. Where it has none (a broker without an event loop, gevent, eventlet)
-a thread of ours takes its place, one for the gate; it may have to wait for a free slot in the pool, and nobody else
-should.
+a thread of ours takes its place, one for the gate.
 """
 
 from __future__ import annotations
@@ -84,6 +83,16 @@ class ThreadLoop:
         while True:
             self._alarm.wait()
             _run_all(self._calls)
+
+
+class WorkerLoop:
+    """The worker's thread, where it waits for messages and does other things in between, at least every two seconds."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+
+    def post(self, call: Callable[[], object]) -> None:
+        self._consumer.call_soon(call)
 
 
 def _run_all(calls: deque[Callable[[], object]]) -> None:

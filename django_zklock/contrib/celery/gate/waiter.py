@@ -47,6 +47,8 @@ logger = logging.getLogger("django_zklock.celery")
 KEEP_SLOT = 0.5
 # How long a granted lock waits for a slot. What runs in the slots may itself wait for that lock.
 KEEP_LOCK = 1.0
+# How often to look for a slot in a pool that does not tell when it has one, in seconds.
+LOOK_FOR_SLOT = 0.05
 
 # The methods of a request that we take the place of.
 _STATIONS = ("execute_using_pool", "on_accepted", "on_success", "on_failure", "on_timeout")
@@ -179,10 +181,10 @@ class Waiter:
                 self.contended = True
                 self.gate.tell("waiting", self)
             if decided and before is not Stage.CALLED:
-                self._move(Stage.RUNNING if before is Stage.JOINING else Stage.CALLED)
+                self._move(Stage.RUNNING if before is Stage.JOINING and self.gate.has_slot else Stage.CALLED)
             elif not decided and (before is Stage.CALLED or (before is Stage.JOINING and self._is_slow())):
                 self._move(Stage.PARKED)
-            calls = self.stage is Stage.CALLED and not self._awaits_slot
+            calls = self.stage is Stage.CALLED and not self._awaits_slot and self.gate.has_slot
             self._awaits_slot = self._awaits_slot or calls
         if self.stage is not before and before is Stage.JOINING:
             if self.stage is Stage.RUNNING:
@@ -194,9 +196,23 @@ class Waiter:
         self.gate.arm(self.patience)
 
     @property
+    def is_minded(self) -> bool:
+        """Whether there is something to look at from time to time."""
+        return self.stage in WAITING or self._is_put_off or self.is_kept_waiting
+
+    @property
+    def _is_put_off(self) -> bool:
+        """Whether it needs a slot of a pool that does not tell when it has one."""
+        return self.stage in {Stage.QUEUED, Stage.CALLED} and not self._awaits_slot
+
+    @property
     def patience(self) -> float | None:
         """After how many seconds there is something to look at, if nothing happens."""
-        return self.place.sleep_for() if self.place is not None and self._refusal is None else None
+        if self._is_put_off:
+            return LOOK_FOR_SLOT
+        if self.place is None or self.stage not in {Stage.JOINING, Stage.PARKED}:
+            return None
+        return self.place.sleep_for()
 
     def _is_decided(self) -> bool:
         if self._refusal is not None or self.place is None:
@@ -239,6 +255,7 @@ class Waiter:
 
     def _submit(self, pool: Any, **options: Any) -> Any:
         try:
+            self.gate.submitted.add(self.nonce)
             self._prepare()
             return self._originals["execute_using_pool"](pool, **options)
         except BaseException:
@@ -331,6 +348,7 @@ class Waiter:
 
     def _on_accepted(self, pid: int, accepted: float) -> None:
         self.pid = pid
+        self.gate.submitted.discard(self.nonce)
         if self.gate.children is not None:
             self.gate.children.when_gone(pid, self.nonce, self._child_gone)
         # It may be lost already.
@@ -426,8 +444,10 @@ class Waiter:
             self._give_back()
         elif self.stage is Stage.CALLED and now - self._moved > KEEP_LOCK and self._refusal is None:
             self._yield()
-        elif self.stage is Stage.JOINING or (self.stage in WAITING and self.patience == 0):
+        elif self.stage is Stage.JOINING or (self.stage in WAITING and (self._is_put_off or self.patience == 0)):
             self.step()
+        elif self._is_put_off and self.gate.has_slot:
+            self.enter()
         elif self.is_kept_waiting and now - self._moved > KEEP_LOCK:
             self._withdraw()
 
