@@ -79,7 +79,7 @@ def fork(pool: Pool) -> None:
             except LockLost as error:
                 say("child was told", "inherited over a fork" in str(error))
             try:
-                Lock("k", pool).acquire(timeout=0.5)
+                Lock("k", pool).acquire(timeout=2)
                 say("child got the parent's lock")
             except LockTimeout as error:
                 say("child waits for parent", error.holder is not None and error.holder.pid == os.getppid())
