@@ -26,7 +26,6 @@ def own_testserver() -> Iterator[ZooKeeperServer]:
         yield server
 
 
-@pytest.mark.slow
 def test_saturation(own_testserver: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine of ten are granted by the news that the one before has gone, without a question of their own after it."""
     unasked, waited = count_grants(monkeypatch)
