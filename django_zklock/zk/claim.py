@@ -31,10 +31,10 @@ class Unavailable(Exception):  # noqa: N818 - internal, translated at the public
 class Claim(ABC):
     """One attempt at a lock: what fronts post and read, and what every kind of attempt does alike.
 
-    Fronts post :meth:`join`, :meth:`leave`, :meth:`look` and :meth:`when_gone`; like every method they run under
-    ``session.monitor`` on the machine's threads (see :mod:`~django_zklock.zk.session`). The attributes without an
-    underscore may be read from any thread; ``notify`` is called, without arguments and under the monitor, whenever one
-    of them has changed.
+    Fronts post :meth:`join`, :meth:`leave`, :meth:`look`, :meth:`locate` and :meth:`when_gone`; like every method they
+    run under ``session.monitor`` on the machine's threads (see :mod:`~django_zklock.zk.session`). The attributes
+    without an underscore may be read from any thread; ``notify`` is called, without arguments and under the monitor,
+    whenever one of them has changed.
     """
 
     # Thousands may wait in one process.
@@ -89,6 +89,13 @@ class Claim(ABC):
     @abstractmethod
     def look(self) -> None:
         """Find out who is in the way now; ``looks`` grows when the answer is there."""
+
+    @abstractmethod
+    def locate(self, found: Callable[[int | None], None]) -> None:
+        """Find out how many stand in the way now, and call ``found`` with that; with ``None`` if it is in no line.
+
+        It is not called if the connection goes before the answer comes.
+        """
 
     def when_gone(self, call: Callable[[], None]) -> None:
         """Call ``call`` once nothing of this claim is left at the server."""

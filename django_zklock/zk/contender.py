@@ -110,6 +110,16 @@ class Contender(Claim):
         if self.session.connected:
             self.lookout.find_first(self.rule, self.node, self._holder_found)
 
+    def locate(self, found: Callable[[int | None], None]) -> None:
+        """Find out how many stand in the way now, and call ``found`` with that."""
+        if self.session.connected:
+            self.lookout.look(lambda line, _refusal: found(self._blockers(line)))
+        else:
+            found(None)
+
+    def _blockers(self, line: Order) -> int | None:
+        return self.rule.outlook(self.node, line).blockers if self.node is not None and self.node in line else None
+
     # What the session says.
 
     def suspended(self) -> None:

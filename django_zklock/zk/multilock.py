@@ -134,6 +134,23 @@ class MultiContender(Claim):
         elif self.session.connected:
             self._full.find_first(self.rule, None, self._holder_found)
 
+    def locate(self, found: Callable[[int | None], None]) -> None:
+        """Find out how many stand in the way in the line where most do, and call ``found`` with that."""
+        members, counts = self._members, list[int]()
+        waiting = len(members)
+
+        def located(count: int | None) -> None:
+            nonlocal waiting
+            waiting -= 1
+            counts.extend([] if count is None else [count])
+            if not waiting:
+                found(max(counts, default=None))
+
+        for member in members:
+            member.locate(located)
+        if not members:
+            found(None)
+
     # What the session says. The members are told for themselves, after us.
 
     def suspended(self) -> None:
