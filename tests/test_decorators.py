@@ -370,7 +370,11 @@ if django.VERSION >= (6, 0):
         ({"on_conflict": "explode"}, ValueError, "on_conflict must be one of 'wait', 'skip', 'raise', 'retry', got 'e"),
         ({"on_conflict": None}, ValueError, "on_conflict must be one of"),
         ({"on_conflict": ["wait"]}, ValueError, "on_conflict must be one of"),
-        ({"on_lost": "explode"}, ValueError, "on_lost must be one of 'raise', 'interrupt', 'ignore', got 'explode'"),
+        (
+            {"on_lost": "explode"},
+            ValueError,
+            "on_lost must be one of 'raise', 'interrupt', 'terminate', 'ignore', got 'explode'",
+        ),
         ({"on_unavailable": "retry"}, ValueError, "on_unavailable must be one of 'raise', 'skip', 'run', got 'retry'"),
         ({"reentrant": "no"}, ValueError, "reentrant must be one of True, False, got 'no'"),
         ({"reentrant": 1}, ValueError, "reentrant must be one of True, False, got 1"),
