@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 import types
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -210,12 +211,16 @@ class Gate:
         # What is left is for the task itself, if it is acknowledged late.
         return float(timeout or VISIBILITY_TIMEOUT) / 2
 
+    def call_later(self, delay: float, call: Callable[[], object]) -> None:
+        """Call ``call`` in the loop after ``delay`` seconds."""
+        self._clock.call_later(delay, partial(self.loop.post, call))
+
     def arm(self, delay: float | None) -> None:
         """Look at the waiters in ``delay`` seconds, or after a glance's time."""
         due = time.monotonic() + min(GLANCE if delay is None else delay, GLANCE)
         if due < self._due:
             self._due = due
-            self._clock.call_later(due - time.monotonic(), partial(self.loop.post, self._sweep))
+            self.call_later(due - time.monotonic(), self._sweep)
 
     def _sweep(self) -> None:
         self._due = math.inf

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_zklock.celery")
 
-# How long a request keeps its slot while ZooKeeper is silent, in seconds.
-KEEP_SLOT = 0.5
+# How long a request keeps its slot while ZooKeeper thinks, in seconds: a few of its round trips.
+KEEP_SLOT = 0.02
 # How long a granted lock waits for a slot. What runs in the slots may itself wait for that lock.
 KEEP_LOCK = 1.0
 # How often to look for a slot in a pool that does not tell when it has one, in seconds.
@@ -164,7 +164,7 @@ class Waiter:
     def _join(self) -> None:
         self.place = Place(self.lock, self._chances.patience, self._wake, self._news)
         self.place.start()
-        self.gate.arm(KEEP_SLOT)
+        self.gate.call_later(KEEP_SLOT, self.step)
         self._wake()
 
     def _wake(self) -> None:
@@ -231,7 +231,7 @@ class Waiter:
         return True
 
     def _is_slow(self) -> bool:
-        return self.place is None or self.place.waits or time.monotonic() - self._moved > KEEP_SLOT
+        return self.place is None or self.place.waits or time.monotonic() - self._moved >= KEEP_SLOT
 
     def _move(self, stage: Stage) -> None:
         if stage is Stage.PARKED:

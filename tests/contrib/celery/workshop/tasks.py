@@ -493,3 +493,14 @@ def peek(self: Any, key: str) -> str:
 def tell_header(self: Any, key: str) -> str | None:
     """Give what nobody should be able to use again."""
     return str(self.seen)
+
+
+@shared_task
+@zk_locked("{key}")
+def last(key: str, seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@shared_task
+def last_unlocked(seconds: float) -> None:
+    time.sleep(seconds)
