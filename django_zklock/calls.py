@@ -16,9 +16,15 @@ from typing import Any, Literal
 from django.core.management.base import BaseCommand
 
 from django_zklock import interruption, signals, surroundings
-from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
+from django_zklock.exceptions import (
+    AlreadyAwaited,
+    LockConflict,
+    LockTimeout,
+    ZkLockError,
+    ZooKeeperUnavailable,
+)
 from django_zklock.keying import KeyMaker
-from django_zklock.locks import Mode, zk_lock
+from django_zklock.locks import Mode, make_lock
 from django_zklock.zk import holds
 from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Identity, Work
@@ -72,7 +78,7 @@ The first that gives a way is used. It is called in a thread of its own, and end
 
 _MARK = "__zklock_call__"
 
-OnConflict = Literal["wait", "skip", "raise", "retry"] | Callable[[Conflict], Any]
+OnConflict = Literal["wait", "skip", "raise", "retry", "coalesce"] | Callable[[Conflict], Any]
 OnLost = Literal["raise", "interrupt", "terminate", "ignore"]
 OnUnavailable = Literal["raise", "skip", "run"]
 
@@ -215,13 +221,14 @@ class LockedCall:
 
     def lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], work: Callable[[], Work | None]) -> Lock:
         """Give the lock that a call with these arguments takes; ``work`` says what runs."""
-        return zk_lock(
+        return make_lock(
             self.key(args, kwargs),
             mode=self.mode,
             limit=self.limit,
             reentrant=self.reentrant,
             using=self.using,
             work=work,
+            sole_waiter=self.on_conflict == "coalesce",
         )
 
     def _work(self, args: tuple[Any, ...]) -> Work:
@@ -241,8 +248,8 @@ class LockedCall:
 
     @property
     def patience(self) -> float | None:
-        """How long to wait for the lock: only "wait" waits for ever by default, the other policies try once."""
-        return self.timeout if self.on_conflict == "wait" else self.timeout or 0.0
+        """How long to wait for the lock: "wait" and "coalesce" wait for ever by default, the others try once."""
+        return self.timeout if self.on_conflict in {"wait", "coalesce"} else self.timeout or 0.0
 
     def _conflict(
         self, lock: Lock, args: tuple[Any, ...], kwargs: dict[str, Any], holder: Identity | None = None
@@ -275,10 +282,12 @@ class LockedCall:
     def _reason_to_skip(self, refusal: ZkLockError) -> str | None:
         if isinstance(refusal, ZooKeeperUnavailable):
             return "unavailable" if self.on_unavailable == "skip" else None
+        if isinstance(refusal, AlreadyAwaited):
+            return "coalesced"
         return "conflict" if self.on_conflict == "skip" else None
 
     def _decide(self, conflict: Conflict, refusal: ZkLockError) -> Any:
-        if isinstance(refusal, ZooKeeperUnavailable) or self.on_conflict == "wait":
+        if isinstance(refusal, ZooKeeperUnavailable) or self.on_conflict in {"wait", "coalesce"}:
             raise refusal
         if callable(self.on_conflict):
             return self.on_conflict(conflict)
@@ -331,6 +340,9 @@ class Chances:
         """Whether to try again after ``error``, then with a new :attr:`patience`."""
         holder = error.holder.work if error.holder else None
         here = self._work
+        if isinstance(error, AlreadyAwaited):
+            # Whoever holds, what waits will run after this.
+            return False
         if error.holder is None:
             case, patience = "unknown", 0.0
         elif here and holder and here.id and (here.kind, here.id) == (holder.kind, holder.id):

@@ -29,7 +29,7 @@ class DjangoTask(Protocol):
 Target = TypeVar("Target", bound=Callable[..., Any] | DjangoTask)
 
 USAGE = '@zk_locked("invoice:{invoice_id}")'
-CONFLICT_POLICIES = ("wait", "skip", "raise", "retry")
+CONFLICT_POLICIES = ("wait", "skip", "raise", "retry", "coalesce")
 
 
 def zk_locked(
@@ -49,12 +49,13 @@ def zk_locked(
     ``key`` is a template over the call's arguments (``"invoice:{invoice_id}"``, defaults included), or a
     callable that takes them; a list of templates, or a list that the callable gives, names locks to take together.
     ``mode`` and ``limit`` are those of :func:`~django_zklock.zk_lock`. ``timeout`` is how long a call waits for the
-    lock, in seconds or as a ``timedelta``: ``None`` is for ever under ``on_conflict="wait"`` and one try under every
-    other policy.
+    lock, in seconds or as a ``timedelta``: ``None`` is for ever under ``on_conflict="wait"`` and ``"coalesce"``
+    and one try under every other policy.
 
     ``on_conflict`` says what happens when the lock is not granted: ``"wait"`` raises ``LockTimeout`` after
     ``timeout``; ``"raise"`` raises ``LockConflict``; ``"skip"`` does not run the function, logs, sends the signal
-    ``skipped`` and gives ``{"zklock": "skipped", …}``; ``"retry"`` (Celery only) sends the task back to the queue
+    ``skipped`` and gives ``{"zklock": "skipped", …}``; ``"coalesce"`` waits as ``"wait"`` does, but skips if
+    another call waits already, which then runs for both; ``"retry"`` (Celery only) sends the task back to the queue
     without touching its retries; a callable is given a :class:`~django_zklock.calls.Conflict` and its result is
     the call's. ``on_lost``: ``"raise"`` ends a call whose lock was lost with ``LockLost`` if nothing else
     propagates; ``"interrupt"`` also raises it into the running body as soon as the loss is known, which cannot
@@ -68,6 +69,8 @@ def zk_locked(
         raise TypeError(f"zk_locked needs the key of the lock: write {USAGE}")
     if not isinstance(key, (str, list, tuple)) and not callable(key):
         raise TypeError(f"the key must be a template or a callable that gives the key, got {key!r}: write {USAGE}")
+    if on_conflict == "coalesce" and isinstance(key, (list, tuple)) and len(key) > 1:
+        raise TypeError(f'on_conflict="coalesce" is for one key, got {list(key)!r}')
     # Whether they make a lock is known now, and not at the first call.
     rule(mode, limit)
     if not isinstance(using, str):

@@ -47,6 +47,10 @@ class LockConflict(ZkLockError):  # noqa: N818
     """Somebody else holds the lock and the caller chose not to wait any longer (``on_conflict="raise"``)."""
 
 
+class AlreadyAwaited(LockConflict):
+    """Somebody waits for the lock already, and the caller waits only if nobody does (``on_conflict="coalesce"``)."""
+
+
 class LockLost(ZkLockError):  # noqa: N818
     """The lock was lost while it was held; somebody else may hold it now."""
 

@@ -43,7 +43,29 @@ def zk_lock(
     unknown mode, ``TypeError`` for a key that is not a ``str``, a limit that is not positive and one with a mode,
     ``ImproperlyConfigured`` for an alias that is not configured.
     """
-    return Lock(key, connections[using], rule=rule(mode, limit), reentrant=reentrant, observer=_observer, work=work)
+    return make_lock(key, mode=mode, limit=limit, reentrant=reentrant, using=using, work=work)
+
+
+def make_lock(
+    key: str | Sequence[str],
+    *,
+    mode: Mode,
+    limit: int | None,
+    reentrant: bool,
+    using: str,
+    work: Callable[[], Work | None],
+    sole_waiter: bool = False,
+) -> Lock:
+    """Do as :func:`zk_lock`; ``sole_waiter`` is that of :class:`~django_zklock.zk.lock.Lock`."""
+    return Lock(
+        key,
+        connections[using],
+        rule=rule(mode, limit),
+        reentrant=reentrant,
+        observer=_observer,
+        work=work,
+        sole_waiter=sole_waiter,
+    )
 
 
 def current_lock(key: str | None = None) -> Held | None:

@@ -367,7 +367,11 @@ if django.VERSION >= (6, 0):
         ({"timeout": float("nan")}, ValueError, "must not be negative"),
         ({"timeout": "5"}, TypeError, "timeout must be seconds, a timedelta or None, got '5'"),
         ({"timeout": True}, TypeError, "timeout must be seconds"),
-        ({"on_conflict": "explode"}, ValueError, "on_conflict must be one of 'wait', 'skip', 'raise', 'retry', got 'e"),
+        (
+            {"on_conflict": "explode"},
+            ValueError,
+            "on_conflict must be one of 'wait', 'skip', 'raise', 'retry', 'coalesce', got",
+        ),
         ({"on_conflict": None}, ValueError, "on_conflict must be one of"),
         ({"on_conflict": ["wait"]}, ValueError, "on_conflict must be one of"),
         (

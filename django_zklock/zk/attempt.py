@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django_zklock.exceptions import LockTimeout, ZkLockError, ZooKeeperUnavailable
+from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import holds
 from django_zklock.zk.alarm import Alarm, AsyncAlarm
 from django_zklock.zk.claim import State, Unavailable
@@ -99,7 +99,7 @@ class Attempt:
     def step(self) -> bool:
         """Look at the contender: ``True`` when the attempt is decided, ``False`` to sleep for :meth:`sleep_for`.
 
-        Raises ``LockTimeout``, ``ZooKeeperUnavailable`` or another ``ZkLockError``.
+        Raises ``LockTimeout``, ``AlreadyAwaited``, ``ZooKeeperUnavailable`` or another ``ZkLockError``.
         """
         contender = self.contender
         if contender.lost is not None:
@@ -196,9 +196,16 @@ class Attempt:
 
     # Errors: what, how long, who, and what to do.
 
-    def _timed_out(self) -> LockTimeout:
+    def _timed_out(self) -> LockTimeout | LockConflict:
         holder = self.contender.holder
         by = f"held by {holder}" if holder else "its holder left no readable identity"
+        if self.contender.busy and self.timeout != 0:
+            return AlreadyAwaited(
+                f"lock {self.lock.key!r} is taken, and somebody waits for it already; {by}",
+                key=self.lock.key,
+                timeout=self.timeout,
+                holder=holder,
+            )
         what = "is taken" if self.timeout == 0 else f"was not granted within {self.timeout:g} s"
         return LockTimeout(
             f"lock {self.lock.key!r} {what}; {by}; see `manage.py zklock show`, or wait longer with timeout=",

@@ -41,8 +41,8 @@ class Contender(Claim):
     """One attempt at one lock. ``node`` is the name of its node, when it has one."""
 
     __slots__ = (
-        "_creating", "_ensures", "_guid", "_looking", "_parent_data", "_round", "_sees_itself", "_telling",
-        "_vigil", "_watches_itself",
+        "_creating", "_ensures", "_guid", "_looking", "_parent_data", "_round", "_sees_itself", "_sole_waiter",
+        "_telling", "_vigil", "_watches_itself",
         "lookout", "node", "path", "revoked",
     )  # fmt: skip
 
@@ -55,6 +55,7 @@ class Contender(Claim):
         data: bytes,
         parent_data: bytes = b"",
         wait: bool,
+        sole_waiter: bool = False,
         notify: Callable[[], None],
     ) -> None:
         super().__init__(session, rule, data=data, wait=wait, notify=notify)
@@ -62,6 +63,8 @@ class Contender(Claim):
         self.node: str | None = None
         self.revoked: str | None = None
         self._parent_data = parent_data
+        # Not to wait if somebody else of our kind does.
+        self._sole_waiter = sole_waiter
         self.lookout = session.lookout(path)
         self._vigil = Vigil(self, self.lookout)
         self._guid = ""
@@ -288,6 +291,8 @@ class Contender(Claim):
             outlook = self.rule.outlook(self.node, line)
             if outlook is FREE:
                 self._grant(followed=self.rule.limit is not None and line.of(LEASES)[-1].name != self.node)
+            elif self.wait and self._sole_waiter and self.state is State.JOINING:
+                self._wait_alone(outlook, self.rule.awaited(self.node, line))
             elif self.wait:
                 self._wait_in_line(outlook)
             else:
@@ -327,6 +332,28 @@ class Contender(Claim):
         if not self._watches_itself:
             self._watch_itself()
         self._vigil.keep(outlook)
+
+    def _wait_alone(self, outlook: Outlook, proof: tuple[str, ...]) -> None:
+        """Wait in line; but if others prove that somebody else does, leave while they do."""
+        if proof:
+            # Both in one transaction: who was in the way of that other may be gone by now, and then it waits no more.
+            others = [f"{self.path}/{name}" for name in proof]
+            self.session.wire.delete_while(self._own_path, others, partial(self._yielded, self._round))
+        else:
+            self._wait_in_line(outlook)
+
+    def _yielded(self, asked: int, _value: object, error: KazooException | None) -> None:
+        if asked != self._round or self.state is not State.JOINING:
+            return
+        if error is None:
+            self.node = None
+            self.busy = True
+            self._give_up()
+        elif isinstance(error, NoNodeError):
+            self._look_at_line()
+        else:
+            # Somebody's node that we may not ask about, and so could not watch either.
+            self._fail(error)
 
     # What the vigil says.
 

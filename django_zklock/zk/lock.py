@@ -46,6 +46,7 @@ class Lock:
 
     A reentrant lock (the default) can be acquired again by the execution context (thread, greenlet or asyncio
     task) that holds it. ``key`` is a text also where there are several: for messages, the ``keys`` one after the other.
+    With ``sole_waiter`` acquiring raises ``AlreadyAwaited`` instead of waiting if somebody else waits already.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Lock:
         reentrant: bool = True,
         observer: Observer | None = None,
         work: Callable[[], Work | None] = _no_work,
+        sole_waiter: bool = False,
     ) -> None:
         self.keys = _several(key) if isinstance(key, (list, tuple)) else (keys.check(key),)
         self.key = ", ".join(self.keys)
@@ -65,6 +67,9 @@ class Lock:
         self.reentrant = reentrant
         self.observer: Observer = observer or Silent()
         self.work = work
+        if sole_waiter and len(self.keys) > 1:
+            raise TypeError(f"whether somebody else waits can be asked for one key only, got {', '.join(self.keys)}")
+        self.sole_waiter = sole_waiter
         self.paths = tuple(map(pool.path, self.keys))
 
     def __repr__(self) -> str:
@@ -77,7 +82,14 @@ class Lock:
         session = self.pool.session(min(self.paths))
         if len(self.paths) == 1:
             return Contender(
-                session, self.paths[0], self.rule, data=data, parent_data=_label(self.key), wait=wait, notify=notify
+                session,
+                self.paths[0],
+                self.rule,
+                data=data,
+                parent_data=_label(self.key),
+                wait=wait,
+                sole_waiter=self.sole_waiter,
+                notify=notify,
             )
         places = [Place(path, _label(key)) for path, key in zip(self.paths, self.keys, strict=True)]
         return MultiContender(session, places, self.rule, data=data, wait=wait, notify=notify)
@@ -89,7 +101,8 @@ class Lock:
         ``LockTimeout`` if it was not granted in time, ``ZooKeeperUnavailable`` if ZooKeeper did not answer in
         time (with ``None`` and 0: within the connect timeout), ``LockConflict`` if this context itself is in the
         way, so that waiting would never end (not reentrant; to write inside of one's own read; some of several keys
-        held already), ``LockLost`` if this context holds it and has lost it, ``ValueError`` for a negative timeout.
+        held already), ``AlreadyAwaited`` as said above, ``LockLost`` if this context holds it and has lost it,
+        ``ValueError`` for a negative timeout.
         No way out leaves a node behind.
         """
         limit = seconds(timeout)

@@ -80,6 +80,18 @@ class Rule:
             return Outlook(len(leases), leases[0].name, children=True)
         return Outlook(len(leases), leases[0].name, (leases[-1],), relayed=True)
 
+    def awaited(self, own: str, line: Order) -> tuple[str, ...]:
+        """Give nodes that prove, as long as all of them are there, that another of this kind waits before ``own``.
+
+        None, if nobody does. Whoever came last of those before ``own`` came after all who hold.
+        """
+        others = line.before(own, frozenset({self.kind}))
+        if not others or self.outlook(others[-1].name, line) is FREE:
+            return ()
+        last = others[-1].name
+        blockers = line.before(last, self.conflicts)[:1] or line.before(last, LEASES)[: self.limit]
+        return tuple(node.name for node in blockers)
+
     def hears_in_time(self, leases: int, limit: int | None) -> bool:
         """Whether it is enough to hear of the last of ``leases`` before us when it comes in, or goes.
 

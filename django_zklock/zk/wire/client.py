@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.serialization import (
+    CheckVersion,
     CloseInstance,
     Create,
     Create2,
@@ -247,17 +248,32 @@ class Wire:
         """
 
         def read(outcomes: list[Any] | None, error: KazooException | None) -> None:
+            if outcomes is None:
+                reply(None, error)
+            else:
+                # Replies are handed on as they are read, so this is the transaction of the reply at hand.
+                reply(([name.rpartition("/")[2] for name in outcomes], self._client.last_zxid), None)
+
+        self._transact([Create(self._chroot + stem, data, self.acl, EPHEMERAL_SEQUENTIAL) for stem in stems], read)
+
+    def delete_while(self, path: str, others: Sequence[str], reply: Reply) -> None:
+        """Delete a node, whatever its version, if all ``others`` are there at that moment; else nothing."""
+        checks = [CheckVersion(self._chroot + other, -1) for other in others]
+        self._transact([*checks, Delete(self._chroot + path, -1)], reply)
+
+    def _transact(self, requests: list[Any], reply: Reply) -> None:
+        """Do all or nothing; the reply has the outcome of each, or the error of the one that failed."""
+
+        def read(outcomes: list[Any] | None, error: KazooException | None) -> None:
             # The others of a failed multi are only told that they were undone.
             errors = [each for each in outcomes or () if isinstance(each, Exception)]
             blame = [each for each in errors if not isinstance(each, (RolledBackError, RuntimeInconsistency))]
             if outcomes is None or errors:
                 reply(None, error or (blame or errors)[0])
             else:
-                # Replies are handed on as they are read, so this is the transaction of the reply at hand.
-                reply(([name.rpartition("/")[2] for name in outcomes], self._client.last_zxid), None)
+                reply(outcomes, None)
 
-        creates = [Create(self._chroot + stem, data, self.acl, EPHEMERAL_SEQUENTIAL) for stem in stems]
-        self._send(Transaction(creates), read)
+        self._send(Transaction(requests), read)
 
     def children(
         self, path: str, reply: Callable[[list[str] | None, Any], None], watcher: Watcher | None = None
