@@ -60,6 +60,36 @@ def test_parked__is_reserved(workshop: Any, key: str) -> None:
     workshop.result(task)
 
 
+def test_parked__place_in_the_line(workshop: Any, key: str) -> None:
+    """`inspect zklocks` says how many stand before each."""
+
+    def ahead() -> list[int | None]:
+        ((waiting, *more),) = workshop.control.inspect(timeout=5, limit=1)._request("zklocks").values()
+        return [each["ahead"] for each in (waiting, *more) if each["key"] == key]
+
+    workshop.stranger.take(key)
+    waiting = [workshop.send("shared_below", key) for _ in range(3)]
+    workshop.wait_count(key, 4)
+    assert ahead() == [1, 2, 3]
+    workshop.stranger.release(key)
+    for task in waiting:
+        workshop.result(task)
+
+
+def test_coalesce(workshop: Any, key: str) -> None:
+    """One task waits at the gate, and the others are over at once, with a result that says why."""
+    workshop.stranger.take(key)
+    first = workshop.send("coalesce", key)
+    workshop.wait_count(key, 2)
+    for _ in range(3):
+        result = workshop.result(workshop.send("coalesce", key))
+        assert (result["zklock"], result["key"], result["reason"]) == ("skipped", key, "coalesced")
+        assert result["holder"].startswith("label the stranger")
+    workshop.wait_count(key, 2)
+    workshop.stranger.release(key)
+    assert workshop.result(first)["key"] == key
+
+
 def test_running__is_told(open_workshop: Any, key: str) -> None:
     """Celery's events tell of waiting, holding and releasing."""
     with open_workshop(concurrency=1, session_timeout=30, options=["--task-events"]) as workshop:

@@ -18,7 +18,7 @@ from django_zklock.zk import identity
 
 HEADER = "zklock_hold"
 _SALT = "django_zklock.contrib.celery.gate"
-_ERRORS = ("LockTimeout", "LockConflict", "ZooKeeperUnavailable")
+_ERRORS = ("LockTimeout", "AlreadyAwaited", "LockConflict", "ZooKeeperUnavailable")
 
 
 class Refused(Exception):  # noqa: N818 - it says what becomes of the header

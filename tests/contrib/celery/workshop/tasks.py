@@ -103,6 +103,12 @@ def refuse(key: str) -> dict[str, Any]:
     return facts()
 
 
+@shared_task
+@zk_locked("{key}", on_conflict="coalesce")
+def coalesce(key: str) -> dict[str, Any]:
+    return facts()
+
+
 # Autoretry. Not at once: Celery may store that a task is retried after it has stored that the retry is done.
 
 TRY: dict[str, Any] = {"autoretry_for": (Exception,), "retry_kwargs": {"countdown": 0.2, "max_retries": 3}}
