@@ -148,9 +148,12 @@ class Gate:
     @property
     def has_slot(self) -> bool:
         """Whether what is handed to the pool now will be begun now, as far as can be seen."""
-        return self._gives_slots or (
-            len(state.active_requests) + len(self.submitted) < self.consumer.pool.num_processes
-        )
+        if self._gives_slots:
+            return True
+        pool = self.consumer.pool
+        # Early versions of Celery count the greenlets at work here, and not those that there may be.
+        slots = pool.num_processes if self.board is not None else pool.limit
+        return bool(len(state.active_requests) + len(self.submitted) < slots)
 
     def park(self) -> Any:
         """Take a waiting request out of the prefetch window; gives what :meth:`unpark` needs."""
