@@ -38,6 +38,10 @@ leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is 
 bench: $(READY) | os-test ## how fast the test server is, beside real ZooKeeper; ARGS="--rounds 1" for a quick look
 	PYTHONPATH=testproject $(BIN)/python -m benchmarks.testserver $(ARGS)
 
+.PHONY: bench-gate
+bench-gate: $(READY) | os-test ## what waiting at the gate is worth, beside tasks that wait in their slots
+	PYTHONPATH=testproject $(BIN)/python -m benchmarks.gate $(ARGS)
+
 .PHONY: lint
 lint: $(READY) ## style, format, layers
 	$(BIN)/ruff check .
