@@ -218,6 +218,8 @@ def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, onlooker: Onlooke
     """When the reply to the create is lost, the node is found again: one node, and no deadlock with oneself."""
     pool = make_pool(proxy.hosts)
     lock = Lock("k", pool)
+    # A parent that is not reaped while the line is empty.
+    onlooker.client.ensure_path(lock.paths[0])
     lock.acquire().release(wait=True)
     swallowed = threading.Event()
 
@@ -248,6 +250,8 @@ def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, onlooker:
     """A wait that is given up while nobody knows whether its node exists leaves none."""
     pool = make_pool(proxy.hosts)
     lock = Lock("k", pool)
+    # A parent that is not reaped while the line is empty.
+    onlooker.client.ensure_path(lock.paths[0])
     lock.acquire().release(wait=True)
     proxy.pause(DOWN)
     with pytest.raises(ZooKeeperUnavailable):
