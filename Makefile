@@ -77,7 +77,7 @@ clean: ## remove what was made, the environment too
 os-kazoo:
 	@.ci/os-packages zookeeper
 os-test:
-	@.ci/os-packages curator redis zkcli zookeeper
+	@.ci/os-packages curator rabbitmq redis zkcli zookeeper
 
 $(READY): setup.cfg pyproject.toml
 	@$(if $(PYTHON),:,.ci/os-packages python)

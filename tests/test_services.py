@@ -6,11 +6,12 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from services.devserver import DevServer
 from services.ensemble import Ensemble
 from services.port import LOOPBACK, free_port
 from services.process import NotInstalledError, Process, StartError
+from services.rabbitmq import RabbitMQ
 from services.redis import Redis
 from services.zookeeper import ZooKeeper
 
@@ -284,6 +286,38 @@ def test_redis__started_again() -> None:
 
         assert client.get("a") is None
         client.close()
+
+
+@pytest.mark.celery
+def test_rabbitmq__nothing_left() -> None:
+    """RabbitMQ hands on messages at its address; closed, it leaves no folder and no process, not even a port mapper."""
+    import kombu
+
+    with RabbitMQ() as server:
+        with kombu.Connection(server.url) as connection, connection.SimpleQueue("a") as queue:
+            queue.put("word")
+            message = queue.get(timeout=PATIENCE)
+            message.ack()
+        family = Deaths(*having_in_environment(f"HOME={server.folder}"))
+        mapper = (LOOPBACK, int(server.environment()["ERL_EPMD_PORT"]))
+        socket.create_connection(mapper, PATIENCE).close()
+
+    assert message.payload == "word"
+    family.wait()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(mapper, PATIENCE)
+    assert not server.folder.exists()
+
+
+def having_in_environment(setting: str) -> list[int]:
+    """Find the processes that were started with a setting: a shell, Erlang, and what Erlang starts."""
+    pids = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # somebody else's, or gone
+            if setting.encode() in environment.read_bytes().split(b"\0"):
+                pids.append(int(environment.parent.name))
+    assert len(pids) >= 2
+    return pids
 
 
 def test_process__ends_at_once() -> None:

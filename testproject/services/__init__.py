@@ -1,1 +1,1 @@
-"""Real processes for the demo and the tests: ZooKeeper, Redis, Celery workers; no Django in here."""
+"""Real processes for the demo and the tests: ZooKeeper, Redis, RabbitMQ, Celery workers; no Django in here."""

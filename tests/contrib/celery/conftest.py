@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from services.project import PROJECT
+from services.rabbitmq import RabbitMQ
 from services.redis import Redis
 from services.worker import Worker
 from services.zookeeper import ZooKeeper
@@ -75,6 +76,7 @@ class Workshop:
         gate: bool,
         server: ZooKeeperServer | None = None,
         folder: Path | None = None,
+        rabbitmq: RabbitMQ | None = None,
     ) -> None:
         import redis
         from celery import Celery
@@ -86,10 +88,12 @@ class Workshop:
         self.root = f"/workshop-{uuid.uuid4().hex[:8]}"
         self.queue = self.root[1:]
         self._onlooker = onlooker
+        # Results and notes are in Redis in any case.
+        messages = (rabbitmq or broker).url
         self._environment = {
             "DJANGO_SETTINGS_MODULE": "workshop.settings",
             # A folder is a broker that no event loop can listen to.
-            "CELERY_BROKER_URL": "filesystem://" if folder else broker.url,
+            "CELERY_BROKER_URL": "filesystem://" if folder else messages,
             "TESTPROJECT_BROKER_DIR": str(folder),
             "WORKSHOP_BOARD": broker.url,
             "ZOOKEEPER_HOSTS": hosts,
@@ -100,7 +104,7 @@ class Workshop:
             "ZKLOCK_GATE": "1" if gate else "0",
             "PYTHONPATH": os.pathsep.join([str(HERE), str(PROJECT), *filter(None, sys.path)]),
         }
-        self.sender: Celery = Celery("sender", broker=broker.url, set_as_current=False)
+        self.sender: Celery = Celery("sender", broker=messages, set_as_current=False)
         if folder is not None:
             self.sender.conf.update(
                 broker_url="filesystem://",
@@ -232,6 +236,13 @@ def broker() -> Iterator[Redis]:
 
 
 @pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """Give a broker that holds back what a worker has not acknowledged, and takes it back with the connection."""
+    with RabbitMQ() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def workshop_onlooker(zookeeper: ZooKeeper) -> Iterator[Onlooker]:
     onlooker = Onlooker(zookeeper.hosts)
     yield onlooker
@@ -252,6 +263,7 @@ def open_workshop(zookeeper: ZooKeeper, broker: Redis, workshop_onlooker: Onlook
         gate: bool = True,
         server: ZooKeeperServer | None = None,
         folder: Path | None = None,
+        rabbitmq: RabbitMQ | None = None,
         **options: Any,
     ) -> Iterator[Workshop]:
         workshop = Workshop(
@@ -262,6 +274,7 @@ def open_workshop(zookeeper: ZooKeeper, broker: Redis, workshop_onlooker: Onlook
             gate=gate,
             server=server,
             folder=folder,
+            rabbitmq=rabbitmq,
         )
         try:
             workshop.start(**options)
