@@ -142,6 +142,7 @@ zk_locked("k", timeout=None, on_conflict="wait", on_lost="raise", on_unavailable
 zk_locked("k", timeout=0, on_conflict="skip", on_unavailable="skip")
 zk_locked("k", timeout=0.5, on_conflict="raise")
 zk_locked("k", on_conflict="retry")
+zk_locked("k", on_conflict="coalesce", on_lost="terminate")
 zk_locked("k", mode="read", on_lost="interrupt")
 zk_locked("k", limit=4)
 zk_locked(["a:{x}", "b:{y}"], mode="write")

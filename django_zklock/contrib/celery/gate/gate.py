@@ -26,7 +26,7 @@ from django_zklock.contrib.celery.gate import header
 from django_zklock.contrib.celery.gate.board import Board
 from django_zklock.contrib.celery.gate.children import Children
 from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop, WorkerLoop
-from django_zklock.contrib.celery.gate.waiter import Stage, Waiter
+from django_zklock.contrib.celery.gate.waiter import Waiter
 from django_zklock.contrib.celery.task import GUARDED
 from django_zklock.zk.clock import Clock
 from django_zklock.zk.identity import Work
@@ -100,10 +100,9 @@ class Gate:
             self.loop.attach(hub)
 
     def stop(self) -> None:
-        """Let go of all that does not run: the broker delivers it again, here or elsewhere."""
+        """Let go of all that does not run: the broker delivers it again, here or elsewhere. From any thread."""
         for waiter in list(self.waiters.values()):
-            if waiter.stage is not Stage.RUNNING:
-                waiter.finish()
+            waiter.leave()
 
     # Which lock.
 

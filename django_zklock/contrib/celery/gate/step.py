@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import Any
 
 from celery import bootsteps
@@ -39,11 +40,26 @@ class GateStep(bootsteps.StartStopStep):
         # Before the pool forks, and before Celery's strategies take hold of what they call.
         self._gate = claim.gate = Gate(consumer)
         consumer.on_task_request = self._gate.on_request
+        self._leave_before_soft_shutdown(consumer.controller)
 
     def register_with_event_loop(self, _consumer: Any, hub: Any) -> None:
         """Called at each connection to the broker: the loop forgets its readers when one is lost."""
         if self._gate is not None:
             self._gate.attach(hub)
+
+    def _leave_before_soft_shutdown(self, worker: Any) -> None:
+        # Celery 5.5. The worker sleeps in a signal handler then, without its loop, and tells nobody before.
+        sleep = getattr(worker, "wait_for_soft_shutdown", None)
+        if sleep is None or self._gate is None:
+            return
+        leave = self._gate.stop
+
+        def leave_and_sleep() -> None:
+            # Not here: the signal may have come in the middle of a step.
+            threading.Thread(target=leave, name="zklock-leave", daemon=True).start()
+            sleep()
+
+        worker.wait_for_soft_shutdown = leave_and_sleep
 
     def stop(self, _consumer: Any) -> None:
         """Called at the end, and when the connection to the broker is lost."""

@@ -410,6 +410,12 @@ class Waiter:
                 gone = partial(self.gate.board.mark, self._cell, self.nonce, Mark.GONE)
                 contender.session.post(partial(contender.when_gone, gone))
 
+    def leave(self) -> None:
+        """Give back everything, unless the task runs."""
+        with self._changing:
+            if self.stage is not Stage.RUNNING:
+                self.finish()
+
     def finish(self) -> None:
         """Give back everything; safe to call more than once, and from any thread."""
         with self._changing:

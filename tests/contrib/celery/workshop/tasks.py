@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import redis
-from celery import Task, current_task, shared_task
+from celery import Task, chain, current_task, shared_task, signature
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.result import allow_join_result
 
 from django_zklock import LockConflict, LockTimeout, current_lock, zk_lock, zk_locked
 from django_zklock.connections import connections
@@ -510,3 +513,62 @@ def last(key: str, seconds: float) -> None:
 @shared_task
 def last_unlocked(seconds: float) -> None:
     time.sleep(seconds)
+
+
+# What Celery makes of tasks.
+
+
+@shared_task
+def conduct(canvas: dict[str, Any]) -> list[str]:
+    """Send a canvas, and give the ids of the tasks that have its results."""
+    sent = signature(canvas, app=app).apply_async()
+    return [each.id for each in getattr(sent, "results", [sent])]
+
+
+@shared_task
+@zk_locked("{key}")
+def carry(before: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Give what others have given, and the facts of this task."""
+    return [*before, facts()]
+
+
+@shared_task
+@zk_locked("{key}")
+def fail(key: str) -> None:
+    raise ZeroDivisionError(key)
+
+
+@shared_task(rate_limit="1/h")
+@zk_locked("{key}")
+def seldom(key: str) -> dict[str, Any]:
+    return facts()
+
+
+@shared_task
+@zk_locked("{key}")
+def look_around(key: str) -> dict[str, Any]:
+    """Say what this process has of the one that it was forked from."""
+    peers = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(descriptor.name))) as inherited:
+            if inherited.family == socket.AF_INET:
+                peers.append("{}:{}".format(*inherited.getpeername()))
+    sessions = len(connections["default"].sessions())
+    found = facts(to_zookeeper=peers.count(os.environ["ZOOKEEPER_HOSTS"]), sessions=sessions)
+    with zk_lock(f"{key}:own") as own:
+        return {**found, "own": own.token}
+
+
+@shared_task
+@zk_locked("{key}")
+def call_others(key: str) -> dict[str, Any]:
+    """Run tasks here, by a call and eagerly, and keep the lock."""
+    with allow_join_result():
+        return {
+            "called": shared_below(key),
+            "called_other": shared_below(f"{key}:other"),
+            "eager": shared_below.apply((key,)).get(),
+            "eager_other": shared_above.apply((f"{key}:other",)).get(),
+            "chain": chain(carry.s([], key), carry.s(f"{key}:other")).apply().get(),
+            "after": facts(),
+        }

@@ -1,0 +1,265 @@
+"""What Celery makes of tasks at the gate: canvas, rates, priorities, children that come and go, workers of any sort."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import celery
+import pytest
+from celery import Celery, chain, chord, group
+from celery.canvas import Signature
+
+from tests.contrib.celery.conftest import Sent
+from tests.zk.onlooker import wait_until
+
+pytestmark = [
+    pytest.mark.celery,
+    pytest.mark.zookeeper,
+    # kombu 5.3 with redis 5.3, in what asks the worker.
+    pytest.mark.filterwarnings("ignore:Call to 'get_connection' function with deprecated usage"),
+]
+
+# So long that no lock is seen to go because a session timed out.
+SESSION_TIMEOUT = 30.0
+SOON = 8.0
+
+
+@pytest.fixture(scope="module")
+def workshop(open_workshop: Any) -> Iterator[Any]:
+    # One slot, and a prefetch window of one message.
+    environment = {"WORKSHOP_PREFETCH": "1"}
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
+        yield workshop
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Made here, and sent by a task: nobody here keeps results that ask a broker which is gone by then."""
+
+    workshop: Any
+    app: Celery
+
+    def task(self, name: str, *args: Any) -> Signature[Any]:
+        made: Signature[Any] = self.app.signature(f"workshop.tasks.{name}", args, queue=self.workshop.queue)
+        return made
+
+    def send(self, canvas: Signature[Any]) -> list[Sent]:
+        """Give what has the results."""
+        ids = self.workshop.result(self.workshop.send("conduct", canvas))
+        return [Sent(each, self.workshop.results) for each in ids]
+
+
+@pytest.fixture(scope="module")
+def canvas(workshop: Any) -> Canvas:
+    return Canvas(workshop, workshop.sender)
+
+
+def inspect(workshop: Any) -> Any:
+    return workshop.control.inspect(timeout=5, limit=1)
+
+
+def reserved(workshop: Any) -> set[str]:
+    (requests,) = inspect(workshop).reserved().values()
+    return {request["id"] for request in requests}
+
+
+# Canvas.
+
+
+def test_chain__each_under_its_lock(workshop: Any, canvas: Canvas, key: str) -> None:
+    """The tasks of a chain wait one after the other, and each gets the result of the one before."""
+    workshop.stranger.take(key)
+    (sent,) = canvas.send(chain(canvas.task("carry", [], key), canvas.task("carry", key), canvas.task("carry", key)))
+    workshop.wait_count(key, 2)
+    assert workshop.result(workshop.send("idle"))["key"] is None
+    workshop.wait_count(key, 2)
+    workshop.stranger.release(key)
+    steps = workshop.result(sent)
+    assert [step["key"] for step in steps] == [key] * 3
+    assert [step["token"] for step in steps] == sorted({step["token"] for step in steps})
+    workshop.wait_empty(key)
+
+
+def test_chord__body_after_a_locked_header(workshop: Any, canvas: Canvas, key: str) -> None:
+    """The body of a chord gets in line when the whole header has run, and is given its results in their order."""
+    workshop.stranger.take(key)
+    header = [canvas.task("shared_below", key), canvas.task("idle"), canvas.task("shared_below", key)]
+    (sent,) = canvas.send(chord(header, canvas.task("carry", key)))
+    workshop.wait_count(key, 3)
+    workshop.stranger.release(key)
+    *results, body = workshop.result(sent)
+    assert [result["key"] for result in results] == [key, None, key]
+    assert body["key"] == key
+    assert body["token"] > max(results[0]["token"], results[2]["token"])
+    workshop.wait_empty(key)
+
+
+def test_chord__failed_header(workshop: Any, canvas: Canvas, key: str) -> None:
+    """A header task that fails at the gate or under its lock fails the chord, and leaves nothing in the line."""
+    workshop.stranger.take(key)
+    for name, other in (("refuse", key), ("fail", f"{key}:other")):
+        header = [canvas.task(name, other), canvas.task("idle")]
+        (sent,) = canvas.send(chord(header, canvas.task("carry", key)))
+        assert type(workshop.outcome(sent)).__name__ == "ChordError"
+    workshop.wait_count(key, 1)
+    workshop.wait_empty(f"{key}:other")
+
+
+def test_group__in_the_order_of_the_line(workshop: Any, canvas: Canvas, key: str) -> None:
+    """The tasks of a group wait together, run one at a time, and each has a result of its own."""
+    workshop.stranger.take(key)
+    sent = canvas.send(group(canvas.task("contend", key, f"{key}:run") for _ in range(4)))
+    workshop.wait_count(key, 5)
+    workshop.stranger.release(key)
+    tokens = [workshop.result(each)["token"] for each in sent]
+    assert tokens == sorted(set(tokens))
+    assert {note["together"] for note in workshop.notes(f"{key}:run")} == {1}
+
+
+def test_call__inside_of_a_task(workshop: Any, key: str) -> None:
+    """Tasks that a locked task calls, or runs eagerly, share its lock, or take their own, and leave it to it."""
+    result = workshop.result(workshop.send("call_others", key))
+    token = result["after"]["token"]
+    assert [result[how]["token"] for how in ("called", "eager")] == [token] * 2
+    assert [result[how]["key"] for how in ("called_other", "eager_other")] == [f"{key}:other"] * 2
+    assert [step["key"] for step in result["chain"]] == [key, f"{key}:other"]
+    assert result["chain"][0]["token"] == token
+    workshop.wait_empty(key)
+    workshop.wait_empty(f"{key}:other")
+
+
+# Order and rate.
+
+
+def test_rate_limit__counts_once(workshop: Any, key: str) -> None:
+    """A task that its rate keeps back is not in line; one that was let through waits, and is not counted again."""
+    workshop.stranger.take(key)
+    first = workshop.send("seldom", key)
+    workshop.wait_count(key, 2)
+    second = workshop.send("seldom", key)
+    workshop.wait_log(f"seldom[{second.id}] received")
+    # The worker has done with the message when it answers.
+    assert reserved(workshop) == {first.id}
+    workshop.wait_count(key, 2)
+    workshop.stranger.release(key)
+    assert workshop.result(first)["key"] == key
+    workshop.wait_empty(key)
+    assert second.state == "PENDING"
+    # Celery keeps it for an hour, and the place in the window with it; another worker may run it now.
+    workshop.worker.stop()
+    workshop.worker.start()
+    assert workshop.result(second)["key"] == key
+
+
+def test_priority__kept_past_what_waits(workshop: Any, key: str) -> None:
+    """A waiting task of the highest priority is in nobody's way; the others go by theirs."""
+    workshop.stranger.take(key)
+    waiting = workshop.send("shared_below", key, priority=0)
+    workshop.wait_count(key, 2)
+    assert workshop.result(workshop.send("idle", priority=9))["key"] is None
+    workshop.send("idle", f"{key}:gate", priority=9)
+    workshop.entered(f"{key}:gate")
+    filler = workshop.send("idle", priority=9)
+    wait_until(lambda: filler.id in reserved(workshop), SOON, "the window is full")
+    sent = {each: workshop.send("contend", f"{key}:{each}", f"{key}:run", priority=each) for each in (9, 3, 6, 0)}
+    workshop.let_go(f"{key}:gate")
+    for task in sent.values():
+        workshop.result(task)
+    assert [note["id"] for note in workshop.notes(f"{key}:run")] == [sent[each].id for each in (0, 3, 6, 9)]
+    workshop.stranger.release(key)
+    assert workshop.result(waiting)["key"] == key
+
+
+# Children that come and go.
+
+
+def test_new_children__inherit_nothing(open_workshop: Any, key: str) -> None:
+    """A child that is forked while the main process has a session has none of it, and is told of its lock."""
+    options = ["--max-tasks-per-child=1"]
+    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, options=options) as workshop:
+        results = [workshop.result(each) for each in [workshop.send("look_around", key) for _ in range(3)]]
+        assert len({result["pid"] for result in results} | {workshop.worker.pid}) == 4
+        for result in results:
+            assert result["key"] == key
+            assert (result["to_zookeeper"], result["sessions"]) == (0, 0)
+        tokens = [result["token"] for result in results]
+        assert len(set(tokens)) == 3
+        assert [each["own"] for each in sorted(results, key=lambda each: each["token"])] == sorted(
+            each["own"] for each in results
+        )
+        # The main process's, and one of each child for the lock that it takes itself.
+        assert workshop.sessions_begun() == 4
+        workshop.wait_empty(key)
+
+
+def test_autoscale__no_slot_is_lost(open_workshop: Any, key: str) -> None:
+    """A pool that grows and shrinks around a waiting task has all of its slots after it."""
+    environment = {"AUTOSCALE_KEEPALIVE": "0.5", "WORKSHOP_PREFETCH": "10"}
+    options = ["--autoscale=3,1"]
+    with open_workshop(
+        concurrency=1, session_timeout=SESSION_TIMEOUT, environment=environment, options=options
+    ) as workshop:
+
+        def slots() -> int:
+            (stats,) = inspect(workshop).stats().values()
+            return len(stats["pool"]["processes"])
+
+        def fill() -> None:
+            for _ in range(3):
+                workshop.send("idle", f"{key}:gate")
+            for _ in range(3):
+                workshop.entered(f"{key}:gate")
+            for _ in range(3):
+                workshop.let_go(f"{key}:gate")
+
+        workshop.stranger.take(key)
+        waiting = workshop.send("shared_below", key)
+        workshop.wait_count(key, 2)
+        fill()
+        wait_until(lambda: slots() == 1, SOON, "the pool has shrunk")
+        workshop.stranger.release(key)
+        assert workshop.result(waiting)["key"] == key
+        fill()
+
+
+# Ends, and workers that lack something.
+
+if celery.VERSION >= (5, 5):
+
+    def test_soft_shutdown__frees_the_locks(open_workshop: Any, key: str) -> None:
+        """While a worker waits for its last tasks, nothing of it waits in line, and what ends frees its lock."""
+        options = ["worker.soft_shutdown_timeout=4"]
+        with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, options=options) as workshop:
+            running = workshop.send("hold", key, f"{key}:gate")
+            workshop.entered(f"{key}:gate")
+            waiting = workshop.send("shared_below", key)
+            workshop.wait_count(key, 2)
+            workshop.worker.signal(signal.SIGQUIT)
+            workshop.wait_log("Initiating Soft Shutdown")
+            workshop.wait_count(key, 1)
+            workshop.let_go(f"{key}:gate")
+            assert workshop.result(running)["key"] == key
+            workshop.wait_empty(key)
+            assert workshop.worker.is_running()
+            assert workshop.worker.wait(SOON) is not None
+            assert waiting.id in workshop.board.lindex(workshop.queue, 0)
+
+
+def test_bare_project__locks_for_itself(open_workshop: Any, key: str) -> None:
+    """Where the project does not have the app, tasks lock in their slots, and keep the policies."""
+    environment = {"DJANGO_SETTINGS_MODULE": "workshop.bare"}
+    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
+        workshop.stranger.take(key)
+        assert workshop.result(workshop.send("skip", key))["zklock"] == "skipped"
+        sent = [workshop.send("contend", key, f"{key}:run") for _ in range(4)]
+        workshop.wait_count(key, 3)
+        workshop.stranger.release(key)
+        for task in sent:
+            result = workshop.result(task)
+            assert (result["key"], result["pid"] == workshop.worker.pid) == (key, False)
+        assert {note["together"] for note in workshop.notes(f"{key}:run")} == {1}
+        assert workshop.result(workshop.send("shared_above", key))["key"] == key
+        workshop.wait_empty(key)
