@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +59,10 @@ def canvas(workshop: Any) -> Canvas:
 
 
 def inspect(workshop: Any) -> Any:
-    return workshop.control.inspect(timeout=5, limit=1)
+    """Ask this worker: others may be at the same broker."""
+    name = re.search(r"MainProcess\] (\S+) ready\.", workshop.worker.log.read_text())
+    assert name is not None
+    return workshop.control.inspect(destination=[name[1]], timeout=5, limit=1)
 
 
 def reserved(workshop: Any) -> set[str]:
@@ -237,6 +241,8 @@ if celery.VERSION >= (5, 5):
             workshop.entered(f"{key}:gate")
             waiting = workshop.send("shared_below", key)
             workshop.wait_count(key, 2)
+            # Not in the middle of a step: the worker has done with the request when it answers.
+            assert waiting.id in reserved(workshop)
             workshop.worker.signal(signal.SIGQUIT)
             workshop.wait_log("Initiating Soft Shutdown")
             workshop.wait_count(key, 1)

@@ -36,6 +36,8 @@ logger = logging.getLogger("django_zklock.celery")
 
 # How often to look for what nobody tells, such as a revoked task, in seconds.
 GLANCE = 1.0
+# How often to try again what an interrupted step is in the way of, in seconds.
+LOOK_AGAIN = 0.1
 # More requests than this do not wait outside of the prefetch window: they would only fill the memory.
 MAX_PARKED = 10_000
 # Without a visibility timeout of the broker. RabbitMQ's for an acknowledgement is 30 minutes.
@@ -100,9 +102,18 @@ class Gate:
             self.loop.attach(hub)
 
     def stop(self) -> None:
-        """Let go of all that does not run: the broker delivers it again, here or elsewhere. From any thread."""
+        """Let go of all that does not run: the broker delivers it again, here or elsewhere."""
         for waiter in list(self.waiters.values()):
             waiter.leave()
+
+    def stop_soon(self) -> None:
+        """Stop in the clock's thread; safe in a signal handler, which may have interrupted a step."""
+        if self.waiters:
+            self._clock.call_later(0.0, self._stop_without_waiting)
+
+    def _stop_without_waiting(self) -> None:
+        if [waiter for waiter in list(self.waiters.values()) if not waiter.leave(wait=False)]:
+            self._clock.call_later(LOOK_AGAIN, self._stop_without_waiting)
 
     # Which lock.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from typing import Any
 
 from celery import bootsteps
@@ -52,11 +51,10 @@ class GateStep(bootsteps.StartStopStep):
         sleep = getattr(worker, "wait_for_soft_shutdown", None)
         if sleep is None or self._gate is None:
             return
-        leave = self._gate.stop
+        leave = self._gate.stop_soon
 
         def leave_and_sleep() -> None:
-            # Not here: the signal may have come in the middle of a step.
-            threading.Thread(target=leave, name="zklock-leave", daemon=True).start()
+            leave()
             sleep()
 
         worker.wait_for_soft_shutdown = leave_and_sleep

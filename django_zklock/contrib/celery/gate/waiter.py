@@ -410,11 +410,16 @@ class Waiter:
                 gone = partial(self.gate.board.mark, self._cell, self.nonce, Mark.GONE)
                 contender.session.post(partial(contender.when_gone, gone))
 
-    def leave(self) -> None:
-        """Give back everything, unless the task runs."""
-        with self._changing:
+    def leave(self, *, wait: bool = True) -> bool:
+        """Give back everything, unless the task runs; ``False`` if another thread is at it, and we do not wait."""
+        if not self._changing.acquire(blocking=wait):
+            return False
+        try:
             if self.stage is not Stage.RUNNING:
                 self.finish()
+        finally:
+            self._changing.release()
+        return True
 
     def finish(self) -> None:
         """Give back everything; safe to call more than once, and from any thread."""
