@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -170,6 +171,13 @@ class Workshop:
     def control(self) -> Any:
         """What talks to the worker itself."""
         return self.sender.control
+
+    def inspect(self) -> Any:
+        """What asks this worker: others may be at the same broker."""
+        assert self.worker is not None
+        name = re.search(r"MainProcess\] (\S+) ready\.", self.worker.log.read_text())
+        assert name is not None
+        return self.control.inspect(destination=[name[1]], timeout=5, limit=1)
 
     # Notes.
 

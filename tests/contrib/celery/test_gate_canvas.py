@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,15 +57,8 @@ def canvas(workshop: Any) -> Canvas:
     return Canvas(workshop, workshop.sender)
 
 
-def inspect(workshop: Any) -> Any:
-    """Ask this worker: others may be at the same broker."""
-    name = re.search(r"MainProcess\] (\S+) ready\.", workshop.worker.log.read_text())
-    assert name is not None
-    return workshop.control.inspect(destination=[name[1]], timeout=5, limit=1)
-
-
 def reserved(workshop: Any) -> set[str]:
-    (requests,) = inspect(workshop).reserved().values()
+    (requests,) = workshop.inspect().reserved().values()
     return {request["id"] for request in requests}
 
 
@@ -208,7 +200,7 @@ def test_autoscale__no_slot_is_lost(open_workshop: Any, key: str) -> None:
     ) as workshop:
 
         def slots() -> int:
-            (stats,) = inspect(workshop).stats().values()
+            (stats,) = workshop.inspect().stats().values()
             return len(stats["pool"]["processes"])
 
         def fill() -> None:

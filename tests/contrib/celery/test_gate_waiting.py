@@ -48,7 +48,7 @@ def test_parked__is_reserved(workshop: Any, key: str) -> None:
     workshop.stranger.take(key)
     task = workshop.send("shared_below", key)
     workshop.wait_count(key, 2)
-    inspect = workshop.control.inspect(timeout=5, limit=1)
+    inspect = workshop.inspect()
     (reserved,) = inspect.reserved().values()
     assert [each["id"] for each in reserved] == [task.id]
     wait_until(lambda: inspect._request("zklocks").popitem()[1][0]["holder"], SOON, "the holder is known")
@@ -64,7 +64,7 @@ def test_parked__place_in_the_line(workshop: Any, key: str) -> None:
     """`inspect zklocks` says how many stand before each."""
 
     def ahead() -> list[int | None]:
-        ((waiting, *more),) = workshop.control.inspect(timeout=5, limit=1)._request("zklocks").values()
+        ((waiting, *more),) = workshop.inspect()._request("zklocks").values()
         return [each["ahead"] for each in (waiting, *more) if each["key"] == key]
 
     workshop.stranger.take(key)
