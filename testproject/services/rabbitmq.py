@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -96,8 +97,16 @@ class RabbitMQ(Process):
 
     def close_connections(self) -> None:
         """Close the connection of each client, as an operator does."""
+        self._control("close_all_connections", "closed")
+
+    def keep_dead_letters(self, queue: str, letters: str) -> None:
+        """Have what is rejected from ``queue`` for good go to the queue ``letters``."""
+        policy = {"dead-letter-exchange": "", "dead-letter-routing-key": letters}
+        self._control("set_policy", "--apply-to", "queues", letters, f"^{queue}$", json.dumps(policy))
+
+    def _control(self, *command: str) -> None:
         subprocess.run(
-            [self._program.with_name("rabbitmqctl"), "--quiet", "close_all_connections", "closed"],
+            [self._program.with_name("rabbitmqctl"), "--quiet", *command],
             env=self.environment(),
             cwd=self.folder,
             stdin=subprocess.DEVNULL,

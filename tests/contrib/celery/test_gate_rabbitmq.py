@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kombu import Queue
 from services.rabbitmq import RabbitMQ
 
 from tests.zk.onlooker import wait_until
@@ -52,6 +53,24 @@ def test_killed_child__delivered_again(workshop: Any, key: str) -> None:
     assert result["token"] > facts["token"]
     assert workshop.board.get(f"{key}:gate:deliveries") == "2"
     workshop.wait_empty(key, SOON)
+
+
+def test_failure__acknowledged_or_not(workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
+    """The message of a failed task is acknowledged or rejected, as its settings say; the lock is free either way."""
+    letters = f"{workshop.queue}-dead"
+    with workshop.sender.connection() as connection:
+        dead = Queue(letters).bind(connection.default_channel)
+        dead.declare()
+        rabbitmq.keep_dead_letters(workshop.queue, letters)
+        failed = [workshop.send(name, key) for name in ("fail_acknowledged", "fail_unacknowledged")]
+        for task in failed:
+            with pytest.raises(KeyError):
+                workshop.result(task)
+        workshop.wait_empty(key, SOON)
+        letter = wait_until(lambda: dead.get(no_ack=True), SOON, "one message is rejected")
+        assert letter.headers["id"] == failed[1].id
+        assert dead.get() is None
+        dead.delete()
 
 
 def test_revoked__leaves_the_line(workshop: Any, key: str) -> None:

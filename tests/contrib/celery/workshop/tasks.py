@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -470,16 +471,30 @@ def hold_terminably_late(key: str, gate: str) -> dict[str, Any]:
 
 @shared_task(acks_late=True, reject_on_worker_lost=True)
 @zk_locked("{key}")
-def enter_in_ledger(key: str, run: str, number: int) -> None:
+def enter_in_ledger(key: str, ledger: str, number: int) -> None:
     """Note when the body began and ended, under which token; whoever is killed leaves no end."""
     held = current_lock()
     assert held is not None
-    entry = f"{key}:{held.token}"
-    board().hset(run, f"{entry}:began", time.monotonic())
-    time.sleep(0.005)
-    held.check()
-    board().hset(run, f"{entry}:ended", time.monotonic())
-    board().sadd(f"{run}:done", number)
+    with contextlib.closing(sqlite3.connect(ledger, timeout=30, isolation_level=None)) as database:
+        database.execute(
+            "insert into runs (line, token, number, began) values (?, ?, ?, ?)",
+            (key, held.token, number, time.monotonic()),
+        )
+        time.sleep(0.005)
+        held.check()
+        database.execute("update runs set ended = ? where line = ? and token = ?", (time.monotonic(), key, held.token))
+
+
+@shared_task(acks_late=True)
+@zk_locked("{key}")
+def fail_acknowledged(key: str) -> None:
+    raise KeyError(key)
+
+
+@shared_task(acks_late=True, acks_on_failure_or_timeout=False)
+@zk_locked("{key}")
+def fail_unacknowledged(key: str) -> None:
+    raise KeyError(key)
 
 
 @shared_task
