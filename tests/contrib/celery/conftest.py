@@ -139,12 +139,16 @@ class Workshop:
         return worker.start()
 
     def close(self) -> None:
+        from kombu import pools
+
         for worker in self._workers:
             worker.close()
         self.pool.close(2.0)
         self.board.close()
         self.sender.close()
         self.results.close()
+        # Every app of this process with the same broker shares them, and a test may have had the broker close them.
+        pools.reset()
 
     # Tasks and their results.
 
