@@ -106,6 +106,9 @@ class Workshop:
             "PYTHONPATH": os.pathsep.join([str(HERE), str(PROJECT), *filter(None, sys.path)]),
         }
         self.sender: Celery = Celery("sender", broker=messages, set_as_current=False)
+        if messages == broker.url:
+            # Apps with the same broker and options share their connections; and a test may have the broker close them.
+            self.sender.conf.broker_transport_options = {"workshop": self.queue}
         if folder is not None:
             self.sender.conf.update(
                 broker_url="filesystem://",
@@ -139,16 +142,12 @@ class Workshop:
         return worker.start()
 
     def close(self) -> None:
-        from kombu import pools
-
         for worker in self._workers:
             worker.close()
         self.pool.close(2.0)
         self.board.close()
         self.sender.close()
         self.results.close()
-        # Every app of this process with the same broker shares them, and a test may have had the broker close them.
-        pools.reset()
 
     # Tasks and their results.
 
