@@ -70,7 +70,7 @@ def test_parked__place_in_the_line(workshop: Any, key: str) -> None:
     workshop.stranger.take(key)
     waiting = [workshop.send("shared_below", key) for _ in range(3)]
     workshop.wait_count(key, 4)
-    assert ahead() == [1, 2, 3]
+    wait_until(lambda: ahead() == [1, 2, 3], SOON, "the worker knows of all three places")
     workshop.stranger.release(key)
     for task in waiting:
         workshop.result(task)

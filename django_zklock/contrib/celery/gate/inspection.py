@@ -8,7 +8,7 @@ from typing import Any
 from celery.worker.control import inspect_command
 
 from django_zklock.contrib.celery.gate import claim
-from django_zklock.contrib.celery.gate.waiter import Stage, Waiter
+from django_zklock.contrib.celery.gate.waiter import WAITING, Waiter
 from django_zklock.zk.alarm import Alarm
 
 # How long ZooKeeper may take to tell how many stand before others, in seconds. The worker stands still meanwhile.
@@ -23,7 +23,7 @@ def zklocks(state: Any, **_options: Any) -> list[dict[str, Any]]:
     if gate is None:
         return []
     waiters = list(gate.waiters.values())
-    ahead = _ahead([waiter for waiter in waiters if waiter.stage is Stage.PARKED])
+    ahead = _ahead([waiter for waiter in waiters if waiter.stage in WAITING])
     return [waiter.facts() | {"ahead": ahead.get(waiter.nonce)} for waiter in waiters]
 
 
