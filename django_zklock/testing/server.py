@@ -203,11 +203,14 @@ class ZooKeeperServer:
                 done.set_exception(error)
 
         with self._state:
-            if self._loop is None or not self.running:
-                msg = "the server does not run; start it, or use it as a context manager"
-                raise RuntimeError(msg)
-            self._loop.call_soon_threadsafe(run)
+            self._running_loop().call_soon_threadsafe(run)
         return done.result(PATIENCE)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None or not self.running:
+            msg = "the server does not run; start it, or use it as a context manager"
+            raise RuntimeError(msg)
+        return self._loop
 
     def settle(self, function: Callable[[], object]) -> None:
         """Call a function in the thread of the event loop, or here if the server is stopped; never in a fork."""
@@ -240,8 +243,10 @@ class ZooKeeperServer:
 
     def refuse(self) -> None:
         """Accept no more connections; those there are stay."""
+        self._check_process()
         with self._state:
-            self.call(self._deafen)
+            loop = self._running_loop()
+            asyncio.run_coroutine_threadsafe(self._deafen(), loop).result(PATIENCE)
             self._refusals += 1
 
     def descriptors(self) -> list[int]:
@@ -260,7 +265,10 @@ class ZooKeeperServer:
                 sock.close()
                 raise
 
-    def _deafen(self) -> None:
+    async def _deafen(self) -> None:
+        # Those that accept a connection: once the listener is closed, asyncio leaves it half made, and open.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.gather(*others, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -290,10 +298,7 @@ class ZooKeeperServer:
 
     async def _end(self) -> None:
         self.service.stop()
-        self._deafen()
-        # Those that accept a connection.
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
+        await self._deafen()
         for connection in list(self.connections):
             connection.abort()
         # The loop tells them that they are lost in its next round.
