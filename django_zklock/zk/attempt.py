@@ -176,9 +176,9 @@ class Attempt:
         if self.held is None:
             return
         if contender.lost is not None and self._take("lost"):
-            self._in_own_thread(self.held.tell_loss, contender.lost)
+            in_own_thread(self.held.tell_loss, contender.lost)
         if contender.revoked is not None and self._take("revoked"):
-            self._in_own_thread(self.lock.observer.revoked, self.held, contender.revoked)
+            in_own_thread(self.lock.observer.revoked, self.held, contender.revoked)
 
     def _take(self, news: str) -> bool:
         """Whether this has not been told; after that it has. Taking it out is one step."""
@@ -187,12 +187,6 @@ class Attempt:
         except ValueError:
             return False
         return True
-
-    def _in_own_thread(self, tell: Callable[..., None], *facts: object) -> None:
-        # Observers may take their time, and neither heartbeat nor connection has any to give.
-        thread = threading.Thread(target=tell, args=facts, name="zklock-news", daemon=True)
-        with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
-            thread.start()
 
     # Errors: what, how long, who, and what to do.
 
@@ -239,6 +233,13 @@ class Attempt:
             key=self.lock.key,
             timeout=self.timeout,
         )
+
+
+def in_own_thread(tell: Callable[..., None], *facts: object) -> None:
+    """Tell an observer. It may take its time, and neither heartbeat nor connection has any to give."""
+    thread = threading.Thread(target=tell, args=facts, name="zklock-news", daemon=True)
+    with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+        thread.start()
 
 
 def acquire(lock: Lock, timeout: float | None) -> Held:

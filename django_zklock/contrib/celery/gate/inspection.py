@@ -7,7 +7,7 @@ from typing import Any
 
 from celery.worker.control import inspect_command
 
-from django_zklock.contrib.celery.gate import claim
+from django_zklock.contrib.celery.gate import takeover
 from django_zklock.contrib.celery.gate.waiter import WAITING, Waiter
 from django_zklock.zk.alarm import Alarm
 
@@ -19,7 +19,7 @@ PATIENCE = 0.5
 def zklocks(state: Any, **_options: Any) -> list[dict[str, Any]]:
     """List the tasks that hold locks or wait for them, in the order of their arrival."""
     del state  # Celery passes it by name
-    gate = claim.gate
+    gate = takeover.gate
     if gate is None:
         return []
     waiters = list(gate.waiters.values())

@@ -13,7 +13,7 @@ from typing import Any
 from celery import bootsteps
 from celery.signals import worker_init
 
-from django_zklock.contrib.celery.gate import claim
+from django_zklock.contrib.celery.gate import takeover
 from django_zklock.contrib.celery.gate.gate import Gate
 
 logger = logging.getLogger("django_zklock.celery")
@@ -37,7 +37,7 @@ class GateStep(bootsteps.StartStopStep):
             logger.warning("event=no_gate pool=%s consequence=tasks_wait_in_their_slots", type(consumer.pool).__name__)
             return
         # Before the pool forks, and before Celery's strategies take hold of what they call.
-        self._gate = claim.gate = Gate(consumer)
+        self._gate = takeover.gate = Gate(consumer)
         consumer.on_task_request = self._gate.on_request
         self._leave_before_soft_shutdown(consumer.controller)
 
@@ -72,7 +72,7 @@ def is_wanted(app: Any) -> bool:
 
 def install() -> None:
     """Add the step to every worker of this process; calling it again changes nothing."""
-    claim.install()
+    takeover.install()
     worker_init.connect(_add, dispatch_uid="django_zklock.gate", weak=False)
 
 

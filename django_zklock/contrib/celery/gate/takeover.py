@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +15,7 @@ from django_zklock.contrib.celery.gate.remote import Remote
 from django_zklock.contrib.celery.task import in_worker
 from django_zklock.exceptions import LockConflict, LockTimeout, ZooKeeperUnavailable
 from django_zklock.zk import identity
+from django_zklock.zk.attempt import in_own_thread
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 
@@ -91,10 +91,10 @@ def _take_as_child(gate: Gate, ticket: Ticket, lock: Lock) -> Outcome | None:
     def news() -> bool:
         if remote.revoked is not None and "revoked" in untold:
             untold.discard("revoked")
-            _in_own_thread(lock.observer.revoked, held, remote.revoked)
+            in_own_thread(lock.observer.revoked, held, remote.revoked)
         if held.lost and "lost" in untold:
             untold.discard("lost")
-            _in_own_thread(held.tell_loss, remote.lost or "the lease ran out")
+            in_own_thread(held.tell_loss, remote.lost or "the lease ran out")
         return "lost" in untold
 
     remote.watch(news)
@@ -130,7 +130,3 @@ def _refusal(ticket: Ticket) -> Outcome:
         return None, error
     assert error is not None
     raise error
-
-
-def _in_own_thread(tell: Any, *facts: object) -> None:
-    threading.Thread(target=tell, args=facts, name="zklock-news", daemon=True).start()
