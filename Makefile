@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(READY) ## lost updates without the lock, none with it; ARGS=--once ends by itself
@@ -42,6 +42,14 @@ bench: $(READY) | os-test ## how fast the test server is, beside real ZooKeeper;
 bench-gate: $(READY) | os-test ## what waiting at the gate is worth, beside tasks that wait in their slots
 	PYTHONPATH=testproject $(BIN)/python -m benchmarks.gate $(ARGS)
 
+.PHONY: bench-list
+bench-list: $(READY) | os-test ## how long the command takes to list ten thousand locks, and how many requests
+	PYTHONPATH=testproject $(BIN)/python -m benchmarks.listing $(ARGS)
+
+.PHONY: bench-admin
+bench-admin: $(READY) | os-test ## how long the admin takes for a page of ten thousand locks, and how many requests
+	PYTHONPATH=testproject $(BIN)/python -m benchmarks.admin $(ARGS)
+
 .PHONY: lint
 lint: $(READY) ## style, format, layers
 	$(BIN)/ruff check .
@@ -56,6 +64,10 @@ types: $(READY) ## mypy, strict
 docs: $(READY) ## the documents as HTML in docs/_build/html
 	$(BIN)/sphinx-build -n -W --keep-going -q -b html docs docs/_build/html
 	$(BIN)/sphinx-build -n -W --keep-going -q -b doctest docs docs/_build/doctest
+
+.PHONY: screenshots
+screenshots: $(READY) | os-browser ## the pictures of the admin in docs/, taken anew
+	ZKLOCK_SCREENSHOTS=docs/_static/screenshots $(BIN)/pytest tests/browser/test_pictures.py $(ARGS)
 
 .PHONY: package
 package: $(READY) ## wheel and sdist in dist/, looked into and installed
@@ -73,11 +85,13 @@ clean: ## remove what was made, the environment too
 		htmlcov build dist docs/_build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: os-kazoo os-test
+.PHONY: os-browser os-kazoo os-test
+os-browser:
+	@.ci/os-packages chromium zookeeper
 os-kazoo:
 	@.ci/os-packages zookeeper
 os-test:
-	@.ci/os-packages curator rabbitmq redis zkcli zookeeper
+	@.ci/os-packages chromium curator rabbitmq redis zkcli zookeeper
 
 $(READY): setup.cfg pyproject.toml
 	@$(if $(PYTHON),:,.ci/os-packages python)

@@ -97,6 +97,7 @@ class LockedCall:
     on_conflict: OnConflict
     on_lost: OnLost
     on_unavailable: OnUnavailable
+    template: str
     # Whether the function is the `handle` of a command, if its first argument is one.
     is_handle: bool = False
 
@@ -131,7 +132,7 @@ class LockedCall:
         try:
             held, refusal = self._acquire(lock)
             if refusal is not None and not self._runs_without(refusal):
-                return self._refused(self._conflict(lock, args, kwargs, refusal.holder), refusal)
+                return self._refused(lock, self._conflict(lock, args, kwargs, refusal.holder), refusal)
             result = self._run(held, args, kwargs)
             self._refuse_coroutine(result)
             if held is not None:
@@ -150,7 +151,7 @@ class LockedCall:
         try:
             held, refusal = await self._aacquire(lock)
             if refusal is not None and not self._runs_without(refusal):
-                return await self._arefused(self._conflict(lock, args, kwargs, refusal.holder), refusal)
+                return await self._arefused(lock, self._conflict(lock, args, kwargs, refusal.holder), refusal)
             result = await self._arun(held, args, kwargs)
             if held is not None:
                 await held.afinish(raising=self.on_lost != "ignore")
@@ -228,6 +229,7 @@ class LockedCall:
             reentrant=self.reentrant,
             using=self.using,
             work=work,
+            template=self.template,
             sole_waiter=self.on_conflict == "coalesce",
         )
 
@@ -263,28 +265,30 @@ class LockedCall:
         logger.error("event=unprotected key=%r function=%s error=%s", refusal.key, self.name, refusal)
         return True
 
-    def _refused(self, conflict: Conflict, refusal: ZkLockError) -> Any:
+    def _refused(self, lock: Lock, conflict: Conflict, refusal: ZkLockError) -> Any:
         """Do what the policies say about a call that has not got its lock."""
-        reason = self._reason_to_skip(refusal)
-        if reason is None:
+        reason = _reason(refusal)
+        facts = self._facts(lock, conflict, reason)
+        signals.send(signals.refused, **facts)
+        if not self._skips(reason):
             return self._decide(conflict, refusal)
-        signals.send(signals.skipped, **self._facts(conflict, reason))
+        signals.send(signals.skipped, **facts)
         return self._skip(conflict, reason)
 
-    async def _arefused(self, conflict: Conflict, refusal: ZkLockError) -> Any:
-        reason = self._reason_to_skip(refusal)
-        if reason is None:
+    async def _arefused(self, lock: Lock, conflict: Conflict, refusal: ZkLockError) -> Any:
+        reason = _reason(refusal)
+        facts = self._facts(lock, conflict, reason)
+        await signals.refused.asend_robust(Lock, **facts)
+        if not self._skips(reason):
             decided = self._decide(conflict, refusal)
             return await decided if inspect.isawaitable(decided) else decided
-        await signals.skipped.asend_robust(Lock, **self._facts(conflict, reason))
+        await signals.skipped.asend_robust(Lock, **facts)
         return self._skip(conflict, reason)
 
-    def _reason_to_skip(self, refusal: ZkLockError) -> str | None:
-        if isinstance(refusal, ZooKeeperUnavailable):
-            return "unavailable" if self.on_unavailable == "skip" else None
-        if isinstance(refusal, AlreadyAwaited):
-            return "coalesced"
-        return "conflict" if self.on_conflict == "skip" else None
+    def _skips(self, reason: str) -> bool:
+        if reason == "unavailable":
+            return self.on_unavailable == "skip"
+        return reason == "coalesced" or self.on_conflict == "skip"
 
     def _decide(self, conflict: Conflict, refusal: ZkLockError) -> Any:
         if isinstance(refusal, ZooKeeperUnavailable) or self.on_conflict in {"wait", "coalesce"}:
@@ -293,14 +297,8 @@ class LockedCall:
             return self.on_conflict(conflict)
         raise conflict.error() from refusal
 
-    def _facts(self, conflict: Conflict, reason: str) -> dict[str, Any]:
-        return {
-            "key": conflict.key,
-            "alias": self.using,
-            "holder": conflict.holder,
-            "function": self.name,
-            "reason": reason,
-        }
+    def _facts(self, lock: Lock, conflict: Conflict, reason: str) -> dict[str, Any]:
+        return {**signals.about(lock), "holder": conflict.holder, "function": self.name, "reason": reason}
 
     def _skip(self, conflict: Conflict, reason: str) -> Any:
         """Log that the call is skipped, and give a result that cannot be mistaken for work done."""
@@ -313,6 +311,12 @@ class LockedCall:
                 why = "ZooKeeper cannot be reached"
             return f"Skipped: lock {conflict.key!r}: {why}."
         return {"zklock": "skipped", "key": conflict.key, "reason": reason, "holder": holder}
+
+
+def _reason(refusal: ZkLockError) -> str:
+    if isinstance(refusal, ZooKeeperUnavailable):
+        return "unavailable"
+    return "coalesced" if isinstance(refusal, AlreadyAwaited) else "conflict"
 
 
 def locked_call(function: Callable[..., Any]) -> LockedCall | None:

@@ -13,8 +13,9 @@ from django.core.management.base import BaseCommand
 
 from django_zklock.calls import LockedCall, OnConflict, OnLost, OnUnavailable
 from django_zklock.conf import DEFAULT_ALIAS
-from django_zklock.keying import key_maker
+from django_zklock.keying import key_maker, template_of
 from django_zklock.locks import Mode
+from django_zklock.zk import keys
 from django_zklock.zk.deadline import Timeout, seconds
 from django_zklock.zk.rules import rule
 
@@ -43,6 +44,7 @@ def zk_locked(
     on_conflict: OnConflict = "wait",
     on_lost: OnLost = "raise",
     on_unavailable: OnUnavailable = "raise",
+    template: str | None = None,
 ) -> Locked:
     """Decorate a function, coroutine function, method, ``BaseCommand`` class, Celery task or Django task.
 
@@ -62,6 +64,10 @@ def zk_locked(
     break into a call of C code; ``"terminate"`` ends the process of a Celery pool that runs the task, and does as
     ``"interrupt"`` where there is none; ``"ignore"`` does nothing. ``on_unavailable``: without ZooKeeper ``"raise"``
     raises ``ZooKeeperUnavailable``, ``"skip"`` skips, ``"run"`` runs without protection and logs an error.
+
+    ``template`` is what signals and metrics call all these locks; without it, it is the template that ``key`` is (of
+    a list, all of them, with commas between). A function as ``key`` lends its qualified name, a lambda or any other
+    callable that of the function that is decorated.
 
     Raises ``TypeError`` or ``ValueError`` at decoration for arguments that can never work.
     """
@@ -85,6 +91,7 @@ def zk_locked(
         on_conflict=_policy(on_conflict),
         on_lost=_choice("on_lost", on_lost, get_args(OnLost)),
         on_unavailable=_choice("on_unavailable", on_unavailable, get_args(OnUnavailable)),
+        template=keys.check_template(template),
     )
 
 
@@ -101,6 +108,7 @@ class Locked:
     on_conflict: OnConflict
     on_lost: OnLost
     on_unavailable: OnUnavailable
+    template: str | None
 
     def __call__(self, target: Target) -> Target:
         """Give ``target``, or what takes its place, so that calling it takes the lock first."""
@@ -143,6 +151,7 @@ class Locked:
             on_conflict=self.on_conflict,
             on_lost=self.on_lost,
             on_unavailable=self.on_unavailable,
+            template=template_of(self.key, function) if self.template is None else self.template,
             is_handle=is_handle or function.__name__ == "handle",
         ).wrap()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import string
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,21 @@ def key_maker(key: str | Sequence[str] | Callable[..., Any], function: Callable[
         makers = [_template(each, function) for each in key]
         return lambda args, kwargs: tuple(str(make(args, kwargs)) for make in makers)
     raise TypeError(f'the key must be a template like "invoice:{{invoice_id}}" or a callable, got {key!r}')
+
+
+def template_of(key: str | Sequence[str] | Callable[..., Any], function: Callable[..., Any]) -> str:
+    """Give one text for all keys that the key maker of ``function`` makes, for whoever counts.
+
+    That is the template, or all of them with commas between. A callable has none, so a function lends its qualified
+    name; what has no name of its own, such as a lambda, goes by that of ``function``.
+    """
+    if isinstance(key, str):
+        return key
+    if isinstance(key, (list, tuple)):
+        return ", ".join(key)
+    is_named = isinstance(key, (types.FunctionType, types.MethodType)) and key.__name__ != "<lambda>"
+    named: Any = key if is_named else function
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def text_of(value: object) -> str:

@@ -28,6 +28,7 @@ def zk_lock(
     reentrant: bool = True,
     using: str = DEFAULT_ALIAS,
     work: Callable[[], Work | None] = surroundings.work,
+    template: str | None = None,
 ) -> Lock:
     """Give the lock named ``key`` of the ensemble ``ZKLOCK[using]``. No I/O.
 
@@ -38,12 +39,15 @@ def zk_lock(
     first served, so a reader waits for a writer that came before it. With ``limit`` the lock is a semaphore, which
     so many may hold at once; where callers differ in it, each keeps to its own.
 
-    ``work`` is called at each acquisition and says what runs, for whoever asks who holds the lock. Raises
-    ``ValueError`` for an empty key, one over 1 kB or one that is no valid text, for a key that comes twice and for an
-    unknown mode, ``TypeError`` for a key that is not a ``str``, a limit that is not positive and one with a mode,
-    ``ImproperlyConfigured`` for an alias that is not configured.
+    ``work`` is called at each acquisition and says what runs, for whoever asks who holds the lock. ``template`` is
+    what many keys have in common (``"invoice:{invoice_id}"``), by which signals and metrics tell locks apart; it
+    changes nothing else.
+
+    Raises ``ValueError`` for an empty key, one over 1 kB or one that is no valid text, for a key that comes twice and
+    for an unknown mode, ``TypeError`` for a key or a template that is not a ``str``, a limit that is not positive and
+    one with a mode, ``ImproperlyConfigured`` for an alias that is not configured.
     """
-    return make_lock(key, mode=mode, limit=limit, reentrant=reentrant, using=using, work=work)
+    return make_lock(key, mode=mode, limit=limit, reentrant=reentrant, using=using, work=work, template=template)
 
 
 def make_lock(
@@ -54,6 +58,7 @@ def make_lock(
     reentrant: bool,
     using: str,
     work: Callable[[], Work | None],
+    template: str | None,
     sole_waiter: bool = False,
 ) -> Lock:
     """Do as :func:`zk_lock`; ``sole_waiter`` is that of :class:`~django_zklock.zk.lock.Lock`."""
@@ -64,6 +69,7 @@ def make_lock(
         reentrant=reentrant,
         observer=_observer,
         work=work,
+        template=template,
         sole_waiter=sole_waiter,
     )
 

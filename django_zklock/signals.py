@@ -1,6 +1,8 @@
 """What happens to locks, as Django signals.
 
-Every signal is sent with ``sender`` (the :class:`~django_zklock.zk.lock.Lock`'s class), ``key`` and ``alias``:
+Every signal is sent with ``sender`` (the :class:`~django_zklock.zk.lock.Lock`'s class), ``key``, ``alias``,
+``template`` (what the keys of such locks have in common, or ``None`` where nobody has said it) and ``kind``
+("exclusive", "read", "write" or "lease"):
 
 ``acquired`` (``held``)
     The lock was granted; ``held.waited`` says after how many seconds.
@@ -12,9 +14,12 @@ Every signal is sent with ``sender`` (the :class:`~django_zklock.zk.lock.Lock`'s
     A held lock was lost. Sent from a thread of its own, as soon as it is known.
 ``revoked`` (``held``, ``reason``)
     Somebody asks the holder to let go. Sent from a thread of its own.
+``refused`` (``holder``, ``function``, ``reason``)
+    A decorated function has not got its lock and does not run, whatever the policies make of that: ``reason`` is
+    "conflict" (somebody else holds the lock), "coalesced" (somebody waits already) or "unavailable" (ZooKeeper could
+    not be reached).
 ``skipped`` (``holder``, ``function``, ``reason``)
-    A decorated function did not run: ``reason`` is "conflict" (somebody else holds the lock) or "unavailable"
-    (ZooKeeper could not be reached).
+    That was no error: the caller has got a result that says that the function did not run.
 
 Receivers run in the thread that acquires and releases, before the body and after it; an error in one is logged
 and does not reach the body (``send_robust``). Around asynchronous code they run as Django runs them there: async
@@ -38,6 +43,7 @@ contended = Signal()
 released = Signal()
 lost = Signal()
 revoked = Signal()
+refused = Signal()
 skipped = Signal()
 
 
@@ -60,36 +66,37 @@ def send(signal: Signal, **facts: Any) -> None:
         task.add_done_callback(_sending.discard)
 
 
+def about(lock: Lock) -> dict[str, Any]:
+    """Give what every signal says of ``lock``."""
+    return {"key": lock.key, "alias": lock.pool.name, "template": lock.template, "kind": lock.rule.kind.value}
+
+
 class SignalObserver:
     """Turns what the recipe layer reports into signals."""
 
     def contended(self, lock: Lock, holder: Identity | None) -> None:
-        send(contended, **_about(lock), holder=holder)
+        send(contended, **about(lock), holder=holder)
 
     def acquired(self, held: Held) -> None:
-        send(acquired, **_about(held.lock), held=held)
+        send(acquired, **about(held.lock), held=held)
 
     def released(self, held: Held) -> None:
-        send(released, **_about(held.lock), held=held, duration=_duration(held))
+        send(released, **about(held.lock), held=held, duration=_duration(held))
 
     def lost(self, held: Held, reason: str) -> None:
-        send(lost, **_about(held.lock), held=held, reason=reason)
+        send(lost, **about(held.lock), held=held, reason=reason)
 
     def revoked(self, held: Held, reason: str) -> None:
-        send(revoked, **_about(held.lock), held=held, reason=reason)
+        send(revoked, **about(held.lock), held=held, reason=reason)
 
     async def acontended(self, lock: Lock, holder: Identity | None) -> None:
-        await contended.asend_robust(Lock, **_about(lock), holder=holder)
+        await contended.asend_robust(Lock, **about(lock), holder=holder)
 
     async def aacquired(self, held: Held) -> None:
-        await acquired.asend_robust(Lock, **_about(held.lock), held=held)
+        await acquired.asend_robust(Lock, **about(held.lock), held=held)
 
     async def areleased(self, held: Held) -> None:
-        await released.asend_robust(Lock, **_about(held.lock), held=held, duration=_duration(held))
-
-
-def _about(lock: Lock) -> dict[str, Any]:
-    return {"key": lock.key, "alias": lock.pool.name}
+        await released.asend_robust(Lock, **about(held.lock), held=held, duration=_duration(held))
 
 
 def _duration(held: Held) -> float:

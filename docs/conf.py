@@ -39,7 +39,7 @@ django.setup()
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest"]
 exclude_patterns = ["_build"]
 
-myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
@@ -52,7 +52,7 @@ doctest_test_doctest_blocks = ""
 
 # Names of other projects would need their inventories from the network. Our own names stay checked.
 nitpick_ignore_regex = [
-    (r"py:.*", rf"({'|'.join([*sys.stdlib_module_names, 'celery', 'django', 'kazoo'])})\..+"),
+    (r"py:.*", rf"({'|'.join([*sys.stdlib_module_names, 'celery', 'django', 'kazoo', 'opentelemetry'])})\..+"),
     (r"py:.*", "|".join(re.escape(name) for name in dir(builtins))),
 ]
 

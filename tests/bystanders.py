@@ -18,7 +18,7 @@ from django_zklock.zk.pool import Pool
 from tests.zk.onlooker import Onlooker
 from tests.zk.runner import Runner
 
-SIGNALS = ("acquired", "contended", "released", "lost", "revoked", "skipped")
+SIGNALS = ("acquired", "contended", "released", "lost", "revoked", "refused", "skipped")
 
 
 @dataclass

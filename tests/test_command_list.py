@@ -3,67 +3,37 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import CommandError, call_command
 from kazoo.client import KazooClient
 from services.port import free_port
+from services.zookeeper import ZooKeeper
 
-from django_zklock.locks import zk_lock
-from django_zklock.management import rendering
-from django_zklock.zk.held import Held
+from django_zklock.management import arguments
+from django_zklock.management.table import Column, table
 from django_zklock.zk.identity import Work
-from django_zklock.zk.survey import Line, Place
+from tests.command import GUID, Hold, Screen, failure, run
+from tests.crowd import hold_many
+from tests.server import packets_received
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-GUID = "01234567-89ab-cdef-0123-456789abcdef"
 NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
+
+pytest_plugins = ["tests.operating"]
 
 pytestmark = pytest.mark.zookeeper
 
 
-@pytest.fixture
-def hold(zklock: str) -> Iterator[Callable[..., Held]]:
-    """Give a function that takes a lock until the end of the test."""
-    taken: list[Held] = []
-
-    def take(key: str, work: Work | None = None) -> Held:
-        taken.append(zk_lock(key, work=lambda: work).acquire(5))
-        return taken[-1]
-
-    yield take
-    for held in taken:
-        held.release()
-
-
-def run(*arguments: str, status: int = 0) -> str:
-    """Run ``zklock`` and give what it writes to stdout; its exit status must be ``status``."""
-    out = StringIO()
-    ended: str | int | None = 0
-    try:
-        call_command("zklock", *arguments, stdout=out)
-    except SystemExit as end:
-        ended = end.code
-    assert ended == status
-    return out.getvalue()
-
-
-def failure(*arguments: str) -> CommandError:
-    """Run ``zklock``, which must fail, and give the error."""
-    with pytest.raises(CommandError) as caught:
-        run(*arguments)
-    assert "\n" not in str(caught.value)
-    return caught.value
-
-
-def test_list__table(hold: Callable[..., Held], outsider: KazooClient) -> None:
+def test_list__table(hold: Hold, outsider: KazooClient) -> None:
     """One row for each lock, by key, in columns."""
     bill = Work(kind="task", name="billing.bill", id="77")
     held = hold("invoice:42", bill)
@@ -85,7 +55,7 @@ def test_list__empty(zklock: str) -> None:
     assert json.loads(run("list", "--format", "json")) == {"locks": []}
 
 
-def test_list__json(hold: Callable[..., Held], outsider: KazooClient, zklock: str) -> None:
+def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
     """JSON has every lock with its whole line, under the names that the reference promises."""
     held = hold("invoice:42", Work(kind="task", name="billing.bill", id="77"))
     path = outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"junk", ephemeral=True, sequence=True)
@@ -113,13 +83,14 @@ def test_list__json(hold: Callable[..., Held], outsider: KazooClient, zklock: st
     assert path.endswith("/" + second["node"])
 
 
-def test_show__table(hold: Callable[..., Held], outsider: KazooClient) -> None:
+def test_show__table(hold: Hold, outsider: KazooClient) -> None:
     """The whole line, first come first, with who is in each place."""
     held = hold("invoice:42", Work(kind="command", name="nightly"))
     for _number in range(2):
         outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     header, *places = run("show", "invoice:42").splitlines()
-    assert header.split() == ["POSITION", "STATE", "KIND", "SINCE", "(UTC)", "AGE", "TOKEN", "HOLDER", "NODE"]
+    names = ["POSITION", "STATE", "KIND", "AGE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE"]
+    assert re.split("  +", header) == names
     assert [place.split()[:3] for place in places] == [
         ["0", "held", "exclusive"],
         ["1", "waiting", "exclusive"],
@@ -132,7 +103,7 @@ def test_show__table(hold: Callable[..., Held], outsider: KazooClient) -> None:
     assert f"unknown client, session 0x{session:x}" in places[1]
 
 
-def test_show__json(hold: Callable[..., Held]) -> None:
+def test_show__json(hold: Hold) -> None:
     """The same object as in the list."""
     hold("invoice:42")
     shown = json.loads(run("show", "invoice:42", "--format", "json"))
@@ -157,7 +128,7 @@ def test_show__foreign_nodes(zklock: str, outsider: KazooClient) -> None:
 
 
 @pytest.mark.parametrize("output", ["table", "json"])
-def test_show__hostile_data(hold: Callable[..., Held], output: str) -> None:
+def test_show__hostile_data(hold: Hold, output: str) -> None:
     """What others wrote cannot clear the screen, forge rows, or turn the text around."""
     hold(NASTY, Work(kind=NASTY, name=NASTY, id=NASTY))
     for text in (run("show", NASTY, "--format", output), run("list", "--format", output)):
@@ -203,23 +174,22 @@ def test_wrong_setting__status_2(settings: Settings) -> None:
     assert 'ZKLOCK["default"]["HOSTS"]' in str(error)
 
 
-@pytest.mark.parametrize("arguments", [[], ["break"], ["show"], ["list", "--format", "xml"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["break"], ["show"], ["list", "--format", "xml"], ["list", "--using", "reports", "--all"]]
+)
 def test_usage__refused(arguments: list[str]) -> None:
     """Nonsense on the command line is refused."""
     with pytest.raises(CommandError):
         call_command("zklock", *arguments)
 
 
-class Narrow(StringIO):
+class Narrow(Screen):
     """A terminal of few signs."""
 
     encoding = "ascii"
 
-    def isatty(self) -> bool:
-        return True
 
-
-def test_list__terminal(hold: Callable[..., Held], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list__terminal(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal long texts are cut to its width, and signs that it does not have are spelled out."""
     monkeypatch.setenv("COLUMNS", "100")
     hold("k" * 300, Work(kind="task", name="n" * 200))
@@ -234,47 +204,177 @@ def test_list__terminal(hold: Callable[..., Held], monkeypatch: pytest.MonkeyPat
     assert header.startswith("KEY  ")
 
 
-def line(key: str, **values: Any) -> Line:
-    return Line(key=key, path=f"/django_zklock/{key}", **values)
+def test_list__colours(hold: Hold) -> None:
+    """States are coloured for who asks for it, and elsewhere on terminals only."""
+    hold("k")
+    assert "\x1b[32;1mheld \x1b[0m" in run("--force-color", "list")
+    assert "\x1b[" not in run("list")
 
 
-def place(position: int, *, held: bool) -> Place:
-    return Place(
-        node=f"lock-{position:010}", path="", kind="read", sequence=position, position=position, held=held,
-        token=7, session_id=1, since=0.0, identity=None,
-    )  # fmt: skip
+def test_list__filters(hold: Hold, outsider: KazooClient) -> None:
+    """Each option chooses, and the status is 1 if nothing is left."""
+    hold("invoice:42", Work(kind="task", name="billing.bill", id="77"))
+    held = hold("catalogue", mode="read")
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-__WRIT__", ephemeral=True, sequence=True)
+    key = "invoice:" + "é" * 300 + ":end"
+    hold(key)
+    everything = ["catalogue", "invoice:42", key]
+    for options, found in {
+        (): everything,
+        ("INVOICE",): everything[1:],
+        ("*:end",): [key],
+        ("--state", "contended"): ["catalogue"],
+        ("--kind", "write"): ["catalogue"],
+        ("--task", "billing"): ["invoice:42"],
+        ("--host", os.uname().nodename): everything,
+        ("--older-than", "0.001"): everything,
+        ("--sort", "waiting", "--reverse"): ["catalogue", "invoice:42", key],
+        ("--sort", "token"): ["invoice:42", "catalogue", key],
+        ("--sort", "token", "--limit", "1"): ["invoice:42"],
+        ("--limit", "2"): everything[:2],
+    }.items():
+        locks = json.loads(run("list", *options, "--format", "json"))["locks"]
+        assert [lock["key"] for lock in locks] == found, options
+    for nothing in (("--state", "revoked"), ("--older-than", "1d"), ("nothing",), ("--host", "nowhere")):
+        assert json.loads(run("list", *nothing, "--format", "json", status=1)) == {"locks": []}
+        assert run("list", *nothing, status=1).startswith("No such locks are in use under ")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--older-than", "soon", "must be a number of seconds, not negative, or such as 15m, 2h or 1d"),
+        ("--older-than", "-1", "must be a number of seconds"),
+        ("--older-than", "m", "must be a number of seconds"),
+        ("--limit", "0", "must be a whole number from 1 on"),
+        ("--limit", "-1", "must be a whole number from 1 on"),
+        ("--state", "lost", "invalid choice"),
+        ("--sort", "colour", "invalid choice"),
+    ],
+)
+def test_list__nonsense(option: str, value: str, message: str) -> None:
+    """Nonsense is refused, and it says what would be sense."""
+    with pytest.raises(CommandError, match=message):
+        call_command("zklock", "list", f"{option}={value}")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("1.5", 1.5), ("90s", 90), ("15m", 900), ("2h", 7200), ("1d", 86400)]
+)
+def test_seconds(text: str, seconds: float) -> None:
+    """Times have a unit, or are seconds."""
+    assert arguments.seconds(text) == seconds
+
+
+def test_list__every_alias(hold: Hold, settings: Settings, zklock: str) -> None:
+    """With --all there is a column for the alias; an ensemble that is away hides no other, but is told."""
+    reachable = settings.ZKLOCK["default"]
+    settings.ZKLOCK = {"default": reachable, "reports": {**reachable, "ROOT": f"{zklock}-reports"}}
+    hold("a")
+    hold("b", using="reports")
+    header, first, second = run("list", "--all").splitlines()
+    assert header.split()[:2] == ["ALIAS", "KEY"]
+    assert (first.split()[:2], second.split()[:2]) == (["default", "a"], ["reports", "b"])
+    aliases = [lock["alias"] for lock in json.loads(run("list", "--all", "--format", "json"))["locks"]]
+    assert aliases == ["default", "reports"]
+    absent = {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.3}
+    settings.ZKLOCK = {"absent": absent, "default": reachable}
+    hold("a")
+    out = StringIO()
+    error = failure("list", "--all", out=out)
+    assert error.returncode == 2
+    assert "ZooKeeper at 127.0.0.1:" in str(error)
+    assert out.getvalue().splitlines()[1].startswith("a  ")
+
+
+@pytest.mark.slow
+def test_list__requests(settings: Settings) -> None:
+    """Ten thousand locks take a request for the names, and two for each 128: who stands there, and who they are."""
+    with ZooKeeper() as server:
+        settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "SESSION_TIMEOUT": 60}}
+        client = KazooClient(hosts=server.hosts, timeout=60)
+        client.start(timeout=20)
+        hold_many(client, "/django_zklock", 10_000)
+        run("list", "nothing", status=1)
+        begin = packets_received(server)
+        assert len(run("list").splitlines()) == 10_001
+        whole = packets_received(server)
+        assert len(run("list", "invoice:0000?", "--limit", "5").splitlines()) == 6
+        part = packets_received(server)
+        # The second question is one of them, and there may be a ping.
+        assert 1 + 2 * math.ceil(10_000 / 128) <= whole - begin - 1 <= 4 + 2 * math.ceil(10_000 / 128)
+        assert 3 <= part - whole - 1 <= 6
+        client.stop()
+        client.close()
+
+
+def test_show__readers_and_writers(zklock: str, outsider: KazooClient) -> None:
+    """Who waits for many is told of the first ones; the list counts who holds beside the first."""
+    for number in range(14):
+        kind = "__READ__" if number < 3 or number % 2 else "__WRIT__"
+        outsider.create(f"{zklock}/catalogue/_c_{GUID}-{kind}", ephemeral=True, sequence=True, makepath=True)
+    places = [re.split("  +", place) for place in run("show", "catalogue").splitlines()[1:]]
+    assert [place[1] for place in places] == ["held"] * 4 + ["waiting"] * 10
+    assert [place[4] for place in places[:7]] == ["-", "-", "-", "-", "0-3", "4", "0-5"]
+    assert places[-1][4] == "4, 6, 8, …"
+    assert "unknown client" in run("list")
+    assert " and 3 more\n" in run("list")
+
+
+def test_list__hostile_tree(zklock: str, outsider: KazooClient) -> None:
+    """Megabytes, invalid UTF-8, forged types, and names of all kinds are told, and nothing more."""
+    data = {
+        "a%FF": b"\xff\xfe",
+        "%1B[2J": b'{"v":1,"host":["a"],"pid":{"b":1}}',
+        "forged": b'{"v":1,"host":"h\\u202e","pid":true,"work":[1],"limit":"many","revoke":{"a":1}}',
+        "forged too": b'{"v":1,"host":"\\ud800","pid":7,"work":{"kind":1,"name":null},"revoke":"\\u001b[31m"}',
+        "huge": b"x" * 1_000_000,
+        "huge too": b'{"v":1,"host":"' + b"h" * 900_000 + b'","pid":1}',
+        "\N{ARABIC LETTER ALEF}": b"[" * 100_000,
+    }
+    for name, content in data.items():
+        path = f"{zklock}/{name}/_c_{GUID}-lock-"
+        outsider.create(path, content, ephemeral=True, sequence=True, makepath=True)
+    results = [outsider.create_async(f"{zklock}/foreign/\u05d0{number}", makepath=True) for number in range(2000)]
+    for result in results:
+        result.get(timeout=30)
+    text = run("list") + run("list", "--state", "revoked") + run("list", "--format", "json")
+    for key in ("a%FF", "huge", "foreign", "forged too", "%1B[2J"):
+        text += run("show", key, status=None) + run("show", key, "--format", "json", status=None)
+    assert text.replace("\n", "").isprintable()
+    assert len(run("list").splitlines()) == len(data) + 2
+    shown = run("show", "foreign", status=1)
+    assert shown.endswith(" and 1990 more\n")
+    assert len(shown) < 200
+
+
+# The table.
+
+
+def columns_of(*rows: tuple[str, ...], width: int | None = None) -> list[str]:
+    """Give the lines of a table whose first column gives way."""
+    columns = [Column(name="KEY", elastic=True), Column(name="STATE", coloured=True)]
+    return table(columns, rows, width=width, emphasis={"held": lambda text: f"<{text}>"}).splitlines()
 
 
 def test_table__wide_signs_stay_in_columns() -> None:
     """Signs that take two columns of a terminal, and those that take none, are counted so."""
-    table = rendering.lines_as_table([line("鍵鍵", foreign=("x",)), line("e\u0301te", foreign=("x",))], width=None)
-    header, wide, combining = table.splitlines()
-    assert wide.startswith("鍵鍵  unknown")
-    assert combining.startswith("e\u0301te   unknown")
-    assert header.startswith("KEY   STATE")
+    assert columns_of(("鍵鍵", "free"), ("e\u0301te", "free")) == ["KEY   STATE", "鍵鍵  free", "e\u0301te   free"]
+    assert columns_of(("鍵" * 20, "free"), width=19)[1] == "鍵" * 5 + "…   free"
 
 
 def test_table__long_text_does_not_pad_the_others() -> None:
     """In a pipe nothing is cut, and one monster does not make every row as long as itself."""
-    table = rendering.lines_as_table([line("k" * 1000, foreign=("x",)), line("a", foreign=("x",))], width=None)
-    _header, monster, short = table.splitlines()
-    assert monster.startswith("k" * 1000 + "  unknown")
+    _header, monster, short = columns_of(("k" * 1000, "free"), ("a", "free"))
+    assert monster == "k" * 1000 + "  free"
     assert len(short) < 200
-
-
-def test_table__many_holders() -> None:
-    """Readers share a lock; the first is named and the rest counted."""
-    shared = line("catalogue", places=tuple(place(number, held=True) for number in range(3)))
-    assert "unknown client, session 0x1 and 2 more" in rendering.lines_as_table([shared], width=None)
-
-
-def test_table__nobody_holds_yet() -> None:
-    """Between two holders there may be none."""
-    table = rendering.lines_as_table([line("key", places=(place(0, held=False),))], width=None)
-    assert table.splitlines()[1].split() == ["key", "waiting", "read", "-", "1", "-", "-"]
 
 
 def test_table__terminal_too_narrow() -> None:
     """A terminal narrower than the least that a row needs gets that least."""
-    table = rendering.lines_as_table([line("k" * 30, foreign=("x",))], width=10)
-    assert table.splitlines()[1].startswith("k" * 11 + "…  unknown")
+    assert columns_of(("k" * 30, "free"), width=10)[1] == "k" * 11 + "…  free"
+
+
+def test_table__colours() -> None:
+    """What colours a word does not change where the columns are, and leaves other columns alone."""
+    assert columns_of(("held", "held"), ("k", "free")) == ["KEY   STATE", "held  <held >", "k     free"]

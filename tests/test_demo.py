@@ -101,8 +101,18 @@ def row(output: str, name: str) -> list[str]:
     ("arguments", "environment", "words"),
     [
         pytest.param(["--zookeeper=real"], {}, r"ZooKeeper \d+\.\d+\.\d+ (of|in) .+", marks=pytest.mark.zookeeper),
-        (["--zookeeper=own"], {"ZOOKEEPER_HOSTS": "127.0.0.1:1"}, f"{OWN},\n +as asked for"),
-        ([], {"JAVA_HOME": "/no/java"}, rf"{OWN},\n +because (Java|ZooKeeper) is not installed; get it with .+"),
+        pytest.param(
+            ["--zookeeper=own"],
+            {"ZOOKEEPER_HOSTS": "127.0.0.1:1"},
+            f"{OWN},\n +as asked for",
+            marks=pytest.mark.twin,
+        ),
+        pytest.param(
+            [],
+            {"JAVA_HOME": "/no/java"},
+            rf"{OWN},\n +because (Java|ZooKeeper) is not installed; get it with .+",
+            marks=pytest.mark.twin,
+        ),
     ],
     ids=["real", "own", "no Java"],
 )
@@ -128,7 +138,10 @@ def test_demo__once(tmp_path: Path, arguments: list[str], environment: dict[str,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "kind"),
-    [pytest.param([], r"ZooKeeper \d", marks=pytest.mark.zookeeper), (["--zookeeper=own"], OWN)],
+    [
+        pytest.param([], r"ZooKeeper \d", marks=pytest.mark.zookeeper),
+        pytest.param(["--zookeeper=own"], OWN, marks=pytest.mark.twin),
+    ],
     ids=["installed", "own"],
 )
 def test_demo__interrupted_while_it_stays(tmp_path: Path, arguments: list[str], kind: str) -> None:

@@ -12,8 +12,9 @@ import pytest
 from django.core.management.base import CommandParser
 
 import django_zklock
-from django_zklock import checks, conf
-from django_zklock.management import rendering
+from django_zklock import checks, conf, facts
+from django_zklock.management import statuses
+from django_zklock.management.actions import running, watching
 from django_zklock.management.commands import zklock
 from django_zklock.zk.identity import Identity, Work
 from django_zklock.zk.pool import PoolOptions
@@ -114,7 +115,7 @@ def test_commands__each_action_has_its_section() -> None:
     assert documented == set(actions())
 
 
-@pytest.mark.parametrize("action", ["list", "show", "run", "devserver"])
+@pytest.mark.parametrize("action", zklock.ACTIONS)
 def test_commands__each_option_is_described(action: str) -> None:
     """Every option is described in its action's section, or among those of all actions, with its choices."""
     page = sections("commands.md")
@@ -129,29 +130,22 @@ def test_commands__each_option_is_described(action: str) -> None:
         elif argument.option_strings and argument.metavar:
             name += f" {argument.metavar}"
         assert re.search(rf"^.*`{re.escape(name)}`$", text, flags=re.MULTILINE), f"{name} is not described"
-        if argument.dest in {"using", "format", "on_conflict", "host", "port"}:
+        if argument.dest in {"using", "format", "sort", "on_conflict", "host", "port"} and argument.default:
             assert f"The default is `{argument.default}`." in text
 
 
-def test_commands__grace_period() -> None:
+@pytest.mark.parametrize(("action", "default"), [("run", running.DEFAULT_GRACE), ("watch", watching.DEFAULT_INTERVAL)])
+def test_commands__default_times(action: str, default: float) -> None:
     """The number that the reference gives is the code's."""
-    assert f"The default is {zklock.DEFAULT_GRACE:g}." in sections("commands.md")["zklock run"]
+    assert f"The default is {default:g}." in sections("commands.md")[f"zklock {action}"]
 
 
 def test_commands__exit_statuses() -> None:
     """Every status of its own has a row in the table, with the value of the code."""
     table = sections("commands.md")["Exit statuses"]
     documented = {int(number) for number in re.findall(r"^\| (\d+) \|", table, flags=re.MULTILINE)}
-    assert documented == {
-        0,
-        zklock.NOBODY_HOLDS,
-        zklock.COULD_NOT_RUN,
-        zklock.UNAVAILABLE,
-        zklock.CONFLICT,
-        zklock.LOST,
-        zklock.NOT_EXECUTABLE,
-        zklock.NOT_FOUND,
-    }
+    own = {value for name, value in vars(statuses).items() if name.isupper()}
+    assert documented == own
 
 
 def test_commands__json_names() -> None:
@@ -161,7 +155,7 @@ def test_commands__json_names() -> None:
         node="n", path="p", kind="exclusive", sequence=0, position=0, held=True, token=1, session_id=1, since=0.0,
         identity=identity,
     )  # fmt: skip
-    lock = rendering._facts("default", Line(key="k", path="p", places=(place,)), 0.0)
+    lock = facts.lock("default", Line(key="k", path="p", places=(place,)), 0.0)
     text = sections("commands.md")["JSON"]
     tables = [re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE) for part in text.split("\nA")[1:]]
     assert tables == [list(lock), list(lock["places"][0]), list(lock["places"][0]["identity"])]

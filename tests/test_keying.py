@@ -15,7 +15,7 @@ from billing.models import Account
 from django.contrib.auth.models import User
 from django.utils.functional import SimpleLazyObject
 
-from django_zklock.keying import key_maker, text_of
+from django_zklock.keying import key_maker, template_of, text_of
 
 
 class Proxy(Account):
@@ -322,3 +322,28 @@ def test_several__callable_unusable(gives: object) -> None:
     """Each of several keys has to be one."""
     with pytest.raises(ValueError, match=r"gave None instead of a key|must not be empty|the same in every process"):
         key_of(lambda: ["fine", gives], bill, 7)
+
+
+# What keys have in common.
+
+
+def account_key(invoice_id: int) -> str:
+    return f"account:{invoice_id}"
+
+
+@pytest.mark.parametrize(
+    ("key", "template"),
+    [
+        ("invoice:{invoice_id}", "invoice:{invoice_id}"),
+        ("nightly", "nightly"),
+        (["invoice:{invoice_id}", "shop:{shop}"], "invoice:{invoice_id}, shop:{shop}"),
+        (account_key, f"{__name__}.account_key"),
+        (Service().bill, f"{__name__}.Service.bill"),
+        (lambda invoice_id: invoice_id, f"{__name__}.bill"),
+        (functools.partial(account_key, 1), f"{__name__}.bill"),
+        (operator.itemgetter(0), f"{__name__}.bill"),
+    ],
+)
+def test_template(key: Any, template: str) -> None:
+    """Templates speak for themselves, functions lend their name, and what has none goes by the locked function's."""
+    assert template_of(key, bill) == template

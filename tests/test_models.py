@@ -33,10 +33,10 @@ def test_makemigrations__nothing_to_do() -> None:
 
 
 @pytest.mark.django_db
-def test_permissions__view_only() -> None:
-    """Nobody can be allowed to add, change or delete what is not in the database."""
+def test_permissions() -> None:
+    """To view, to break and to revoke are three; nobody can be allowed to add or delete what is not in the database."""
     permissions = Permission.objects.filter(content_type__app_label="django_zklock")
-    assert [permission.codename for permission in permissions] == ["view_lock"]
+    assert {permission.codename for permission in permissions} == {"view_lock", "break_lock", "revoke_lock"}
 
 
 @pytest.mark.django_db
@@ -61,6 +61,29 @@ def test_from_line__longest_name() -> None:
     lock = Lock.from_line("default", line)
     lock.clean_fields()
     assert (lock.pk, str(lock), lock.line) == (f"default/{'n' * 200}", "k" * 1024, line)
+
+
+@pytest.mark.parametrize(
+    ("id", "key", "legal"),
+    [
+        ("default/invoice:42", "invoice:42", True),
+        ("default/a%2Fb", "a/b", True),
+        (f"default/{'n' * 140}%~{'0' * 40}", "n" * 140, True),
+        ("default/a/b", "a/b", False),
+        ("default/..", "..", False),
+        ("default/\0", "\0", False),
+        ("default", "", False),
+    ],
+)
+def test_from_id__without_asking(id: str, key: str, legal: bool) -> None:  # noqa: A002
+    """An id tells the alias and the znode, and of the key as much as the znode's name does."""
+    lock = Lock.from_id(id)
+    assert (lock.pk, lock.alias, lock.key, lock.has_legal_name) == (id, "default", key, legal)
+
+
+def test_str__harmless() -> None:
+    """The admin shows it in places of its own: it turns no text around."""
+    assert str(Lock(key="\u202egpj.exe")) == "\\u202egpj.exe"
 
 
 def test_app__names() -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,8 +29,9 @@ from services.ensemble import Ensemble
 from services.port import LOOPBACK, free_port
 from services.zookeeper import ZooKeeper
 
-from django_zklock import ZkLockError, ZooKeeperUnavailable, zk_lock
+from django_zklock import ZkLockError, ZooKeeperUnavailable, doctor, zk_lock
 from django_zklock.connections import connections
+from django_zklock.findings import Finding
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.wire import CHECKS_HOST_NAMES
 from tests.certificates import Authority, Issued
@@ -426,6 +427,7 @@ settings.configure(ZKLOCK=json.loads(sys.argv[1]), INSTALLED_APPS=["django_zkloc
 django.setup()
 from django_zklock import zk_lock
 from django_zklock.connections import connections
+from django_zklock.findings import Finding
 
 held = zk_lock("parent").acquire(timeout=5)
 session = connections["default"].sessions()[0]
@@ -618,3 +620,85 @@ def test_ensemble__frozen_server(ensemble: Ensemble, configure: Configure) -> No
     finally:
         follower.resume()
     follower.wait_ready()
+
+
+# What the doctor says of all this.
+
+
+@pytest.fixture
+def diagnose(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Finding]]:
+    """Give a function that gives the doctor's findings by id, Celery's left out."""
+    monkeypatch.setattr(doctor, "sys", SimpleNamespace(modules={}))
+    return lambda: {finding.id: finding for finding in doctor.examine("default")}
+
+
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+def test_doctor__tls(
+    version: str,
+    papers: Papers,
+    configure: Configure,
+    request: pytest.FixtureRequest,
+    diagnose: Callable[[], dict[str, Finding]],
+) -> None:
+    """Servers are asked over TLS as locks are, and a node of a client's certificate is closed to others."""
+    server = request.getfixturevalue("server" if version == "TLSv1.2" else "modern_server")
+    configure(server.secure_hosts, TLS=papers.tls(), ACL="creator")
+    found = diagnose()
+    assert "standalone" in found["ensemble.server"].found
+    for name in ("ensemble.server", "lock.trial", "lock.release", "security.tls", "security.acl", "ensemble.words"):
+        assert found[name].level == "ok"
+
+
+def test_doctor__other_authority(
+    server: SecureZooKeeper, papers: Papers, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
+) -> None:
+    """A server that cannot be believed is not asked, and the reason is told."""
+    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.stranger.certificate)), CONNECT_TIMEOUT=PATIENCE)
+    found = diagnose()
+    for name in ("ensemble.server", "lock.trial"):
+        assert found[name].level == "error"
+        assert "certificate verify failed" in found[name].found
+
+
+def test_doctor__plain_port(
+    server: SecureZooKeeper, papers: Papers, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
+) -> None:
+    """TLS to the plain port, and none to the port for TLS, are errors of that server."""
+    configure(f"{NAME}:{server.port}", TLS=papers.tls(), CONNECT_TIMEOUT=PATIENCE)
+    assert diagnose()["ensemble.server"].level == "error"
+    configure(server.secure_hosts, CONNECT_TIMEOUT=PATIENCE)
+    assert diagnose()["ensemble.server"].level == "error"
+
+
+def test_doctor__file_is_gone(
+    server: SecureZooKeeper,
+    papers: Papers,
+    configure: Configure,
+    tmp_path: Path,
+    diagnose: Callable[[], dict[str, Finding]],
+) -> None:
+    """A file that is not there is told by the system check, and by whoever needs it."""
+    configure(server.secure_hosts, TLS=papers.tls(CA=str(tmp_path / "no.pem")), CONNECT_TIMEOUT=PATIENCE)
+    found = diagnose()
+    assert found["settings.checks"].subject == "django_zklock.E002"
+    assert "No such file" in found["ensemble.server"].found
+
+
+def test_doctor__sasl(
+    server: SecureZooKeeper, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
+) -> None:
+    """Who has proved its name by SASL owns ROOT, and nobody else can do anything there."""
+    configure(server.hosts, SASL=SASL, ACL="creator")
+    found = diagnose()
+    assert [found[name].level for name in ("lock.trial", "security.acl", "security.credentials")] == ["ok"] * 3
+
+
+def test_doctor__wrong_password(
+    server: SecureZooKeeper, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
+) -> None:
+    """A wrong password is told, and is not in the text."""
+    configure(server.hosts, SASL=SASL | {"password": "wrong!"}, CONNECT_TIMEOUT=PATIENCE)
+    found = diagnose()
+    assert found["lock.trial"].level == "error"
+    assert "authentication was refused" in found["lock.trial"].found
+    assert not any("wrong!" in f"{finding}" for finding in found.values())

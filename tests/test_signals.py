@@ -36,7 +36,9 @@ def test_free_lock__acquired_and_released(ensemble: Ensemble, recorder: Recorder
         assert recorder.names == ["acquired"]
     assert recorder.names == ["acquired", "released"]
     acquired, released = recorder.facts("acquired"), recorder.facts("released")
-    assert acquired == {"sender": Lock, "key": "k", "alias": "default", "held": held}
+    assert acquired == {
+        "sender": Lock, "key": "k", "alias": "default", "template": None, "kind": "exclusive", "held": held,
+    }  # fmt: skip
     assert {**released, "duration": None} == {**acquired, "duration": None}
     assert 0 <= released["duration"] < 60
     assert recorder.thread("acquired") is recorder.thread("released") is threading.current_thread()
@@ -49,6 +51,41 @@ def test_nested_hold__sends_nothing(ensemble: Ensemble, recorder: Recorder) -> N
             pass
         assert recorder.names == ["acquired"]
     assert recorder.names == ["acquired", "released"]
+
+
+def test_nested_hold__released_last(ensemble: Ensemble, recorder: Recorder) -> None:
+    """What `released` names is what `acquired` has named, whichever hold is the last to go."""
+    outer = zk_lock("k", template="outer").acquire()
+    inner = zk_lock("k", template="inner").acquire()
+    outer.release()
+    inner.release()
+    acquired, released = recorder.facts("acquired"), recorder.facts("released")
+    assert acquired["held"] is released["held"] is outer
+    assert acquired["template"] == released["template"] == "outer"
+
+
+@pytest.mark.parametrize(
+    ("decorate", "template", "kind"),
+    [
+        (zk_locked("name:{name}"), "name:{name}", "exclusive"),
+        (zk_locked(["a:{name}", "b"], mode="read"), "a:{name}, b", "read"),
+        (zk_locked(lambda name: name, limit=2), f"{__name__}._named", "lease"),
+        (zk_locked(lambda name: name, mode="write", template="names"), "names", "write"),
+    ],
+)
+def test_template(ensemble: Ensemble, recorder: Recorder, decorate: Any, template: str, kind: str) -> None:
+    """Every signal says what kind of lock it is about, and what the keys of such locks have in common."""
+    decorate(_named)("k")
+    for name in ("acquired", "released"):
+        facts = recorder.facts(name)
+        assert (facts["template"], facts["kind"]) == (template, kind)
+
+
+@pytest.mark.parametrize("make", [zk_lock, zk_locked])
+def test_template__no_text(ensemble: Ensemble, make: Callable[..., object]) -> None:
+    """A template that is no text is refused where it is given."""
+    with pytest.raises(TypeError, match="the template of a lock must be a str, got list"):
+        make("k", template=["k"])
 
 
 def test_taken_lock__contended(ensemble: Ensemble, stranger: Stranger, recorder: Recorder) -> None:
@@ -77,7 +114,7 @@ def test_failed_attempt__neither_acquired_nor_released(stranger: Stranger, recor
     with pytest.raises(LockConflict):
         zk_locked("k", on_conflict="raise")(lambda: None)()
     assert zk_lock("k").try_acquire() is None
-    assert set(recorder.names) <= {"contended"}
+    assert set(recorder.names) <= {"contended", "refused"}
 
 
 def test_lost__from_a_thread_of_its_own(ensemble: Ensemble, recorder: Recorder) -> None:
@@ -111,14 +148,36 @@ def test_lost__receiver_may_take_its_time(ensemble: Ensemble) -> None:
         leave.set()
 
 
-def test_skipped__documented_facts(stranger: Stranger, recorder: Recorder) -> None:
-    """`skipped` names key, alias, holder, function and reason."""
+@pytest.mark.parametrize("signal", ["refused", "skipped"])
+def test_skipped__documented_facts(stranger: Stranger, recorder: Recorder, signal: str) -> None:
+    """`refused` and `skipped` name holder, function and reason, next to what every signal says."""
     stranger.take("k")
-    zk_locked("k", on_conflict="skip")(_work)()
-    facts = recorder.facts("skipped")
-    assert sorted(facts) == ["alias", "function", "holder", "key", "reason", "sender"]
-    assert facts["function"] == f"{__name__}._work"
-    assert recorder.thread("skipped") is threading.current_thread()
+    zk_locked("{name}", on_conflict="skip")(_named)("k")
+    facts = recorder.facts(signal)
+    assert sorted(facts) == ["alias", "function", "holder", "key", "kind", "reason", "sender", "template"]
+    assert (facts["template"], facts["kind"]) == ("{name}", "exclusive")
+    assert facts["function"] == f"{__name__}._named"
+    assert recorder.thread(signal) is threading.current_thread()
+
+
+def test_refused__error(stranger: Stranger, recorder: Recorder) -> None:
+    """An error is announced too, and is no skip."""
+    stranger.take("k")
+    with pytest.raises(LockConflict):
+        zk_locked("{name}", on_conflict="raise")(_named)("k")
+    assert recorder.facts("refused")["reason"] == "conflict"
+    assert "skipped" not in recorder.names
+
+
+async def _anamed(name: str) -> None: ...
+
+
+def test_refused__asynchronous(stranger: Stranger, recorder: Recorder) -> None:
+    """So it is from a coroutine function."""
+    stranger.take("k")
+    with pytest.raises(LockConflict):
+        asyncio.run(zk_locked("{name}", on_conflict="raise")(_anamed)("k"))
+    assert recorder.facts("refused")["reason"] == "conflict"
 
 
 @pytest.mark.parametrize("receiver_is", ["sync", "async"])
@@ -149,6 +208,9 @@ def test_receiver__error_is_logged(
             signal.disconnect(receiver)
     assert called == ["k", "k", "taken"]
     assert caplog.text.count("the receiver's own") >= 3
+
+
+def _named(name: str) -> None: ...
 
 
 def _work() -> None:

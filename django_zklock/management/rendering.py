@@ -4,157 +4,140 @@ from __future__ import annotations
 
 import json
 import time
-import unicodedata
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from django_zklock import facts
+from django_zklock.management.table import Column, table
+from django_zklock.management.terminal import Terminal
 from django_zklock.zk import display
+from django_zklock.zk.obstacles import Obstacles
 from django_zklock.zk.survey import Line, Place
 
-GAP = "  "
-# A column that gives way to the width of a terminal keeps at least this much.
-LEAST = 12
-# Longer texts stand out of their column.
-WIDEST = 60
+# Names of foreign nodes that a table gives; JSON has all.
+FOREIGN_SHOWN = 10
+# Runs of positions likewise.
+RUNS_SHOWN = 3
 
-LIST_HEADER = ("KEY", "STATE", "KIND", "AGE", "WAITERS", "TOKEN", "HOLDER")
-LINE_HEADER = ("POSITION", "STATE", "KIND", "SINCE (UTC)", "AGE", "TOKEN", "HOLDER", "NODE")
-ELASTIC = frozenset({"KEY", "HOLDER"})
+ALIAS = Column(name="ALIAS")
+LIST = (
+    Column(name="KEY", elastic=True),
+    Column(name="STATE", coloured=True),
+    Column(name="KIND"),
+    Column(name="AGE"),
+    Column(name="WAITERS"),
+    Column(name="TOKEN"),
+    Column(name="HOLDER", elastic=True),
+)
+LINE = (
+    Column(name="POSITION"),
+    Column(name="STATE", coloured=True),
+    Column(name="KIND"),
+    Column(name="AGE"),
+    Column(name="WAITS FOR"),
+    Column(name="HOLDER"),
+    # What is rather for copying comes last: a terminal has no room for it, and breaks the row here.
+    Column(name="SINCE (UTC)"),
+    Column(name="TOKEN"),
+    Column(name="NODE"),
+)
+
+Found = Mapping[str, Sequence[Line]]
+"""What was found, by alias."""
 
 
-def lines_as_table(lines: Sequence[Line], *, width: int | None) -> str:
-    """Give one row for each lock. With ``width`` long texts are cut so that a row fits into a terminal."""
+def lines_as_table(found: Found, terminal: Terminal) -> str:
+    """Give one row for each lock, with a column for the alias if there is more than one."""
     now = time.time()
-    return _table(LIST_HEADER, [_list_row(line, now) for line in lines], width)
+    columns: Sequence[Column] = (ALIAS, *LIST)
+    rows = [(alias, *_list_row(line, now)) for alias, lines in found.items() for line in lines]
+    if len(found) == 1:
+        columns, rows = columns[1:], [row[1:] for row in rows]
+    return table(columns, rows, width=terminal.width, emphasis=terminal.emphasis)
 
 
-def line_as_table(line: Line, *, width: int | None) -> str:
-    """Give one row for each place in the line of one lock."""
-    now = time.time()
-    rows = [
-        (
-            str(place.position),
-            _state(place),
-            place.kind,
-            f"{datetime.fromtimestamp(place.since, timezone.utc):%Y-%m-%d %H:%M:%S}",
-            display.age(now - place.since),
-            str(place.token),
-            display.who(place),
-            display.visible(place.node),
-        )
-        for place in line.places
-    ]
-    # A node's name is for copying, and always the last, so cutting it would save nothing.
-    text = _table(LINE_HEADER, rows, width) if rows else ""
+def line_as_table(line: Line, terminal: Terminal) -> str:
+    """Give one row for each place in the line of one lock, and below what does not fit into it."""
+    if not line.nodes and not line.foreign:
+        return f"Lock {display.visible(line.key)} is free: nobody holds it and nobody waits for it.\n"
+    text = places_as_table(line, line.places, terminal) if line.places else ""
+    for place in line.places:
+        if place.revoked is not None:
+            text += f"Position {place.position} was asked to let go: {place.revoked}\n"
     if line.foreign:
-        text += f"Nodes of no recipe known here: {', '.join(map(display.visible, line.foreign))}\n"
+        text += f"Nodes of no recipe known here: {_foreign(line.foreign)}\n"
     return text
 
 
-def lines_as_json(alias: str, lines: Sequence[Line]) -> str:
-    """Give every lock with its whole line, as one JSON object."""
+def places_as_table(line: Line, places: Sequence[Place], terminal: Terminal) -> str:
+    """Give one row for each of some places in ``line``."""
     now = time.time()
-    return _json({"locks": [_facts(alias, line, now) for line in lines]})
+    obstacles = Obstacles(line)
+    rows = [_line_row(place, obstacles, now) for place in places]
+    # Nothing is cut: who it is has to be read, and the node to be copied.
+    return table(LINE, rows, width=None, emphasis=terminal.emphasis)
 
 
-def line_as_json(alias: str, line: Line) -> str:
-    """Give one lock with its whole line, as one JSON object."""
-    return _json(_facts(alias, line, time.time()))
+def lines_as_json(found: Found) -> str:
+    """Give every lock with its whole line, as one JSON object; each lock is a line of text."""
+    now = time.time()
+    # Without indentation the encoder is many times faster.
+    locks = [_ascii(facts.lock(alias, line, now)) for alias, lines in found.items() for line in lines]
+    return '{"locks": [' + ",".join(f"\n  {lock}" for lock in locks) + ("\n" if locks else "") + "]}\n"
+
+
+def as_json(value: dict[str, Any]) -> str:
+    """Give one JSON object."""
+    return _ascii(value, indent=2) + "\n"
+
+
+def _ascii(value: dict[str, Any], indent: int | None = None) -> str:
+    # All but ASCII is escaped, so nothing in it can act on a terminal.
+    return json.dumps(value, ensure_ascii=True, indent=indent)
 
 
 def _list_row(line: Line, now: float) -> tuple[str, ...]:
     holders = line.holders
     who = display.who(holders[0]) if holders else "-"
-    if len(holders) > 1:
-        who += f" and {len(holders) - 1} more"
+    if line.holding > 1:
+        who += f" and {line.holding - 1} more"
     return (
         display.visible(line.key),
-        display.state(line),
+        "revoked" if any(map(_is_revoked, holders)) else display.state(line),
         display.kind(line) or "-",
         display.age(now - holders[0].since) if holders else "-",
-        str(len(line.waiters)),
+        str(line.waiting),
         str(holders[0].token) if holders else "-",
         who,
     )
 
 
-def _facts(alias: str, line: Line, now: float) -> dict[str, Any]:
-    return {
-        "alias": alias,
-        "key": line.key,
-        "path": line.path,
-        "state": display.state(line),
-        "holders": len(line.holders),
-        "waiters": len(line.waiters),
-        "places": [
-            {
-                "position": place.position,
-                "state": _state(place),
-                "kind": place.kind,
-                "token": place.token,
-                "since": place.since,
-                "age": round(max(0.0, now - place.since), 3),
-                "session": f"0x{place.session_id:x}",
-                "node": place.node,
-                "identity": asdict(place.identity) if place.identity else None,
-            }
-            for place in line.places
-        ],
-        "foreign": list(line.foreign),
-    }
-
-
-def _state(place: Place) -> str:
-    return "held" if place.held else "waiting"
-
-
-def _json(facts: dict[str, Any]) -> str:
-    # All but ASCII is escaped, so nothing in it can act on a terminal.
-    return json.dumps(facts, indent=2, ensure_ascii=True) + "\n"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
-    columns = [max(map(_width, column)) for column in zip(header, *rows, strict=True)]
-    if width is None:
-        # Nothing is cut for a pipe; one text of a thousand characters must not pad every other row to its length.
-        columns = [min(size, WIDEST) for size in columns]
-    else:
-        elastic = [number for number, name in enumerate(header) if name in ELASTIC]
-        _shrink(columns, elastic, sum(columns) + len(GAP) * (len(columns) - 1) - width)
-    return "".join(
-        GAP.join(_fit(cell, size, cut=width is not None) for cell, size in zip(row, columns, strict=True)).rstrip()
-        + "\n"
-        for row in (header, *rows)
+def _line_row(place: Place, obstacles: Obstacles, now: float) -> tuple[str, ...]:
+    return (
+        str(place.position),
+        ("revoked" if _is_revoked(place) else "held") if place.held else "waiting",
+        place.kind if place.limit is None else f"{place.kind} of {place.limit}",
+        display.age(now - place.since),
+        _runs(obstacles.of(place)),
+        display.who(place),
+        f"{datetime.fromtimestamp(place.since, timezone.utc):%Y-%m-%d %H:%M:%S}",
+        str(place.token),
+        display.visible(place.node),
     )
 
 
-def _shrink(columns: list[int], elastic: Sequence[int], excess: int) -> None:
-    """Take ``excess`` off the elastic columns, always from the widest, and stop where none has more to give."""
-    while excess > 0:
-        widest = max(elastic, key=lambda number: columns[number])
-        if columns[widest] <= LEAST:
-            return
-        columns[widest] -= 1
-        excess -= 1
+def _is_revoked(place: Place) -> bool:
+    return place.revoked is not None
 
 
-def _fit(text: str, size: int, *, cut: bool) -> str:
-    if cut and _width(text) > size:
-        kept = ""
-        for sign in text:
-            if _width(kept + sign) > size - 1:
-                break
-            kept += sign
-        text = kept + "…"
-    return text + " " * (size - _width(text))
+def _runs(runs: Sequence[tuple[int, int]]) -> str:
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:RUNS_SHOWN]]
+    if len(runs) > RUNS_SHOWN:
+        shown.append("…")
+    return ", ".join(shown) or "-"
 
 
-def _width(text: str) -> int:
-    """Give the columns that ``text`` takes in a terminal."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(sign) else 2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text
-    )
+def _foreign(names: Sequence[str]) -> str:
+    text = ", ".join(map(display.visible, names[:FOREIGN_SHOWN]))
+    return text if len(names) <= FOREIGN_SHOWN else f"{text} and {len(names) - FOREIGN_SHOWN} more"

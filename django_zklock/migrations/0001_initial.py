@@ -21,6 +21,10 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "locks",
                 "managed": False,
                 "default_permissions": ("view",),
+                "permissions": (
+                    ("break_lock", "Can break lock: take it away from whoever holds it"),
+                    ("revoke_lock", "Can revoke lock: ask whoever holds it to let go"),
+                ),
                 "base_manager_name": "objects",
             },
         ),

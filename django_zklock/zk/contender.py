@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 
-from django_zklock.zk import nodes, revocation
+from django_zklock.zk import display, label, nodes, revocation
 from django_zklock.zk.claim import Claim, State, Unavailable
 from django_zklock.zk.identity import Identity
 from django_zklock.zk.order import Order
@@ -29,12 +29,14 @@ from django_zklock.zk.session import Session
 from django_zklock.zk.vigil import Vigil
 from django_zklock.zk.wire import KazooException, NoNodeError, ZnodeStat
 
-__all__ = ["MAX_ENSURES", "Contender", "State", "Unavailable"]
+__all__ = ["MAX_ENSURES", "NODE_DELETED", "Contender", "State", "Unavailable"]
 
 logger = logging.getLogger("django_zklock.contender")
 
 # Parents may be reaped between their making and our create; more often than this it is something else.
 MAX_ENSURES = 5
+
+NODE_DELETED = "its node was deleted"
 
 
 class Contender(Claim):
@@ -130,6 +132,9 @@ class Contender(Claim):
         self._round += 1
         self._vigil.forget()
         self._watches_itself = self._sees_itself = False
+        if self.state is State.HELD and self.lost is NODE_DELETED:
+            # Whether somebody has said why is not worth waiting for a connection.
+            self._finish()
 
     def resumed(self) -> None:
         """There is a connection again. Whatever was unknown is asked for, after a sync."""
@@ -165,7 +170,7 @@ class Contender(Claim):
     def heartbeat(self) -> None:
         """Read the held node: the answer renews the lease and proves that the node is still ours."""
         if self.state is State.HELD:
-            self._verify()
+            self.session.glances.want(self._own_path, partial(self._verified, self._round))
 
     def lose(self, reason: str) -> None:
         """Mark the hold as lost. The node stays until the holder leaves: its work may still be running."""
@@ -440,7 +445,21 @@ class Contender(Claim):
             self._notify()
 
     def _lose_node(self) -> None:
-        self.lose("its node was deleted")
+        """Lose the lock, at once for whoever looks; that is told when it is known whether somebody has said why."""
+        if self.lost is not None:
+            # That was told for another reason.
+            self._finish()
+            return
+        self.lost = NODE_DELETED
+        logger.warning("event=lost path=%s node=%s reason=%s", self.path, self.node, self.lost)
+        self.session.wire.get(self.path, partial(self._explained, self._round))
+
+    def _explained(self, asked: int, value: tuple[bytes, ZnodeStat] | None, _error: KazooException | None) -> None:
+        if asked != self._round or self.state is not State.HELD:
+            return
+        written = label.decode(value[0]) if value is not None else None
+        if written is not None and written.removal is not None and written.removal.node == self.node:
+            self.lost = f"{NODE_DELETED}: {display.visible(written.removal.why)}"
         self._finish()
 
     def _verify(self) -> None:

@@ -35,17 +35,16 @@ def age(seconds: float) -> str:
 
 
 def state(line: Line) -> str:
-    """Give "held", "waiting" (nobody holds yet), "unknown" (only nodes of recipes not known here) or "free"."""
-    if line.holders:
+    """Give "held", "unknown" (only nodes of recipes not known here) or "free"."""
+    # By every rule the first in line holds.
+    if line.nodes:
         return "held"
-    if line.places:
-        return "waiting"
     return "unknown" if line.foreign else "free"
 
 
 def kind(line: Line) -> str:
     """Give the kind of lock that the first in line holds or asks for."""
-    return line.places[0].kind if line.places else ""
+    return line.nodes[0].kind.value if line.nodes else ""
 
 
 def who(place: Place) -> str:

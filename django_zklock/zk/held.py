@@ -60,7 +60,7 @@ class Held:
         self._pid = os.getpid()
         self._released = False
         self._seen_loss: str | None = None
-        # The outermost hold on this node; it is the one that hears of a loss.
+        # The outermost hold on this node; it is the one that an observer is told of.
         self._root: Held = self if outer is None else outer._root  # noqa: SLF001 - our own class
         self._loss_told = False
         self._when_lost: list[Callable[[], None]] = []
@@ -159,7 +159,7 @@ class Held:
             raise
         if not let_go:
             return
-        self.lock.observer.released(self)
+        self._root.lock.observer.released(self._root)
         if wait:
             gone = Alarm()
             self._contender.session.post(partial(self._contender.when_gone, gone.ring))
@@ -170,7 +170,7 @@ class Held:
     async def arelease(self) -> None:
         """Let go, as :meth:`release` without ``wait``."""
         if self._let_go():
-            await self.lock.observer.areleased(self)
+            await self._root.lock.observer.areleased(self._root)
 
     def through(self, contender: Claim) -> bool:
         """Whether this is a hold on the node of ``contender``."""
@@ -240,10 +240,8 @@ class Held:
         contender = self._contender
         # Asked first: the lease may be that of the next session, but then the end of ours has been told before.
         lease_over = contender.session.lease_over
-        if self._seen_loss is None:
-            self._seen_loss = contender.lost
-        if self._seen_loss is None and lease_over:
+        if self._seen_loss is None and contender.lost is None and lease_over:
             # Remembered here, because whoever asked acts on it: a late answer must not unsay it.
             self._seen_loss = "the lease ran out: this process or its connection stood still for too long"
             contender.session.post(partial(contender.lose, self._seen_loss))
-        return self._seen_loss
+        return self._seen_loss or contender.lost

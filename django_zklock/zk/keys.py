@@ -43,6 +43,13 @@ def check(key: object) -> str:
     return key
 
 
+def check_template(template: object) -> str | None:
+    """Give ``template`` back; raise ``TypeError`` if it is neither text nor ``None``."""
+    if template is not None and not isinstance(template, str):
+        raise TypeError(f"the template of a lock must be a str, got {type(template).__name__}: {template!r}")
+    return template
+
+
 def escape(key: str) -> str:
     """Give the name of the znode for ``key``: readable, legal, different for different keys."""
     if key in {".", ".."}:
@@ -54,9 +61,27 @@ def escape(key: str) -> str:
     return _cut(name) + HASH_MARK + digest
 
 
+def leads_to(key: str, name: str) -> bool:
+    """Whether the znode ``name`` is that of ``key``, which may be any text."""
+    try:
+        return escape(key) == name
+    except UnicodeEncodeError:
+        return False
+
+
+def is_shortened(name: str) -> bool:
+    """Whether the znode's data has to tell which key is behind its name."""
+    return HASH_MARK in name
+
+
 def unescape(name: str) -> str | None:
-    """Give the key behind the znode ``name``; ``None`` if it is shortened and only the znode's data knows."""
-    return None if HASH_MARK in name else unquote(name, errors="replace")
+    """Give the key behind the znode ``name``; ``None`` if it is shortened."""
+    return None if is_shortened(name) else unquote(name, errors="replace")
+
+
+def readable(name: str) -> str:
+    """Give the key behind the znode ``name``, or as much of the key as a shortened name has."""
+    return unquote(name.partition(HASH_MARK)[0], errors="replace")
 
 
 def _cut(name: str) -> str:

@@ -46,6 +46,7 @@ class Lock:
 
     A reentrant lock (the default) can be acquired again by the execution context (thread, greenlet or asyncio
     task) that holds it. ``key`` is a text also where there are several: for messages, the ``keys`` one after the other.
+    ``template`` is what the keys of such locks have in common, for whoever counts; nothing depends on it.
     With ``sole_waiter`` acquiring raises ``AlreadyAwaited`` instead of waiting if somebody else waits already.
     """
 
@@ -58,6 +59,7 @@ class Lock:
         reentrant: bool = True,
         observer: Observer | None = None,
         work: Callable[[], Work | None] = _no_work,
+        template: str | None = None,
         sole_waiter: bool = False,
     ) -> None:
         self.keys = _several(key) if isinstance(key, (list, tuple)) else (keys.check(key),)
@@ -67,6 +69,7 @@ class Lock:
         self.reentrant = reentrant
         self.observer: Observer = observer or Silent()
         self.work = work
+        self.template = keys.check_template(template)
         if sole_waiter and len(self.keys) > 1:
             raise TypeError(f"whether somebody else waits can be asked for one key only, got {', '.join(self.keys)}")
         self.sole_waiter = sole_waiter

@@ -14,7 +14,7 @@ from functools import partial
 
 from django_zklock.zk import nodes
 from django_zklock.zk.claim import Claim, State
-from django_zklock.zk.contender import MAX_ENSURES, Contender
+from django_zklock.zk.contender import MAX_ENSURES, NODE_DELETED, Contender
 from django_zklock.zk.lookout import Lookout
 from django_zklock.zk.order import Order
 from django_zklock.zk.rules import Rule
@@ -64,6 +64,11 @@ class Member(Contender):
         """Mark the hold as lost. Until all are held this one is a place and no more, and lives as long as its node."""
         if self._crowd.state is State.HELD:
             super().lose(reason)
+
+    def _lose_node(self) -> None:
+        # Not to be counted as held until it is known why.
+        self.lose(NODE_DELETED)
+        self._finish()
 
     def _enter(self) -> None:
         self._crowd.start_again()

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import display
-from django_zklock.zk.alarm import Alarm
+from django_zklock.exceptions import NotHeld
+from django_zklock.zk import display, inquiry
+from django_zklock.zk.inquiry import Script
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.session import Session
-from django_zklock.zk.wire import BadVersionError, KazooException, NoNodeError, ZnodeStat
+from django_zklock.zk.wire import BadVersionError, NoNodeError
 
 CURATOR = b"__REVOKE__"
 FIELD = "revoke"
@@ -57,73 +56,15 @@ def ask(pool: Pool, node: str, why: str, *, timeout: float) -> None:
         raise ValueError("say why the holder should let go")
     # The session of its line, for the path of a node is that of its line and a name.
     session = pool.session(node.rpartition("/")[0])
-    asking = _Asking(session, node, why)
-    session.post(asking.begin)
-    try:
-        answered = asking.done.wait(timeout)
-    finally:
-        session.post(partial(session.detach, asking))
-    if not answered:
-        raise ZooKeeperUnavailable(
-            f"ZooKeeper at {session.server} has not answered within {timeout:g} s; whether the owner of {node} was "
-            f"asked to let go is not known",
-            timeout=timeout,
-        )
-    error = asking.error
-    if isinstance(error, NoNodeError):
-        raise NotHeld(f"{node} is gone: its owner has let go, or its session has ended") from error
-    if isinstance(error, KazooException):
-        raise ZkLockError(f"ZooKeeper at {session.server} refused to write {node}: {error!r}") from error
-    if error is not None:
-        raise ZooKeeperUnavailable(f"ZooKeeper at {session.server}: {error}", timeout=timeout) from error
 
-
-class _Asking:
-    """One request to let go: a tenant of the session that begins again after a reconnect."""
-
-    def __init__(self, session: Session, node: str, why: str) -> None:
-        self.done = Alarm()
-        # Written before the alarm rings.
-        self.error: Exception | None = None
-        self._session = session
-        self._node = node
-        self._why = why
-
-    def begin(self) -> None:
-        """Get in line for a connection, and use it."""
-        self._session.attach(self)
-        if self._session.connected:
-            self.resumed()
-
-    def suspended(self) -> None: ...
-
-    def resumed(self) -> None:
-        self._session.wire.get(self._node, self._read)
-
-    def session_ended(self, _reason: str) -> None: ...
-
-    def unavailable(self, reason: str, /) -> None:
-        self._finish(ConnectionError(reason))
-
-    def heartbeat(self) -> None: ...
-
-    def lose(self, _reason: str) -> None: ...
-
-    def _read(self, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
-        if value is None:
-            self._finish(error)
-        else:
-            data, stat = value
-            self._session.wire.set(self._node, marked(data, self._why), self._written, version=stat.version)
-
-    def _written(self, _value: object, error: KazooException | None) -> None:
-        if isinstance(error, BadVersionError):
+    def script() -> Script[None]:
+        try:
+            ((data, stat),) = yield [partial(session.wire.get, node)]
+            yield [partial(session.wire.set, node, marked(data, why), version=stat.version)]
+        except BadVersionError:
             # Its owner has written to it meanwhile.
-            self.resumed()
-        else:
-            self._finish(error)
+            yield from script()
+        except NoNodeError as error:
+            raise NotHeld(f"{node} is gone: its owner has let go, or its session has ended") from error
 
-    def _finish(self, error: Exception | None) -> None:
-        self.error = error
-        self._session.detach(self)
-        self.done.ring()
+    inquiry.ask(session, script, aim=f"write {node}", timeout=timeout, changes=True)

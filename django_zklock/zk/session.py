@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from django_zklock.zk.clock import Clock, Timer, lease_now
+from django_zklock.zk.glances import Glances
 from django_zklock.zk.lookout import Lookout
 from django_zklock.zk.wire import ConnectionOptions, Wire
 
@@ -77,7 +78,12 @@ class Session:
         self.closing = False
         # Whether the server knows container nodes (ZooKeeper 3.5); cleared by the first refusal.
         self.containers = True
+        # Whether it knows many reads in one request (ZooKeeper 3.6); cleared likewise. One that does not closes the
+        # connection as well, so nobody may try who would lose locks by that.
+        self.multireads = not strict
         self.wire = Wire(options, self, patience=patience)
+        # What the tenants want to read at a heartbeat.
+        self.glances = Glances(self)
         self._requested_timeout = options.session_timeout
         self._clock = clock
         self._patience = patience
@@ -282,6 +288,7 @@ class Session:
         if self.connected:
             for tenant in list(self._tenants):
                 tenant.heartbeat()
+            self.glances.send()
             # Waiters ask nothing.
             self.wire.ping()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ INSTALLED_APPS = [
     "django_zklock",
     "billing",
 ]
+
+# The page of a lock then leads to the results of its tasks.
+if importlib.util.find_spec("django_celery_results") is not None:
+    INSTALLED_APPS.append("django_celery_results")
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -13,14 +13,14 @@ PROBE_TIMEOUT = 5.0
 
 
 class WebServer(ProjectProcess):
-    """The project's pages, on port 8000 if nobody else uses it."""
+    """The project's pages, on ``preferred_port`` if nobody else uses it."""
 
     name: ClassVar[str] = "Django server"
 
-    def __init__(self) -> None:
+    def __init__(self, *, preferred_port: int | None = 8000) -> None:
         """Choose a port; nothing runs yet."""
         super().__init__()
-        self.port = free_port(preferred=8000)
+        self.port = free_port(preferred=preferred_port)
 
     @property
     def url(self) -> str:

@@ -19,7 +19,12 @@ KINDS: dict[str, Callable[[], contextlib.AbstractContextManager[Server]]] = {
 }
 
 
-@pytest.fixture(params=[pytest.param("zookeeper", marks=pytest.mark.zookeeper), "testserver"])
+@pytest.fixture(
+    params=[
+        pytest.param("zookeeper", marks=pytest.mark.zookeeper),
+        pytest.param("testserver", marks=pytest.mark.twin),
+    ]
+)
 def kind_of_server(request: pytest.FixtureRequest) -> str:
     """Say which server a test's locks are on: one after the other."""
     kind: str = request.param

@@ -43,7 +43,28 @@ ANSWERS = "/answers"
 COUNTED = {f"/counted-{number}-{copy}": number for number in (2**31 - 3, 2**31 - 1, -2) for copy in range(4)}
 PLANTED = {ANSWERS: 0, **COUNTED}
 
+# Those who talk to the server by kazoo, or through a project; to all others it is the same whatever is installed.
+HERE = Path(__file__).parent
+OF_LIBRARIES = {
+    "test_cut_replies",
+    "test_faults",
+    "test_java_clients",
+    "test_lagging_reads",
+    "test_network_faults",
+    "test_plugin",
+    "test_project",
+    "test_requestlog",
+    "test_sandbox",
+    "test_server",
+}
+
 _numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == HERE and item.path.stem not in OF_LIBRARIES:
+            item.add_marker(pytest.mark.peers)
 
 
 @pytest.fixture(scope="session")

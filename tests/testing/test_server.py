@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import socket
@@ -16,6 +15,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from django_zklock.testing import SessionInfo, ZooKeeperServer, port
+from tests.raw_fork import raw_fork
 from tests.testing.child import fork
 from tests.testing.operations import EPHEMERAL, CloseSession, Create, Exists, GetData, WhoAmI
 from tests.testing.rawclient import ClosedError, RawClient
@@ -367,8 +367,7 @@ def test_fork__in_c(server: ZooKeeperServer) -> None:
     """A connection ends even if a fork has inherited it that was made behind Python's back."""
     reader, writer = os.pipe()
     with Talker(server.address) as client:
-        # PyDLL keeps the interpreter's lock: a child could not get it back from a thread that it does not have.
-        child = ctypes.PyDLL(None).fork()
+        child = raw_fork()
         if child == 0:
             os.close(writer)
             os.read(reader, 1)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from django.core.management.base import BaseCommand
+from opentelemetry.metrics import MeterProvider
 from typing_extensions import assert_type
 
 from django_zklock import (
@@ -25,6 +26,7 @@ from django_zklock import (
     zk_locked,
 )
 from django_zklock.calls import Conflict
+from django_zklock.contrib.opentelemetry import instrument, uninstrument
 from django_zklock.testing import (
     BlackHole,
     Cut,
@@ -147,7 +149,7 @@ zk_locked("k", mode="read", on_lost="interrupt")
 zk_locked("k", limit=4)
 zk_locked(["a:{x}", "b:{y}"], mode="write")
 zk_locked(("a:{x}", "b:{y}"))
-zk_locked(make_keys)
+zk_locked(make_keys, template="cells")
 zk_locked("k", mode="shared")  # type: ignore[arg-type]
 zk_locked("k", limit="4")  # type: ignore[arg-type]
 zk_locked([1, 2])  # type: ignore[list-item]
@@ -155,6 +157,7 @@ zk_locked("k", on_conflict="explode")  # type: ignore[arg-type]
 zk_locked("k", on_lost="explode")  # type: ignore[arg-type]
 zk_locked("k", on_unavailable="explode")  # type: ignore[arg-type]
 zk_locked("k", timeout="5")  # type: ignore[arg-type]
+zk_locked("k", template=["k"])  # type: ignore[arg-type]
 zk_locked("k", 5)  # type: ignore[call-arg, arg-type]
 zk_locked()  # type: ignore[call-arg]
 zk_locked(42)  # type: ignore[arg-type]
@@ -168,6 +171,7 @@ def block() -> None:
     assert_type(lock, Lock)
     assert_type(lock.key, str)
     assert_type(lock.keys, tuple[str, ...])
+    assert_type(zk_lock("invoice:42", template="invoice:{invoice_id}").template, str | None)
     assert_type(lock.paths, tuple[str, ...])
     with lock as held:
         assert_type(held, Held)
@@ -229,11 +233,22 @@ def errors() -> None:
     del builtin
 
 
-def receive(key: str, alias: str, held: Held, **_: Any) -> None: ...
+def receive(key: str, alias: str, template: str | None, kind: str, held: Held, **_: Any) -> None: ...
 
 
 for signal in (signals.acquired, signals.contended, signals.released, signals.lost, signals.revoked, signals.skipped):
     signal.connect(receive)
+
+
+# Metrics.
+
+
+def measure(provider: MeterProvider) -> None:
+    instrument()
+    instrument(provider)
+    instrument(meter_provider=provider)
+    uninstrument()
+    instrument("console")  # type: ignore[arg-type]
 
 
 # The server for tests.

@@ -5,7 +5,6 @@ It says what it does in lines on standard output and does what lines on standard
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from django_zklock.zk import holds
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
+from tests.raw_fork import raw_fork
 
 
 def say(*words: object) -> None:
@@ -99,7 +99,7 @@ def fork_in_c(pool: Pool) -> None:
     """Fork as a server does that is written in C: Python's fork hooks do not run."""
     held = Lock("k", pool).acquire(timeout=10)
     session = pool.sessions()[0].id
-    child = ctypes.CDLL(None).fork()
+    child = raw_fork()
     if child == 0:
         own = Lock("own", pool).acquire(timeout=10)
         say("child", held.lost, not own.lost, pool.sessions()[0].id != session)

@@ -53,6 +53,8 @@ class Script:
         self.requests: list[tuple[str, Any, Any]] = []
         self.watches: dict[str, list[Callable[[bool], None]]] = {}
         self.wire = self
+        # Those of the tenants, which a session sends together.
+        self.glances = self
         self.lookouts: dict[str, Lookout] = {}
         # What runs before the next write, once :meth:`hold_back` was called; at once before that.
         self.posted: list[Callable[[], object]] | None = None
@@ -87,6 +89,9 @@ class Script:
 
     def get(self, path: str, reply: Any, watcher: Any = None) -> Any:
         return self._read("get", path, reply, path, watcher)
+
+    def want(self, path: str, reply: Any) -> None:
+        self.get(path, reply)
 
     def set(self, path: str, data: bytes, reply: Any, *, version: int = -1) -> None:
         self.requests.append(("set", (path, version), reply))

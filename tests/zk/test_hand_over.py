@@ -9,6 +9,7 @@ import pytest
 from kazoo.exceptions import NoAuthError, NoNodeError
 
 from django_zklock.zk.contender import State
+from django_zklock.zk.label import Label, Removal
 from django_zklock.zk.nodes import Kind
 from django_zklock.zk.rules import READ, WRITE
 from tests.zk.script import OTHERS, SESSION, Script, contend, create, data, line_up, other, settle, stat
@@ -113,7 +114,23 @@ def test_own_node__gone_after_the_last(script: Script) -> None:
     settle(script, name)
     script.tell(f"/k/{other(3)}", deleted=True)
     script.tell(f"/k/{name}", deleted=True)
-    assert (contender.state, contender.lost) == (State.GONE, "its node was deleted")
+    assert (contender.state, contender.lost) == (State.HELD, "its node was deleted")
+    script.answer("get", (Label(removal=Removal(node=name, why="ada did it")).encode(), stat()))
+    assert (contender.state, contender.lost) == (State.GONE, "its node was deleted: ada did it")
+
+
+def test_own_node__gone_and_then_the_connection(script: Script) -> None:
+    """A loss is told at once if nobody can be asked any more why it came."""
+    told: list[str | None] = []
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    script.tell(f"/k/{name}", deleted=True)
+    contender.when_gone(lambda: told.append(contender.lost))
+    assert (contender.lost, told) == ("its node was deleted", [])
+    script.break_connection()
+    assert told == ["its node was deleted"]
+    assert script.tenants == {}
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 from celery._state import get_current_task
 from celery.signals import task_prerun
 
 from django_zklock import surroundings
+from django_zklock.calls import LockedCall, locked_call
 from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
 from django_zklock.zk.identity import Work
 
@@ -21,6 +23,16 @@ def in_worker() -> Any:
     if task is None or task.request.called_directly or task.request.is_eager:
         return None
     return task
+
+
+def outermost_lock(task: Any) -> tuple[LockedCall | None, tuple[Any, ...]]:
+    """Give how the body of ``task`` takes its lock, if that is the first thing it does, and what it is bound to."""
+    body: Any = getattr(task, "_orig_run", task.run)
+    while hasattr(body, GUARDED):
+        body = body.__wrapped__
+    if isinstance(body, types.MethodType):
+        return locked_call(body.__func__), (body.__self__,)
+    return locked_call(body), ()
 
 
 class CeleryTask:

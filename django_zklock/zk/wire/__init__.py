@@ -15,20 +15,34 @@ What is changed here, each with a test in ``tests/zk/test_wire.py`` that fails w
 
 from __future__ import annotations
 
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, UnimplementedError
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    UnimplementedError,
+)
 from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.wire.client import Wire, WireListener
+from django_zklock.zk.wire.multiread import MOST as READS_A_REQUEST
+from django_zklock.zk.wire.multiread import Read
 from django_zklock.zk.wire.options import CHECKS_HOST_NAMES, EXTRA_OPTIONS, ConnectionOptions, parse_acl
 
 __all__ = [
     "CHECKS_HOST_NAMES",
     "EXTRA_OPTIONS",
+    "READS_A_REQUEST",
     "BadVersionError",
     "ConnectionOptions",
     "KazooException",
+    "NoAuthError",
     "NoNodeError",
     "NodeExistsError",
+    "NotEmptyError",
+    "Read",
     "UnimplementedError",
     "Wire",
     "WireListener",

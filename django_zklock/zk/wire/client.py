@@ -20,6 +20,7 @@ from kazoo.protocol.serialization import (
     Create,
     Create2,
     Delete,
+    GetACL,
     GetChildren,
     GetData,
     SetData,
@@ -32,7 +33,8 @@ from kazoo.retry import KazooRetry
 from django_zklock.zk.clock import lease_now
 from django_zklock.zk.wire.connection import Answer, Connection, Reply
 from django_zklock.zk.wire.handler import make_handler
-from django_zklock.zk.wire.options import CHECKS_HOST_NAMES, ConnectionOptions, parse_acl
+from django_zklock.zk.wire.multiread import MultiRead, Read
+from django_zklock.zk.wire.options import CHECKS_HOST_NAMES, ConnectionOptions, acl_entry, parse_acl
 from django_zklock.zk.wire.watch import Watch, WatchBook, Watcher, removal, table
 
 logger = logging.getLogger("django_zklock.wire")
@@ -261,6 +263,11 @@ class Wire:
         checks = [CheckVersion(self._chroot + other, -1) for other in others]
         self._transact([*checks, Delete(self._chroot + path, -1)], reply)
 
+    def delete_noted(self, path: str, version: int, note: tuple[str, bytes, int], reply: Reply) -> None:
+        """Delete a node of that version and write to another, or neither; ``note`` has its path, data and version."""
+        place, data, note_version = note
+        self._transact([SetData(self._chroot + place, data, note_version), Delete(self._chroot + path, version)], reply)
+
     def _transact(self, requests: list[Any], reply: Reply) -> None:
         """Do all or nothing; the reply has the outcome of each, or the error of the one that failed."""
 
@@ -292,6 +299,13 @@ class Wire:
         Never ``exists``: on a missing node it would leave a watch behind.
         """
         return self._read(GetData, path, reply, watcher)
+
+    def read_many(self, reads: Sequence[Read], reply: Callable[[list[Any] | None, Any], None]) -> None:
+        """Do all ``reads`` in one request; the reply has an outcome for each, see :class:`MultiRead`.
+
+        A server before ZooKeeper 3.6 answers that it does not know the request.
+        """
+        self._send(MultiRead([read._replace(path=self._chroot + read.path) for read in reads]), reply)
 
     def _read(
         self, request: type[GetData | GetChildren], path: str, reply: Reply, watcher: Watcher | None
@@ -327,13 +341,21 @@ class Wire:
             if not here:
                 del kept[path]
 
+    def acl_of(self, path: str, reply: Callable[[list[str] | None, Any], None]) -> None:
+        """Read who may do what to a node, as entries ``scheme:id:perms`` with perms out of ``cdrwa``."""
+
+        def read(value: tuple[list[Any], ZnodeStat] | None, error: KazooException | None) -> None:
+            reply(None if value is None else [acl_entry(each) for each in value[0]], error)
+
+        self._send(GetACL(self._chroot + path), read)
+
     def set(self, path: str, data: bytes, reply: Reply, *, version: int = -1) -> None:
         """Replace the data of a node, whatever its version unless one is given."""
         self._send(SetData(self._chroot + path, data, version), reply)
 
-    def delete(self, path: str, reply: Reply) -> None:
-        """Delete a node, whatever its version."""
-        self._send(Delete(self._chroot + path, -1), reply)
+    def delete(self, path: str, reply: Reply, *, version: int = -1) -> None:
+        """Delete a node, whatever its version unless one is given."""
+        self._send(Delete(self._chroot + path, version), reply)
 
     def sync(self, path: str) -> None:
         """Have the server catch up with the leader before it answers what follows."""
@@ -357,7 +379,7 @@ class Wire:
             with self.listener.monitor:
                 method(*arguments, **options)
         except Exception:
-            logger.exception("event=listener_failed method=%s", method.__name__)
+            logger.exception("event=listener_failed method=%r", method)
 
     def _state_changed(self, state: str) -> None:
         # kazoo calls this on the connection's thread, between the events of the old connection and the new.

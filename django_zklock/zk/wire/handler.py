@@ -92,7 +92,7 @@ def make_handler(options: ConnectionOptions, *, patience: float) -> Any:
     # kazoo gives each server the whole session timeout to accept, and one that is switched off uses it up.
     handler.connect_limit = patience / len(options.hosts.split(","))
     if options.use_tls:
-        handler.tls = partial(_tls_context, options)
+        handler.tls = partial(tls_context, options)
     return handler
 
 
@@ -111,7 +111,8 @@ def _handler_class() -> type:
     return _ThreadingHandler
 
 
-def _tls_context(options: ConnectionOptions) -> ssl.SSLContext:
+def tls_context(options: ConnectionOptions) -> ssl.SSLContext:
+    """Read the certificates and make what TLS needs; ``OSError`` if a file is not there or of no use."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # Before the verification is turned off, as ssl asks for.
     context.check_hostname = options.checks_host_name

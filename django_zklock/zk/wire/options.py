@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_acl
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Permissions, make_acl
 
 # What of KazooClient's arguments is left to the user; the others are ours, or would undo what this package does.
 EXTRA_OPTIONS = frozenset({"randomize_hosts"})
 
 # Since kazoo 2.11; before, it does not tell the handler the name.
 CHECKS_HOST_NAMES = "check_hostname" in inspect.signature(KazooClient).parameters
+
+_PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +57,15 @@ def parse_acl(value: str | Sequence[str]) -> list[ACL]:
     return [_parse_acl_entry(entry) for entry in value]
 
 
+def acl_entry(acl: ACL) -> str:
+    """Write one entry of a node's ACL as ``scheme:id:perms``, which :func:`parse_acl` reads."""
+    letters = "".join(letter for letter, name in _PERMISSIONS.items() if acl.perms & getattr(Permissions, name.upper()))
+    return f"{acl.id.scheme}:{acl.id.id}:{letters}"
+
+
 def _parse_acl_entry(entry: str) -> ACL:
-    names = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
     scheme, _, rest = str(entry).partition(":")
     credential, _, permissions = rest.rpartition(":")
-    if not scheme or not credential or not permissions or not set(permissions) <= set(names):
+    if not scheme or not credential or not permissions or not set(permissions) <= set(_PERMISSIONS):
         raise ValueError(f'entries like "world:anyone:r" or "digest:user:hash:cdrwa", got {entry!r}')
-    return make_acl(scheme, credential, **{names[letter]: True for letter in permissions})
+    return make_acl(scheme, credential, **{_PERMISSIONS[letter]: True for letter in permissions})

@@ -12,6 +12,8 @@ import pytest
 from django.core.signing import Signer
 
 from django_zklock.contrib.celery.gate import header
+from django_zklock.contrib.celery.gate.board import Board, Mark
+from django_zklock.zk import breaking, revocation
 from tests.zk.onlooker import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -94,6 +96,33 @@ def test_lost__terminates_and_is_delivered_again(workshop: Any, key: str) -> Non
     assert task.outcome(8)["key"] == key
 
 
+def test_lost__somebody_has_broken_it(workshop: Any, key: str) -> None:
+    """A task whose lock was taken away hears why, and so does whoever asks for its result."""
+    task = workshop.send("watch_itself", key, f"{key}:gate")
+    token = workshop.entered(f"{key}:gate")["token"]
+    # While others are in the line, ZooKeeper does not remove it, and with it what is written there.
+    workshop.send("hold", key, f"{key}:next")
+    node, _ = workshop.wait_count(key, 2)
+    path = f"{workshop.pool.path(key)}/{node}"
+    breaking.remove(workshop.pool, path, token=token, why="broken by root: é" + "x" * 300, timeout=10)
+    note = workshop.board.blpop([f"{key}:gate:lost"], timeout=30)
+    assert note is not None
+    assert "its node was deleted: broken by root: éxxx" in json.loads(note[1])
+    error = workshop.outcome(task)
+    assert type(error).__name__ == "LockLost"
+    assert "broken by root: éxxx" in str(error)
+    workshop.let_go(f"{key}:next")
+
+
+def test_revoked__reason(workshop: Any, key: str) -> None:
+    """A task that is asked to let go hears why."""
+    task = workshop.send("hold_until_revoked", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    [node] = workshop.nodes(key)
+    revocation.ask(workshop.pool, f"{workshop.pool.path(key)}/{node}", "asked by root: deploy", timeout=10)
+    assert workshop.result(task) == "asked by root: deploy"
+
+
 def test_lost__main_process_stands_still(workshop: Any, key: str) -> None:
     """A task knows by its own clock that its lock is lost when the main process has stood still for too long."""
     task = workshop.send("watch_itself", key, f"{key}:gate")
@@ -140,3 +169,16 @@ def test_header__without_a_gate(open_workshop: Any, key: str) -> None:
         task = workshop.send("shared_below", key, task_id=f"{key}-2", headers={header.HEADER: "nonsense"})
         assert workshop.result(task)["key"] == key
         wait_until(lambda: "its signature is not ours" in workshop.worker.log_tail(500), 10, "the refusal is logged")
+
+
+def test_board__reasons() -> None:
+    """A reason is kept for each state, cut to whole characters; one of a hold that is over is not written."""
+    board = Board()
+    cell = board.open(1, 0.0)
+    assert cell is not None
+    board.mark(cell, 1, Mark.REVOKED, "deploy")
+    board.mark(cell, 1, Mark.LOST, "é" * 2000)
+    board.mark(cell, 2, Mark.REVOKED, "somebody else's")
+    assert board.look(cell, 1) is Mark.LOST
+    assert board.reason(cell, Mark.LOST) == "é" * 511
+    assert board.reason(cell, Mark.REVOKED) == "deploy"

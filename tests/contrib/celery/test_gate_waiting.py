@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -41,6 +42,19 @@ def test_parked__leaves_slot_and_window(workshop: Any, key: str) -> None:
     tokens = [workshop.result(task)["token"] for task in waiting]
     assert tokens == sorted(tokens)
     workshop.wait_empty(key)
+
+
+def test_no_slot__is_no_wait(workshop: Any, key: str) -> None:
+    """How long a task has waited for its lock does not count how long it has waited for a slot."""
+    workshop.send("idle", f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    task = workshop.send("shared_below", key)
+    wait_until(lambda: [*workshop.inspect().reserved().values()] != [[]], SOON, "the worker has the task")
+    # Longer than a worker takes from a free slot to the result.
+    time.sleep(1.5)
+    released = time.monotonic()
+    workshop.let_go(f"{key}:gate")
+    assert workshop.result(task)["waited"] < time.monotonic() - released
 
 
 def test_parked__is_reserved(workshop: Any, key: str) -> None:

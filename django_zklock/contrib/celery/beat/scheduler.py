@@ -120,7 +120,7 @@ class LeaderScheduler(Scheduler):
         self._longest_wait = float(cast("int", self.max_interval))
         key = app.conf.get("zklock_beat_key") or ":".join(filter(None, ["celery-beat", app.main]))
         using = app.conf.get("zklock_beat_using") or DEFAULT_ALIAS
-        lock = zk_lock(key, using=using, work=lambda: Work(kind="command", name="celery beat"))
+        lock = zk_lock(key, using=using, template=key, work=lambda: Work(kind="command", name="celery beat"))
         self._candidacy = Candidacy(lock)
 
     @property

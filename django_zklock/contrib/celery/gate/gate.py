@@ -11,7 +11,6 @@ import math
 import os
 import secrets
 import time
-import types
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,13 +20,13 @@ from celery.worker import state
 from celery.worker.request import Request
 from django.db import connections as databases
 
-from django_zklock.calls import LockedCall, locked_call
+from django_zklock.calls import LockedCall
 from django_zklock.contrib.celery.gate import header
 from django_zklock.contrib.celery.gate.board import Board
 from django_zklock.contrib.celery.gate.children import Children
 from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop, WorkerLoop
 from django_zklock.contrib.celery.gate.waiter import Waiter
-from django_zklock.contrib.celery.task import GUARDED
+from django_zklock.contrib.celery.task import outermost_lock
 from django_zklock.zk.clock import Clock
 from django_zklock.zk.identity import Work
 from django_zklock.zk.lock import Lock
@@ -121,14 +120,9 @@ class Gate:
         task = request.task
         if not getattr(task, "zklock_gate", True):
             return None
-        body: Any = getattr(task, "_orig_run", task.run)
-        while hasattr(body, GUARDED):
-            body = body.__wrapped__
-        bound = isinstance(body, types.MethodType)
-        call = locked_call(body.__func__ if bound else body)
+        call, own = outermost_lock(task)
         if call is None:
             return None
-        own = (body.__self__,) if bound else ()
         return Waiter(self, request, call, self._lock(call, request, own))
 
     def _lock(self, call: LockedCall, request: Request, own: tuple[Any, ...]) -> Lock:

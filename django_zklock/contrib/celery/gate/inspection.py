@@ -1,4 +1,4 @@
-"""``celery inspect zklocks``: which tasks of a worker hold locks, and which wait for them."""
+"""``celery inspect zklocks``: which tasks hold locks or wait for them; ``zklock_gate``: whether they wait outside."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ def zklocks(state: Any, **_options: Any) -> list[dict[str, Any]]:
     waiters = list(gate.waiters.values())
     ahead = _ahead([waiter for waiter in waiters if waiter.stage in WAITING])
     return [waiter.facts() | {"ahead": ahead.get(waiter.nonce)} for waiter in waiters]
+
+
+@inspect_command()
+def zklock_gate(state: Any, **_options: Any) -> dict[str, Any]:
+    """Tell whether there is a gate, and of which kind the pool behind it is."""
+    return {"gate": takeover.gate is not None, "pool": type(state.consumer.pool).__module__.rpartition(".")[2]}
 
 
 def _ahead(waiters: list[Waiter]) -> dict[int, int | None]:

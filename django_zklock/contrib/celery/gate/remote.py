@@ -42,14 +42,19 @@ class Remote:
     @property
     def lost(self) -> str | None:
         """Why the hold can no longer be trusted."""
-        if self._lost is None and not self._left and self._mark in {Mark.LOST, None}:
-            self._lost = "the worker's main process has lost it: the session ended, or the node was deleted"
+        if self._lost is None and not self._left:
+            mark = self._mark
+            if mark is Mark.LOST:
+                self._lost = f"the worker's main process has lost it: {self._board.reason(self._ticket.cell, mark)}"
+            elif mark is None:
+                self._lost = "the worker's main process holds it no more"
         return self._lost
 
     @property
     def revoked(self) -> str | None:
-        """Why somebody asks to let go; the reason itself is in the data of the node."""
-        return "asked while the task runs" if self._mark is Mark.REVOKED else None
+        """Why somebody asks to let go."""
+        mark = self._mark
+        return self._board.reason(self._ticket.cell, mark) if mark is Mark.REVOKED else None
 
     def leave(self) -> None:
         """Have the parent give the lock back."""

@@ -75,7 +75,7 @@ def _take_as_child(gate: Gate, ticket: Ticket, lock: Lock) -> Outcome | None:
     assert children is not None
     give_back = partial(children.tell, ticket.nonce)
     if ticket.refusal is not None:
-        return _refusal(ticket) if _fits(ticket, lock) else None
+        return _refusal(ticket, lock) if _fits(ticket, lock) else None
     if board.look(ticket.cell, ticket.nonce) in {Mark.GONE, None}:
         raise header.Refused("it has been used")
     if not _fits(ticket, lock):
@@ -106,7 +106,7 @@ def _take_in_process(gate: Gate, ticket: Ticket, lock: Lock) -> Outcome | None:
     if waiter is None:
         raise header.Refused("it has been used")
     if ticket.refusal is not None:
-        return _refusal(ticket) if _fits(ticket, lock) else None
+        return _refusal(ticket, lock) if _fits(ticket, lock) else None
     if not _fits(ticket, lock):
         waiter.release()
         raise header.Refused(f"it is for {ticket.paths}")
@@ -118,13 +118,18 @@ def _take_in_process(gate: Gate, ticket: Ticket, lock: Lock) -> Outcome | None:
 
 
 def _announce(held: Held, ticket: Ticket) -> None:
-    if ticket.contended:
-        holder = identity.decode(ticket.holder.encode()) if ticket.holder else None
-        held.lock.observer.contended(held.lock, holder)
+    _announce_wait(held.lock, ticket)
     held.lock.observer.acquired(held)
 
 
-def _refusal(ticket: Ticket) -> Outcome:
+def _announce_wait(lock: Lock, ticket: Ticket) -> None:
+    if ticket.contended:
+        holder = identity.decode(ticket.holder.encode()) if ticket.holder else None
+        lock.observer.contended(lock, holder)
+
+
+def _refusal(ticket: Ticket, lock: Lock) -> Outcome:
+    _announce_wait(lock, ticket)
     error = ticket.error()
     if isinstance(error, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
         return None, error

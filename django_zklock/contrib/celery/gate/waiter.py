@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import secrets
 import threading
 import time
@@ -111,6 +112,8 @@ class Waiter:
         # We have killed the child, and Celery is to hear why.
         self._ended_child = False
         self._arrived = self._moved = time.monotonic()
+        # When it asked for its lock for the first time. What it waits for before that is a slot.
+        self._asked = math.inf
         self._since = 0.0
         self._qos: Any = None
         self._originals = {name: getattr(request, name) for name in _STATIONS}
@@ -164,6 +167,7 @@ class Waiter:
     def _join(self) -> None:
         self.place = Place(self.lock, self._chances.patience, self._wake, self._news)
         self.place.start()
+        self._asked = min(self._asked, time.monotonic())
         self.gate.call_later(KEEP_SLOT, self.step)
         self._wake()
 
@@ -300,7 +304,7 @@ class Waiter:
             nodes=place.contender.node_paths if holds else {},
             token=place.contender.token or 0,
             since=self._since,
-            waited=time.monotonic() - self._arrived,
+            waited=time.monotonic() - self._asked,
             contended=self.contended,
             session_timeout=session.timeout,
             holder=place.contender.holder.encode().decode() if place.contender.holder and self.contended else None,
@@ -320,12 +324,13 @@ class Waiter:
         # On the machine's threads too.
         board, cell, place = self.gate.board, self._cell, self.place
         if board is not None and cell is not None and place is not None:
-            if place.contender.lost is not None:
-                board.mark(cell, self.nonce, Mark.LOST)
+            lost, revoked = place.contender.lost, place.contender.revoked
+            if lost is not None:
+                board.mark(cell, self.nonce, Mark.LOST, lost)
                 if self._may_end_child:
                     self.gate.loop.post(self._end_child)
-            elif place.contender.revoked is not None:
-                board.mark(cell, self.nonce, Mark.REVOKED)
+            elif revoked is not None:
+                board.mark(cell, self.nonce, Mark.REVOKED, revoked)
 
     def facts(self) -> dict[str, Any]:
         """Give what there is to see of it, in what JSON can hold."""

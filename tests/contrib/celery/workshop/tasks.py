@@ -45,6 +45,7 @@ def facts(**more: Any) -> dict[str, Any]:
         "id": request.id,
         "key": held.key if held else None,
         "token": held.token if held else None,
+        "waited": held.waited if held else None,
         "retries": request.retries,
         "conflicts": (request.headers or {}).get("zklock_conflicts", 0),
         "pid": os.getpid(),
@@ -110,6 +111,12 @@ def refuse(key: str) -> dict[str, Any]:
 @shared_task
 @zk_locked("{key}", on_conflict="coalesce")
 def coalesce(key: str) -> dict[str, Any]:
+    return facts()
+
+
+@shared_task
+@zk_locked("{key}", timeout=3)
+def give_up(key: str) -> dict[str, Any]:
     return facts()
 
 
@@ -452,6 +459,20 @@ def watch_itself(key: str, gate: str) -> None:
             board().rpush(f"{gate}:lost", json.dumps(str(held.loss())))
             return
         time.sleep(0.01)
+
+
+@shared_task
+@zk_locked("{key}")
+def hold_until_revoked(key: str, gate: str) -> str | None:
+    """Let go when somebody asks, and say why they do."""
+    held = current_lock()
+    assert held is not None
+    board().rpush(f"{gate}:in", json.dumps(facts()))
+    for _ in range(6000):
+        if held.revoked:
+            break
+        time.sleep(0.01)
+    return held.revoked
 
 
 @shared_task

@@ -1,0 +1,7 @@
+"""Live locks in Django's admin."""
+
+from __future__ import annotations
+
+from django_zklock.admin.locks import LockAdmin
+
+__all__ = ["LockAdmin"]

@@ -1,0 +1,1 @@
+"""What ``manage.py zklock`` can do: a module for each action."""

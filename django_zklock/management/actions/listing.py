@@ -1,0 +1,69 @@
+"""``zklock list``: the locks that are held or waited for."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from django_zklock.connections import connections
+from django_zklock.management import arguments, failure, rendering
+from django_zklock.management.statuses import COULD_NOT_RUN, FINDING, FINE
+from django_zklock.management.terminal import Terminal
+from django_zklock.zk import search
+from django_zklock.zk.selection import Ordering, Selection
+from django_zklock.zk.survey import Line
+
+HELP = "list the locks that are held or waited for"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("pattern", metavar="KEYPATTERN", nargs="?", help="a part of the key, or a pattern with * and ?")
+    which = parser.add_mutually_exclusive_group()
+    arguments.add_alias(which)
+    which.add_argument("--all", action="store_true", help="the locks of every alias")
+    arguments.add_selection(parser)
+    arguments.add_format(parser)
+
+
+def run(
+    terminal: Terminal,
+    *,
+    pattern: str | None,
+    using: str,
+    all: bool,  # noqa: A002 - the option's name
+    limit: int | None,
+    format: str,  # noqa: A002
+    **options: Any,
+) -> int:
+    selection = arguments.selection(pattern, **options)
+    ordering = arguments.ordering(**options)
+    with failure.reported():
+        aliases = list(connections) if all else [using]
+    found: dict[str, list[Line]] = {}
+    problems = []
+    for alias in aliases:
+        try:
+            found[alias] = _find(alias, selection, ordering, limit)
+        except CommandError as error:  # noqa: PERF203 - one ensemble that is away hides no other
+            problems.append(str(error))
+    if format == "json":
+        terminal.write(rendering.lines_as_json(found))
+    elif any(found.values()):
+        terminal.write(rendering.lines_as_table(found, terminal))
+    else:
+        what = "No locks" if selection == Selection() else "No such locks"
+        for alias in found:
+            pool = connections[alias].options
+            terminal.write(f"{what} are in use under {pool.root} at {pool.connection.hosts}.\n")
+    if problems:
+        raise CommandError("; ".join(problems), returncode=COULD_NOT_RUN)
+    # As grep has it; but that no locks are in use at all is in order.
+    return FINDING if selection != Selection() and not any(found.values()) else FINE
+
+
+def _find(alias: str, selection: Selection, ordering: Ordering, limit: int | None) -> list[Line]:
+    with failure.reported():
+        pool = connections[alias]
+        return search.find(pool, selection, ordering, limit=limit, timeout=pool.options.connect_timeout)

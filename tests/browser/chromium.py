@@ -1,0 +1,36 @@
+"""The browser: the one of the system, which is asked for nothing but the pages under test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from playwright.sync_api import Browser, Playwright
+from services.port import LOOPBACK
+from services.process import NotInstalledError
+
+VARIABLE = "CHROMIUM"
+HOW_TO_GET_IT = f"`apt-get install chromium`, or set {VARIABLE} to a program"
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    # It calls home for many things that no test needs...
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    # ... and does not get there.
+    f"--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE {LOOPBACK}",
+    # The same pictures whatever the screen.
+    "--font-render-hinting=none",
+    "--hide-scrollbars",
+]
+
+
+def launch(playwright: Playwright) -> Browser:
+    """Start the browser without a window, or raise NotInstalledError."""
+    program = shutil.which(os.environ.get(VARIABLE) or "chromium")
+    if program is None:
+        msg = f"Chromium is not installed; get it with {HOW_TO_GET_IT}"
+        raise NotInstalledError(msg)
+    return playwright.chromium.launch(executable_path=program, args=FLAGS)

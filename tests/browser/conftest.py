@@ -1,0 +1,149 @@
+"""A site, a worker whose tasks hold locks, and people at a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
+from services.redis import Redis
+from services.zookeeper import ZooKeeper
+
+from django_zklock.zk.identity import Identity, Work
+from tests.browser import chromium
+from tests.browser.site import Site
+from tests.browser.visitor import PATIENCE, WIDE, Visitor
+from tests.contrib.celery.conftest import Workshop
+from tests.zk.onlooker import Onlooker
+
+HERE = Path(__file__).resolve().parent
+
+Visit = Callable[..., Visitor]
+Stand = Callable[..., str]
+OpenSite = Callable[[Mapping[str, Mapping[str, Any]]], Site]
+
+# By site, name, and whether scripts run.
+Contexts = dict[tuple[str, str | None, bool], BrowserContext]
+DATA = Identity(host="web1", pid=17, work=Work(kind="command", name="report")).encode()
+
+expect.set_options(timeout=PATIENCE)
+
+
+# Before pytest-xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder; one browser at a time, also where tests run at once."""
+    for item in items:
+        if HERE in item.path.parents:
+            for marker in (pytest.mark.browser, pytest.mark.celery, pytest.mark.zookeeper):
+                item.add_marker(marker)
+            item.add_marker(pytest.mark.xdist_group("browser"))
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Redis]:
+    """Give the broker of the worker."""
+    with Redis() as redis:
+        yield redis
+
+
+@pytest.fixture(scope="session")
+def workshop(zookeeper: ZooKeeper, broker: Redis, zookeeper_onlooker: Onlooker) -> Iterator[Workshop]:
+    """Give a worker, and tell its tasks when to end."""
+    with contextlib.closing(
+        Workshop(zookeeper, broker, zookeeper_onlooker, session_timeout=4.0, gate=True)
+    ) as workshop:
+        workshop.start(concurrency=2)
+        yield workshop
+
+
+@pytest.fixture(scope="session")
+def open_site(tmp_path_factory: pytest.TempPathFactory) -> OpenSite:
+    """Give what makes a site, not started yet, with the given setting of its locks."""
+    database = tmp_path_factory.mktemp("site") / "site.sqlite3"
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.browser.site_settings",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "TESTPROJECT_DATABASE": str(database),
+    }
+    subprocess.run([sys.executable, "-m", "tests.browser.furnish"], env=environment, check=True)
+    return functools.partial(Site, database)
+
+
+@pytest.fixture(scope="session")
+def site(open_site: OpenSite, workshop: Workshop) -> Iterator[Site]:
+    """Give a site whose locks are those of the worker."""
+    options = {"HOSTS": workshop.zookeeper.hosts, "ROOT": workshop.root, "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 5}
+    with open_site({"default": options}) as site:
+        yield site
+
+
+@pytest.fixture
+def key() -> str:
+    """Give a key that no other test uses."""
+    return f"key-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def stand(outsider: KazooClient, workshop: Workshop) -> Stand:
+    """Give a function that puts a node with any data in the line of a key until the end of the test."""
+
+    def stand_in(key: str, data: bytes = DATA, *, name: str = "") -> str:
+        place = f"{workshop.pool.path(key)}/{name or f'_c_{uuid.uuid4()}-lock-'}"
+        node: str = outsider.create(place, data, ephemeral=True, sequence=True, makepath=True)
+        return node
+
+    return stand_in
+
+
+# Not for the whole session: its event loop runs in this thread, and what else is tested there may want its own.
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """Give the browser."""
+    with sync_playwright() as playwright, contextlib.closing(chromium.launch(playwright)) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="package")
+def contexts(browser: Browser) -> Contexts:
+    """Remember the cookies and the cached files of those who have logged in."""
+    return {}
+
+
+@pytest.fixture
+def visit(
+    browser: Browser,
+    contexts: Contexts,
+    request: pytest.FixtureRequest,
+) -> Iterator[Visit]:
+    """Give a function that opens a page on a site for somebody who has logged in, or for nobody.
+
+    The test fails if one of these pages has met an error.
+    """
+    visitors: list[Visitor] = []
+
+    def enter(name: str | None = "root", *, at: Site | None = None, scripts: bool = True) -> Visitor:
+        # Not every test needs the one that has a worker.
+        url = (at or request.getfixturevalue("site")).url
+        member = url, name, scripts
+        context = contexts.get(member) or browser.new_context(base_url=url, viewport=WIDE, java_script_enabled=scripts)
+        visitor = Visitor(context.new_page(), url)
+        visitors.append(visitor)
+        if name is not None and member not in contexts:
+            visitor.log_in(name)
+            contexts[member] = context
+        return visitor
+
+    yield enter
+    for visitor in visitors:
+        visitor.close()

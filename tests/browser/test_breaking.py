@@ -1,0 +1,137 @@
+"""Taking a lock away from whoever holds it, and asking for it, in the browser."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Stand, Visit
+from tests.browser.visitor import LIST, page_of
+from tests.contrib.celery.conftest import Workshop
+
+BREAK = "Break the lock"
+REASON = "The bank does not answer"
+
+
+@pytest.fixture
+def node(key: str, stand: Stand) -> str:
+    """Have somebody hold the key; give the path of the node."""
+    return stand(key)
+
+
+def ask_to_break(page: Page, key: str) -> None:
+    """Go from the page of a lock to the one that asks for a reason."""
+    page.goto(page_of(key))
+    page.get_by_role("button", name=BREAK).click()
+    expect(page.get_by_label("Reason")).to_be_visible()
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"])
+def test_break__task_of_a_worker(visit: Visit, workshop: Workshop, key: str, stand: Stand, scripts: bool) -> None:
+    """The holder is named before, its task fails with the reason, the next in line holds, and the log has it."""
+    sent = workshop.send("watch_itself", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    successor = stand(key)
+    page = visit(scripts=scripts).page
+
+    page.goto(LIST)
+    page.locator("#searchbar").fill(key)
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("link", name=key, exact=True).click()
+    page.get_by_role("button", name=BREAK).click()
+    expect(page.locator("#content")).to_contain_text(f"task workshop.tasks.watch_itself [{sent.id}]")
+    page.get_by_label("Reason").fill(REASON)
+    page.get_by_role("button", name=BREAK).click()
+
+    expect(page.locator(".messagelist .success")).to_contain_text(f"[{sent.id}]")
+    expect(page.locator(".zklock-line tbody tr")).to_contain_text(successor.rpartition("/")[2])
+    expect(page.get_by_role("row").filter(has=page.get_by_role("cell", name="root", exact=True))).to_contain_text(
+        REASON
+    )
+    error = workshop.outcome(sent)
+    assert type(error).__name__ == "LockLost"
+    assert f"broken by root: {REASON}" in str(error)
+    page.get_by_role("link", name="History").click()
+    expect(page.get_by_role("row").filter(has=page.get_by_role("cell", name="root", exact=True))).to_contain_text(
+        REASON
+    )
+
+
+def test_break__reason_is_missing(visit: Visit, workshop: Workshop, key: str, node: str) -> None:
+    """Without a reason nothing happens, whoever leaves out the browser's own check as well."""
+    page = visit().page
+    ask_to_break(page, key)
+    page.get_by_role("button", name=BREAK).click()
+    expect(page.get_by_label("Reason")).to_be_focused()
+    page.locator("#content form").evaluate("form => form.noValidate = true")
+    page.get_by_role("button", name=BREAK).click()
+    expect(page.locator(".errorlist")).to_contain_text("This field is required.")
+    assert workshop.nodes(key) == [node.rpartition("/")[2]]
+
+
+def test_break__another_holder_by_now(visit: Visit, workshop: Workshop, key: str, node: str, stand: Stand) -> None:
+    """Whoever has come after the one that was shown keeps the lock, and the page says that nothing was done."""
+    page = visit().page
+    ask_to_break(page, key)
+    page.get_by_label("Reason").fill(REASON)
+    workshop.delete(node)
+    successor = stand(key)
+    page.get_by_role("button", name=BREAK).click()
+    expect(page.get_by_role("alert").or_(page.locator(".messagelist"))).to_contain_text("Nothing was done")
+    expect(page.locator(".zklock-line tbody tr")).to_contain_text(successor.rpartition("/")[2])
+    assert workshop.nodes(key) == [successor.rpartition("/")[2]]
+
+
+def test_break__by_address(visit: Visit, workshop: Workshop, key: str, node: str) -> None:
+    """To open an address breaks nothing, with all that the form would send."""
+    page = visit().page
+    ask_to_break(page, key)
+    fields = {
+        name: page.locator(f"#content input[name={name}]").input_value()
+        for name in ("node", "token", "csrfmiddlewaretoken")
+    }
+    address = urlsplit(page.url)
+    assert parse_qs(address.query)["node"] == [fields["node"]]
+    response = page.request.get(address.path, params={**fields, "reason": REASON})
+    assert response.ok
+    assert workshop.nodes(key) == [node.rpartition("/")[2]]
+
+
+def test_break__without_the_token_of_the_form(visit: Visit, workshop: Workshop, key: str, node: str) -> None:
+    """What another site has a browser send is refused."""
+    page = visit().page
+    ask_to_break(page, key)
+    fields = {name: page.locator(f"input[name={name}]").input_value() for name in ("node", "token")}
+    response = page.request.post(urlsplit(page.url).path, form={**fields, "reason": REASON})
+    assert response.status == 403
+    assert workshop.nodes(key) == [node.rpartition("/")[2]]
+
+
+def test_break__viewer(visit: Visit, workshop: Workshop, key: str, node: str) -> None:
+    """Who may only look is offered nothing, and refused."""
+    boss, viewer = visit().page, visit("viewer").page
+    ask_to_break(boss, key)
+    fields = {name: boss.locator(f"input[name={name}]").input_value() for name in ("node", "token")}
+    viewer.goto(page_of(key))
+    expect(viewer.get_by_role("button", name=BREAK)).to_have_count(0)
+    expect(viewer.get_by_role("button", name="Ask to let go")).to_have_count(0)
+    [cookie] = [each["value"] for each in viewer.context.cookies() if each["name"] == "csrftoken"]
+    path = urlsplit(boss.url).path
+    assert viewer.request.get(path, params={"node": fields["node"]}).status == 403
+    response = viewer.request.post(path, form={**fields, "reason": REASON}, headers={"X-CSRFToken": cookie})
+    assert response.status == 403
+    assert workshop.nodes(key) == [node.rpartition("/")[2]]
+
+
+def test_revoke(visit: Visit, workshop: Workshop, key: str, node: str) -> None:
+    """The holder is asked, keeps the lock, and the page says who has asked and why."""
+    page = visit().page
+    page.goto(page_of(key))
+    page.get_by_role("button", name="Ask to let go").click()
+    page.get_by_label("Reason").fill(REASON)
+    page.get_by_role("button", name="Ask to let go").click()
+    expect(page.locator(".messagelist .success")).to_contain_text("was asked to let go")
+    expect(page.locator("#zklock-lock")).to_contain_text(f"asked by root: {REASON}")
+    assert workshop.nodes(key) == [node.rpartition("/")[2]]

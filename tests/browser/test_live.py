@@ -1,0 +1,80 @@
+"""Pages that renew themselves."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Request, expect
+
+from tests.browser.conftest import Stand, Visit
+from tests.browser.visitor import LIST, page_of
+from tests.contrib.celery.conftest import Workshop
+
+# Milliseconds, as the script has it; and longer than it ever waits.
+INTERVAL = 2_000
+LONG = 60_000
+
+
+def test_list__lock_comes_and_goes(visit: Visit, workshop: Workshop, key: str) -> None:
+    """Whoever has the list before them sees a task take its lock and give it back, and hears how many there are."""
+    page = visit().page
+    page.goto(f"{LIST}?q={key}")
+    page.evaluate("window.stayed = true")
+    row = page.get_by_role("row").filter(has_text=key)
+    summary = page.get_by_role("status")
+    expect(summary).to_have_text("0 locks")
+
+    sent = workshop.send("hold", key, f"{key}:gate")
+    expect(row).to_contain_text(f"task workshop.tasks.hold [{sent.id}]")
+    expect(summary).to_have_text("1 lock")
+    workshop.let_go(f"{key}:gate")
+    expect(row).to_have_count(0)
+    expect(summary).to_have_text("0 locks")
+    assert page.evaluate("window.stayed")
+
+
+def test_lock__line_grows(visit: Visit, key: str, stand: Stand) -> None:
+    """The page of a lock that is free shows who takes it, and who comes after; the focus stays where it is."""
+    page = visit().page
+    page.goto(page_of(key))
+    expect(page.locator("#zklock-lock")).to_contain_text("Nobody holds this lock")
+    places = page.locator(".zklock-line tbody tr")
+    stand(key)
+    expect(places).to_have_count(1)
+    button = page.get_by_role("button", name="Break the lock")
+    button.focus()
+    stand(key)
+    expect(places).to_have_count(2)
+    expect(button).to_be_focused()
+
+
+def test_live__switched_off(visit: Visit, key: str, stand: Stand) -> None:
+    """A page that was told to stand still asks for nothing, until it is told to go on."""
+    page = visit().page
+    page.clock.install()
+    page.goto(f"{LIST}?q={key}")
+    switch = page.get_by_role("button", name="Live")
+    expect(switch).to_have_attribute("aria-pressed", "true")
+    switch.press("Enter")
+    expect(switch).to_have_attribute("aria-pressed", "false")
+    expect(page.locator("#zklock-refresh")).to_contain_text("This page stands still.")
+    requests: list[Request] = []
+    page.on("request", lambda request: requests.append(request))  # noqa: PLW0108 - it takes no method of a builtin
+    stand(key)
+    page.clock.fast_forward(LONG)
+    assert requests == []
+    switch.press("Space")
+    page.clock.fast_forward(INTERVAL)
+    expect(page.get_by_role("row").filter(has_text=key)).to_be_visible()
+
+
+def test_live__logged_out(visit: Visit, key: str) -> None:
+    """Who is logged in no more is told so, and the page stops asking."""
+    page = visit(None).page
+    page.goto(page_of(key))
+    page.get_by_label("Username").fill("root")
+    page.get_by_label("Password").fill("root")
+    page.get_by_role("button", name="Log in").click()
+    note = page.locator("#zklock-refresh")
+    expect(note).to_contain_text("This page renews itself.")
+    page.context.clear_cookies()
+    expect(note).to_contain_text("You are not logged in any more.")
+    expect(page.get_by_role("button", name="Live")).to_have_attribute("aria-pressed", "false")

@@ -1,0 +1,14 @@
+// One step of a tour by the Tab key: where the focus is, and whether the place before looks the same without it.
+() => {
+  const look = (element) => {
+    const style = getComputedStyle(element);
+    return [style.outline, style.boxShadow, style.border, style.backgroundColor, style.color, style.textDecoration].join();
+  };
+  const before = window.stop_;
+  const unmarked = before && before.look === look(before.element) ? before.element.outerHTML.slice(0, 120) : null;
+  const element = document.activeElement;
+  const over = element === document.body || element === document.documentElement;
+  window.stop_ = over ? null : { element, look: look(element) };
+  if (!over) element.dataset.reached = "";
+  return { over, unmarked };
+}

@@ -1,0 +1,124 @@
+"""Somebody at a browser, who is told of everything that goes wrong on the pages."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from django.contrib.admin.utils import quote
+from playwright.sync_api import ConsoleMessage, Locator, Page, Request, ViewportSize
+
+from django_zklock.zk import keys
+
+LIST = "/admin/django_zklock/lock/"
+WIDE: ViewportSize = {"width": 1280, "height": 640}
+NARROW: ViewportSize = {"width": 390, "height": 844}
+HERE = Path(__file__).parent
+AUDIT = (HERE / "audit.js").read_text(encoding="utf-8")
+TOUR = (HERE / "tour.js").read_text(encoding="utf-8")
+DAMAGE = (HERE / "damage.js").read_text(encoding="utf-8")
+# More than any page has controls.
+MANY = 300
+CONTROLS = "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']"
+MISSED = "(all) => all.filter((each) => !('reached' in each.dataset)).map((each) => each.outerHTML.slice(0, 120))"
+STILL = "() => document.getAnimations().every((each) => each.playState !== 'running')"
+# Milliseconds, for everything that a page is waited for.
+PATIENCE = 10_000
+
+
+def page_of(key: str) -> str:
+    """Give the address of a lock."""
+    return f"{LIST}{quote(f'default/{keys.escape(key)}')}/change/"
+
+
+class Visitor:
+    """A person at a page.
+
+    ``complaints`` are the errors of scripts, what the console shows as an error, and requests that would have left the
+    site.
+    """
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.complaints: list[str] = []
+        page.set_default_timeout(PATIENCE)
+        page.on("request", self._requested)
+        page.on("console", self._written)
+        page.on("pageerror", lambda error: self._complain(f"error: {error}"))
+
+    def log_in(self, name: str) -> None:
+        """Log in by the form; the password is the name."""
+        self.page.goto("/admin/login/")
+        self.page.get_by_label("Username").fill(name)
+        self.page.get_by_label("Password").fill(name)
+        self.page.get_by_role("button", name="Log in").click()
+        self.page.wait_for_url("**/admin/")
+
+    def looks(self) -> Iterator[str]:
+        """Have the page in light and in dark, on a desk and in the hand, one after the other; name each look."""
+        for dark, narrow in itertools.product((False, True), repeat=2):
+            self.page.emulate_media(color_scheme="dark" if dark else "light")
+            self.page.set_viewport_size(NARROW if narrow else WIDE)
+            # Colours change little by little.
+            self.page.wait_for_function(STILL)
+            yield f"{'narrow' if narrow else 'wide'}-{'dark' if dark else 'light'}"
+
+    def audit(self, part: str = "#content") -> list[str]:
+        """Say what keeps people from using a part of the page who do not see it, or not well."""
+        found: list[str] = self.page.locator(part).evaluate(AUDIT)
+        return found
+
+    def tour(self, part: str = "#content") -> list[str]:
+        """Go through the page by the Tab key; say what of a part was not reached, and what did not show the focus."""
+        found: list[str] = []
+        self._skip_to_content()
+        for _ in range(MANY):
+            self.page.keyboard.press("Tab")
+            stop = self.page.evaluate(TOUR)
+            if stop["unmarked"]:
+                found.append(f"no focus to be seen: {stop['unmarked']}")
+            if stop["over"]:
+                break
+        controls = self.page.locator(part).locator(CONTROLS).locator("visible=true")
+        missed: list[str] = controls.evaluate_all(MISSED)
+        found.extend(f"not reached: {control}" for control in missed)
+        return found
+
+    def tab_to(self, control: Locator) -> None:
+        """Press the Tab key until ``control`` has the focus."""
+        self._skip_to_content()
+        for _ in range(MANY):
+            self.page.keyboard.press("Tab")
+            if control.evaluate("element => element === document.activeElement"):
+                return
+        raise AssertionError(f"the Tab key does not come to {control}")
+
+    def _skip_to_content(self) -> None:
+        """Use the link that is there for it, the first on each page of the admin."""
+        self.page.get_by_role("link", name="Skip to main content").press("Enter")
+
+    def damage(self) -> list[str]:
+        """Say what hostile text has done to the page."""
+        found: list[str] = self.page.evaluate(DAMAGE)
+        return found
+
+    def close(self) -> None:
+        self.page.close()
+        assert not self.complaints, self.complaints
+
+    def _requested(self, request: Request) -> None:
+        address = urlsplit(request.url)
+        if f"{address.scheme}://{address.netloc}" != self.url and address.scheme not in {"data", "blob"}:
+            self._complain(f"request to {request.url}")
+
+    def _written(self, message: ConsoleMessage) -> None:
+        url = message.location["url"]
+        # The test project has no icon, and browsers ask for one.
+        if message.type == "error" and not url.endswith("/favicon.ico"):
+            self._complain(f"console: {message.text} ({url})")
+
+    def _complain(self, what: str) -> None:
+        self.complaints.append(what)

@@ -1,0 +1,26 @@
+"""A fork behind Python's back, as servers make them that are written in C."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+
+# Longer than any test.
+FOR_EVER = 1000.0
+
+
+def raw_fork() -> int:
+    """Fork without Python's fork hooks; give 0 in the child, and the child's number in the parent.
+
+    CPython's own locks are copied as they are. So the GIL is kept, which the child could not get back from a thread
+    that it does not have, and no thread asks for it at that moment: whoever is asked waits until another has had it.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(FOR_EVER)
+    # Those who are waiting for it by the old interval get it.
+    time.sleep(0.01)
+    try:
+        return int(ctypes.PyDLL(None).fork())
+    finally:
+        sys.setswitchinterval(interval)
