@@ -25,6 +25,11 @@ test: lint types docs $(READY) | os-test ## every check
 	$(BIN)/pytest -m "not asynchronous" --numprocesses $(PROCESSES) --dist loadgroup --cov --cov-report=term $(ARGS)
 	$(BIN)/pytest -m asynchronous
 
+# Twice as long as `test`, whose coverage knows lines alone.
+.PHONY: coverage
+coverage: $(READY) | os-test ## what the tests reach, branches too, as HTML in htmlcov
+	$(BIN)/pytest -m "not asynchronous" --numprocesses $(PROCESSES) --dist loadgroup --cov --cov-branch --cov-report=html $(ARGS)
+
 # It does not belong to `test`: it needs a package index, and what it tests is the test server alone.
 .PHONY: test-kazoo
 test-kazoo: $(READY) | os-kazoo ## kazoo's own tests on real ZooKeeper and on the test server; ARGS="-k lock" for some

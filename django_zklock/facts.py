@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from django_zklock.zk import display
-from django_zklock.zk.obstacles import Obstacles
-from django_zklock.zk.survey import Line, Place
+from django_zklock.zk.inspection.obstacles import Obstacles
+from django_zklock.zk.inspection.survey import Line, Place
 
 
 def lock(alias: str, line: Line, now: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django_zklock.zk import display, keys
 
 if TYPE_CHECKING:
-    from django_zklock.zk.survey import Line
+    from django_zklock.zk.inspection.survey import Line
 
 
 class LockManager(models.Manager["Lock"]):
@@ -23,7 +23,7 @@ class LockManager(models.Manager["Lock"]):
 class Lock(models.Model):
     """A lock in ZooKeeper, for the admin and its permissions: ``django_zklock.view_lock`` and those named below.
 
-    Read the live ones with ``manage.py zklock list`` or :mod:`django_zklock.zk.survey`.
+    Read the live ones with ``manage.py zklock list`` or :mod:`django_zklock.zk.inspection.survey`.
     """
 
     # Alias and znode name together: no more than every database can index.

@@ -18,10 +18,10 @@ from services.port import free_port
 from django_zklock.management import holders
 from django_zklock.management.actions import breaking as command
 from django_zklock.management.terminal import Terminal
-from django_zklock.zk import breaking
 from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Work
-from django_zklock.zk.survey import Place
+from django_zklock.zk.inspection import breaking
+from django_zklock.zk.inspection.survey import Place
 from tests.command import GUID, Hold, Screen, Type, failure, run
 from tests.process import Process, Reader
 

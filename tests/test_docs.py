@@ -17,8 +17,8 @@ from django_zklock.management import statuses
 from django_zklock.management.actions import running, watching
 from django_zklock.management.commands import zklock
 from django_zklock.zk.identity import Identity, Work
+from django_zklock.zk.inspection.survey import Line, Place
 from django_zklock.zk.pool import PoolOptions
-from django_zklock.zk.survey import Line, Place
 from django_zklock.zk.wire import ConnectionOptions
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,7 @@ from django.contrib import admin
 from django_zklock.admin import LockAdmin, filters, listing, page
 from django_zklock.admin.action import MAX_REASON
 from django_zklock.models import Lock
-from django_zklock.zk.selection import KINDS, STATES
+from django_zklock.zk.inspection.selection import KINDS, STATES
 from tests.test_docs import REFERENCE, sections
 
 PAGE = "admin.md"

@@ -18,7 +18,7 @@ from django_zklock.connections import connections
 from django_zklock.doctor import quorum, security, session, trial
 from django_zklock.findings import LEVELS, Finding
 from django_zklock.zk import wire
-from django_zklock.zk.ensemble import Configuration, Server
+from django_zklock.zk.inspection.ensemble import Configuration, Server
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import ConnectionOptions, parse_acl
 from tests.bystanders import Recorder

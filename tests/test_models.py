@@ -14,7 +14,7 @@ from django.contrib.auth.models import Permission
 from django.core.management import call_command
 
 from django_zklock.models import Lock
-from django_zklock.zk.survey import Line
+from django_zklock.zk.inspection.survey import Line
 
 MANAGE = Path(__file__).parent.parent / "testproject" / "manage.py"
 

@@ -11,9 +11,10 @@ from django.contrib.admin.widgets import AdminTextInputWidget
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from django_zklock.zk import breaking, revocation
+from django_zklock.zk import revocation
+from django_zklock.zk.inspection import breaking
+from django_zklock.zk.inspection.survey import Place
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.survey import Place
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise

@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django_zklock.admin import listing, source
 from django_zklock.admin.source import Source
 from django_zklock.models import Lock
-from django_zklock.zk.selection import COLUMNS, Ordering, Selection
+from django_zklock.zk.inspection.selection import COLUMNS, Ordering, Selection
 
 
 class LockChangeList(ChangeList):

@@ -19,7 +19,7 @@ from django_zklock.connections import connections
 from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
 from django_zklock.models import Lock
 from django_zklock.zk import display
-from django_zklock.zk.survey import Place
+from django_zklock.zk.inspection.survey import Place
 
 TEMPLATE = "admin/django_zklock/lock/confirmation.html"
 

@@ -16,8 +16,8 @@ from typing import TypeVar
 from django_zklock.admin.source import Source, at_once
 from django_zklock.models import Lock
 from django_zklock.zk import keys
-from django_zklock.zk.selection import Ordering, Selection
-from django_zklock.zk.survey import Line
+from django_zklock.zk.inspection.selection import Ordering, Selection
+from django_zklock.zk.inspection.survey import Line
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from django_zklock.admin.action import Action
 from django_zklock.admin.changelist import LockChangeList
 from django_zklock.models import Lock
 from django_zklock.zk import display
-from django_zklock.zk.survey import Place
+from django_zklock.zk.inspection.survey import Place
 
 if TYPE_CHECKING:
     LockModelAdmin = admin.ModelAdmin[Lock]

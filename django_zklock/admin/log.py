@@ -9,7 +9,7 @@ from django.http import HttpRequest
 
 from django_zklock.models import Lock
 from django_zklock.zk import display
-from django_zklock.zk.survey import Place
+from django_zklock.zk.inspection.survey import Place
 
 
 def write(request: HttpRequest, lock: Lock, place: Place, deed: str, reason: str) -> None:

@@ -16,8 +16,8 @@ from django_zklock.admin import results, words
 from django_zklock.admin.source import Source
 from django_zklock.models import Lock
 from django_zklock.zk import display
-from django_zklock.zk.obstacles import Obstacles
-from django_zklock.zk.survey import Line, Place
+from django_zklock.zk.inspection.obstacles import Obstacles
+from django_zklock.zk.inspection.survey import Line, Place
 
 # A line can have ten thousand waiters; nobody reads on.
 PLACES_SHOWN = 100

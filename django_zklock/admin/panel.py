@@ -10,8 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_zklock.admin.source import Source, at_once
 from django_zklock.connections import connections
-from django_zklock.zk import display, ensemble
-from django_zklock.zk.ensemble import Server
+from django_zklock.zk import display
+from django_zklock.zk.inspection import ensemble
+from django_zklock.zk.inspection.ensemble import Server
 from django_zklock.zk.session import Session
 
 

@@ -11,11 +11,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django_zklock import conf
 from django_zklock.connections import connections
 from django_zklock.exceptions import ZkLockError
-from django_zklock.zk import breaking, display, keys, survey
-from django_zklock.zk.breaking import Removed
+from django_zklock.zk import display, keys
 from django_zklock.zk.deadline import Deadline
+from django_zklock.zk.inspection import breaking, survey
+from django_zklock.zk.inspection.breaking import Removed
+from django_zklock.zk.inspection.survey import Line
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.survey import Line
 
 T = TypeVar("T")
 

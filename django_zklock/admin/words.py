@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_zklock.zk import display
-from django_zklock.zk.survey import Place
+from django_zklock.zk.inspection.survey import Place
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise

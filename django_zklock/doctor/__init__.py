@@ -14,8 +14,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django_zklock.connections import connections
 from django_zklock.doctor import quorum, security, session, settings, trial
 from django_zklock.findings import LEVELS, Finding, Level
-from django_zklock.zk import ensemble
 from django_zklock.zk.display import visible
+from django_zklock.zk.inspection import ensemble
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.wire import words
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from django_zklock.doctor.nearness import is_here
 from django_zklock.findings import Finding
-from django_zklock.zk.ensemble import SUMMARY, WORDS, Server
+from django_zklock.zk.inspection.ensemble import SUMMARY, WORDS, Server
 from django_zklock.zk.wire import ConnectionOptions
 
 ALLOW_WORDS = f"Add 4lw.commands.whitelist={','.join(WORDS)} to zoo.cfg of each server and restart them one by one."

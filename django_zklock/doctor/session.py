@@ -7,7 +7,7 @@ from functools import partial
 
 from django_zklock.doctor.quorum import ALLOW_WORDS
 from django_zklock.findings import Finding
-from django_zklock.zk.ensemble import Configuration, Server
+from django_zklock.zk.inspection.ensemble import Configuration, Server
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.session import Session
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.zk import deadline
-from django_zklock.zk.selection import COLUMNS, KINDS, STATES, Ordering, Selection
+from django_zklock.zk.inspection.selection import COLUMNS, KINDS, STATES, Ordering, Selection
 
 if TYPE_CHECKING:
     # The parent of parsers and of groups of arguments.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from django_zklock.zk.survey import Line, Place
+from django_zklock.zk.inspection.survey import Line, Place
 
 
 @dataclass(frozen=True, kw_only=True)

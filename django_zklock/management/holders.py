@@ -13,7 +13,7 @@ from django_zklock.management import rendering
 from django_zklock.management.statuses import COULD_NOT_RUN
 from django_zklock.management.terminal import Terminal
 from django_zklock.zk import display
-from django_zklock.zk.survey import Line, Place
+from django_zklock.zk.inspection.survey import Line, Place
 
 
 def chosen(line: Line, node: str | None) -> Sequence[Place]:

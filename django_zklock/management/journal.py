@@ -9,8 +9,8 @@ from django_zklock.management import changes
 from django_zklock.management.changes import Change
 from django_zklock.management.terminal import Terminal
 from django_zklock.zk import display
-from django_zklock.zk.selection import Selection
-from django_zklock.zk.survey import Line
+from django_zklock.zk.inspection.selection import Selection
+from django_zklock.zk.inspection.survey import Line
 
 
 class Journal:

@@ -12,8 +12,8 @@ from django_zklock import facts
 from django_zklock.management.table import Column, table
 from django_zklock.management.terminal import Terminal
 from django_zklock.zk import display
-from django_zklock.zk.obstacles import Obstacles
-from django_zklock.zk.survey import Line, Place
+from django_zklock.zk.inspection.obstacles import Obstacles
+from django_zklock.zk.inspection.survey import Line, Place
 
 # Names of foreign nodes that a table gives; JSON has all.
 FOREIGN_SHOWN = 10

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from django_zklock.management import rendering
 from django_zklock.management.terminal import Terminal
 from django_zklock.zk import display
-from django_zklock.zk.survey import Line
+from django_zklock.zk.inspection.survey import Line
 
 # Orders to a terminal (ECMA-48; the wrapping of lines is DEC's). Nothing stays switched off between two pictures, so
 # nothing has to be put right at the end.

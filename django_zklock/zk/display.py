@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from django_zklock.zk.survey import Line, Place
+    from django_zklock.zk.inspection.survey import Line, Place
 
 MINUTE = 60
 HOUR = 60 * MINUTE

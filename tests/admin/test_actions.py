@@ -19,9 +19,10 @@ from services.zookeeper import ZooKeeper
 from django_zklock.admin.action import Action
 from django_zklock.exceptions import LockLost, ZkLockError
 from django_zklock.locks import zk_lock
-from django_zklock.zk import breaking, keys, revocation
+from django_zklock.zk import keys, revocation
 from django_zklock.zk.held import Held
 from django_zklock.zk.identity import Work
+from django_zklock.zk.inspection import breaking
 from tests.admin.conftest import GUID, body_of, member, text_of
 from tests.command import Hold
 from tests.zk.onlooker import wait_until

@@ -8,8 +8,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.zk import survey
 from django_zklock.zk.held import Held
+from django_zklock.zk.inspection import survey
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.wire import READS_A_REQUEST

@@ -12,7 +12,8 @@ import pytest
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import keys, pruning, survey
+from django_zklock.zk import keys
+from django_zklock.zk.inspection import pruning, survey
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.server import Server

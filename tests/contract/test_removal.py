@@ -13,8 +13,9 @@ from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 from services.port import LOOPBACK, free_port
 
 from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import breaking, keys, label, revocation, survey
+from django_zklock.zk import keys, label, revocation
 from django_zklock.zk.held import Held
+from django_zklock.zk.inspection import breaking, survey
 from django_zklock.zk.label import Label, Removal
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool

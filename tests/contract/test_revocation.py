@@ -13,9 +13,10 @@ from services.port import LOOPBACK, free_port
 
 from django_zklock import zk_lock
 from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import revocation, survey
+from django_zklock.zk import revocation
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.held import Held
+from django_zklock.zk.inspection import survey
 from django_zklock.zk.lock import Lock, Silent
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import semaphore

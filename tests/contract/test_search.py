@@ -8,11 +8,11 @@ from contextlib import ExitStack
 import pytest
 
 from django_zklock.exceptions import ZooKeeperUnavailable
-from django_zklock.zk import search, survey
+from django_zklock.zk.inspection import search, survey
+from django_zklock.zk.inspection.selection import Ordering, Selection
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import READ
-from django_zklock.zk.selection import Ordering, Selection
 from tests.zk.onlooker import MakePool, Onlooker
 
 GUID = "01234567-89ab-cdef-0123-456789abcdef"

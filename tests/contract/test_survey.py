@@ -7,8 +7,9 @@ import time
 import pytest
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import keys, survey
+from django_zklock.zk import keys
 from django_zklock.zk.identity import Work
+from django_zklock.zk.inspection import survey
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.zk.onlooker import MakePool, Onlooker

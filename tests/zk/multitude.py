@@ -13,8 +13,8 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-from django_zklock.zk import survey
 from django_zklock.zk.identity import Identity
+from django_zklock.zk.inspection import survey
 from django_zklock.zk.lock import Lock, Silent
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions

@@ -12,8 +12,8 @@ import pytest
 from django_zklock.exceptions import LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import Opcode, ZooKeeperServer, acl
 from django_zklock.testing.tree import Change, Created, Deleted
-from django_zklock.zk import survey
 from django_zklock.zk.contender import MAX_ENSURES
+from django_zklock.zk.inspection import survey
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.zk.losses import Losses

@@ -10,7 +10,7 @@ import pytest
 from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import LockLost, ZooKeeperUnavailable
-from django_zklock.zk import survey
+from django_zklock.zk.inspection import survey
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.zk.losses import Losses

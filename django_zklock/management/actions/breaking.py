@@ -12,9 +12,10 @@ from django_zklock.exceptions import NotHeld
 from django_zklock.management import arguments, failure, holders, rendering
 from django_zklock.management.statuses import COULD_NOT_RUN, FINDING, FINE
 from django_zklock.management.terminal import Terminal
-from django_zklock.zk import breaking, display, survey
+from django_zklock.zk import display
+from django_zklock.zk.inspection import breaking, survey
+from django_zklock.zk.inspection.survey import Line, Place
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.survey import Line, Place
 
 HELP = "take a lock away from its holder, whose work goes on"
 

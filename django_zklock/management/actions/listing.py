@@ -11,9 +11,9 @@ from django_zklock.connections import connections
 from django_zklock.management import arguments, failure, rendering
 from django_zklock.management.statuses import COULD_NOT_RUN, FINDING, FINE
 from django_zklock.management.terminal import Terminal
-from django_zklock.zk import search
-from django_zklock.zk.selection import Ordering, Selection
-from django_zklock.zk.survey import Line
+from django_zklock.zk.inspection import search
+from django_zklock.zk.inspection.selection import Ordering, Selection
+from django_zklock.zk.inspection.survey import Line
 
 HELP = "list the locks that are held or waited for"
 

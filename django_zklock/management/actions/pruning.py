@@ -9,7 +9,8 @@ from django_zklock.connections import connections
 from django_zklock.management import arguments, failure
 from django_zklock.management.statuses import FINE
 from django_zklock.management.terminal import Terminal
-from django_zklock.zk import display, keys, pruning
+from django_zklock.zk import display, keys
+from django_zklock.zk.inspection import pruning
 
 HELP = "remove the lines that nobody stands in, which old servers leave behind"
 

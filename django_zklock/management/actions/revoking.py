@@ -12,10 +12,11 @@ from django_zklock.exceptions import NotHeld
 from django_zklock.management import arguments, failure, holders
 from django_zklock.management.statuses import FINDING, FINE
 from django_zklock.management.terminal import Terminal
-from django_zklock.zk import display, revocation, survey
+from django_zklock.zk import display, revocation
 from django_zklock.zk.deadline import Deadline
+from django_zklock.zk.inspection import survey
+from django_zklock.zk.inspection.survey import Place
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.survey import Place
 
 HELP = "ask the holders of a lock to let go"
 

@@ -11,7 +11,7 @@ from django_zklock.connections import connections
 from django_zklock.management import arguments, failure, rendering
 from django_zklock.management.statuses import FINDING, FINE
 from django_zklock.management.terminal import Terminal
-from django_zklock.zk import survey
+from django_zklock.zk.inspection import survey
 
 HELP = "show the whole line of one lock"
 

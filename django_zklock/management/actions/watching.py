@@ -17,10 +17,11 @@ from django_zklock.management.journal import Journal
 from django_zklock.management.screen import Screen
 from django_zklock.management.statuses import COULD_NOT_RUN, FINE
 from django_zklock.management.terminal import Terminal
-from django_zklock.zk import keys, search, survey
+from django_zklock.zk import keys
+from django_zklock.zk.inspection import search, survey
+from django_zklock.zk.inspection.selection import Ordering, Selection
+from django_zklock.zk.inspection.survey import Line
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.selection import Ordering, Selection
-from django_zklock.zk.survey import Line
 
 HELP = "look at locks as they change, until Ctrl-C"
 

@@ -22,8 +22,8 @@ from services.worker import Worker
 from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.zk import survey
 from django_zklock.zk.identity import Identity
+from django_zklock.zk.inspection import survey
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.bystanders import Stranger
@@ -120,7 +120,7 @@ class Workshop:
                 },
             )
         self.results: Celery = Celery("results", backend=broker.url, set_as_current=False)
-        self.board = redis.Redis.from_url(broker.url, decode_responses=True)
+        self.board = redis.Redis.from_url(broker.url, decode_responses=True, socket_timeout=None)
         self.pool = Pool(
             "outside",
             PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=20.0), root=self.root),

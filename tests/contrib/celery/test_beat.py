@@ -27,7 +27,8 @@ from django_zklock.contrib.celery.beat import LeaderScheduler
 from django_zklock.contrib.celery.beat.ledger import MAX_SKEW, Ledger
 from django_zklock.exceptions import LockLost, ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import LoggedRequest, Opcode, ZooKeeperServer
-from django_zklock.zk import revocation, survey
+from django_zklock.zk import revocation
+from django_zklock.zk.inspection import survey
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
@@ -92,7 +93,7 @@ class Beatshop:
         self.root = f"/{self.queue}"
         self.path = f"{self.root}/{KEY}"
         self.broker = broker
-        self.board = redis.Redis.from_url(broker.url, decode_responses=True)
+        self.board = redis.Redis.from_url(broker.url, decode_responses=True, socket_timeout=None)
         self.beats: list[Beat] = []
         self.pool = Pool(
             "outside",

@@ -13,7 +13,8 @@ from django.core.signing import Signer
 
 from django_zklock.contrib.celery.gate import header
 from django_zklock.contrib.celery.gate.board import Board, Mark
-from django_zklock.zk import breaking, revocation
+from django_zklock.zk import revocation
+from django_zklock.zk.inspection import breaking
 from tests.zk.onlooker import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]

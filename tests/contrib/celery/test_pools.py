@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_zklock.zk import survey
+from django_zklock.zk.inspection import survey
 from tests.zk.onlooker import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]

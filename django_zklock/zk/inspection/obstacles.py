@@ -10,7 +10,7 @@ from django_zklock.zk.nodes import Kind
 from django_zklock.zk.rules import LEASES, RULES, semaphore
 
 if TYPE_CHECKING:
-    from django_zklock.zk.survey import Line, Place
+    from django_zklock.zk.inspection.survey import Line, Place
 
 Run = tuple[int, int]
 """The first and the last of positions that follow each other."""

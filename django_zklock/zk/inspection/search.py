@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from django_zklock.zk import survey
+from django_zklock.zk.inspection import survey
+from django_zklock.zk.inspection.selection import Ordering, Selection
+from django_zklock.zk.inspection.survey import Line
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.selection import Ordering, Selection
-from django_zklock.zk.survey import Line
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ def find(pool: Pool, selection: Selection, ordering: Ordering, *, limit: int | N
     """Read the locks of ``selection`` that are in use, in that order, at most ``limit`` of them, each as a whole.
 
     ZooKeeper has ``timeout`` seconds to tell the names of all lines, and again for what is in each ten thousand of
-    them. Raises as :func:`django_zklock.zk.survey.lines`.
+    them. Raises as :func:`django_zklock.zk.inspection.survey.lines`.
     """
     names = list(filter(selection.has_name, survey.names(pool, timeout=timeout)))
     lines = _in_portions(partial(survey.outlines, pool, timeout=timeout), names)

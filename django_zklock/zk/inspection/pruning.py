@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from django_zklock.zk import inquiry, survey
+from django_zklock.zk import inquiry
 from django_zklock.zk.deadline import Deadline
 from django_zklock.zk.inquiry import Reply, Script
+from django_zklock.zk.inspection import survey
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import KazooException, NoNodeError, NotEmptyError, Read, ZnodeStat
@@ -25,7 +26,7 @@ TURN = 128
 def idle(pool: Pool, *, timeout: float | None) -> list[str]:
     """Give the names of the lines in which nobody stands.
 
-    Takes at most ``timeout`` seconds. Raises as :func:`django_zklock.zk.survey.lines`.
+    Takes at most ``timeout`` seconds. Raises as :func:`django_zklock.zk.inspection.survey.lines`.
     """
     deadline = Deadline.after(timeout)
     root = pool.options.root

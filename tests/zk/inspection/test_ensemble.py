@@ -17,8 +17,8 @@ from services.port import LOOPBACK, free_port
 from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.zk import ensemble
-from django_zklock.zk.ensemble import Configuration, Latency, Server
+from django_zklock.zk.inspection import ensemble
+from django_zklock.zk.inspection.ensemble import Configuration, Latency, Server
 from django_zklock.zk.wire import ConnectionOptions
 from tests.zk.talker import Talker, serving
 
@@ -286,7 +286,7 @@ def test_greenlets(patch: str) -> None:
     """With patched sockets it works just so."""
     program = (
         f"{patch}\nimport sys\n"
-        "from django_zklock.zk import ensemble\nfrom django_zklock.zk.wire import ConnectionOptions\n"
+        "from django_zklock.zk.inspection import ensemble\nfrom django_zklock.zk.wire import ConnectionOptions\n"
         "silent, there = ensemble.servers(ConnectionOptions(hosts=sys.argv[1]), timeout=1)\n"
         "print(silent.problem, there.role, sep=', ')\n"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_zklock.zk import nodes
-from django_zklock.zk.obstacles import Obstacles
-from django_zklock.zk.survey import Line, Place
+from django_zklock.zk.inspection.obstacles import Obstacles
+from django_zklock.zk.inspection.survey import Line, Place
 
 LABELS = {"x": "lock-", "w": "__WRIT__", "r": "__READ__", "l": "lease-"}
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from django_zklock.zk import display, keys
-from django_zklock.zk.survey import Line, Place
+from django_zklock.zk.inspection.survey import Line, Place
 
 STATES = ("held", "contended", "revoked", "unknown")
 KINDS = ("exclusive", "write", "read", "lease")

@@ -8,9 +8,9 @@ import pytest
 
 from django_zklock.zk import keys
 from django_zklock.zk.identity import Identity, Work
+from django_zklock.zk.inspection.selection import COLUMNS, KINDS, STATES, Ordering, Selection
+from django_zklock.zk.inspection.survey import Line, Place
 from django_zklock.zk.nodes import Kind, Node
-from django_zklock.zk.selection import COLUMNS, KINDS, STATES, Ordering, Selection
-from django_zklock.zk.survey import Line, Place
 
 NOW = 1_000_000.0
 
