@@ -6,8 +6,8 @@ SHELL := /bin/bash
 
 # The newest Python that really runs; `make PYTHON=…` takes another.
 PYTHON ?= $(firstword $(shell .ci/pythons))
-# Most tests wait for something: on two cores three of them at once leave little idle.
-PROCESSES ?= 3
+# Most tests wait for something: on two cores four of them at once leave little idle.
+PROCESSES ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

@@ -24,7 +24,7 @@ from kazoo.client import KazooClient
 from services.process import StartError
 
 # One after the other, also where tests run at once: each would like to have port 8000.
-pytestmark = pytest.mark.xdist_group("demo")
+pytestmark = [pytest.mark.once, pytest.mark.xdist_group("demo")]
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 DEMO = CHECKOUT / "testproject" / "demo.py"

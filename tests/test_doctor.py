@@ -434,6 +434,14 @@ def test_acl__open(configure: Callable[..., None], monkeypatch: pytest.MonkeyPat
     assert examine_one("security.acl").level == "warning"
 
 
+@pytest.mark.parametrize(("entry", "level"), [("ip:0.0.0.0/0:crdw", "info"), ("ip:10.1.0.0/16:crdw", "ok")])
+def test_acl__addresses(configure: Callable[..., None], entry: str, level: str) -> None:
+    """All addresses are the whole world, and those of one network are not."""
+    owner = make_digest_acl_credential("shop", "secret")
+    configure(AUTH=SECRET, ACL=[f"digest:{owner}:cdrwa", entry])
+    assert examine_one("security.acl").level == level
+
+
 def test_acl__closed(configure: Callable[..., None]) -> None:
     """With credentials and an ACL for their owner it is as it should be."""
     configure(AUTH=SECRET, ACL="creator")

@@ -25,6 +25,8 @@ from services.rabbitmq import RabbitMQ
 from services.redis import Redis
 from services.zookeeper import ZooKeeper
 
+pytestmark = pytest.mark.once
+
 # Seconds after which something that should be gone is taken to have been left behind.
 PATIENCE = 20
 

@@ -71,7 +71,7 @@ def _acl(session: Session, root: str, options: ConnectionOptions) -> Finding:
         return finding(
             level="info", found=str(error), advice="Let these credentials read it, if the doctor is to judge it."
         )
-    world = {letter for entry in entries if entry.startswith("world:") for letter in entry.rpartition(":")[2]}
+    world = {letter for entry in entries if _is_for_everybody(entry) for letter in entry.rpartition(":")[2]}
     if world & HARMFUL:
         return _open(root, options)
     found = "anybody can look at the locks, and nobody else can change them" if world else "is closed to strangers"
@@ -89,6 +89,12 @@ def _open(root: str, options: ConnectionOptions) -> Finding:
         found="is open to the world: whoever reaches ZooKeeper can take and break the locks",
         advice=advice,
     )
+
+
+def _is_for_everybody(entry: str) -> bool:
+    # Of an address without a single bit that must agree, every address is one.
+    scheme, _, rest = entry.partition(":")
+    return scheme == "world" or (scheme == "ip" and rest.rpartition(":")[0].endswith("/0"))
 
 
 def _read_acl(session: Session, root: str) -> Script[Sequence[str]]:

@@ -20,7 +20,7 @@ ROUNDS = (67, 67, 66)
 # Seconds for one turn, and for all of them.
 PATIENCE, LONG = 60, 90
 # What Curator does is the same whatever the versions here are.
-pytestmark = pytest.mark.peers
+pytestmark = pytest.mark.once
 
 
 def increment(client: KazooClient, counter: str) -> None:

@@ -32,7 +32,7 @@ THEY_FIRST = [("mutex", WRITE), ("mutex", READ), ("mutex", semaphore(9)), ("writ
 IDS = [f"{theirs}-{ours.kind.value}" for theirs, ours, _ in PAIRS]
 
 
-@pytest.fixture(params=[pytest.param("curator", marks=pytest.mark.peers), "kazoo"])
+@pytest.fixture(params=[pytest.param("curator", marks=pytest.mark.once), "kazoo"])
 def join(request: pytest.FixtureRequest, server: Server, pool: Pool) -> Iterator[Join]:
     """Give a function that makes people of another recipe, each with a session of its own, at the line of ``k``."""
     others: list[Other] = []
@@ -159,7 +159,7 @@ def test_their_session_ends(join: Join, pool: Pool, onlooker: Onlooker) -> None:
 # Asking to let go, as Curator does it.
 
 
-@pytest.mark.peers
+@pytest.mark.once
 def test_revoke__they_ask(curator: Curator, server: Server, make_pool: Callable[..., Pool]) -> None:
     """Curator's Revoker reaches a holder of ours."""
     with Lock("k", make_pool(session_timeout=1.5)) as held:
@@ -170,7 +170,7 @@ def test_revoke__they_ask(curator: Curator, server: Server, make_pool: Callable[
         client.wait_closed()
 
 
-@pytest.mark.peers
+@pytest.mark.once
 def test_revoke__we_ask(curator: Curator, server: Server, pool: Pool, onlooker: Onlooker) -> None:
     """A wish of ours reaches a holder of Curator's that listens."""
     path = pool.path("k")

@@ -92,20 +92,22 @@ def play(server: Server, root: str) -> Iterator[MakePlayer]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # 2,000 hand-overs among eight processes on however few cores there are
-def test_counter__eight_processes(play: MakePlayer, tmp_path: Path) -> None:
-    """Eight processes add one 250 times each to a number in a plain file: 2000, and the tokens grew with each grant."""
+def test_counter__eight_processes(play: MakePlayer, kind_of_server: str, tmp_path: Path) -> None:
+    """Eight processes add one many times each to a number in a plain file: none is lost, and the tokens only grow."""
+    # The server for tests hands over as surely, but some five times as slowly: it shares the cores with them.
+    rounds = {"zookeeper": 250, "testserver": 50}[kind_of_server]
     counter = tmp_path / "counter"
     counter.write_text("0")
-    players = [play("count", counter, 250, timeout=20.0) for _ in range(8)]
+    players = [play("count", counter, rounds, timeout=20.0) for _ in range(8)]
     for player in players:
         assert player.hear() == "ready"
     for player in players:
         player.say("go")
     for player in players:
         assert player.hear(300) == "done"
-    assert counter.read_text() == "2000"
+    assert counter.read_text() == str(8 * rounds)
     tokens = [int(line) for line in counter.with_suffix(".grants").read_text().split()]
-    assert len(tokens) == 2000
+    assert len(tokens) == 8 * rounds
     assert all(earlier < later for earlier, later in itertools.pairwise(tokens))
 
 

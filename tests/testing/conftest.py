@@ -22,7 +22,7 @@ from tests.testing.scene import Scene
 set_hypothesis_home_dir(Path(__file__).parents[2] / ".pytest_cache" / "hypothesis")
 settings.register_profile(
     "normal",
-    max_examples=500,
+    max_examples=150,
     deadline=None,
     print_blob=True,
     # Examples are large and each asks two servers: how long one takes to make says nothing.
@@ -64,7 +64,7 @@ _numbers = itertools.count(1)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == HERE and item.path.stem not in OF_LIBRARIES:
-            item.add_marker(pytest.mark.peers)
+            item.add_marker(pytest.mark.once)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from tests.zk.runner import Runner
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = [pytest.mark.peers, pytest.mark.zookeeper]
+pytestmark = [pytest.mark.once, pytest.mark.zookeeper]
 
 # Every command of zkCli.sh that asks the server: what it does and how it is refused. "~" is the test's own node.
 SCRIPT = Path(__file__).parent / "zkcli.txt"

@@ -35,7 +35,7 @@ def compare(reference: Address, other: Address, steps: tuple[Step, ...]) -> None
 # A failure takes minutes to be made small, and the long profile takes them anyway.
 @pytest.mark.timeout(1800)
 @pytest.mark.slow
-@pytest.mark.peers
+@pytest.mark.once
 @pytest.mark.zookeeper
 @given(steps=plays)
 def test_operations__same_as_zookeeper(reference: ZooKeeper, ours: ZooKeeperServer, steps: tuple[Step, ...]) -> None:

@@ -40,6 +40,17 @@ HERE = Path(__file__).resolve().parent
 PATIENCE = 40.0
 
 
+# Before pytest-xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have tests that share a worker run in one process, also where tests run at once: to start one takes seconds."""
+    for item in items:
+        if isinstance(item, pytest.Function) and HERE in item.path.parents and "workshop" in item.fixturenames:
+            which = item.callspec.indices.get("workshop", 0) if hasattr(item, "callspec") else 0
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{which}"))
+
+
 @dataclass(frozen=True)
 class Sent:
     """A task that is on its way. Not Celery's own AsyncResult, which says goodbye to a broker that may be gone."""

@@ -117,6 +117,8 @@ def test_running__is_told(open_workshop: Any, key: str) -> None:
                         listening.drain_events(timeout=0.2)
                     return any(event["type"] == f"zklock-{what}" for event in heard)
 
+                # Nobody is told of what was before: the transport asks to be told when it first listens.
+                told("anything")
                 workshop.stranger.take(key)
                 task = workshop.send("shared_below", key)
                 wait_until(lambda: told("waiting"), SOON, "the wait is told")
