@@ -5,7 +5,6 @@ The names are documented in ``docs/reference/commands.md``: none is removed or c
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from django_zklock.zk import display
@@ -28,6 +27,16 @@ def lock(alias: str, line: Line, now: float) -> dict[str, Any]:
     }
 
 
+def change(alias: str, line: Line, place: Place, now: float) -> dict[str, Any]:
+    """Give one place in the line of a lock with what names the lock."""
+    return {
+        "alias": alias,
+        "key": line.key,
+        "path": line.path,
+        "place": _place(place, Obstacles(line), now),
+    }
+
+
 def _place(place: Place, obstacles: Obstacles, now: float) -> dict[str, Any]:
     return {
         "position": place.position,
@@ -38,7 +47,7 @@ def _place(place: Place, obstacles: Obstacles, now: float) -> dict[str, Any]:
         "age": round(max(0.0, now - place.since), 3),
         "session": f"0x{place.session_id:x}",
         "node": place.node,
-        "identity": asdict(place.identity) if place.identity else None,
+        "identity": place.identity.facts() if place.identity else None,
         "limit": place.limit,
         "revoked": place.revoked,
         "waits_for": obstacles.of(place),

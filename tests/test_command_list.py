@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import threading
 import time
 from io import StringIO
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from services.zookeeper import ZooKeeper
 from django_zklock.management import arguments
 from django_zklock.management.table import Column, table
 from django_zklock.zk.identity import Work
+from django_zklock.zk.inspection.survey import Line
+from django_zklock.zk.pool import Pool
 from tests.command import GUID, Hold, Screen, failure, run
 from tests.crowd import hold_many
 from tests.server import packets_received
@@ -285,6 +288,23 @@ def test_list__every_alias(hold: Hold, settings: Settings, zklock: str) -> None:
     assert error.returncode == 2
     assert "ZooKeeper at 127.0.0.1:" in str(error)
     assert out.getvalue().splitlines()[1].startswith("a  ")
+
+
+def test_list__every_alias_at_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slowest ensemble decides how long it takes, and not all of them one after the other."""
+    settings.ZKLOCK = {alias: {"HOSTS": f"127.0.0.1:{free_port()}"} for alias in ("default", "reports", "archive")}
+    all_asked = threading.Barrier(3)
+
+    def find(pool: Pool, *_arguments: object, **_options: object) -> list[Line]:
+        all_asked.wait(20)
+        return [Line(key=pool.name, path="p", foreign=("f",))]
+
+    monkeypatch.setattr("django_zklock.zk.inspection.search.find", find)
+    assert [row.split()[:2] for row in run("list", "--all").splitlines()[1:]] == [
+        ["default", "default"],
+        ["archive", "archive"],
+        ["reports", "reports"],
+    ]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import json
 import os
 import pty
 import re
@@ -213,6 +214,42 @@ def test_log__away_and_back(watch: Start, own_server: ZooKeeperServer) -> None:
     client.close()
     assert [event[:2] for event in log.events()] == [["unreachable", "-"], ["reachable", "-"], ["taken", "k"]]
     assert "ZooKeeper at " in log.events()[0][2]
+
+
+def test_json__each_change(watch: Start, hold: Hold) -> None:
+    """Asked for JSON it writes an object for each change, also on a terminal, with the place as `show` has it."""
+    log = watch("--format", "json", out=Screen())
+    held = hold("k\n", BILL)
+    log.look()
+    (shown,) = json.loads(run("show", "k\n", "--format", "json"))["places"]
+    held.release(wait=True)
+    log.look()
+    taken, released = map(json.loads, log.out.getvalue().splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", taken.pop("time"))
+    assert {**taken, "place": None} == {
+        "event": "taken",
+        "alias": "default",
+        "key": "k\n",
+        "path": held.lock.paths[0],
+        "place": None,
+        "note": None,
+    }
+    assert taken["place"].pop("age") <= shown.pop("age")
+    assert taken["place"] == shown
+    assert (released["event"], released["place"]["state"]) == ("released", "held")
+
+
+def test_json__away_and_back(watch: Start, own_server: ZooKeeperServer) -> None:
+    """Of a ZooKeeper that is away it says why, and names no lock."""
+    log = watch("--format", "json")
+    own_server.stop()
+    log.look()
+    own_server.start()
+    wait_until(lambda: len(log.out.getvalue().splitlines()) == 2, 30)
+    away, back = map(json.loads, log.out.getvalue().splitlines())
+    assert (away["event"], away["key"], away["path"], away["place"]) == ("unreachable", None, None, None)
+    assert "ZooKeeper at " in away["note"]
+    assert back["event"] == "reachable"
 
 
 def test_log__away_from_the_beginning(watch: Start, own_server: ZooKeeperServer) -> None:

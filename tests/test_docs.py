@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from argparse import _SubParsersAction
 from dataclasses import MISSING, fields
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ import django_zklock
 from django_zklock import checks, conf, facts
 from django_zklock.management import statuses
 from django_zklock.management.actions import running, watching
+from django_zklock.management.changes import Change
 from django_zklock.management.commands import zklock
+from django_zklock.management.journal import Event, as_json
 from django_zklock.zk.identity import Identity, Work
 from django_zklock.zk.inspection.survey import Line, Place
 from django_zklock.zk.pool import PoolOptions
@@ -155,10 +159,14 @@ def test_commands__json_names() -> None:
         node="n", path="p", kind="exclusive", sequence=0, position=0, held=True, token=1, session_id=1, since=0.0,
         identity=identity,
     )  # fmt: skip
-    lock = facts.lock("default", Line(key="k", path="p", places=(place,)), 0.0)
+    line = Line(key="k", path="p", places=(place,))
+    lock = facts.lock("default", line, 0.0)
+    change = Change(what="taken", line=line, place=place)
+    event = json.loads(as_json(Event(moment=datetime.now(timezone.utc), what="taken", alias="default", change=change)))
     text = sections("commands.md")["JSON"]
     tables = [re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE) for part in text.split("\nA")[1:]]
-    assert tables == [list(lock), list(lock["places"][0]), list(lock["places"][0]["identity"])]
+    assert tables == [list(lock), list(lock["places"][0]), list(lock["places"][0]["identity"]), list(event)]
+    assert event["place"] == {**lock["places"][0], "age": event["place"]["age"]}
     for name in lock["places"][0]["identity"]["work"]:
         assert f"`{name}`" in text
 

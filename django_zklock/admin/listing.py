@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from django_zklock.admin.source import Source, at_once
+from django_zklock.admin.source import Source
 from django_zklock.models import Lock
+from django_zklock.together import at_once
 from django_zklock.zk import keys
 from django_zklock.zk.inspection.selection import Ordering, Selection
 from django_zklock.zk.inspection.survey import Line

@@ -8,8 +8,9 @@ from functools import partial
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_zklock.admin.source import Source, at_once
+from django_zklock.admin.source import Source
 from django_zklock.connections import connections
+from django_zklock.together import at_once
 from django_zklock.zk import display
 from django_zklock.zk.inspection import ensemble
 from django_zklock.zk.inspection.ensemble import Server

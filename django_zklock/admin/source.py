@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -79,11 +78,3 @@ def every(alias: str = "") -> list[Source]:
     except ImproperlyConfigured as error:
         return [Source("", str(error))]
     return [Source(each) for each in aliases if alias in {"", each}]
-
-
-def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make the calls at the same time, so that the slowest ensemble decides how long it takes; give what they give."""
-    if len(calls) <= 1:
-        return [call() for call in calls]
-    with ThreadPoolExecutor(len(calls), "zklock-admin") as threads:
-        return list(threads.map(lambda call: call(), calls))

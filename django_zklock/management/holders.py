@@ -9,26 +9,33 @@ from collections.abc import Sequence
 
 from django.core.management.base import CommandError
 
-from django_zklock.management import rendering
+from django_zklock.connections import connections
+from django_zklock.management import failure, rendering
 from django_zklock.management.statuses import COULD_NOT_RUN
 from django_zklock.management.terminal import Terminal
 from django_zklock.zk import display
+from django_zklock.zk.inspection import survey
 from django_zklock.zk.inspection.survey import Line, Place
+from django_zklock.zk.pool import Pool
 
 
-def chosen(line: Line, node: str | None) -> Sequence[Place]:
-    """Give who holds, or of them the one at the node of that name."""
-    return [place for place in line.holders if node is None or place.node == node]
+def find(terminal: Terminal, using: str, key: str, node: str | None) -> tuple[Pool, Line, Sequence[Place]]:
+    """Give the pool of an alias, the line of a lock and who holds it, or of them the one at the node of that name.
 
-
-def tell_nobody(line: Line, node: str | None, terminal: Terminal) -> None:
-    """Write that :func:`chosen` has found nobody, and who holds."""
-    key = display.visible(line.key)
-    if node is None:
-        terminal.write(f"Nobody holds lock {key}.\n")
-    else:
-        terminal.write(f"Nobody holds lock {key} with node {display.visible(node)}.\n")
-        tell_who_holds(line, terminal)
+    If that is nobody, it is written, with who holds instead. Raises ``CommandError`` if ZooKeeper cannot be read.
+    """
+    with failure.reported():
+        pool = connections[using]
+        line = survey.line(pool, key, timeout=pool.options.connect_timeout)
+    found = [place for place in line.holders if node is None or place.node == node]
+    if not found:
+        shown = display.visible(key)
+        if node is None:
+            terminal.write(f"Nobody holds lock {shown}.\n")
+        else:
+            terminal.write(f"Nobody holds lock {shown} with node {display.visible(node)}.\n")
+            tell_who_holds(line, terminal)
+    return pool, line, found
 
 
 def tell_who_holds(line: Line, terminal: Terminal) -> None:

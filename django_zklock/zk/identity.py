@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,15 @@ class Identity:
         place = f"pid {self.pid} on {self.host}"
         return f"{self.work} ({place})" if self.work else place
 
+    def facts(self) -> dict[str, Any]:
+        """Give this as plain values for JSON; several times as fast as ``asdict``, and lists of locks are long."""
+        return {**vars(self), "work": dict(vars(self.work)) if self.work else None}
+
     def encode(self) -> bytes:
         """Give the node data for this identity; long texts are cut until it fits in 4 kB."""
         data = b""
         for limit in (MAX_FIELD, 64, 16):
-            facts = _cut(asdict(self), limit)
+            facts = _cut(self.facts(), limit)
             facts["v"] = VERSION
             data = json.dumps(facts, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
             if len(data) <= MAX_BYTES:
@@ -84,7 +88,8 @@ def decode(data: bytes) -> Identity | None:
     if len(data) > MAX_BYTES:
         return None
     try:
-        facts = json.loads(data)
+        # Given bytes, it would first look for what else but UTF-8 they could be.
+        facts = json.loads(data.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(facts, dict) or facts.get("v") != VERSION:

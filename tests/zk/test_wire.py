@@ -23,8 +23,17 @@ from services.zookeeper import ZooKeeper
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.wire import ConnectionOptions, KazooException, NoNodeError, Wire, parse_acl
+from django_zklock.zk.wire import (
+    ConnectionOptions,
+    KazooException,
+    NoNodeError,
+    Read,
+    UnimplementedError,
+    Wire,
+    parse_acl,
+)
 from django_zklock.zk.wire.handler import make_handler
+from django_zklock.zk.wire.multiread import MultiRead
 from django_zklock.zk.wire.watch import RemoveWatches
 from tests.zk.onlooker import MakePool, Onlooker, wait_until
 from tests.zk.proxy import UP, Proxy, requests
@@ -402,6 +411,49 @@ def test_error__unknown_to_kazoo(watcher: Watching, monkeypatch: pytest.MonkeyPa
     assert isinstance(answers[0][1], KazooException)
     watcher.settle()
     assert watcher.plug.listener.events == ["connected"]
+
+
+def test_unknown_request__refused_out_of_turn(
+    plugs: Any, onlooker: Onlooker, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a server does not know it refuses before what was asked earlier, and closes the connection, not more."""
+    onlooker.client.create(root)
+    monkeypatch.setattr(MultiRead, "type", 77)
+    plug = plugs().connected()
+    wire, session = plug.wire, plug.wire.session_id
+    for number in range(5):
+        plug.listener.events.clear()
+        refusals: list[Any] = []
+        plug.do(
+            # A write takes longer than a refusal.
+            lambda: wire.create(f"{root}/a", b"", lambda *_: None),
+            lambda: wire.children(root, lambda *_: None),
+            lambda: wire.read_many([Read(root)], lambda _value, error: refusals.append(error)),  # noqa: B023 - waited for
+        )
+        wait_until(lambda: plug.listener.events == ["suspended", "connected"])
+        assert [type(error) for error in refusals] == [UnimplementedError]
+        # Done, whether that was answered or not.
+        assert len(plug.ask("children", root)[0]) == number + 1
+    assert wire.session_id == session
+
+
+def test_answer__to_another_request(zookeeper: ZooKeeper, plugs: Any) -> None:
+    """An answer to what was not asked ends the connection, and not the session with all its locks."""
+    with Proxy(zookeeper.address) as proxy:
+        plug = plugs(proxy.hosts).connected()
+        session, pending = plug.wire.session_id, plug.wire._client._pending
+        proxy.pause("down")
+        answers: list[Any] = []
+        plug.do(lambda: plug.wire.children("/", lambda *answer: answers.append(answer)))
+        wait_until(lambda: pending)
+        request, answer, xid = pending.popleft()
+        pending.append((request, answer, xid + 1))
+        proxy.resume()
+        wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
+        assert plug.ask("children", "/")[1] is None
+        assert plug.wire.session_id == session
+        assert answers == []
+        plug.wire.close(1.0)
 
 
 def test_watch__missing_node(plugs: Any, root: str) -> None:

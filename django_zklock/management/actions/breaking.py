@@ -7,7 +7,6 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_zklock.connections import connections
 from django_zklock.exceptions import NotHeld
 from django_zklock.management import arguments, failure, holders, rendering
 from django_zklock.management.statuses import COULD_NOT_RUN, FINDING, FINE
@@ -38,12 +37,8 @@ def run(
 ) -> int:
     if not yes and not terminal.can_ask:
         raise CommandError("nobody can be asked here; give --yes to break the lock unasked", returncode=COULD_NOT_RUN)
-    with failure.reported():
-        pool = connections[using]
-        line = survey.line(pool, key, timeout=pool.options.connect_timeout)
-    found = holders.chosen(line, node)
+    pool, line, found = holders.find(terminal, using, key, node)
     if not found:
-        holders.tell_nobody(line, node, terminal)
         return FINDING
     terminal.write(rendering.places_as_table(line, found, terminal))
     if len(found) > 1:

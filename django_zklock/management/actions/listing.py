@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -11,6 +12,7 @@ from django_zklock.connections import connections
 from django_zklock.management import arguments, failure, rendering
 from django_zklock.management.statuses import COULD_NOT_RUN, FINDING, FINE
 from django_zklock.management.terminal import Terminal
+from django_zklock.together import at_once
 from django_zklock.zk.inspection import search
 from django_zklock.zk.inspection.selection import Ordering, Selection
 from django_zklock.zk.inspection.survey import Line
@@ -41,13 +43,10 @@ def run(
     ordering = arguments.ordering(**options)
     with failure.reported():
         aliases = list(connections) if all else [using]
-    found: dict[str, list[Line]] = {}
-    problems = []
-    for alias in aliases:
-        try:
-            found[alias] = _find(alias, selection, ordering, limit)
-        except CommandError as error:  # noqa: PERF203 - one ensemble that is away hides no other
-            problems.append(str(error))
+    outcomes = at_once([partial(_find, alias, selection, ordering, limit) for alias in aliases])
+    found = {alias: outcome for alias, outcome in zip(aliases, outcomes, strict=True) if isinstance(outcome, list)}
+    # One ensemble that is away hides no other.
+    problems = [str(outcome) for outcome in outcomes if isinstance(outcome, CommandError)]
     if format == "json":
         terminal.write(rendering.lines_as_json(found))
     elif any(found.values()):
@@ -63,7 +62,10 @@ def run(
     return FINDING if selection != Selection() and not any(found.values()) else FINE
 
 
-def _find(alias: str, selection: Selection, ordering: Ordering, limit: int | None) -> list[Line]:
-    with failure.reported():
-        pool = connections[alias]
-        return search.find(pool, selection, ordering, limit=limit, timeout=pool.options.connect_timeout)
+def _find(alias: str, selection: Selection, ordering: Ordering, limit: int | None) -> list[Line] | CommandError:
+    try:
+        with failure.reported():
+            pool = connections[alias]
+            return search.find(pool, selection, ordering, limit=limit, timeout=pool.options.connect_timeout)
+    except CommandError as error:
+        return error

@@ -7,7 +7,6 @@ from argparse import ArgumentParser
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from django_zklock.connections import connections
 from django_zklock.exceptions import NotHeld
 from django_zklock.management import arguments, failure, holders
 from django_zklock.management.statuses import FINDING, FINE
@@ -44,12 +43,8 @@ def run(
     wait: float | None,
     **_options: Any,
 ) -> int:
-    with failure.reported():
-        pool = connections[using]
-        line = survey.line(pool, key, timeout=pool.options.connect_timeout)
-    found = holders.chosen(line, node)
+    pool, _line, found = holders.find(terminal, using, key, node)
     if not found:
-        holders.tell_nobody(line, node, terminal)
         return FINDING
     why = f"asked by {holders.operator()}: {holders.reason(reason, 'Why should they let go? ', terminal)}"
     with failure.reported():

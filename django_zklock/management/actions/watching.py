@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 
 from django_zklock.connections import connections
 from django_zklock.exceptions import ZkLockError
-from django_zklock.management import arguments, failure
+from django_zklock.management import arguments, failure, journal
 from django_zklock.management.journal import Journal
 from django_zklock.management.screen import Screen
 from django_zklock.management.statuses import COULD_NOT_RUN, FINE
@@ -37,6 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--match", metavar="KEYPATTERN", help="only locks with this part in their key, or a pattern")
     arguments.add_selection(parser)
     arguments.add_alias(parser)
+    parser.add_argument("--format", choices=("text", "json"), help="write changes, also on a terminal")
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
@@ -52,6 +53,7 @@ def run(
     key: str | None,
     match: str | None,
     using: str,
+    format: str | None,  # noqa: A002 - the option's name
     interval: float,
     **options: Any,
 ) -> int:
@@ -63,13 +65,13 @@ def run(
         if key is not None:
             keys.check(key)
     view: Screen | Journal
-    if terminal.is_a_tty:
+    if terminal.is_a_tty and format is None:
         read = _reader(pool, key, selection, arguments.ordering(**options), options["limit"])
         view = Screen(terminal, using, key, interval)
     else:
         # All of them: one that the selection has no longer is not free, nor is one that it newly has just taken.
         read = _reader(pool, key, Selection(key=selection.key), Ordering(), None)
-        view = Journal(terminal, selection)
+        view = Journal(terminal, using, selection, journal.as_json if format == "json" else journal.as_text)
     # An outage is to be lived through; what settings do not allow is not.
     with failure.reported(), suppress(KeyboardInterrupt):
         while terminal.is_heard:

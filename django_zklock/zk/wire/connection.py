@@ -11,7 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import EXCEPTIONS, ConnectionClosedError, ConnectionLoss, KazooException, SessionExpiredError
+from kazoo.exceptions import (
+    EXCEPTIONS,
+    ConnectionClosedError,
+    ConnectionDropped,
+    ConnectionLoss,
+    KazooException,
+    SessionExpiredError,
+    UnimplementedError,
+)
 from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, ConnectionHandler
 from kazoo.protocol.serialization import Connect, Ping, int_struct
 
@@ -168,6 +176,7 @@ class Connection(ConnectionHandler):
         super()._submit(request, timeout, xid)
 
     def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
+        self._match(header)
         # Before the reply is handed on, so that what it triggers sees the lease that it proves.
         if self.sent:
             self._heard(self.sent.popleft())
@@ -179,6 +188,24 @@ class Connection(ConnectionHandler):
         self.session_closed = outcome == CLOSE_RESPONSE
         self.wire.sweep()
         return outcome
+
+    def _match(self, header: Any) -> None:
+        """Have the request that the header answers come first; raises ``ConnectionDropped`` if there is none.
+
+        ZooKeeper answers in order, but for what it does not know: that is refused at once and before what was asked
+        earlier, and the connection is closed after it (``UnimplementedRequestProcessor``).
+        """
+        pending, sent = self.client._pending, self.sent
+        if header.err == UnimplementedError.code:
+            place = next((place for place, (_, _, xid) in enumerate(pending) if xid == header.xid), None)
+            if place:
+                for line in (pending, sent):
+                    answered = line[place]
+                    del line[place]
+                    line.appendleft(answered)
+        if not pending or pending[0][2] != header.xid:
+            # Over this kazoo would end the session. A new connection knows again which answer is whose.
+            raise ConnectionDropped(f"the answer to request {header.xid} came out of turn")
 
     def _read_header(self, timeout: float) -> Any:
         header, buffer, offset = super()._read_header(timeout)

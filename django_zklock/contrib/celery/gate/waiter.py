@@ -33,6 +33,7 @@ from celery.worker.request import Request
 from django_zklock.calls import Chances, LockedCall
 from django_zklock.contrib.celery.gate import header
 from django_zklock.contrib.celery.gate.board import Mark
+from django_zklock.contrib.celery.gate.entry import Entry
 from django_zklock.contrib.celery.gate.place import Place
 from django_zklock.exceptions import LockConflict, LockLost, LockTimeout, ZkLockError
 from django_zklock.zk.held import Held
@@ -107,7 +108,8 @@ class Waiter:
         # Celery will come with a slot.
         self._awaits_slot = False
         self._pool: Any = None
-        self._cell: int | None = None
+        # What a child may read of the hold.
+        self._entry: Entry | None = None
         self._claimed = False
         # We have killed the child, and Celery is to hear why.
         self._ended_child = False
@@ -283,19 +285,18 @@ class Waiter:
         session = place.contender.session
         holds = self._refusal is None
         if holds and board is not None:
-            self._cell = board.open(self.nonce, session.lease_end)
-            if self._cell is None:
+            self._entry = Entry.open(board, self.nonce, place.contender)
+            if self._entry is None:
                 logger.error("event=board_full key=%r consequence=the_task_locks_for_itself", self.lock.key)
                 place.end()
                 return
-            session.post(partial(session.attach, Pulse(self)))
             self._news()
         if holds:
             self.gate.tell("held", self)
         ticket = header.Ticket(
             task=self.request.id,
             origin=self.gate.origin,
-            cell=self._cell or 0,
+            cell=self._entry.cell if self._entry is not None else 0,
             nonce=self.nonce,
             alias=self.lock.pool.name,
             kind=self.lock.rule.kind.value,
@@ -322,15 +323,9 @@ class Waiter:
 
     def _news(self) -> None:
         # On the machine's threads too.
-        board, cell, place = self.gate.board, self._cell, self.place
-        if board is not None and cell is not None and place is not None:
-            lost, revoked = place.contender.lost, place.contender.revoked
-            if lost is not None:
-                board.mark(cell, self.nonce, Mark.LOST, lost)
-                if self._may_end_child:
-                    self.gate.loop.post(self._end_child)
-            elif revoked is not None:
-                board.mark(cell, self.nonce, Mark.REVOKED, revoked)
+        entry = self._entry
+        if entry is not None and entry.update() is Mark.LOST and self._may_end_child:
+            self.gate.loop.post(self._end_child)
 
     def facts(self) -> dict[str, Any]:
         """Give what there is to see of it, in what JSON can hold."""
@@ -409,11 +404,9 @@ class Waiter:
     def release(self) -> None:
         """Give the lock back: the task has, but is not over."""
         if self.stage is Stage.RUNNING and self.place is not None:
-            contender = self.place.contender
             self.place.end()
-            if self.gate.board is not None and self._cell is not None:
-                gone = partial(self.gate.board.mark, self._cell, self.nonce, Mark.GONE)
-                contender.session.post(partial(contender.when_gone, gone))
+            if self._entry is not None:
+                self._entry.tell_when_gone()
 
     def leave(self, *, wait: bool = True) -> bool:
         """Give back everything, unless the task runs; ``False`` if another thread is at it, and we do not wait."""
@@ -435,8 +428,8 @@ class Waiter:
             self._move(Stage.OVER)
         if self.place is not None:
             self.place.end()
-        if self.gate.board is not None and self._cell is not None:
-            self.gate.board.close(self._cell, self.nonce)
+        if self._entry is not None:
+            self._entry.close()
         if self.gate.children is not None and self.pid is not None:
             self.gate.children.forget(self.pid, self.nonce)
         self.gate.forget(self)
@@ -492,34 +485,3 @@ class Waiter:
             self._claimed = True
         logger.info("event=no_slot key=%r task=%s consequence=locks_for_itself", self.lock.key, self.request.id)
         self.place.end()
-
-
-class Pulse:
-    """Writes the lease of a running task's session up, at every heartbeat; a tenant of the session."""
-
-    def __init__(self, waiter: Waiter) -> None:
-        assert waiter.place is not None
-        assert waiter.gate.board is not None
-        assert waiter._cell is not None  # noqa: SLF001 - of this module
-        self._waiter = waiter
-        self._session = waiter.place.contender.session
-        self._board = waiter.gate.board
-        self._cell = waiter._cell  # noqa: SLF001
-
-    def heartbeat(self) -> None:
-        """Renew it, or go when the task is over."""
-        if self._waiter.stage is Stage.OVER:
-            self._session.detach(self)
-        else:
-            self._board.renew(self._cell, self._waiter.nonce, self._session.lease_end)
-
-    def resumed(self) -> None:
-        self.heartbeat()
-
-    def suspended(self) -> None: ...
-
-    def session_ended(self, _reason: str) -> None: ...
-
-    def unavailable(self, _reason: str) -> None: ...
-
-    def lose(self, _reason: str) -> None: ...
