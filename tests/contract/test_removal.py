@@ -61,6 +61,21 @@ def test_remove__holder(make_pool: MakePool, outsider: KazooClient, kind: str) -
     held.release()
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_remove__one_of_several(make_pool: MakePool, outsider: KazooClient, place: int) -> None:
+    """Who loses one of several keys has lost them all, and learns why."""
+    held = Lock(["a", "b", "c"], make_pool(session_timeout=3.0)).acquire(5)
+    path = held.lock.paths[place]
+    outsider.create(f"{path}/readme", ephemeral=True)
+    pool = make_pool()
+    (found,) = survey.line(pool, held.keys[place], timeout=5).places
+    breaking.remove(pool, found.path, token=found.token, why="broken by ada: it hangs", timeout=5)
+    assert loss_of(held) == "its node was deleted: broken by ada: it hangs"
+    held.release(wait=True)
+    with Lock(["c", "b", "a"], make_pool()).acquire(5) as again:
+        again.check()
+
+
 def test_remove__at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
     """A holder that has waited watches its node, and learns it before the next heartbeat."""
     standing = Standing(onlooker, make_pool)

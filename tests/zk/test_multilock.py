@@ -8,6 +8,7 @@ import pytest
 from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, UnimplementedError
 
 from django_zklock.zk.contender import MAX_ENSURES, State, Unavailable
+from django_zklock.zk.label import Label, Removal
 from django_zklock.zk.multilock import MultiContender, Place
 from django_zklock.zk.nodes import Kind
 from django_zklock.zk.rules import EXCLUSIVE, READ, Rule, semaphore
@@ -679,12 +680,31 @@ def test_node_deleted__holding(script: Script, told: list[None]) -> None:
     script.answer("get", (b"me", stat(50)))
     script.answer("get", error=NoNodeError())
     script.answer("get", (b"me", stat(50)))
-    assert (several.state, several.lost) == (State.HELD, "its node was deleted")
+    # Lost at once, and told when it is known why.
+    assert (several.state, several.lost, told) == (State.HELD, "its node was deleted", [])
+    assert [what for _, what, _ in script.requests] == ["/a"]
+    removal = Removal(node=names["/a"], why="broken by ada")
+    script.answer("get", (Label(removal=removal).encode(), stat(50)))
+    assert (several.state, several.lost) == (State.HELD, "its node was deleted: broken by ada")
     assert told
     assert script.asked == []
     several.leave()
     assert answer_deletes(script) == [f"/b/{names['/b']}", f"/c/{names['/c']}"]
     assert (several.state, script.tenants) == (State.GONE, {})
+
+
+def test_node_deleted__and_then_the_connection(script: Script, told: list[None]) -> None:
+    """Whether somebody has said why is not worth waiting for a connection; nor does a wish to let go come first."""
+    several, _ = hold(script, told)
+    told.clear()
+    for tenant in list(script.tenants):
+        tenant.heartbeat()
+    script.answer("get", error=NoNodeError())
+    script.answer("get", (b'{"v":1,"revoke":"maintenance"}', stat(50)))
+    assert (several.lost, told) == ("its node was deleted", [])
+    script.break_connection()
+    assert (several.state, several.lost) == (State.HELD, "its node was deleted")
+    assert told
 
 
 def test_revoked__one_of_them(script: Script, told: list[None]) -> None:
