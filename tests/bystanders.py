@@ -67,6 +67,10 @@ class Stranger:
     def release(self, key: str) -> None:
         self.held.pop(key).release(wait=True)
 
+    def release_all(self) -> None:
+        for key in list(self.held):
+            self.release(key)
+
 
 class Recorder:
     """Receives every signal, and keeps what it was told and in which thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -161,10 +162,13 @@ def test_priority__kept_past_what_waits(workshop: Any, key: str) -> None:
     filler = workshop.send("idle", priority=9)
     wait_until(lambda: filler.id in reserved(workshop), SOON, "the window is full")
     sent = {each: workshop.send("contend", f"{key}:{each}", f"{key}:run", priority=each) for each in (9, 3, 6, 0)}
+    ids = {task.id for task in sent.values()}
     workshop.let_go(f"{key}:gate")
     for task in sent.values():
         workshop.result(task)
-    assert [note["id"] for note in workshop.notes(f"{key}:run")] == [sent[each].id for each in (0, 3, 6, 9)]
+    # Each then asks for a lock of its own, and who has its answer first runs first.
+    received = re.findall(r"contend\[(\S+)\] received", workshop.worker.log.read_text())
+    assert [each for each in received if each in ids] == [sent[each].id for each in (0, 3, 6, 9)]
     workshop.stranger.release(key)
     assert workshop.result(waiting)["key"] == key
 
