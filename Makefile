@@ -67,8 +67,8 @@ types: $(READY) ## mypy, strict
 
 .PHONY: docs
 docs: $(READY) ## the documents as HTML in docs/_build/html
-	$(BIN)/sphinx-build -n -W --keep-going -q -b html docs docs/_build/html
-	$(BIN)/sphinx-build -n -W --keep-going -q -b doctest docs docs/_build/doctest
+	$(BIN)/sphinx-build -n -W --keep-going -q -d docs/_build/doctrees -b html docs docs/_build/html
+	$(BIN)/sphinx-build -n -W --keep-going -q -d docs/_build/doctrees -b doctest docs docs/_build/doctest
 
 .PHONY: screenshots
 screenshots: $(READY) | os-browser ## the pictures of the admin in docs/, taken anew

@@ -102,19 +102,13 @@ def row(output: str, name: str) -> list[str]:
     [
         pytest.param(["--zookeeper=real"], {}, r"ZooKeeper \d+\.\d+\.\d+ (of|in) .+", marks=pytest.mark.zookeeper),
         pytest.param(
-            ["--zookeeper=own"],
-            {"ZOOKEEPER_HOSTS": "127.0.0.1:1"},
-            f"{OWN},\n +as asked for",
-            marks=pytest.mark.twin,
-        ),
-        pytest.param(
             [],
             {"JAVA_HOME": "/no/java"},
             rf"{OWN},\n +because (Java|ZooKeeper) is not installed; get it with .+",
             marks=pytest.mark.twin,
         ),
     ],
-    ids=["real", "own", "no Java"],
+    ids=["real", "no Java"],
 )
 def test_demo__once(tmp_path: Path, arguments: list[str], environment: dict[str, str], words: str) -> None:
     """The demo loses updates without the lock and none with it, says so, and leaves nothing behind."""
@@ -136,19 +130,12 @@ def test_demo__once(tmp_path: Path, arguments: list[str], environment: dict[str,
 
 @pytest.mark.celery
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "kind"),
-    [
-        pytest.param([], r"ZooKeeper \d", marks=pytest.mark.zookeeper),
-        pytest.param(["--zookeeper=own"], OWN, marks=pytest.mark.twin),
-    ],
-    ids=["installed", "own"],
-)
-def test_demo__interrupted_while_it_stays(tmp_path: Path, arguments: list[str], kind: str) -> None:
+@pytest.mark.zookeeper
+def test_demo__interrupted_while_it_stays(tmp_path: Path) -> None:
     """The demo stays, with live locks in the admin, until Ctrl-C ends it and all that it started."""
-    with demo(tmp_path, *arguments) as process:
+    with demo(tmp_path) as process:
         output = output_until(process, "Ctrl-C ends it all")
-        assert re.search(rf"^ +{kind}", output, re.MULTILINE)
+        assert re.search(r"^ +ZooKeeper \d", output, re.MULTILINE)
         found = re.search(r"admin: (http://[^/]+)(/\S+) \(login (\S+) / (\S+)\)", output)
         assert found is not None
         site, page, *login = found.groups()
@@ -166,9 +153,11 @@ def test_demo__interrupted_while_it_stays(tmp_path: Path, arguments: list[str], 
 
 @pytest.mark.celery
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["Starting", "ZooKeeper", "without lock"])
-@pytest.mark.parametrize("kind", ["own", pytest.param("real", marks=pytest.mark.zookeeper)])
-def test_demo__interrupted_before_the_end(tmp_path: Path, moment: str, kind: str) -> None:
+@pytest.mark.zookeeper
+@pytest.mark.parametrize(
+    ("kind", "moment"), [("real", "Starting"), ("real", "ZooKeeper"), ("real", "without lock"), ("own", "ZooKeeper")]
+)
+def test_demo__interrupted_before_the_end(tmp_path: Path, kind: str, moment: str) -> None:
     """Ctrl-C at any moment, even twice, ends the demo with status 130, without a traceback, and leaves nothing."""
     with demo(tmp_path, f"--zookeeper={kind}") as process:
         output_until(process, moment)
@@ -271,6 +260,15 @@ def test_choose__given(monkeypatch: pytest.MonkeyPatch) -> None:
         choice = choose(None, stack)
 
     assert choice == ("zk1:2181,zk2:2181", "as given in ZOOKEEPER_HOSTS", None)
+
+
+def test_choose__own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's own server is taken if it is asked for, whatever else is there."""
+    monkeypatch.setenv("ZOOKEEPER_HOSTS", "127.0.0.1:1")
+    with ExitStack() as stack:
+        choice = choose("own", stack)
+
+    assert choice.words == f"{OWN},\nas asked for"
 
 
 @pytest.mark.celery

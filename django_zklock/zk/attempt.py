@@ -175,7 +175,7 @@ class Attempt:
         contender = self.contender
         if self.held is None:
             return
-        if contender.lost is not None and self._take("lost"):
+        if contender.lost is not None and not contender.asking_why and self._take("lost"):
             in_own_thread(self.held.tell_loss, contender.lost)
         if contender.revoked is not None and self._take("revoked"):
             in_own_thread(self.lock.observer.revoked, self.held, contender.revoked)

@@ -40,7 +40,7 @@ class Claim(ABC):
     # Thousands may wait in one process.
     __slots__ = (
         "_data", "_notify", "_when_gone",
-        "busy", "error", "holder", "looks", "lost", "rule", "session", "state", "token", "wait",
+        "asking_why", "busy", "error", "holder", "looks", "lost", "rule", "session", "state", "token", "wait",
     )  # fmt: skip
 
     def __init__(self, session: Session, rule: Rule, *, data: bytes, wait: bool, notify: Callable[[], None]) -> None:
@@ -54,6 +54,8 @@ class Claim(ABC):
         self.busy = False
         # Why the hold can no longer be trusted; never cleared.
         self.lost: str | None = None
+        # It is lost, and whether somebody has said why is being found out: a reason for not telling it yet.
+        self.asking_why = False
         # Who was first in the line when we last looked, and how often we looked.
         self.holder: Identity | None = None
         self.looks = 0

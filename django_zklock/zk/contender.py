@@ -132,7 +132,7 @@ class Contender(Claim):
         self._round += 1
         self._vigil.forget()
         self._watches_itself = self._sees_itself = False
-        if self.state is State.HELD and self.lost is NODE_DELETED:
+        if self.state is State.HELD and self.asking_why:
             # Whether somebody has said why is not worth waiting for a connection.
             self._finish()
 
@@ -446,11 +446,14 @@ class Contender(Claim):
 
     def _lose_node(self) -> None:
         """Lose the lock, at once for whoever looks; that is told when it is known whether somebody has said why."""
+        if self.asking_why:
+            return
         if self.lost is not None:
             # That was told for another reason.
             self._finish()
             return
-        self.lost = NODE_DELETED
+        self.asking_why, self.lost = True, NODE_DELETED
+        self._notify()
         logger.warning("event=lost path=%s node=%s reason=%s", self.path, self.node, self.lost)
         self.session.wire.get(self.path, partial(self._explained, self._round))
 
@@ -493,5 +496,6 @@ class Contender(Claim):
         self._finish()
 
     def _finish(self) -> None:
+        self.asking_why = False
         self.session.departing.discard(self._own_path)
         super()._finish()

@@ -14,7 +14,7 @@ from functools import partial
 
 from django_zklock.zk import nodes
 from django_zklock.zk.claim import Claim, State
-from django_zklock.zk.contender import MAX_ENSURES, NODE_DELETED, Contender
+from django_zklock.zk.contender import MAX_ENSURES, Contender
 from django_zklock.zk.lookout import Lookout
 from django_zklock.zk.order import Order
 from django_zklock.zk.rules import Rule
@@ -68,15 +68,9 @@ class Member(Contender):
     def _lose_node(self) -> None:
         if self._crowd.state is State.HELD:
             super()._lose_node()
-            self._crowd.doubt()
         else:
             # A place and no more: who would take it for one that holds until it is known why it is gone?
             self._finish()
-
-    @property
-    def knows_loss(self) -> bool:
-        """Whether it is lost, and nothing more is to be found out about that."""
-        return self.lost is not None and (self.lost is not NODE_DELETED or self.state is State.GONE)
 
     def _enter(self) -> None:
         self._crowd.start_again()
@@ -199,11 +193,11 @@ class MultiContender(Claim):
             self._finish_if_gone()
             return
         if self.state is State.HELD:
-            told = next((member.lost for member in self._members if member.knows_loss), None)
-            if told is not None and (self.lost is None or self.lost is NODE_DELETED):
-                self.lost = told
-                self._notify()
-            elif self.lost is None and self.revoked is not None:
+            lost = [member for member in self._members if member.lost is not None]
+            if lost and (self.lost is None or self.asking_why):
+                known = next((member for member in lost if not member.asking_why), None)
+                self.lost, self.asking_why = (known or lost[0]).lost, known is None
+            if lost or self.revoked is not None:
                 self._notify()
             return
         for member in self._members:
@@ -222,11 +216,6 @@ class MultiContender(Claim):
             self.state = State.WAITING
             self.holder, self.looks = blocked.holder, sum(member.looks for member in self._members)
             self._notify()
-
-    def doubt(self) -> None:
-        """Count as lost from now on; that is told when it is known whether somebody has said why."""
-        if self.lost is None:
-            self.lost = NODE_DELETED
 
     def start_again(self) -> None:
         """A place was lost, and the others are worth nothing without it: a new one would stand too far behind."""

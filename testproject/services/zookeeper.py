@@ -24,7 +24,8 @@ HOW_TO_GET_IT = (
     "`apt-get install zookeeper`, or set ZOOKEEPER_HOSTS (a running one) or ZOOKEEPER_HOME (an unpacked one)"
 )
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-PROBE_TIMEOUT = 1.0
+# A server that has only just begun to listen may leave the first question unanswered.
+PROBE_TIMEOUT = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)

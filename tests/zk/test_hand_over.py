@@ -114,9 +114,23 @@ def test_own_node__gone_after_the_last(script: Script) -> None:
     settle(script, name)
     script.tell(f"/k/{other(3)}", deleted=True)
     script.tell(f"/k/{name}", deleted=True)
-    assert (contender.state, contender.lost) == (State.HELD, "its node was deleted")
+    assert (contender.state, contender.lost, contender.asking_why) == (State.HELD, "its node was deleted", True)
     script.answer("get", (Label(removal=Removal(node=name, why="ada did it")).encode(), stat()))
-    assert (contender.state, contender.lost) == (State.GONE, "its node was deleted: ada did it")
+    assert (contender.lost, contender.asking_why) == ("its node was deleted: ada did it", False)
+    assert contender.state is State.GONE
+
+
+def test_own_node__gone_before_a_heartbeat_is_answered(script: Script) -> None:
+    """What a heartbeat finds of a node that is known to be gone does not come before the reason."""
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    contender.heartbeat()
+    script.tell(f"/k/{name}", deleted=True)
+    script.answer("get", error=NoNodeError())
+    assert (contender.state, contender.asking_why) == (State.HELD, True)
+    script.answer("get", (Label(removal=Removal(node=name, why="ada did it")).encode(), stat()))
+    assert contender.lost == "its node was deleted: ada did it"
 
 
 def test_own_node__gone_and_then_the_connection(script: Script) -> None:

@@ -681,11 +681,12 @@ def test_node_deleted__holding(script: Script, told: list[None]) -> None:
     script.answer("get", error=NoNodeError())
     script.answer("get", (b"me", stat(50)))
     # Lost at once, and told when it is known why.
-    assert (several.state, several.lost, told) == (State.HELD, "its node was deleted", [])
+    assert (several.state, several.lost, several.asking_why) == (State.HELD, "its node was deleted", True)
     assert [what for _, what, _ in script.requests] == ["/a"]
     removal = Removal(node=names["/a"], why="broken by ada")
     script.answer("get", (Label(removal=removal).encode(), stat(50)))
-    assert (several.state, several.lost) == (State.HELD, "its node was deleted: broken by ada")
+    assert (several.state, several.asking_why) == (State.HELD, False)
+    assert several.lost == "its node was deleted: broken by ada"
     assert told
     assert script.asked == []
     several.leave()
@@ -693,18 +694,15 @@ def test_node_deleted__holding(script: Script, told: list[None]) -> None:
     assert (several.state, script.tenants) == (State.GONE, {})
 
 
-def test_node_deleted__and_then_the_connection(script: Script, told: list[None]) -> None:
-    """Whether somebody has said why is not worth waiting for a connection; nor does a wish to let go come first."""
-    several, _ = hold(script, told)
-    told.clear()
+def test_node_deleted__and_then_the_connection(script: Script) -> None:
+    """Whether somebody has said why is not worth waiting for a connection."""
+    several, _ = hold(script)
     for tenant in list(script.tenants):
         tenant.heartbeat()
     script.answer("get", error=NoNodeError())
-    script.answer("get", (b'{"v":1,"revoke":"maintenance"}', stat(50)))
-    assert (several.lost, told) == ("its node was deleted", [])
+    assert (several.lost, several.asking_why) == ("its node was deleted", True)
     script.break_connection()
-    assert (several.state, several.lost) == (State.HELD, "its node was deleted")
-    assert told
+    assert (several.state, several.lost, several.asking_why) == (State.HELD, "its node was deleted", False)
 
 
 def test_revoked__one_of_them(script: Script, told: list[None]) -> None:

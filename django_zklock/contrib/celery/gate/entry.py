@@ -39,6 +39,9 @@ class Entry:
     def update(self) -> Mark | None:
         """Write what has become of the hold, and give it; ``None`` if it is as it was granted."""
         lost, revoked = self._contender.lost, self._contender.revoked
+        if lost is not None and self._contender.asking_why:
+            self._board.mark(self.cell, self._nonce, Mark.UNEXPLAINED)
+            return Mark.UNEXPLAINED
         if lost is not None:
             self._board.mark(self.cell, self._nonce, Mark.LOST, lost)
             return Mark.LOST
