@@ -46,10 +46,21 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+# Started by the first who asks, and serving all of them.
+DEAR = frozenset({"curator", "reference", "trio"})
+
+
+# Before pytest-xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        # The long ones first, or the other processes wait for the last of them in the end.
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if not hasattr(config, "workerinput"):
+        return
+    # The long ones first, or the other processes wait for the last of them in the end.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    for item in items:
+        # And what takes long to start in one process.
+        for name in DEAR.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(name))
 
 
 def pytest_configure(config: pytest.Config) -> None:

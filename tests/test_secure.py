@@ -41,7 +41,7 @@ from tests.zk.runner import Runner
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.zookeeper
+pytestmark = [pytest.mark.zookeeper, pytest.mark.xdist_group("secure")]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NAME = "localhost"

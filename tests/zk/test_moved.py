@@ -18,7 +18,7 @@ from tests.zk.onlooker import MakePool, Onlooker, wait_until
 from tests.zk.proxy import DOWN, UP, Proxy, requests
 from tests.zk.runner import Runner, waiting_in
 
-pytestmark = pytest.mark.zookeeper
+pytestmark = [pytest.mark.zookeeper, pytest.mark.xdist_group("moved")]
 
 TWO = semaphore(2)
 CREATES = {14, 15}  # multi and create2
