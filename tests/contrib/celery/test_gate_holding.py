@@ -67,6 +67,8 @@ def test_lost__node_deleted(workshop: Any, key: str) -> None:
     workshop.delete(node)
     # A heartbeat of the main process finds it, six in a session.
     workshop.wait_log(f"event=lost path={workshop.pool.path(key)}")
+    # The child is told when it is known whether somebody has said why: before anything that is asked later.
+    workshop.result(workshop.send("shared_below", f"{key}:other"))
     workshop.let_go(f"{key}:gate")
     assert type(workshop.outcome(task)).__name__ == "LockLost"
 

@@ -27,8 +27,6 @@ class Mark(enum.IntEnum):
     REVOKED = 2
     LOST = 3
     GONE = 4
-    # Lost, and whether somebody has said why is being found out.
-    UNEXPLAINED = 5
 
 
 # What the parent gives a reason for, each in a place of its own: it is not written over while a child reads it.

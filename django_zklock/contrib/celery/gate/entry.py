@@ -39,10 +39,9 @@ class Entry:
     def update(self) -> Mark | None:
         """Write what has become of the hold, and give it; ``None`` if it is as it was granted."""
         lost, revoked = self._contender.lost, self._contender.revoked
-        if lost is not None and self._contender.asking_why:
-            self._board.mark(self.cell, self._nonce, Mark.UNEXPLAINED)
-            return Mark.UNEXPLAINED
-        if lost is not None:
+        # The child words its error when it first sees the loss, so that comes with its reason: a round trip later,
+        # which is little beside the time until a heartbeat finds it.
+        if lost is not None and not self._contender.asking_why:
             self._board.mark(self.cell, self._nonce, Mark.LOST, lost)
             return Mark.LOST
         if revoked is not None:

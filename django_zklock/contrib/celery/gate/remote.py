@@ -46,16 +46,9 @@ class Remote:
             mark = self._mark
             if mark is Mark.LOST:
                 self._lost = f"the worker's main process has lost it: {self._board.reason(self._ticket.cell, mark)}"
-            elif mark is Mark.UNEXPLAINED:
-                return "the worker's main process has lost it"
             elif mark is None:
                 self._lost = "the worker's main process holds it no more"
         return self._lost
-
-    @property
-    def asking_why(self) -> bool:
-        """Whether the parent has lost it, and is finding out why."""
-        return self._mark is Mark.UNEXPLAINED
 
     @property
     def revoked(self) -> str | None:

@@ -92,7 +92,7 @@ def _take_as_child(gate: Gate, ticket: Ticket, lock: Lock) -> Outcome | None:
         if remote.revoked is not None and "revoked" in untold:
             untold.discard("revoked")
             in_own_thread(lock.observer.revoked, held, remote.revoked)
-        if held.lost and "lost" in untold and not (remote.asking_why and not remote.lease_over):
+        if held.lost and "lost" in untold:
             untold.discard("lost")
             in_own_thread(held.tell_loss, remote.lost or "the lease ran out")
         return "lost" in untold
