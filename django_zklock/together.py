@@ -10,7 +10,10 @@ T = TypeVar("T")
 
 
 def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make the calls, each in a thread of its own, and give what they give; raises what the first of them raises."""
+    """Make the calls, each in a thread of its own, and give what they give; raises what the first of them raises.
+
+    None of them may use Django's database: its connections would stay open with threads that are gone.
+    """
     if len(calls) <= 1:
         return [call() for call in calls]
     with ThreadPoolExecutor(len(calls), "zklock-together") as threads:

@@ -150,6 +150,7 @@ class Claim(ABC):
 
     def _finish(self) -> None:
         self.state = State.GONE
+        self.asking_why = False
         self.session.detach(self)
         self._notify()
         for call in self._when_gone:

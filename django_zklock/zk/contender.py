@@ -496,6 +496,5 @@ class Contender(Claim):
         self._finish()
 
     def _finish(self) -> None:
-        self.asking_why = False
         self.session.departing.discard(self._own_path)
         super()._finish()

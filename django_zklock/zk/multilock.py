@@ -69,7 +69,7 @@ class Member(Contender):
         if self._crowd.state is State.HELD:
             super()._lose_node()
         else:
-            # A place and no more: who would take it for one that holds until it is known why it is gone?
+            # Only a place so far: it must not count as held while somebody is asked why it is gone.
             self._finish()
 
     def _enter(self) -> None:

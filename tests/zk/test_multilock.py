@@ -705,6 +705,20 @@ def test_node_deleted__and_then_the_connection(script: Script) -> None:
     assert (several.state, several.lost, several.asking_why) == (State.HELD, "its node was deleted", False)
 
 
+def test_node_deleted__and_let_go(script: Script) -> None:
+    """Who lets go before it is known why one node was removed is told of the loss all the same."""
+    several, names = hold(script)
+    for tenant in list(script.tenants):
+        tenant.heartbeat()
+    script.answer("get", error=NoNodeError())
+    script.answer("get", (b"me", stat(50)))
+    script.answer("get", (b"me", stat(50)))
+    several.leave()
+    script.answer("get", (Label().encode(), stat(50)))
+    assert sorted(answer_deletes(script)) == sorted(nodes_of(names))
+    assert (several.state, several.lost, several.asking_why) == (State.GONE, "its node was deleted", False)
+
+
 def test_revoked__one_of_them(script: Script, told: list[None]) -> None:
     """Who is asked to let go of one of the locks is asked to let go."""
     several, _ = hold(script, told)
