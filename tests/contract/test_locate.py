@@ -9,10 +9,11 @@ from functools import partial
 import pytest
 
 from django_zklock.zk.attempt import Attempt
+from django_zklock.zk.claim import State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.zk.onlooker import MakePool, Onlooker
+from tests.zk.onlooker import MakePool, Onlooker, wait_until
 
 Come = Callable[..., Attempt]
 
@@ -29,6 +30,9 @@ def come(make_pool: MakePool, onlooker: Onlooker) -> Iterator[Come]:
         attempts[-1].start()
         for path, count in zip(lock.paths, counts, strict=True):
             onlooker.wait_count(path, count + 1)
+        # What the server shows already may not have been answered yet.
+        contender = attempts[-1].contender
+        wait_until(lambda: contender.state in {State.WAITING, State.HELD})
         return attempts[-1]
 
     yield come
