@@ -35,9 +35,24 @@ coverage: $(READY) | os-test ## what the tests reach, branches too, as HTML in h
 test-kazoo: $(READY) | os-kazoo ## kazoo's own tests on real ZooKeeper and on the test server; ARGS="-k lock" for some
 	$(BIN)/python -m tests.kazoo_suite $(ARGS)
 
+# For the same reason, and because it fetches 430 MB once.
+.PHONY: test-curator
+test-curator: $(READY) | os-test ## our locks beside those of Apache Curator 5.7, which is newer than Debian's
+	home=$$($(BIN)/python -m tests.support.newer_curator) && \
+		CURATOR_HOME=$$home $(BIN)/pytest tests/contract/test_downgrade.py tests/contract/test_others.py $(ARGS)
+
 .PHONY: leak
 leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is left of them: twenty times what `test` does
-	ZKLOCK_LEAK_CYCLES=100000 $(BIN)/pytest tests/zk/test_leaks.py -rP $(ARGS)
+	ZKLOCK_LEAK_CYCLES=100000 $(BIN)/pytest tests/integration/load/test_leaks.py -rP $(ARGS)
+
+# One minute of it belongs to `test`.
+.PHONY: storm
+storm: $(READY) | os-test ## ten minutes of all faults at random over workers of two brokers; ARGS="--seed 7 --seconds 60"
+	PYTHONPATH=testproject $(BIN)/python -m tests.integration.celery.storm $(ARGS)
+
+.PHONY: partitions
+partitions: $(READY) | os-test ## three servers cut off from each other in every way, at three session timeouts: half an hour
+	ZKLOCK_PARTITIONS=1 $(BIN)/pytest tests/integration/cluster/test_partitions.py -rP --log-level INFO $(ARGS)
 
 .PHONY: bench
 bench: $(READY) | os-test ## how fast the test server is, beside real ZooKeeper; ARGS="--rounds 1" for a quick look
@@ -46,6 +61,10 @@ bench: $(READY) | os-test ## how fast the test server is, beside real ZooKeeper;
 .PHONY: bench-gate
 bench-gate: $(READY) | os-test ## what waiting at the gate is worth, beside tasks that wait in their slots
 	PYTHONPATH=testproject $(BIN)/python -m benchmarks.gate $(ARGS)
+
+.PHONY: bench-saturation
+bench-saturation: $(READY) ## how many waiters are granted without a request, when a lock is wanted again at once
+	$(BIN)/python -m benchmarks.saturation $(ARGS)
 
 .PHONY: bench-list
 bench-list: $(READY) | os-test ## how long the command takes to list ten thousand locks, and how many requests
@@ -56,10 +75,11 @@ bench-admin: $(READY) | os-test ## how long the admin takes for a page of ten th
 	PYTHONPATH=testproject $(BIN)/python -m benchmarks.admin $(ARGS)
 
 .PHONY: lint
-lint: $(READY) ## style, format, layers
+lint: $(READY) ## style, format, layers, words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_words.py benchmarks django_zklock scripts testproject tests
 
 .PHONY: types
 types: $(READY) ## mypy, strict
@@ -78,7 +98,7 @@ screenshots: $(READY) | os-browser ## the pictures of the admin in docs/, taken 
 package: $(READY) ## wheel and sdist in dist/, looked into and installed
 	rm -rf build dist
 	$(BIN)/python -m build --outdir dist .
-	$(BIN)/pytest -m packaging tests/test_package.py
+	$(BIN)/pytest -m packaging tests/project/test_package.py
 
 .PHONY: matrix
 matrix: $(READY) | os-test ## versions of Python, Django, Celery and kazoo; ARGS="-e oldest" for one

@@ -18,8 +18,8 @@ from services.port import LOOPBACK
 from services.zookeeper import ZooKeeper
 
 from django_zklock.connections import connections
-from tests.crowd import hold_many
-from tests.server import packets_received
+from tests.support.any_server import packets_received
+from tests.support.many_locks import hold_many
 
 ROUNDS = 15
 LIST = "/admin/django_zklock/lock/"

@@ -7,7 +7,9 @@ comparison within one run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
+import json
 import os
 import signal
 import statistics
@@ -17,19 +19,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from services.redis import Redis
 from services.zookeeper import ZooKeeper
 
-from tests.contrib.celery.conftest import Sent, Workshop
-from tests.contrib.celery.test_gate_costs import status
-from tests.zk.onlooker import Onlooker, wait_until
+from tests.support.proc_status import status
+from tests.support.servers.redis import Redis
+from tests.support.tree_reader import Onlooker, wait_until
+from tests.support.workshop import Sent, Workshop
 
 PATIENCE = 120.0
+# As many messages for each slot as Celery asks for by default.
+PREFETCH = {"WORKSHOP_PREFETCH": "4"}
 
 
 @contextmanager
 def workshops() -> Iterator[Any]:
-    """Start what surrounds the workers; give what starts one."""
+    """Start what surrounds the workers; return what starts one."""
     with ZooKeeper() as zookeeper, Redis() as broker:
         onlooker = Onlooker(zookeeper.hosts)
 
@@ -52,14 +56,14 @@ def workshops() -> Iterator[Any]:
 
 
 def seconds_for(sent: list[Sent], since: float) -> float:
-    """Wait for tasks, and give the seconds from ``since`` to the end of the last."""
+    """Wait for tasks, and return the seconds from ``since`` to the end of the last."""
     for task in sent:
         task.outcome(PATIENCE)
     return time.perf_counter() - since
 
 
 def unrelated(workshop: Workshop, contending: int) -> float:
-    """Give the seconds that 20 unrelated tasks take behind some that contend for one key, half a second each."""
+    """Return the seconds that 20 unrelated tasks take behind some that contend for one key, half a second each."""
     key = uuid.uuid4().hex
     ahead = [workshop.send("last", key, 0.5) for _ in range(contending)]
     begin = time.perf_counter()
@@ -70,7 +74,7 @@ def unrelated(workshop: Workshop, contending: int) -> float:
 
 
 def hand_overs(workshop: Workshop, count: int) -> list[float]:
-    """Give the milliseconds from the end of one body to the beginning of the next, over a line of ``count`` tasks."""
+    """Return the milliseconds from the end of one body to the beginning of the next, over a line of ``count`` tasks."""
     key, run = uuid.uuid4().hex, uuid.uuid4().hex
     for number in range(count):
         workshop.send("enter_in_ledger", key, run, number)
@@ -82,7 +86,7 @@ def hand_overs(workshop: Workshop, count: int) -> list[float]:
 
 
 def after_a_kill(workshop: Workshop) -> float:
-    """Give the milliseconds from the killing of a child to the beginning of the next task of its key."""
+    """Return the milliseconds from the killing of a child to the beginning of the next task of its key."""
     key = uuid.uuid4().hex
     workshop.send("hold", key, f"{key}:first")
     pid = workshop.entered(f"{key}:first")["pid"]
@@ -98,17 +102,58 @@ def after_a_kill(workshop: Workshop) -> float:
 
 
 def throughput(workshop: Workshop, count: int = 1000) -> float:
-    """Give how many unrelated tasks a second the worker does."""
+    """Return how many unrelated tasks a second the worker does."""
     begin = time.perf_counter()
     return count / seconds_for([workshop.send("last_unlocked", 0.0) for _ in range(count)], begin)
+
+
+def full_slots(workshop: Workshop) -> tuple[float, int]:
+    """Return the seconds that 40 unrelated tasks of 1.5 s take with 20 of one key, of 0.5 s, between them.
+
+    And how many places the locks were granted out of order, at most.
+    """
+    key = uuid.uuid4().hex
+    sent, locked = [], []
+    begin = time.perf_counter()
+    for _ in range(20):
+        sent += [workshop.send("last_unlocked", 1.5) for _ in range(2)]
+        locked.append(workshop.send("last", key, 0.5))
+    took = seconds_for([*sent, *locked], begin)
+    tokens = [task.outcome(PATIENCE) for task in locked]
+    return took, max(abs(place - sorted(tokens).index(token)) for place, token in enumerate(tokens))
+
+
+def compare_full_slots(open_one: Any, rounds: int) -> None:
+    """Compare the gate with slots where all slots are full, in turns."""
+    with contextlib.ExitStack() as stack:
+        both = {
+            gate: stack.enter_context(open_one(gate=gate, concurrency=2, environment=PREFETCH))
+            for gate in (True, False)
+        }
+        for workshop in both.values():
+            workshop.start_another(concurrency=2)
+        results: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
+        for _ in range(rounds):
+            for gate, workshop in both.items():
+                results[gate].append(full_slots(workshop))
+    for gate, found in results.items():
+        took, places = [each[0] for each in found], [each[1] for each in found]
+        print(f"{'gate' if gate else 'slot'}: full slots, {rounds} rounds: median {statistics.median(took):.2f} s "
+              f"({min(took):.2f} to {max(took):.2f}), places out of order {places}")  # fmt: skip
 
 
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parked", type=int, default=5000)
-    parked = parser.parse_args().parked
+    parser.add_argument("--rounds", type=int, default=3, help="of full slots")
+    parser.add_argument("--full-slots", action="store_true", help="measure nothing else")
+    arguments = parser.parse_args()
+    parked = arguments.parked
     with workshops() as open_one:
+        compare_full_slots(open_one, arguments.rounds)
+        if arguments.full_slots:
+            return
         for gate in (True, False):
             with open_one(gate=gate, concurrency=2) as workshop:
                 alone, behind = unrelated(workshop, 0), unrelated(workshop, 6)
@@ -121,7 +166,8 @@ def main() -> None:
         with open_one(gate=True, concurrency=4) as workshop:
             kills = [after_a_kill(workshop) for _ in range(5)]
             print(f"gate: the next task begins {statistics.median(kills):.0f} ms after a kill, median of 5")
-        with open_one(gate=True, concurrency=4) as workshop:
+        settings = {"WORKSHOP_SETTINGS": json.dumps({"CELERY_ZKLOCK_GATE_MAX_PARKED": parked})}
+        with open_one(gate=True, concurrency=4, environment=settings) as workshop:
             key = uuid.uuid4().hex
             pid = workshop.worker.pid
             throughput(workshop)

@@ -20,8 +20,8 @@ from kazoo.client import KazooClient
 from services.zookeeper import ZooKeeper
 
 from django_zklock.connections import connections
-from tests.crowd import hold_many
-from tests.server import packets_received
+from tests.support.any_server import packets_received
+from tests.support.many_locks import hold_many
 
 ROUNDS = 7
 

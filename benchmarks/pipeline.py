@@ -8,9 +8,9 @@ import threading
 import time
 from contextlib import ExitStack, closing
 
-from tests.testing.jute import INT, integer
-from tests.testing.operations import Create, GetChildren, GetData, Home, Operation
-from tests.testing.talker import connect_frame
+from tests.support.protocol.jute import INT, integer
+from tests.support.protocol.operations import Create, GetChildren, GetData, Home, Operation
+from tests.support.protocol.session_client import connect_frame
 
 Address = tuple[str, int]
 
@@ -51,7 +51,7 @@ def read_frames(sock: socket.socket, count: int) -> None:
 
 
 def encode(operations: list[Operation]) -> bytes:
-    """Give the requests in one piece."""
+    """Return the requests in one piece."""
     frames = []
     for number, operation in enumerate(operations, 1):
         frame = HEADER.pack(number, operation.opcode) + operation.encode(HOME)
@@ -81,7 +81,7 @@ def prepare(address: Address) -> None:
 
 
 def mixed(count: int, name: str) -> list[Operation]:
-    """Give creates, reads and lists of children, a third of each."""
+    """Return creates, reads and lists of children, a third of each."""
     operations: list[Operation] = []
     for number in range(count // 3):
         operations += [Create(f"/{name}-{number}", data=bytes(100)), GetData("/read"), GetChildren("/read")]
@@ -89,7 +89,7 @@ def mixed(count: int, name: str) -> list[Operation]:
 
 
 def set_up_sessions(address: Address) -> float:
-    """Open a thousand sessions, all of them at once; give the seconds until the last one is there."""
+    """Open a thousand sessions, all of them at once; return the seconds until the last one is there."""
     with ExitStack() as stack:
         start = time.perf_counter()
         socks = [stack.enter_context(closing(connect(address))) for _ in range(SESSIONS)]

@@ -20,7 +20,7 @@ from services.zookeeper import ZooKeeper
 
 from benchmarks.pipeline import SESSIONS, Address, mixed, prepare, rate, set_up_sessions
 from django_zklock.testing import ZooKeeperServer
-from tests.testing.operations import Create, Exists, GetData
+from tests.support.protocol.operations import Create, Exists, GetData
 
 ROUNDS = 5
 REQUESTS = 30_000
@@ -37,14 +37,14 @@ class Contestant:
 
 
 def start_in_a_thread() -> float:
-    """Make a server ready in a thread of this process, as a fixture does; give the seconds it took."""
+    """Make a server ready in a thread of this process, as a fixture does; return the seconds it took."""
     begin = time.perf_counter()
     with ZooKeeperServer():
         return time.perf_counter() - begin
 
 
 def start_process(make: Callable[[], DevServer | ZooKeeper]) -> float:
-    """Make a server ready that is a process of its own; give the seconds it took."""
+    """Make a server ready that is a process of its own; return the seconds it took."""
     begin = time.perf_counter()
     with make():
         return time.perf_counter() - begin

@@ -3,8 +3,8 @@
 ``@zk_locked("key")`` on a Celery task, a management command or any function: at most one runs at a time, across
 all hosts.
 
-PYTEST_DONT_REWRITE, a word to pytest: the package is delivered with a plugin, so pytest would wish to rewrite its
-asserts, and warn where a test runner has imported it before.
+PYTEST_DONT_REWRITE is a marker for pytest. The package contains a plugin, so pytest would rewrite the asserts of the
+package, and warn if a test runner has imported it already.
 """
 
 from __future__ import annotations
@@ -13,25 +13,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .decorators import zk_locked
-    from .exceptions import LockConflict, LockLost, LockTimeout, NotHeld, ZkLockError, ZooKeeperUnavailable
-    from .locks import current_lock, zk_lock
-
-# The module of each name, which is imported when the name is first asked for. pytest imports the plugin in here in
-# every run, and with this package neither Django nor kazoo: a ``conftest.py`` may have to patch before, as for gevent.
-_HOMES = {
-    "LockConflict": "exceptions",
-    "LockLost": "exceptions",
-    "LockTimeout": "exceptions",
-    "NotHeld": "exceptions",
-    "ZkLockError": "exceptions",
-    "ZooKeeperUnavailable": "exceptions",
-    "current_lock": "locks",
-    "zk_lock": "locks",
-    "zk_locked": "decorators",
-}
+    from django_zklock.api import current_lock, zk_lock
+    from django_zklock.conflict import Conflict
+    from django_zklock.decorators import zk_locked
+    from django_zklock.exceptions import (
+        AsyncUnsafe,
+        LockConflict,
+        LockLost,
+        LockTimeout,
+        NotHeld,
+        ZkLockError,
+        ZooKeeperUnavailable,
+    )
+    from django_zklock.zk.held import Held
+    from django_zklock.zk.lock import Lock
+    from django_zklock.zk.node_data import Identity
 
 __all__ = [
+    "AsyncUnsafe",
+    "Conflict",
+    "Held",
+    "Identity",
+    "Lock",
     "LockConflict",
     "LockLost",
     "LockTimeout",
@@ -43,12 +46,25 @@ __all__ = [
     "zk_locked",
 ]
 
+# Each name is imported when it is first used. pytest imports the plugin of this package in every run; that must not
+# import Django or kazoo, because a `conftest.py` may have to patch modules first, as for gevent.
+_MODULES = {
+    "Conflict": "django_zklock.conflict",
+    "Held": "django_zklock.zk.held",
+    "Identity": "django_zklock.zk.node_data",
+    "Lock": "django_zklock.zk.lock",
+    "current_lock": "django_zklock.api",
+    "zk_lock": "django_zklock.api",
+    "zk_locked": "django_zklock.decorators",
+}
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    return value
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_MODULES.get(name, "django_zklock.exceptions")), name)
+        return value
 
 
 def __dir__() -> list[str]:

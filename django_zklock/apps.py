@@ -1,4 +1,4 @@
-"""The Django app: checks and, where Celery runs, its signals."""
+"""The Django app: registers the system checks and, with Celery, the receivers of its signals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ZkLockConfig(AppConfig):
         from django_zklock import checks
 
         checks.register()
-        # A worker has imported Celery long before Django is set up; nobody else needs its signals.
+        # A worker imports Celery before it sets up Django; other processes do not need the receivers.
         if "celery" in sys.modules:
             from django_zklock.contrib import celery
 

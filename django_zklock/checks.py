@@ -1,13 +1,13 @@
-"""System checks of the ``ZKLOCK`` setting. None of them touches the network.
+"""System checks of the ``ZKLOCK`` setting, without network.
 
-Each is described in ``docs/reference/checks.md``. An id that was released is never used for anything else.
+Each check is described in ``docs/reference/checks.md``. The id of a released check never gets another meaning.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib.metadata import version
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,23 +19,23 @@ from django_zklock import conf
 from django_zklock.zk.pool import PoolOptions
 
 TAG = "django_zklock"
-# ZooKeeper gives sessions between 2 and 20 ticks, and a tick is 2 s unless its administrator says otherwise.
-SHORTEST_SESSION = 4.0
-LONGEST_SESSION = 60.0
+# Seconds. ZooKeeper grants timeouts from 2 to 20 ticks, and a tick is 2 s by default.
+MIN_SESSION_TIMEOUT = 4.0
+MAX_SESSION_TIMEOUT = 60.0
 
 
 def register() -> None:
-    """Have ``manage.py check`` run every check of this module."""
+    """Register all checks of this module for ``manage.py check``."""
     for check in ALL:
         checks.register(check, TAG)
 
 
 def settings_can_be_read(**_options: Any) -> list[CheckMessage]:
-    """E001: the setting is missing, or something in it is wrong."""
+    """E001: the setting is missing or wrong."""
     return [
         checks.Error(
             problem,
-            hint="See the reference of settings for what ZKLOCK may contain.",
+            hint="The reference of settings describes what ZKLOCK can contain.",
             id="django_zklock.E001",
         )
         for problem in _problems()
@@ -43,7 +43,7 @@ def settings_can_be_read(**_options: Any) -> list[CheckMessage]:
 
 
 def tls_files_can_be_read(**_options: Any) -> list[CheckMessage]:
-    """E002: a file named under ``TLS`` is not there, or this process may not read it."""
+    """E002: a file named under ``TLS`` does not exist, or this process may not read it."""
     return [
         checks.Error(
             f'ZKLOCK["{alias}"]["TLS"]["{name}"] names a file that cannot be read: {path}',
@@ -71,27 +71,11 @@ def sasl_is_installed(**_options: Any) -> list[CheckMessage]:
     ]
 
 
-def host_names_can_be_checked(**_options: Any) -> list[CheckMessage]:
-    """E004: TLS with ``CHECK_HOSTNAME`` on a kazoo that cannot check it."""
-    kazoo = version("kazoo")
-    if tuple(int(part) for part in kazoo.split(".")[:2]) >= (2, 11):
-        return []
-    return [
-        checks.Error(
-            f'ZKLOCK["{alias}"]["TLS"] asks for CHECK_HOSTNAME, which kazoo {kazoo} cannot do',
-            hint='Install kazoo 2.11 or later, or set "CHECK_HOSTNAME": False and rely on the CA alone.',
-            id="django_zklock.E004",
-        )
-        for alias, options in _readable()
-        if options.connection.use_tls and options.connection.checks_host_name
-    ]
-
-
 def nodes_are_protected(**_options: Any) -> list[CheckMessage]:
-    """W001: the process proves who it is, yet everybody may change its nodes."""
+    """W001: the process has credentials, but its nodes are open to every client."""
     return [
         checks.Warning(
-            f'ZKLOCK["{alias}"] has credentials, but its ACL leaves the locks open to everybody',
+            f'ZKLOCK["{alias}"] has credentials, but its ACL leaves the locks open to every client',
             hint='Set "ACL": "creator", so that only these credentials can read, take and break the locks.',
             id="django_zklock.W001",
         )
@@ -101,12 +85,12 @@ def nodes_are_protected(**_options: Any) -> list[CheckMessage]:
 
 
 def connecting_is_shorter_than_a_session(**_options: Any) -> list[CheckMessage]:
-    """W002: a caller would wait for a connection longer than a session lives without one."""
+    """W002: callers wait for a connection longer than a session survives without one."""
     return [
         checks.Warning(
             f'ZKLOCK["{alias}"]["CONNECT_TIMEOUT"] is {options.connect_timeout:g} s, '
             f"longer than SESSION_TIMEOUT, {options.connection.session_timeout:g} s",
-            hint="Callers would hang on a ZooKeeper that is away long after every lock is lost; choose less.",
+            hint="Without ZooKeeper, callers would block long after every lock is lost; choose a shorter time.",
             id="django_zklock.W002",
         )
         for alias, options in _readable()
@@ -115,11 +99,11 @@ def connecting_is_shorter_than_a_session(**_options: Any) -> list[CheckMessage]:
 
 
 def session_timeout_is_sensible(**_options: Any) -> list[CheckMessage]:
-    """W003: sessions so short that a hiccup loses locks, or so long that a dead host blocks everybody."""
+    """W003: sessions are so short that a pause loses locks, or so long that a dead host blocks all others."""
     return [
         checks.Warning(
             f'ZKLOCK["{alias}"]["SESSION_TIMEOUT"] is {options.connection.session_timeout:g} s: ' + consequence,
-            hint=f"Choose {SHORTEST_SESSION:g} to {LONGEST_SESSION:g} seconds; 15 suits most.",
+            hint=f"Choose {MIN_SESSION_TIMEOUT:g} to {MAX_SESSION_TIMEOUT:g} seconds; 15 suits most projects.",
             id="django_zklock.W003",
         )
         for alias, options in _readable()
@@ -128,7 +112,7 @@ def session_timeout_is_sensible(**_options: Any) -> list[CheckMessage]:
 
 
 def default_alias_exists(**_options: Any) -> list[CheckMessage]:
-    """W004: there are aliases, but not the one that is used when none is named."""
+    """W004: there are aliases, but not the default one."""
     try:
         aliases = conf.aliases()
     except ImproperlyConfigured:
@@ -148,7 +132,6 @@ ALL = (
     settings_can_be_read,
     tls_files_can_be_read,
     sasl_is_installed,
-    host_names_can_be_checked,
     nodes_are_protected,
     connecting_is_shorter_than_a_session,
     session_timeout_is_sensible,
@@ -158,27 +141,23 @@ ALL = (
 
 def _problems() -> Iterator[str]:
     try:
-        outcomes = [_read(alias) for alias in conf.aliases()]
+        aliases = conf.aliases()
     except ImproperlyConfigured as error:
-        outcomes = [error]
-    return (str(outcome) for outcome in outcomes if isinstance(outcome, ImproperlyConfigured))
+        yield str(error)
+        return
+    for alias in aliases:
+        try:
+            conf.options(alias)
+        except ImproperlyConfigured as error:
+            yield str(error)
 
 
 def _readable() -> Iterator[tuple[str, PoolOptions]]:
-    """Give the aliases that E001 has nothing to say about."""
-    try:
-        aliases = conf.aliases()
-    except ImproperlyConfigured:
-        aliases = ()
-    outcomes = ((alias, _read(alias)) for alias in aliases)
-    return ((alias, options) for alias, options in outcomes if isinstance(options, PoolOptions))
-
-
-def _read(alias: str) -> PoolOptions | ImproperlyConfigured:
-    try:
-        return conf.options(alias)
-    except ImproperlyConfigured as error:
-        return error
+    """Yield each alias whose options can be read, with the options."""
+    with suppress(ImproperlyConfigured):
+        for alias in conf.aliases():
+            with suppress(ImproperlyConfigured):
+                yield alias, conf.options(alias)
 
 
 def _tls_files(options: PoolOptions) -> Iterator[tuple[str, str]]:
@@ -189,14 +168,13 @@ def _tls_files(options: PoolOptions) -> Iterator[tuple[str, str]]:
 
 
 def _session_consequence(timeout: float) -> str | None:
-    if timeout < SHORTEST_SESSION:
+    if timeout < MIN_SESSION_TIMEOUT:
         return (
             "any longer pause of the process or the network loses every lock, "
-            "and ZooKeeper's own default gives no session below 4 s"
+            "and by default ZooKeeper grants no timeout below 4 s"
         )
-    if timeout > LONGEST_SESSION:
+    if timeout > MAX_SESSION_TIMEOUT:
         return (
-            "the locks of a host that dies stay taken that long, "
-            "and ZooKeeper's own default gives no session above 40 s"
+            "the locks of a host that dies stay taken that long, and by default ZooKeeper grants no timeout above 40 s"
         )
     return None

@@ -1,4 +1,4 @@
-"""The ``ZKLOCK`` setting, read once into what a pool needs."""
+"""The ``ZKLOCK`` setting, parsed into the options of a pool."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.views.decorators.debug import sensitive_variables
 
-from django_zklock.zk.deadline import seconds
+from django_zklock.zk import paths
 from django_zklock.zk.pool import PoolOptions
-from django_zklock.zk.wire import EXTRA_OPTIONS, ConnectionOptions, parse_acl
+from django_zklock.zk.waiting import seconds
+from django_zklock.zk.wire import KAZOO_OPTIONS, ConnectionOptions, parse_acl
 
 DEFAULT_ALIAS = "default"
 LOSS_POLICIES = ("lease", "strict")
 
 Reader = Callable[[str, Any], Any]
-"""Takes the place of a value in the setting, for messages, and the value; gives it checked."""
+"""Takes the place of a value in the setting, for messages, and the value; returns the checked value."""
 
 
-def _refuse(place: str, what: str, value: object) -> ImproperlyConfigured:
+def _wrong(place: str, what: str, value: object) -> ImproperlyConfigured:
     return ImproperlyConfigured(f"{place} must be {what}, got {value!r}")
 
 
 def _text(place: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise _refuse(place, "a non-empty string", value)
+        raise _wrong(place, "a non-empty string", value)
     return value.strip()
 
 
@@ -39,10 +41,12 @@ def _hosts(place: str, value: object) -> str:
     if isinstance(value, (list, tuple)) and value and all(isinstance(host, str) for host in value):
         value = ",".join(value)
     hosts = _text(place, value)
-    # kazoo and Java's client alike: one chroot, after the last server.
+    # For kazoo and for the Java client, one chroot follows the last server.
     servers, _, chroot = hosts.partition("/")
-    if "," in chroot or not all(map(_is_server, servers.split(","))):
-        raise _refuse(place, 'servers like "zk1:2181,zk2:2181", with a chroot like "/app" at the end at most', value)
+    # A slash at the end of the chroot is legal.
+    is_legal = not chroot or paths.is_root(f"/{chroot.removesuffix('/')}")
+    if "," in chroot or not is_legal or not all(map(_is_server, servers.split(","))):
+        raise _wrong(place, 'servers like "zk1:2181,zk2:2181", with a chroot like "/app" at the end at most', value)
     return hosts
 
 
@@ -56,8 +60,8 @@ def _is_server(text: str) -> bool:
 
 def _root(place: str, value: object) -> str:
     path = _text(place, value)
-    if not path.startswith("/") or path == "/" or path.endswith("/") or "//" in path:
-        raise _refuse(place, 'a path like "/django_zklock"', value)
+    if not paths.is_root(path):
+        raise _wrong(place, 'a path like "/django_zklock", without "." and ".." and not below /zookeeper', value)
     return path
 
 
@@ -67,24 +71,24 @@ def _seconds(place: str, value: Any) -> float:
     except (TypeError, ValueError):
         parsed = None
     if not parsed:
-        raise _refuse(place, "a positive number of seconds or a timedelta", value)
+        raise _wrong(place, "a positive number of seconds or a timedelta", value)
     return parsed
 
 
 def _size(place: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
-        raise _refuse(place, "an integer from 1 to 100", value)
+        raise _wrong(place, "an integer from 1 to 100", value)
     return value
 
 
 def _loss_policy(place: str, value: object) -> bool:
     if value not in LOSS_POLICIES:
-        raise _refuse(place, '"lease" or "strict"', value)
+        raise _wrong(place, '"lease" or "strict"', value)
     return value == "strict"
 
 
 def _auth(place: str, value: object) -> tuple[tuple[str, str], ...]:
-    # The value is not repeated in the message: it holds credentials.
+    # The message does not repeat the value, which contains credentials.
     wrong = ImproperlyConfigured(f'{place} must be a list of (scheme, credential) pairs like ("digest", "user:secret")')
     if not isinstance(value, (list, tuple)):
         raise wrong
@@ -96,7 +100,7 @@ def _auth(place: str, value: object) -> tuple[tuple[str, str], ...]:
 
 def _acl(place: str, value: Any) -> str | tuple[str, ...]:
     if not isinstance(value, (str, list, tuple)) or not all(isinstance(entry, str) for entry in value):
-        raise _refuse(place, '"open", "creator" or a list of "scheme:id:perms"', value)
+        raise _wrong(place, '"open", "creator" or a list of "scheme:id:perms"', value)
     try:
         parse_acl(value)
     except ValueError as error:
@@ -106,15 +110,15 @@ def _acl(place: str, value: Any) -> str | tuple[str, ...]:
 
 def _flag(place: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise _refuse(place, "True or False", value)
+        raise _wrong(place, "True or False", value)
     return value
 
 
 def _options(place: str, value: object) -> dict[str, Any]:
     options = _mapping(place, value)
-    unknown = sorted(set(options) - EXTRA_OPTIONS)
+    unknown = sorted(set(options) - KAZOO_OPTIONS)
     if unknown:
-        known = ", ".join(sorted(EXTRA_OPTIONS))
+        known = ", ".join(sorted(KAZOO_OPTIONS))
         raise ImproperlyConfigured(f'{place}["{unknown[0]}"] cannot be set here; these can: {known}')
     return options
 
@@ -125,7 +129,7 @@ def _mapping(place: str, value: object) -> dict[str, Any]:
     return dict(value)
 
 
-# Where each setting goes: the options class's field, and how it is read. Absent settings keep the field's default.
+# The field of the options class for each setting, and its reader. An absent setting keeps the default of the field.
 _CONNECTION: dict[str, tuple[str, Reader]] = {
     "HOSTS": ("hosts", _hosts),
     "SESSION_TIMEOUT": ("session_timeout", _seconds),
@@ -150,16 +154,21 @@ _TLS: dict[str, tuple[str, Reader]] = {
 }
 
 
+# Error reports hide the variables of these functions and of those that they call: the setting contains credentials.
+
+
+@sensitive_variables()
 def aliases() -> tuple[str, ...]:
-    """Give the configured aliases, ``default`` first."""
+    """Return the configured aliases, ``default`` first."""
     return tuple(sorted(_setting(), key=lambda alias: (alias != DEFAULT_ALIAS, alias)))
 
 
+@sensitive_variables()
 def options(alias: str) -> PoolOptions:
-    """Read the options of ``alias``.
+    """Return the options of ``alias``.
 
-    Raises ``ImproperlyConfigured``, naming the place in the setting, for an alias that is not there, an unknown
-    key, a value of the wrong type, or ``HOSTS`` missing.
+    Raise ``ImproperlyConfigured``, which names the place in the setting, for an unknown alias, an unknown key, a value
+    of a wrong type, and missing ``HOSTS``.
     """
     configured = _setting()
     if alias not in configured:
@@ -168,7 +177,7 @@ def options(alias: str) -> PoolOptions:
     place = f'ZKLOCK["{alias}"]'
     values = _mapping(place, configured[alias])
     if "HOSTS" not in values:
-        raise ImproperlyConfigured(f'{place}["HOSTS"] is missing: give the ensemble as "host:port,host:port"')
+        raise ImproperlyConfigured(f'{place}["HOSTS"] is missing: name the ensemble as "host:port,host:port"')
     tls = values.pop("TLS", None)
     connection = _read(place, values, _CONNECTION)
     if tls is not None:

@@ -1,47 +1,61 @@
-"""The pools of this process by alias: the only global state of the package."""
+"""The pools of this process by alias."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 from django.core.signals import setting_changed
 
 from django_zklock import conf
-from django_zklock.zk.pool import CLOSE_TIMEOUT, Pool
+from django_zklock.zk import logs
+from django_zklock.zk.pool import CLOSE_TIMEOUT, Pool, PoolOptions
+
+DEFAULT_PORT = 2181
 
 
 class Connections:
-    """``connections["reports"]`` gives the pool of an alias; made at first use, without connecting."""
+    """Pools by alias, as in ``connections["reports"]``; a pool is made at its first use, without connecting."""
 
     def __init__(self) -> None:
-        self._making = threading.RLock()
+        # No lock guards it, because a fork could copy a taken lock. Only atomic operations change the dict.
         self._pools: dict[str, Pool] = {}
 
     def __getitem__(self, alias: str) -> Pool:
         pool = self._pools.get(alias)
         if pool is None:
-            with self._making:
-                pool = self._pools.get(alias)
-                if pool is None:
-                    pool = self._pools[alias] = Pool(alias, conf.options(alias))
+            options = conf.options(alias)
+            # If two threads make a pool at the same time, the second pool is dropped; it has no session yet.
+            pool = self._pools.setdefault(alias, Pool(alias, options, tree=_tree(options)))
         return pool
 
     def __iter__(self) -> Iterator[str]:
         return iter(conf.aliases())
 
     def close_all(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """End every session of this process, which frees its locks; takes at most ``timeout`` seconds a pool."""
+        """End every session of this process and so release its locks, in at most ``timeout`` seconds for each pool.
+
+        Pending log records are written.
+        """
         for pool in list(self._pools.values()):
             pool.close(timeout)
+        logs.flush(timeout)
 
     def reset(self) -> None:
-        """Close everything and read the settings anew at the next use."""
-        with self._making:
-            pools, self._pools = self._pools, {}
-        for pool in pools.values():
-            pool.close()
+        """Close all pools, so that the next use reads the settings again."""
+        for alias in list(self._pools):
+            pool = self._pools.pop(alias, None)
+            if pool is not None:
+                pool.close()
+
+
+def _tree(options: PoolOptions) -> tuple[frozenset[str], str]:
+    """Return what identifies the tree of locks: the servers in any order, and the path above all nodes."""
+    servers, _, chroot = options.connection.hosts.partition("/")
+    names = (server.strip().lower() for server in servers.split(","))
+    # An IPv6 address without a port ends with a bracket, so what follows its last colon is no number.
+    full = frozenset(name if name.rpartition(":")[2].isdigit() else f"{name}:{DEFAULT_PORT}" for name in names)
+    return full, f"/{chroot}".rstrip("/") + options.root
 
 
 connections = Connections()

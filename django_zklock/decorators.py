@@ -11,17 +11,18 @@ from typing import Any, Protocol, TypeVar, cast, get_args
 
 from django.core.management.base import BaseCommand
 
-from django_zklock.calls import LockedCall, OnConflict, OnLost, OnUnavailable
+from django_zklock.api import Mode
 from django_zklock.conf import DEFAULT_ALIAS
-from django_zklock.keying import key_maker, template_of
-from django_zklock.locks import Mode
-from django_zklock.zk import keys
-from django_zklock.zk.deadline import Timeout, seconds
-from django_zklock.zk.rules import rule
+from django_zklock.conflict import OnConflict, OnLost, OnUnavailable
+from django_zklock.key_template import compile_key, metric_name, warn_of_mistakes
+from django_zklock.locked_call import LockedCall
+from django_zklock.zk import paths
+from django_zklock.zk.rules import EXCLUSIVE, Rule, rule
+from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
 
 class DjangoTask(Protocol):
-    """What a type checker needs to know of a task of ``django.tasks``, which is not callable; new in Django 6.0."""
+    """A task of ``django.tasks`` (new in Django 6.0), which is not callable, for type checkers."""
 
     @property
     def func(self) -> Callable[..., Any]: ...
@@ -31,6 +32,7 @@ Target = TypeVar("Target", bound=Callable[..., Any] | DjangoTask)
 
 USAGE = '@zk_locked("invoice:{invoice_id}")'
 CONFLICT_POLICIES = ("wait", "skip", "raise", "retry", "coalesce")
+UNAVAILABLE_POLICIES = ("raise", "skip", "run", "retry")
 
 
 def zk_locked(
@@ -40,7 +42,7 @@ def zk_locked(
     limit: int | None = None,
     reentrant: bool = True,
     using: str = DEFAULT_ALIAS,
-    timeout: Timeout = None,
+    timeout: Timeout | Unset = UNSET,
     on_conflict: OnConflict = "wait",
     on_lost: OnLost = "raise",
     on_unavailable: OnUnavailable = "raise",
@@ -48,60 +50,74 @@ def zk_locked(
 ) -> Locked:
     """Decorate a function, coroutine function, method, ``BaseCommand`` class, Celery task or Django task.
 
-    ``key`` is a template over the call's arguments (``"invoice:{invoice_id}"``, defaults included), or a
-    callable that takes them; a list of templates, or a list that the callable gives, names locks to take together.
-    ``mode`` and ``limit`` are those of :func:`~django_zklock.zk_lock`. ``timeout`` is how long a call waits for the
-    lock, in seconds or as a ``timedelta``: ``None`` is for ever under ``on_conflict="wait"`` and ``"coalesce"``
-    and one try under every other policy.
+    ``key`` is a template over the call's arguments (``"invoice:{invoice_id}"``, defaults included), or a callable that
+    takes the arguments and returns the key. A list of templates, or a callable that returns a list, names locks to
+    take together. ``mode`` and ``limit`` are those of :func:`~django_zklock.zk_lock`.
 
-    ``on_conflict`` says what happens when the lock is not granted: ``"wait"`` raises ``LockTimeout`` after
-    ``timeout``; ``"raise"`` raises ``LockConflict``; ``"skip"`` does not run the function, logs, sends the signal
-    ``skipped`` and gives ``{"zklock": "skipped", …}``; ``"coalesce"`` waits as ``"wait"`` does, but skips if
-    another call waits already, which then runs for both; ``"retry"`` (Celery only) sends the task back to the queue
-    without touching its retries; a callable is given a :class:`~django_zklock.calls.Conflict` and its result is
-    the call's. ``on_lost``: ``"raise"`` ends a call whose lock was lost with ``LockLost`` if nothing else
-    propagates; ``"interrupt"`` also raises it into the running body as soon as the loss is known, which cannot
-    break into a call of C code; ``"terminate"`` ends the process of a Celery pool that runs the task, and does as
-    ``"interrupt"`` where there is none; ``"ignore"`` does nothing. ``on_unavailable``: without ZooKeeper ``"raise"``
-    raises ``ZooKeeperUnavailable``, ``"skip"`` skips, ``"run"`` runs without protection and logs an error.
+    ``timeout`` is how long a call waits for the lock, in seconds or as a ``timedelta``: ``None`` waits without a limit,
+    0 tries once. If it is not given, ``on_conflict="wait"`` and ``"coalesce"`` wait without a limit, and every other
+    policy tries once.
 
-    ``template`` is what signals and metrics call all these locks; without it, it is the template that ``key`` is (of
-    a list, all of them, with commas between). A function as ``key`` lends its qualified name, a lambda or any other
-    callable that of the function that is decorated.
+    ``on_conflict`` decides what happens when the lock is not granted in time:
 
-    Raises ``TypeError`` or ``ValueError`` at decoration for arguments that can never work.
+    - ``"wait"`` raises ``LockTimeout``;
+    - ``"raise"`` raises ``LockConflict``;
+    - ``"skip"`` does not run the function, logs, sends the signal ``skipped`` and returns
+      ``{"zklock": "skipped", …}``;
+    - ``"coalesce"`` waits, but skips the call if another call waits already, which then runs for both; after the
+      timeout it raises ``LockTimeout``;
+    - ``"retry"`` (Celery only) sends the task back to the queue and does not count this as a retry of the task;
+    - a callable is called with a :class:`~django_zklock.Conflict`, and its result is that of the call.
+
+    ``on_lost`` decides what happens when the lock is lost during the call:
+
+    - ``"raise"`` raises ``LockLost`` at the end of the call, unless another error propagates;
+    - ``"interrupt"`` also raises it in the running body, as soon as the loss is known. It cannot interrupt C code;
+    - ``"terminate"`` ends the process of a Celery pool that runs the task; elsewhere it is ``"interrupt"``;
+    - ``"ignore"`` does nothing.
+
+    ``on_unavailable`` decides what happens without ZooKeeper: ``"raise"`` raises ``ZooKeeperUnavailable``; ``"skip"``
+    skips the call; ``"run"`` runs the function without protection and logs an error; ``"retry"`` (Celery only) sends
+    the task back to the queue; a callable is called with a :class:`~django_zklock.Conflict`.
+
+    ``template`` is the name of all these locks in signals and metrics. By default it is the template that ``key`` is
+    (of a list, all templates with commas between), the qualified name of a function as ``key``, and for a lambda or any
+    other callable the qualified name of the decorated function.
+
+    Raise ``TypeError`` or ``ValueError`` at decoration for arguments that can never work. Warn at decoration if the
+    template has a ``%s``, which is not a field, and if it has no field although the function has an argument without a
+    default. One lock for all calls is meant if ``template``, ``mode`` or ``limit`` is given, so that does not warn.
     """
     if _is_bare_use(key):
         raise TypeError(f"zk_locked needs the key of the lock: write {USAGE}")
     if not isinstance(key, (str, list, tuple)) and not callable(key):
-        raise TypeError(f"the key must be a template or a callable that gives the key, got {key!r}: write {USAGE}")
+        raise TypeError(f"the key must be a template or a callable that returns the key, got {key!r}: write {USAGE}")
     if on_conflict == "coalesce" and isinstance(key, (list, tuple)) and len(key) > 1:
         raise TypeError(f'on_conflict="coalesce" is for one key, got {list(key)!r}')
-    # Whether they make a lock is known now, and not at the first call.
-    rule(mode, limit)
     if not isinstance(using, str):
         raise TypeError(f"using must be the name of an alias in ZKLOCK, got {using!r}")
+    decided = _policy("on_conflict", on_conflict, CONFLICT_POLICIES)
+    if timeout is UNSET:
+        timeout = None if decided in {"wait", "coalesce"} else 0
     return Locked(
         key=key,
-        mode=mode,
-        limit=limit,
+        rule=rule(mode, limit),
         reentrant=_choice("reentrant", reentrant, (True, False)),
         using=using,
         timeout=seconds(timeout),
-        on_conflict=_policy(on_conflict),
+        on_conflict=decided,
         on_lost=_choice("on_lost", on_lost, get_args(OnLost)),
-        on_unavailable=_choice("on_unavailable", on_unavailable, get_args(OnUnavailable)),
-        template=keys.check_template(template),
+        on_unavailable=_policy("on_unavailable", on_unavailable, UNAVAILABLE_POLICIES, like=decided),
+        template=paths.check_template(template),
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Locked:
-    """The decorator that :func:`zk_locked` gives; keeps nothing between calls and can decorate any number."""
+    """The decorator that :func:`zk_locked` returns; it keeps no state and can decorate any number of functions."""
 
     key: str | Sequence[str] | Callable[..., Any]
-    mode: Mode
-    limit: int | None
+    rule: Rule
     reentrant: bool
     using: str
     timeout: float | None
@@ -111,12 +127,12 @@ class Locked:
     template: str | None
 
     def __call__(self, target: Target) -> Target:
-        """Give ``target``, or what takes its place, so that calling it takes the lock first."""
+        """Return ``target`` or its replacement, so that a call takes the lock first."""
         return cast("Target", self._decorate(target))
 
     def _decorate(self, target: Any) -> Any:
         celery = _celery()
-        # Before anything else is asked of the target, for even isinstance redeems the promise of a task.
+        # First of all: even isinstance evaluates Celery's promise of a task.
         if celery is not None and celery.is_task(target):
             return celery.lock_task(target, self.wrap)
         if isinstance(target, (classmethod, staticmethod)):
@@ -128,7 +144,7 @@ class Locked:
         return self.wrap(target)
 
     def wrap(self, function: Any, *, is_handle: bool = False) -> Callable[..., Any]:
-        """Wrap a plain function or coroutine function; ``is_handle`` says that it is a command's, whatever its name."""
+        """Wrap a plain function or coroutine function; ``is_handle`` marks the method of a command."""
         if not callable(function) or not hasattr(function, "__qualname__"):
             raise TypeError(f"zk_locked decorates functions, commands and tasks, not {function!r}: write {USAGE}")
         if _runs_later(function):
@@ -136,22 +152,26 @@ class Locked:
                 f"zk_locked cannot lock the generator {function.__qualname__}: its body runs after the call has "
                 f"returned; take the lock inside, with zk_lock(key)"
             )
-        if inspect.iscoroutinefunction(self.on_conflict) and not inspect.iscoroutinefunction(function):
-            raise TypeError(
-                f"on_conflict={self.on_conflict!r} is async, and {function.__qualname__} is not: nobody would await it"
-            )
+        if not inspect.iscoroutinefunction(function):
+            for name, policy in {"on_conflict": self.on_conflict, "on_unavailable": self.on_unavailable}.items():
+                if inspect.iscoroutinefunction(policy):
+                    raise TypeError(
+                        f"{name}={policy!r} is async, and {function.__qualname__} is not: it would never be awaited"
+                    )
+        compiled = compile_key(self.key, function)
+        is_meant_for_all = self.template is not None or self.rule != EXCLUSIVE
+        warn_of_mistakes(self.key, function, needs_field=not is_meant_for_all)
         return LockedCall(
             function=function,
-            key=key_maker(self.key, function),
-            mode=self.mode,
-            limit=self.limit,
+            key=compiled,
+            rule=self.rule,
             using=self.using,
             reentrant=self.reentrant,
             timeout=self.timeout,
             on_conflict=self.on_conflict,
             on_lost=self.on_lost,
             on_unavailable=self.on_unavailable,
-            template=template_of(self.key, function) if self.template is None else self.template,
+            template=metric_name(self.key, function) if self.template is None else self.template,
             is_handle=is_handle or function.__name__ == "handle",
         ).wrap()
 
@@ -166,58 +186,59 @@ class Locked:
         raise TypeError(f"zk_locked decorates BaseCommand and Celery task classes, not {target!r}")
 
 
-def _policy(on_conflict: Any) -> OnConflict:
-    if callable(on_conflict):
-        return cast("OnConflict", on_conflict)
-    _choice("on_conflict", on_conflict, CONFLICT_POLICIES)
-    if on_conflict == "retry":
-        try:
-            from django_zklock.contrib.celery.policy import RetryLater
-        except ImportError as error:
-            raise ValueError('on_conflict="retry" needs Celery: pip install django-zklock[celery]') from error
-        return RetryLater()
-    return cast("OnConflict", on_conflict)
+def _policy(name: str, chosen: Any, choices: tuple[str, ...], *, like: Any = None) -> Any:
+    """Return the policy chosen as the argument ``name``; "retry" is ``like`` if that is a ``RetryLater``."""
+    if callable(chosen):
+        return chosen
+    _choice(name, chosen, choices)
+    if chosen != "retry":
+        return chosen
+    try:
+        from django_zklock.contrib.celery import RetryLater
+    except ImportError as error:
+        raise ValueError(f'{name}="retry" needs Celery: pip install django-zklock[celery]') from error
+    return like if isinstance(like, RetryLater) else RetryLater()
 
 
 def _choice(name: str, value: Any, choices: tuple[object, ...]) -> Any:
-    # By identity of types too: 1 == True, and a slip.
+    # The types are compared as well: 1 == True, but 1 is a mistake.
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return value
 
 
 def _celery() -> Any:
-    """Give what knows Celery's tasks; ``None`` where nobody has imported Celery, and nothing is one of its tasks."""
+    """Return the module that knows Celery's tasks; ``None`` if Celery is not imported, so that there are no tasks."""
     if sys.modules.get("celery") is None:
         return None
-    from django_zklock.contrib.celery import binding
+    from django_zklock.contrib.celery import tasks
 
-    return binding
+    return tasks
 
 
 def _is_django_task(target: object) -> bool:
-    # django.tasks came with Django 6.0; where nobody has imported it, nothing is one of its tasks.
+    # django.tasks is new in Django 6.0. While it is not imported, there are no tasks of it.
     tasks = sys.modules.get("django.tasks.base")
     return tasks is not None and isinstance(target, tasks.Task)
 
 
 def _runs_later(function: Callable[..., Any]) -> bool:
-    """Whether a call of ``function`` returns before its body has run, and so would give the lock back too early."""
+    """Return whether a call of ``function`` returns before its body has run, which would release the lock too early."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return True
-    # What contextlib's decorators make of a generator function hides it, and runs it as late.
+    # contextlib's decorators wrap a generator function in a plain one, whose body runs just as late.
     module = getattr(function, "__globals__", {}).get("__name__")
     return module == "contextlib" and _runs_later(inspect.unwrap(function))
 
 
 def _is_bare_use(key: object) -> bool:
-    """Whether ``key`` is the thing being decorated, as in a bare ``@zk_locked``.
+    """Return whether ``key`` is the decorated function or class itself, as in a bare ``@zk_locked``.
 
-    A key callable is legitimate, and looks the same but for this: a function that is being decorated calls us from
-    inside the lines of its own definition, or, a class, from right behind them; and neither has its name yet.
+    A key callable looks the same, with two differences. The frame that decorates a function is at a line of that
+    function's definition, and the name of a decorated function or class is not bound yet.
     """
     celery = _celery()
-    # Before anything else is asked of the key, for even isinstance redeems the promise of a task.
+    # First of all: even isinstance evaluates Celery's promise of a task.
     if celery is not None and celery.is_task(key):
         return True
     if isinstance(key, (staticmethod, classmethod, property)) or _is_django_task(key):
@@ -225,7 +246,7 @@ def _is_bare_use(key: object) -> bool:
     frame = sys._getframe(2)  # noqa: SLF001 - CPython's documented way to see the caller
     if inspect.isclass(key):
         return key.__module__ == frame.f_globals.get("__name__") and not _is_named(key, frame)
-    # The decorators below ours may have put something before the function, with functools.wraps.
+    # The decorators below ours may have wrapped the function with functools.wraps.
     function = inspect.unwrap(key) if callable(key) else None
     code = getattr(function, "__code__", None)
     if code is None or code.co_name == "<lambda>" or frame.f_code.co_filename != code.co_filename:
@@ -236,5 +257,5 @@ def _is_bare_use(key: object) -> bool:
 
 
 def _is_named(key: Any, frame: types.FrameType) -> bool:
-    """Whether the code that runs in ``frame`` knows ``key`` by its name; an interactive shell counts lines anew."""
+    """Return whether the name of ``key`` is bound in ``frame``; in a shell, line numbers alone prove nothing."""
     return any(names.get(key.__name__) is key for names in (frame.f_locals, frame.f_globals))

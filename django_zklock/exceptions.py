@@ -1,18 +1,18 @@
-"""What can go wrong with a lock: one tree, every error carries its facts."""
+"""The errors of locks: one tree, and every error carries its facts as attributes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from django_zklock.zk.identity import Identity
+    from django_zklock.zk.node_data import Identity
 
 
 class ZkLockError(Exception):
     """Base of every error of this package.
 
-    ``key`` is the lock's key (for several keys, joined by commas), ``timeout`` the seconds the caller was
-    ready to wait (``None``: for ever), ``holder`` the identity of the one in the way, where known.
+    ``key`` is the key of the lock (several keys with commas between), ``timeout`` the timeout of the caller in seconds
+    (``None`` for no limit), and ``holder`` the identity of the owner that holds the lock, where known.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class ZkLockError(Exception):
         self.holder = holder
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Celery pickles exceptions between processes; keyword-only arguments need help to survive that.
+        # Celery pickles exceptions between processes, and pickle does not pass keyword-only arguments.
         return _rebuild, (type(self), str(self), self.key, self.timeout, self.holder)
 
 
@@ -40,23 +40,30 @@ def _rebuild(
 
 
 class LockTimeout(ZkLockError, TimeoutError):  # noqa: N818 - the names are the public contract
-    """The lock was not granted in time; the place in the line has been given up."""
+    """The lock was not granted in time; the caller has left the queue."""
 
 
 class LockConflict(ZkLockError):  # noqa: N818
-    """Somebody else holds the lock and the caller chose not to wait any longer (``on_conflict="raise"``)."""
+    """Another owner holds the lock, and the caller does not wait any longer (``on_conflict="raise"``)."""
 
 
 class AlreadyAwaited(LockConflict):
-    """Somebody waits for the lock already, and the caller waits only if nobody does (``on_conflict="coalesce"``)."""
+    """Another call waits for the lock already, and this one waits only if it is alone (``on_conflict="coalesce"``)."""
 
 
 class LockLost(ZkLockError):  # noqa: N818
-    """The lock was lost while it was held; somebody else may hold it now."""
+    """The lock was lost while it was held; another owner may hold it now."""
 
 
 class NotHeld(ZkLockError, RuntimeError):  # noqa: N818
-    """The operation needs a held lock, and this one is not, or no longer, held here."""
+    """The operation needs a held lock, and this one is not held here, or not any more."""
+
+
+class AsyncUnsafe(ZkLockError, RuntimeError):  # noqa: N818
+    """A call that may block was made in a thread whose event loop runs; the message names the coroutine to await.
+
+    The environment variable ``DJANGO_ALLOW_ASYNC_UNSAFE`` allows it, as for blocking calls of Django itself.
+    """
 
 
 class ZooKeeperUnavailable(ZkLockError, ConnectionError):  # noqa: N818

@@ -1,29 +1,33 @@
-"""What happens to locks, as Django signals.
+"""The Django signals of locks.
 
-Every signal is sent with ``sender`` (the :class:`~django_zklock.zk.lock.Lock`'s class), ``key``, ``alias``,
-``template`` (what the keys of such locks have in common, or ``None`` where nobody has said it) and ``kind``
-("exclusive", "read", "write" or "lease"):
+Every signal is sent with ``sender`` (the class :class:`~django_zklock.zk.lock.Lock`), ``key``, ``alias``, ``template``
+(the name that many locks share, or ``None``) and ``kind`` ("exclusive", "read", "write" or "lease"), and with these:
 
 ``acquired`` (``held``)
-    The lock was granted; ``held.waited`` says after how many seconds.
+    The lock was granted after ``held.waited`` seconds.
 ``contended`` (``holder``)
-    The caller has joined a line and waits.
+    The caller has joined a queue and waits.
 ``released`` (``held``, ``duration``)
-    The holder let go after ``duration`` seconds.
+    The lock was released after ``duration`` seconds.
 ``lost`` (``held``, ``reason``)
-    A held lock was lost. Sent from a thread of its own, as soon as it is known.
+    A held lock was lost. Sent from a background thread as soon as the loss is known.
 ``revoked`` (``held``, ``reason``)
-    Somebody asks the holder to let go. Sent from a thread of its own.
+    The holder is asked to release the lock. Sent from a background thread.
 ``refused`` (``holder``, ``function``, ``reason``)
-    A decorated function has not got its lock and does not run, whatever the policies make of that: ``reason`` is
-    "conflict" (somebody else holds the lock), "coalesced" (somebody waits already) or "unavailable" (ZooKeeper could
-    not be reached).
+    A decorated function did not get its lock and does not run, whatever its policies decide. ``reason`` is "conflict"
+    (another owner holds the lock), "coalesced" (another call waits already) or "unavailable" (ZooKeeper could not be
+    reached).
 ``skipped`` (``holder``, ``function``, ``reason``)
-    That was no error: the caller has got a result that says that the function did not run.
+    A decorated function did not run, and the call returned a result that says so instead of raising an error.
+``dropped`` (``task``, ``id``)
+    A Celery worker has released the lock of a task that Celery dropped, as it does when it loses the broker, which
+    delivers the task again. Sent in the worker's main process.
+
+If a task is cancelled while receivers handle an asynchronous acquisition or release, the cancellation waits for them.
 
 Receivers run in the thread that acquires and releases, before the body and after it; an error in one is logged
-and does not reach the body (``send_robust``). Around asynchronous code they run as Django runs them there: async
-ones in the event loop, the others in the thread that ``sync_to_async`` gives them.
+and does not reach the body (``send_robust``). For asynchronous code Django chooses: async receivers run in the event
+loop, the others in the thread of ``sync_to_async``.
 """
 
 from __future__ import annotations
@@ -34,8 +38,7 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from django_zklock.zk.held import Held
-from django_zklock.zk.identity import Identity
+from django_zklock.zk.listener import LockValue
 from django_zklock.zk.lock import Lock
 
 acquired = Signal()
@@ -45,59 +48,80 @@ lost = Signal()
 revoked = Signal()
 refused = Signal()
 skipped = Signal()
+dropped = Signal()
 
 
-# The loop keeps weak references to tasks only.
-_sending: set[asyncio.Task[Any]] = set()
+# The running tasks that send signals, by hold. Event loops have only weak references to tasks.
+_sending: dict[object, asyncio.Task[Any]] = {}
 
 
 def send(signal: Signal, **facts: Any) -> None:
-    """Send ``signal`` from a plain function; never raises."""
+    """Send ``signal`` from a plain function without raising."""
     try:
-        loop = asyncio.get_running_loop()
+        asyncio.get_running_loop()
     except RuntimeError:
         signal.send_robust(Lock, **facts)
         return
-    # A plain function called by a coroutine, such as the release after an exception. Django would raise an error
-    # here if there are async receivers, and that error would take the place of the one that is on its way.
+    # A coroutine has called a plain function, such as the release after an exception. With async receivers Django
+    # would raise an error here, which would replace that exception.
     if signal.has_listeners(Lock):
-        task = loop.create_task(signal.asend_robust(Lock, **facts))
-        _sending.add(task)
-        task.add_done_callback(_sending.discard)
+        _start(signal, facts)
 
 
-def about(lock: Lock) -> dict[str, Any]:
-    """Give what every signal says of ``lock``."""
+async def asend(signal: Signal, **facts: Any) -> None:
+    """Send ``signal`` from a coroutine to all receivers, even if the task is cancelled meanwhile.
+
+    A receiver that counts acquisitions and releases must not miss one of them. So the first cancellation is raised
+    when the receivers have finished. A second one is raised at once, and the receivers finish in the background.
+    """
+    if not signal.has_listeners(Lock):
+        return
+    task = _start(signal, facts)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            await asyncio.shield(task)
+        raise
+
+
+def _start(signal: Signal, facts: dict[str, Any]) -> asyncio.Task[Any]:
+    """Send ``signal`` in a new task, after the signals of the same hold that are being sent."""
+    subject = facts.get("held") or object()
+    before = _sending.get(subject)
+
+    async def send_next() -> None:
+        if before is not None and before.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([before])
+        await signal.asend_robust(Lock, **facts)
+
+    task = _sending[subject] = asyncio.get_running_loop().create_task(send_next())
+    task.add_done_callback(lambda sent: _sending.get(subject) is sent and _sending.pop(subject))
+    return task
+
+
+def common_arguments(lock: LockValue) -> dict[str, Any]:
+    """Return the arguments that every signal about ``lock`` has."""
     return {"key": lock.key, "alias": lock.pool.name, "template": lock.template, "kind": lock.rule.kind.value}
 
 
-class SignalObserver:
-    """Turns what the recipe layer reports into signals."""
+class SignalListener:
+    """Sends a signal for each event of a lock."""
 
-    def contended(self, lock: Lock, holder: Identity | None) -> None:
-        send(contended, **about(lock), holder=holder)
+    def notify(self, event: str, lock: LockValue, /, **facts: Any) -> None:
+        send(_SIGNALS[event], **_arguments(event, lock, facts))
 
-    def acquired(self, held: Held) -> None:
-        send(acquired, **about(held.lock), held=held)
-
-    def released(self, held: Held) -> None:
-        send(released, **about(held.lock), held=held, duration=_duration(held))
-
-    def lost(self, held: Held, reason: str) -> None:
-        send(lost, **about(held.lock), held=held, reason=reason)
-
-    def revoked(self, held: Held, reason: str) -> None:
-        send(revoked, **about(held.lock), held=held, reason=reason)
-
-    async def acontended(self, lock: Lock, holder: Identity | None) -> None:
-        await contended.asend_robust(Lock, **about(lock), holder=holder)
-
-    async def aacquired(self, held: Held) -> None:
-        await acquired.asend_robust(Lock, **about(held.lock), held=held)
-
-    async def areleased(self, held: Held) -> None:
-        await released.asend_robust(Lock, **about(held.lock), held=held, duration=_duration(held))
+    async def anotify(self, event: str, lock: LockValue, /, **facts: Any) -> None:
+        await asend(_SIGNALS[event], **_arguments(event, lock, facts))
 
 
-def _duration(held: Held) -> float:
-    return time.time() - held.since
+_SIGNALS = {"acquired": acquired, "contended": contended, "released": released, "lost": lost, "revoked": revoked}
+
+
+def _arguments(event: str, lock: LockValue, facts: dict[str, Any]) -> dict[str, Any]:
+    if event == "released":
+        facts["duration"] = time.time() - facts["held"].since
+    return common_arguments(lock) | facts
+
+
+listener = SignalListener()

@@ -16,9 +16,9 @@ from services.worker import Worker
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Self
 
     from choice import Wish
-    from typing_extensions import Self
 
 P = TypeVar("P", bound=Process)
 

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from _pytest.logging import LogCaptureHandler
 from kazoo.client import KazooClient
 from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.zk import holds
+from django_zklock.zk import logs
+from django_zklock.zk.held import held_stack
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.server import Server
-from tests.testing.curator import Curator
-from tests.zk.onlooker import MakePool, Onlooker
+from tests.support.any_server import Server
+from tests.support.curator import Curator
+from tests.support.tree_reader import MakePool, Onlooker
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -101,14 +103,38 @@ def _watched(item: pytest.Item) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+class _WrittenLogs(pytest.LogCaptureFixture):  # type: ignore[misc]  # final, but there is no other way in
+    """What is captured when all that was logged until now is written, some of it in the background."""
+
+    @property
+    def handler(self) -> LogCaptureHandler:
+        assert logs.flush(10)
+        return super().handler
+
+
+@pytest.fixture
+def caplog(request: pytest.FixtureRequest) -> Iterator[pytest.LogCaptureFixture]:
+    """Capture logs, those of the connections' threads too."""
+    captured = _WrittenLogs(request.node, _ispytest=True)
+    yield captured
+    captured._finalize()
+
+
+@pytest.fixture(autouse=True)
+def _written_logs() -> Iterator[None]:
+    """Write all log records of a test before the next test begins."""
+    yield
+    logs.flush(10)
+
+
 @pytest.fixture(autouse=True)
 def _empty_hands() -> Iterator[None]:
-    """Have no test begin with what an earlier one has left held in this thread."""
+    """Release what a test has left held in this thread."""
     yield
-    for held in reversed(holds.stack()[:]):
+    for held in reversed(held_stack()[:]):
         held.release()
     # What is left are the stand-ins of unit tests.
-    holds.stack().clear()
+    held_stack().clear()
 
 
 # Both kinds of server: a short session is given to who asks for one, and empty parents go at once and not after a
@@ -119,7 +145,7 @@ REAP_INTERVAL = 0.5
 
 @pytest.fixture(scope="session")
 def zookeeper() -> Iterator[ZooKeeper]:
-    """Give one real server for all tests that neither stop nor pause it."""
+    """Return one real server for all tests that neither stop nor pause it."""
     with ZooKeeper(
         tick_time=0.2,
         min_session_timeout=MIN_SESSION_TIMEOUT,
@@ -130,7 +156,7 @@ def zookeeper() -> Iterator[ZooKeeper]:
 
 @pytest.fixture(scope="session")
 def testserver() -> Iterator[ZooKeeperServer]:
-    """Give one server of ``django_zklock.testing`` for all tests that do it no harm."""
+    """Return one server of ``django_zklock.testing`` for all tests that do it no harm."""
     with ZooKeeperServer(min_session_timeout=MIN_SESSION_TIMEOUT, reap_interval=REAP_INTERVAL) as server:
         yield server
 
@@ -149,7 +175,7 @@ def testserver_onlooker(testserver: ZooKeeperServer) -> Iterator[Onlooker]:
 
 @pytest.fixture(scope="session")
 def curator() -> Iterator[Curator]:
-    """Give the program in which clients of Apache Curator live."""
+    """Return the program in which clients of Apache Curator live."""
     with Curator() as program:
         yield program
 
@@ -162,27 +188,27 @@ def kind_of_server() -> str:
 
 @pytest.fixture
 def server(kind_of_server: str, request: pytest.FixtureRequest) -> Server:
-    """Give the server that a test's locks are on."""
+    """Return the server that a test's locks are on."""
     server: Server = request.getfixturevalue(kind_of_server)
     return server
 
 
 @pytest.fixture
 def onlooker(kind_of_server: str, request: pytest.FixtureRequest) -> Onlooker:
-    """Give a look at the tree of that server."""
+    """Return a look at the tree of that server."""
     onlooker: Onlooker = request.getfixturevalue(f"{kind_of_server}_onlooker")
     return onlooker
 
 
 @pytest.fixture
 def root() -> str:
-    """Give a part of the tree that no other test uses."""
+    """Return a part of the tree that no other test uses."""
     return f"/test-{next(_numbers)}"
 
 
 @pytest.fixture
 def make_pool(server: Server, root: str) -> Iterator[MakePool]:
-    """Give a function that makes pools, of that server unless told otherwise, closed at the end."""
+    """Return a function that makes pools, of that server unless told otherwise, closed at the end."""
     pools: list[Pool] = []
 
     def make(
@@ -215,22 +241,38 @@ def make_pool(server: Server, root: str) -> Iterator[MakePool]:
 
 @pytest.fixture
 def pool(make_pool: MakePool) -> Pool:
-    """Give a pool of that server."""
+    """Return a pool of that server."""
     return make_pool()
 
 
 @pytest.fixture
 def zklock(settings: Settings, server: Server, root: str) -> str:
-    """Have the alias "default" use that server, in a part of the tree of its own; give its path."""
+    """Point the alias "default" to that server, with a root of its own; return the root."""
     settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 5}}
     return root
 
 
 @pytest.fixture
 def outsider(server: Server) -> Iterator[KazooClient]:
-    """Give a client that is none of ours, to stand in line, to write nonsense and to break locks."""
+    """Return a client that is none of ours, to stand in line, to write nonsense and to break locks."""
     client = KazooClient(hosts=server.hosts)
     client.start(timeout=20)
     yield client
     client.stop()
     client.close()
+
+
+@pytest.fixture
+def own_zookeeper() -> Iterator[ZooKeeper]:
+    """Return a real server that the test may stop, pause and restart."""
+    with ZooKeeper(tick_time=0.2, min_session_timeout=0.8) as server:
+        yield server
+        server.resume()
+
+
+@pytest.fixture
+def own_onlooker(own_zookeeper: ZooKeeper) -> Iterator[Onlooker]:
+    """Return a look at the tree of the test's own server."""
+    with contextlib.closing(Onlooker(own_zookeeper.hosts)) as onlooker:
+        yield onlooker
+        own_zookeeper.resume()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from django_zklock.admin.locks import LockAdmin
+from django_zklock.admin.lock_admin import LockAdmin
 
 __all__ = ["LockAdmin"]

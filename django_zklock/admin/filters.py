@@ -1,5 +1,5 @@
-"""What stands beside the list to choose from. The values are those of a selection, by its own names."""
-# ruff: noqa: ARG002 - the arguments are what Django passes to what is overridden here
+"""The filters beside the list. Their parameters and values are those of the lock filter in ``zk``."""
+# ruff: noqa: ARG002 - Django defines the arguments of overridden methods
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAY = 24 * HOUR
 
 
 class ChoiceFilter(admin.SimpleListFilter):
-    """A few values, one of which is chosen by a link."""
+    """A filter with a link for each of its values."""
 
     values: ClassVar[tuple[tuple[str, Any], ...]] = ()
 
@@ -29,7 +29,7 @@ class ChoiceFilter(admin.SimpleListFilter):
         self, request: HttpRequest, params: dict[str, Any], model: type[Lock], model_admin: admin.ModelAdmin[Any]
     ) -> None:
         super().__init__(request, params, model, model_admin)
-        # What is typed into the address bar, and is none of the values, chooses nothing.
+        # Ignore an unknown value in the address.
         if self.value() not in dict(self.lookup_choices):
             self.used_parameters.clear()
 
@@ -42,8 +42,8 @@ class StateFilter(ChoiceFilter):
     parameter_name = "state"
     values = (
         ("held", _("held")),
-        ("contended", _("held, and somebody waits")),
-        ("revoked", _("asked to let go")),
+        ("contended", _("held, with waiters")),
+        ("revoked", _("release requested")),
         ("unknown", _("unknown")),
     )
 
@@ -78,13 +78,13 @@ class AliasFilter(ChoiceFilter):
         try:
             aliases = conf.aliases()
         except ImproperlyConfigured:
-            # The page says so.
+            # The list itself shows the error.
             return []
         return [(alias, alias) for alias in aliases] if len(aliases) > 1 else []
 
 
 class TextFilter(admin.ListFilter):
-    """A text to be typed in: what there is to choose from would have to be read first."""
+    """A filter with a text field: a list of choices would require reading every lock."""
 
     template = "admin/django_zklock/lock/text_filter.html"
     parameter_name: str
@@ -93,8 +93,8 @@ class TextFilter(admin.ListFilter):
         self, request: HttpRequest, params: dict[str, Any], model: type[Lock], model_admin: admin.ModelAdmin[Any]
     ) -> None:
         super().__init__(request, params, model, model_admin)
-        # All of what stands behind it in the address.
-        self.others = [
+        # All other parameters of the address.
+        self.other_parameters = [
             (name, value)
             for name, values in request.GET.lists()
             if name not in {self.parameter_name, PAGE_VAR}
@@ -104,7 +104,7 @@ class TextFilter(admin.ListFilter):
             self.used_parameters[self.parameter_name] = params.pop(self.parameter_name)[-1]
 
     def value(self) -> str:
-        """Give what was typed in."""
+        """Return the entered text."""
         return str(self.used_parameters.get(self.parameter_name, ""))
 
     def has_output(self) -> bool:

@@ -1,6 +1,6 @@
-"""What ails the locks of an alias: everything around them is looked at, and each finding says what to do.
+"""The doctor: examines everything that the locks of an alias depend on, and says what to do about each finding.
 
-Nothing is changed, but for a lock of its own that the doctor takes and gives back.
+It changes nothing, except that it acquires and releases a lock of its own.
 """
 
 from __future__ import annotations
@@ -12,55 +12,55 @@ from dataclasses import replace
 from django.core.exceptions import ImproperlyConfigured
 
 from django_zklock.connections import connections
-from django_zklock.doctor import quorum, security, session, settings, trial
-from django_zklock.findings import LEVELS, Finding, Level
-from django_zklock.zk.display import visible
-from django_zklock.zk.inspection import ensemble
+from django_zklock.doctor import configuration, ensemble, roundtrip
+from django_zklock.doctor.finding import LEVELS, Finding, Level
+from django_zklock.zk.formatting import escape_controls
+from django_zklock.zk.ops.ensemble import servers
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.wire import words
+from django_zklock.zk.wire import four_letter
 
-__all__ = ["LEVELS", "Finding", "Level", "examine"]
+__all__ = ["LEVELS", "Finding", "Level", "run"]
 
 
-def examine(alias: str) -> Iterator[Finding]:
-    """Look at everything that the locks of ``alias`` depend on, and give the findings as they become known.
+def run(alias: str) -> Iterator[Finding]:
+    """Examine everything that the locks of ``alias`` depend on, and yield each finding as soon as it is known.
 
-    Ends within twice CONNECT_TIMEOUT and some 3 seconds, however silent ZooKeeper and Celery's broker are. Raises
-    nothing: that something is wrong or away is a finding. All texts are harmless to terminals.
+    Takes at most twice CONNECT_TIMEOUT plus about 3 seconds, even if ZooKeeper or Celery's broker never answers. Raises
+    nothing: a fault is a finding. No text contains control characters.
     """
-    for finding in _examine(alias):
+    for finding in _run(alias):
         yield replace(
             finding,
-            subject=visible(finding.subject),
-            found=visible(finding.found),
-            advice=visible(finding.advice),
+            subject=escape_controls(finding.subject),
+            found=escape_controls(finding.found),
+            advice=escape_controls(finding.advice),
         )
 
 
-def _examine(alias: str) -> Iterator[Finding]:
+def _run(alias: str) -> Iterator[Finding]:
     try:
         pool = connections[alias]
-        words.addresses(pool.options.connection.hosts)
+        four_letter.addresses(pool.options.connection.hosts)
     except (ImproperlyConfigured, ValueError) as error:
-        yield settings.unreadable(alias, error)
-        yield from settings.examine_checks()
+        yield configuration.unreadable(alias, error)
+        yield from configuration.run_system_checks()
         return
-    yield settings.readable(alias, pool.options)
-    yield from settings.examine_checks()
+    yield configuration.readable(alias, pool.options)
+    yield from configuration.run_system_checks()
     yield from _examine_ensemble(pool)
-    # As in the app's ready(): a project that uses Celery has imported it by now.
+    # Like the app's ready(): a project that uses Celery has imported it before this point.
     if "celery" in sys.modules:
-        from django_zklock.contrib.celery import examination
+        from django_zklock.doctor import celery
 
-        yield from examination.examine(alias, pool.options.connection.session_timeout)
+        yield from celery.examine(alias, pool.options.connection.session_timeout)
 
 
 def _examine_ensemble(pool: Pool) -> Iterator[Finding]:
     options = pool.options
-    servers = ensemble.servers(options.connection, timeout=options.connect_timeout)
-    yield from quorum.examine(servers, options.connection)
-    # This connects, if nobody has before.
-    yield from trial.examine(pool)
-    connected = next((each for each in pool.sessions() if each.connected), None)
-    yield from session.examine(pool, connected, servers)
-    yield from security.examine(options, connected)
+    found = servers(options.connection, timeout=options.connect_timeout)
+    yield from ensemble.examine_servers(found, options.connection)
+    # This connects if no session of the pool is connected yet.
+    yield from roundtrip.examine(pool)
+    connected = next((session for session in pool.sessions() if session.connected), None)
+    yield from ensemble.examine_sessions(pool, connected, found)
+    yield from configuration.examine_security(options, connected)

@@ -22,8 +22,8 @@ class Migration(migrations.Migration):
                 "managed": False,
                 "default_permissions": ("view",),
                 "permissions": (
-                    ("break_lock", "Can break lock: take it away from whoever holds it"),
-                    ("revoke_lock", "Can revoke lock: ask whoever holds it to let go"),
+                    ("break_lock", "Can break lock: take it away from its holder"),
+                    ("revoke_lock", "Can revoke lock: request release from its holder"),
                 ),
                 "base_manager_name": "objects",
             },

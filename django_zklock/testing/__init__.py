@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .sandbox import Sandbox
     from .server import SessionInfo, ZooKeeperServer
 
-# The module of each name, imported when the name is first asked for: see the package above.
-_HOMES = {
+# The module of each name, imported at the first use of the name: see the parent package.
+_MODULES = {
     "BlackHole": "faults",
     "Cut": "network",
     "Fault": "faults",
@@ -42,9 +42,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     return value
 
 

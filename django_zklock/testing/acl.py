@@ -14,69 +14,69 @@ from .protocol import Code, Perms, RefusedError
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Who a connection is, or whom an entry names."""
+class AuthId:
+    """The identity of a connection or of an entry: ZooKeeper's ``Id``."""
 
     scheme: str
     id: str
 
     @property
     def user(self) -> str:
-        """The part that may be told: the name of a digest without its hash."""
+        """The part that is not secret: the name of a digest without its hash."""
         return self.id.partition(":")[0] if self.scheme == "digest" else self.id
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One line of an access control list."""
+class AclEntry:
+    """One entry of an access control list."""
 
     perms: int
-    identity: Identity
+    identity: AuthId
 
     def encode(self) -> bytes:
-        """Write the record."""
+        """Return the encoded record."""
         return jute.INT.pack(self.perms) + jute.text(self.identity.scheme) + jute.text(self.identity.id)
 
-    def masked(self) -> Entry:
-        """Hide the hash of a digest from who may not change the list."""
+    def masked(self) -> AclEntry:
+        """Return the entry without the hash of a digest, for clients that may not change the list."""
         if self.identity.scheme != "digest":
             return self
-        return Entry(self.perms, Identity("digest", f"{self.identity.user}:x"))
+        return AclEntry(self.perms, AuthId("digest", f"{self.identity.user}:x"))
 
 
-ANYONE = Identity("world", "anyone")
-OPEN = (Entry(Perms.ALL, ANYONE),)
-READ_ONLY = (Entry(Perms.READ, ANYONE),)
+ANYONE = AuthId("world", "anyone")
+OPEN = (AclEntry(Perms.ALL, ANYONE),)
+READ_ONLY = (AclEntry(Perms.READ, ANYONE),)
 
 
-def read_entries(reader: jute.Reader) -> tuple[Entry | None, ...]:
-    """Read the records; None is one without the id that its scheme needs, which ``resolve`` stumbles over."""
+def read_entries(reader: jute.Reader) -> tuple[AclEntry | None, ...]:
+    """Read the records; None stands for an entry without the id that its scheme needs, see ``resolve``."""
     return tuple(reader.optional_vector(lambda: _read_entry(reader)) or ())
 
 
-def address(host: str) -> Identity:
-    """Give the identity that every connection has."""
-    return Identity("ip", host)
+def address(host: str) -> AuthId:
+    """Return the identity that every connection has."""
+    return AuthId("ip", host)
 
 
-def authenticate(scheme: str, credentials: bytes | None) -> Identity | None:
-    """Give the identity that credentials prove, or None if the scheme has none to give; raise RefusedError."""
+def authenticate(scheme: str, credentials: bytes | None) -> AuthId | None:
+    """Return the identity of these credentials, or None if the scheme adds none; raise RefusedError."""
     if scheme == "ip":
         return None
     if scheme != "digest" or credentials is None:
         raise RefusedError(Code.AUTH_FAILED)
     name, _, _ = credentials.partition(b":")
-    # SHA-1 is the scheme's own choice.
+    # The scheme prescribes SHA-1.
     digest = base64.b64encode(hashlib.sha1(credentials, usedforsecurity=False).digest())
-    return Identity("digest", (name + b":" + digest).decode("utf-8", "replace"))
+    return AuthId("digest", (name + b":" + digest).decode("utf-8", "replace"))
 
 
-def resolve(entries: Sequence[Entry | None], mine: Iterable[Identity]) -> tuple[Entry, ...]:
-    """Give the list that a node gets: "auth" replaced by who is asking.
+def resolve(entries: Sequence[AclEntry | None], mine: Iterable[AuthId]) -> tuple[AclEntry, ...]:
+    """Return the list for a node: "auth" is replaced by the identities of the client.
 
-    Raises RefusedError(INVALID_ACL), and MalformedError for an entry that cannot even be looked at.
+    Raises RefusedError(INVALID_ACL), and MalformedError for an entry without an id.
     """
-    resolved: list[Entry] = []
+    resolved: list[AclEntry] = []
     for entry in dict.fromkeys(entries):
         if entry is None:
             msg = "an entry without an id"
@@ -87,7 +87,7 @@ def resolve(entries: Sequence[Entry | None], mine: Iterable[Identity]) -> tuple[
             proven = [identity for identity in mine if identity.scheme == "digest"]
             if not proven:
                 raise RefusedError(Code.INVALID_ACL)
-            resolved += [Entry(entry.perms, identity) for identity in proven]
+            resolved += [AclEntry(entry.perms, identity) for identity in proven]
         elif _is_valid(entry.identity):
             resolved.append(entry)
         else:
@@ -97,14 +97,14 @@ def resolve(entries: Sequence[Entry | None], mine: Iterable[Identity]) -> tuple[
     return tuple(resolved)
 
 
-def require(entries: Iterable[Entry], perms: Perms, mine: Iterable[Identity]) -> None:
-    """Raise RefusedError(NO_AUTH) unless an entry gives one of ``perms`` to one of ``mine``."""
+def require(entries: Iterable[AclEntry], perms: Perms, mine: Iterable[AuthId]) -> None:
+    """Raise RefusedError(NO_AUTH) unless an entry grants one of ``perms`` to one of ``mine``."""
     if not permits(entries, perms, mine):
         raise RefusedError(Code.NO_AUTH)
 
 
-def permits(entries: Iterable[Entry], perms: Perms, mine: Iterable[Identity]) -> bool:
-    """Tell whether an entry gives one of ``perms`` to one of ``mine``."""
+def permits(entries: Iterable[AclEntry], perms: Perms, mine: Iterable[AuthId]) -> bool:
+    """Return whether an entry grants one of ``perms`` to one of ``mine``."""
     mine = tuple(mine)
     return any(
         entry.perms & perms and (entry.identity == ANYONE or any(_matches(entry.identity, one) for one in mine))
@@ -112,14 +112,14 @@ def permits(entries: Iterable[Entry], perms: Perms, mine: Iterable[Identity]) ->
     )
 
 
-def _read_entry(reader: jute.Reader) -> Entry | None:
+def _read_entry(reader: jute.Reader) -> AclEntry | None:
     perms, scheme, id_ = reader.integer(), reader.optional_text() or "", reader.optional_text()
     if id_ is None and scheme in {"world", "digest", "ip"}:
         return None
-    return Entry(perms, Identity(scheme, id_ or ""))
+    return AclEntry(perms, AuthId(scheme, id_ or ""))
 
 
-def _matches(named: Identity, mine: Identity) -> bool:
+def _matches(named: AuthId, mine: AuthId) -> bool:
     if named.scheme != mine.scheme:
         return False
     if named.scheme == "ip":
@@ -128,7 +128,7 @@ def _matches(named: Identity, mine: Identity) -> bool:
     return named.id == mine.id
 
 
-def _is_valid(identity: Identity) -> bool:
+def _is_valid(identity: AuthId) -> bool:
     if identity.scheme == "digest":
         # A name, perhaps empty, and a hash.
         return len(identity.id.rstrip(":").split(":")) == 2

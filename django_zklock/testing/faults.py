@@ -1,4 +1,4 @@
-"""Faults on demand: what networks, servers and operators do to a client, at the moment a test chooses."""
+"""Faults on demand: those of networks, servers and operators, at the moment that a test chooses."""
 
 from __future__ import annotations
 
@@ -7,41 +7,64 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
+from .connection import ClientConnection
 from .network import Cut, Delay, Direction, Hole
 from .protocol import Opcode, RefusedError
 from .replica import LaggingReplica
 from .requestlog import RequestLog
+from .service import Service
 from .tree import SequenceSet
-from .znode import Kind
+from .znode import NodeKind
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
-    from .connection import Connection
-    from .server import ZooKeeperServer
-    from .service import Service
+T = TypeVar("T")
 
 DirectionName = Literal["requests", "replies", "both"]
 
 
-class Faults:
-    """Every method returns when its fault is there. Those that last are context managers too, and end with them.
+class FaultyServer(Protocol):
+    """The server that faults act on."""
 
-    ``heal`` ends all of them. Faults of the same kind add up, and each ends for itself. A ``session`` is a
-    session's number, as ``ZooKeeperServer.owner`` gives that of a node; without one the fault meets everybody.
-    Any thread may call any method; they raise RuntimeError while the server is stopped, but a fault that lasts
-    can be ended then too.
+    service: Service
+    connections: dict[ClientConnection, None]
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread of the event loop, and return its result."""
+        ...
+
+    def settle(self, function: Callable[[], object]) -> None:
+        """Call a function in the thread of the event loop, or here if the server is stopped."""
+        ...
+
+    def refuse(self) -> None:
+        """Accept no new connections."""
+        ...
+
+    def accept(self) -> None:
+        """Take one refusal back."""
+        ...
+
+
+class Faults:
+    """Every method returns when its fault is in effect. A lasting fault is also a context manager, which ends it.
+
+    ``heal`` ends all lasting faults. Faults of the same kind add up, and each ends separately. ``session`` is the
+    number of a session, such as ``ZooKeeperServer.owner`` returns for a node; without it the fault affects all
+    sessions. Any thread may call any method. The methods raise RuntimeError while the server is stopped; ending a
+    lasting fault works even then.
     """
 
-    def __init__(self, server: ZooKeeperServer) -> None:
-        """Take the server to be hurt."""
+    def __init__(self, server: FaultyServer) -> None:
+        """Keep the server that the faults act on."""
         self._server = server
         self._lasting: list[Fault] = []
 
     def expire(self, session: int | None = None) -> int:
-        """End a session, or all, as if it had been silent for too long; give how many there were."""
+        """Expire a session, or all sessions; return their number."""
 
         def expire() -> int:
             ended = [each for each in self._service.sessions if session in {None, each.id}]
@@ -52,9 +75,9 @@ class Faults:
         return self._server.call(expire)
 
     def drop(self, session: int | None = None) -> int:
-        """Reset the connection of a session, or all connections; give how many there were.
+        """Reset the connection of a session, or all connections; return their number.
 
-        Sessions live on: clients come back to them.
+        The sessions stay open: clients reconnect to them.
         """
 
         def drop() -> int:
@@ -66,12 +89,12 @@ class Faults:
         return self._server.call(drop)
 
     def black_hole(self, direction: DirectionName = "both", *, session: int | None = None) -> BlackHole:
-        """Let nothing through, and close nothing; ``heal`` or the end of the context lets through what has waited.
+        """Hold everything back without closing connections; ``heal`` or the end of the context lets it through.
 
-        ``"requests"`` is the way to the server: it hears nothing, so sessions expire. ``"replies"`` is the way
-        back: the server does what it is asked, and nobody learns of it. What waits keeps its order on each
-        connection, its end included: requests of a client that has given up are done all the same, late.
-        ``BlackHole.requests`` tells what is in it.
+        ``"requests"`` is the direction to the server: it receives nothing, so sessions expire. ``"replies"`` is the
+        direction back: the server executes the requests, and no client gets a reply. Everything held back keeps its
+        order on each connection, the close of the connection included: requests of a client that has given up are
+        still executed, late. ``BlackHole.requests`` is the log of the requests in it.
         """
         hole = Hole(_directions(direction), session)
         holes = self._service.network.holes
@@ -84,13 +107,13 @@ class Faults:
         return BlackHole(self._lasting, partial(self._server.settle, end), hole.requests)
 
     def delay(self, seconds: float, *, direction: DirectionName = "both") -> Fault:
-        """Have everything take that long, each way: a round trip then takes twice as long.
+        """Delay everything by this time in each direction: a round trip takes twice as long.
 
-        The end of the fault lets through at once what is on its way.
+        The end of the fault lets delayed data through at once.
         """
-        # Neither of infinity nor of NaN a timer could be made.
+        # This refuses infinity and NaN too, which no timer accepts.
         if not 0 <= seconds < math.inf:
-            msg = f"a delay is a number of seconds, and not negative; got {seconds!r}"
+            msg = f"a delay is a finite number of seconds, not negative, got {seconds!r}"
             raise ValueError(msg)
         delay = Delay(_directions(direction), seconds)
         delays = self._service.network.delays
@@ -103,11 +126,11 @@ class Faults:
         return Fault(self._lasting, partial(self._server.settle, end))
 
     def cut_reply(self, opcode: str | Opcode, *, after_bytes: int = 0, session: int | None = None) -> Cut:
-        """End the connection in the middle of the next reply to such a request, which has been done.
+        """Close the connection within the next reply to such a request; the request has been executed.
 
         ``opcode`` is a name of the protocol: ``"create2"``, ``"getData"``, ``"connect"``, or ``"notification"``
-        for what a watch sends. ``after_bytes`` counts from the length in front of the reply, four bytes of it;
-        with 0 nothing of it arrives. ``Cut.wait`` waits until it has happened. Raises ValueError.
+        for the event of a watch. ``after_bytes`` counts from the first byte of the frame, whose first four bytes are
+        its length; with 0 nothing arrives. ``Cut.wait`` waits until it has happened. Raises ValueError.
         """
         if after_bytes < 0:
             msg = f"after_bytes cannot be negative, got {after_bytes!r}"
@@ -117,18 +140,17 @@ class Faults:
         return cut
 
     def refuse(self) -> Fault:
-        """Refuse new connections, as when nothing listens; those there are stay until ``drop``."""
+        """Refuse new connections, as if no server listened; open connections stay until ``drop``."""
         self._server.refuse()
         return Fault(self._lasting, self._server.accept)
 
     def lag_reads(self, zxids: int = 1) -> Fault:
-        """Have each connection read from a follower of its own that lags that many transactions behind.
+        """Let each connection read from its own follower, which is this number of transactions behind.
 
-        A transaction is whatever takes a zxid: each write, done or refused, and the beginning and the end of a
-        session. As with ZooKeeper, a client sees its own changes, the beginning of its session among them, and all
-        there are after a sync; a connection that comes anew sees at least what its client has seen before. Watch
-        events are as late as the changes. Raises ValueError if it is not at least one, and RuntimeError if reads
-        lag already.
+        A transaction is everything that takes a zxid: each write, executed or refused, and the start and the end of
+        each session. As with ZooKeeper, a client sees its own changes, the start of its session included, and after a
+        sync it sees all changes; a new connection sees at least what its client has seen before. Watch events are as
+        late as the changes. Raises ValueError for less than one, and RuntimeError if reads lag already.
         """
         if zxids < 1:
             msg = f"a follower lags at least one transaction, got {zxids!r}"
@@ -136,30 +158,30 @@ class Faults:
         service = self._service
 
         def begin() -> None:
-            if service.model is not None:
+            if service.template is not None:
                 msg = "reads lag already"
                 raise RuntimeError(msg)
             newest = service.newest
-            service.model = LaggingReplica(newest.tree.copy(), newest.zxid, behind=zxids)
-            # Who has no session yet gets its own with it.
+            service.template = LaggingReplica(newest.tree.copy(), newest.zxid, behind=zxids)
+            # A connection without a session gets its follower with the session.
             for connection in self._connections(None):
                 if connection.client.session is not None:
-                    connection.client.see(service.view(newest.zxid))
+                    connection.client.use_replica(service.view(newest.zxid))
 
         def end() -> None:
-            service.model = None
+            service.template = None
             for connection in self._connections(None):
                 connection.client.replica.catch_up()
-                connection.client.see(service.newest)
+                connection.client.use_replica(service.newest)
             service.followers.clear()
 
         self._server.call(begin)
         return Fault(self._lasting, partial(self._server.settle, end))
 
     def set_sequence(self, path: str, value: int) -> None:
-        """Have the next sequential child of ``path`` get this number, from -2**31 to 2**31-1.
+        """Set the number of the next sequential child of ``path``, from -2**31 to 2**31-1.
 
-        ZooKeeper counts in 32 bits, and sticks at the last one. Raises LookupError and ValueError.
+        ZooKeeper counts in 32 bits and repeats the last number. Raises LookupError and ValueError.
         """
         if not -(2**31) <= value < 2**31:
             msg = f"a sequence number has 32 bits, got {value!r}"
@@ -168,14 +190,14 @@ class Faults:
             self._server.call(lambda: self._service.commit(SequenceSet(self._existing(path), value)))
 
     def reap(self, path: str) -> bool:
-        """Remove a container, or a TTL node, now if it has no children; whether it was removed.
+        """Remove a container or a TTL node now, if it has no children; return whether it was removed.
 
-        The server itself looks for them once in ``reap_interval``. Raises LookupError if there is no such node,
-        and ValueError if it is none that the server may remove.
+        The server itself does this once in ``reap_interval``. Raises LookupError if the node does not exist, and
+        ValueError if it is neither a container nor a TTL node.
         """
 
         def reap() -> bool:
-            if self._service.newest.tree[path].kind not in {Kind.CONTAINER, Kind.TTL}:
+            if self._service.newest.tree[path].kind not in {NodeKind.CONTAINER, NodeKind.TTL}:
                 msg = f"{path} is neither a container nor a TTL node"
                 raise ValueError(msg)
             return self._service.reap(path)
@@ -184,7 +206,7 @@ class Faults:
             return self._server.call(reap)
 
     def heal(self) -> None:
-        """End every fault that lasts, and forget the replies that were still to be cut."""
+        """End every lasting fault, and cancel cuts that have not happened yet."""
         self._server.settle(self._service.network.cuts.clear)
         for fault in self._lasting[:]:
             fault.end()
@@ -193,17 +215,17 @@ class Faults:
     def _service(self) -> Service:
         return self._server.service
 
-    def _connections(self, session: int | None) -> list[Connection]:
+    def _connections(self, session: int | None) -> list[ClientConnection]:
         here = [each for each in self._server.connections if not each.closing]
         return [each for each in here if session in {None, each.client.session_id}]
 
     def _existing(self, path: str) -> str:
-        """Give back a path that there is; only to be called in the thread of the event loop."""
+        """Return the path of an existing node, or raise; to be called in the thread of the event loop."""
         self._service.newest.tree[path]
         return path
 
     def _heal_connections(self) -> None:
-        # Those that are closing too: their last replies may wait.
+        # Closing connections too: their last replies may be held back.
         for connection in list(self._server.connections):
             connection.heal()
 
@@ -212,13 +234,13 @@ class Fault:
     """A fault that lasts until ``end``, until the end of its context, or until ``Faults.heal``."""
 
     def __init__(self, lasting: list[Fault], end: Callable[[], None]) -> None:
-        """Take where it is kept, and what ends it."""
+        """Keep the list of lasting faults and the function that ends this one."""
         self._lasting = lasting
         self._end = end
         lasting.append(self)
 
     def __enter__(self) -> Self:
-        """Go on; the fault is there."""
+        """Return the fault, which is already in effect."""
         return self
 
     def __exit__(
@@ -228,9 +250,9 @@ class Fault:
         self.end()
 
     def end(self) -> None:
-        """End the fault; a second time does nothing."""
+        """End the fault; a second call does nothing."""
         try:
-            # Of several threads one takes it out.
+            # Of several threads only one succeeds.
             self._lasting.remove(self)
         except ValueError:
             return
@@ -238,13 +260,13 @@ class Fault:
 
 
 class BlackHole(Fault):
-    """A black hole; ``requests`` is the log of those that got lost in it, to count in and wait on.
+    """A black hole; ``requests`` is the log of the requests in it, to count them and to wait for them.
 
-    They are in the log of the server too if the hole ends and they are done after all.
+    When the hole ends and they are executed, they are in the log of the server too.
     """
 
     def __init__(self, lasting: list[Fault], end: Callable[[], None], requests: RequestLog) -> None:
-        """Take the log too."""
+        """Keep the log too."""
         super().__init__(lasting, end)
         self.requests = requests
 
@@ -264,5 +286,5 @@ def _lookup(path: str) -> Iterator[None]:
     try:
         yield
     except RefusedError:
-        msg = f"there is no node {path}"
+        msg = f"node {path} does not exist"
         raise LookupError(msg) from None

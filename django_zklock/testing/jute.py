@@ -1,4 +1,4 @@
-"""Jute, the encoding of ZooKeeper's records: big-endian numbers, and texts and buffers behind their length."""
+"""Jute, the encoding of ZooKeeper's records: big-endian numbers; texts and buffers after their length."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ T = TypeVar("T")
 
 INT = struct.Struct("!i")
 LONG = struct.Struct("!q")
-# In place of a length or a count: there is not even an empty one.
+# The length or count of a missing value, which is not the same as an empty one.
 NONE = -1
-# A record with more elements than this is not meant; the real server trusts the packet's size alone.
+# A record with more elements is taken as malformed; the real server limits only the size of the packet.
 MAX_ELEMENTS = 0x100000
 
 
 class MalformedError(Exception):
-    """A record ends too early, or a length or a text in it makes no sense."""
+    """A record that ends too early, or that contains an impossible length or value."""
 
 
 class Reader:
-    """Takes a record apart, field by field; every method raises MalformedError."""
+    """Reads a record field by field; every method raises MalformedError."""
 
-    __slots__ = ("_data", "_place")
+    __slots__ = ("_data", "_offset")
 
     def __init__(self, data: bytes) -> None:
-        """Begin at the first byte."""
+        """Start at the first byte."""
         self._data = data
-        self._place = 0
+        self._offset = 0
 
     @property
     def left(self) -> int:
-        """How many bytes have not been read."""
-        return len(self._data) - self._place
+        """The number of bytes that have not been read."""
+        return len(self._data) - self._offset
 
     def integer(self) -> int:
         """Read 32 bits, signed."""
@@ -48,12 +48,12 @@ class Reader:
         return self._take(1) != b"\0"
 
     def buffer(self) -> bytes | None:
-        """Read bytes; the length -1 stands for none at all."""
+        """Read bytes, or None, whose length is -1."""
         length = self.integer()
         return None if length == NONE else self._take(length)
 
     def text(self) -> str:
-        """Read UTF-8, what is not valid replaced as Java does."""
+        """Read UTF-8; invalid bytes are replaced like in Java."""
         text = self.optional_text()
         if text is None:
             msg = "no text where one was expected"
@@ -61,12 +61,12 @@ class Reader:
         return text
 
     def optional_text(self) -> str | None:
-        """Read UTF-8, or that there is none."""
+        """Read UTF-8, or None."""
         data = self.buffer()
         return None if data is None else data.decode("utf-8", "replace")
 
     def vector(self, element: Callable[[], T]) -> list[T]:
-        """Read a counted list, each element by ``element``."""
+        """Read a counted list; ``element`` reads each element."""
         elements = self.optional_vector(element)
         if elements is None:
             msg = "no vector where one was expected"
@@ -74,7 +74,7 @@ class Reader:
         return elements
 
     def optional_vector(self, element: Callable[[], T]) -> list[T] | None:
-        """Read a counted list, or that there is none; any other negative count is a list without elements."""
+        """Read a counted list, or None; a negative count other than -1 is an empty list."""
         count = self.integer()
         if count == NONE:
             return None
@@ -85,11 +85,11 @@ class Reader:
 
     def _number(self, form: struct.Struct) -> int:
         try:
-            (value,) = form.unpack_from(self._data, self._place)
+            (value,) = form.unpack_from(self._data, self._offset)
         except struct.error as error:
             msg = f"{self.left} bytes left where {form.size} were expected"
             raise MalformedError(msg) from error
-        self._place += form.size
+        self._offset += form.size
         number: int = value
         return number
 
@@ -97,20 +97,20 @@ class Reader:
         if not 0 <= length <= self.left:
             msg = f"{self.left} bytes left where {length} were announced"
             raise MalformedError(msg)
-        start, self._place = self._place, self._place + length
-        return self._data[start : self._place]
+        start, self._offset = self._offset, self._offset + length
+        return self._data[start : self._offset]
 
 
 def buffer(data: bytes | None) -> bytes:
-    """Write bytes behind their length, None as the length -1."""
+    """Return bytes after their length, None as the length -1."""
     return INT.pack(NONE) if data is None else INT.pack(len(data)) + data
 
 
 def text(value: str | None) -> bytes:
-    """Write UTF-8 behind its length, None as the length -1."""
+    """Return UTF-8 after its length, None as the length -1."""
     return buffer(None if value is None else value.encode("utf-8", "replace"))
 
 
 def vector(elements: list[bytes]) -> bytes:
-    """Write elements that are encoded already behind their number."""
+    """Return encoded elements after their count."""
     return INT.pack(len(elements)) + b"".join(elements)

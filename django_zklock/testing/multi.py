@@ -1,4 +1,4 @@
-"""The requests made of several: ``multi``, of which all happens or nothing, and the parts of ``multiRead``."""
+"""Requests with several parts: ``multi``, which is atomic, and ``multiRead``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ END = jute.INT.pack(-1) + b"\1" + jute.INT.pack(-1)
 
 
 def attempt(reader: Reader, tree: Tree, author: Author, zxid: int, now: int) -> tuple[tuple[Change, ...], bytes]:
-    """Find out what a multi changes, and the body of its reply; if one part is refused, it changes nothing.
+    """Return the changes of a multi and the body of its reply; if one part is refused, there are no changes.
 
-    Each part meets what those before it have done, so they are done, and undone again: ``tree`` is as it was.
+    Each part sees the changes of the parts before it. So they are applied to ``tree``, and undone at the end.
     """
     parts = [PARTS[opcode](opcode, reader) for opcode in opcodes(reader, PARTS)]
     changes: list[Change] = []
     replies: list[bytes] = []
-    remembered: dict[str, Znode | None] = {}
+    saved: dict[str, Znode | None] = {}
     try:
         for part in parts:
             step = part.step(tree, author)
             if step.change is not None:
-                tree.remember(step.change.path, remembered)
+                tree.save(step.change.path, saved)
                 tree.anticipate(step.change, zxid, now)
                 changes.append(step.change)
             replies.append(success(part.answered_as, step.reply(tree)))
@@ -36,12 +36,12 @@ def attempt(reader: Reader, tree: Tree, author: Author, zxid: int, now: int) -> 
         codes = [Code.OK] * done + [error.code] + [Code.RUNTIME_INCONSISTENCY] * (len(parts) - done - 1)
         return (), b"".join(map(failure, codes)) + END
     finally:
-        tree.restore(remembered)
+        tree.restore(saved)
     return tuple(changes), b"".join(replies) + END
 
 
 def opcodes(reader: Reader, allowed: Container[Opcode]) -> Iterator[Opcode]:
-    """Read the header of each part, up to the end; what follows a header is the caller's to read."""
+    """Read the header of each part, up to the end; the caller reads the record after each header."""
     while True:
         number, done, _ = reader.integer(), reader.boolean(), reader.integer()
         if done:
@@ -53,11 +53,11 @@ def opcodes(reader: Reader, allowed: Container[Opcode]) -> Iterator[Opcode]:
 
 
 def success(opcode: Opcode, body: bytes) -> bytes:
-    """Write what one part has given."""
+    """Encode the result of one part."""
     return jute.INT.pack(opcode) + b"\0" + jute.INT.pack(0) + body
 
 
 def failure(code: Code) -> bytes:
-    """Write why one part has not happened; with OK, that another one has failed."""
+    """Encode the error of one part; OK means that another part has failed."""
     number = jute.INT.pack(code)
     return jute.INT.pack(Opcode.ERROR) + b"\0" + number + number

@@ -1,6 +1,6 @@
-"""The way between clients and server: late, swallowed or cut when a test wants it so.
+"""The network between clients and server, with delays, black holes and cuts on demand.
 
-All of this belongs to the thread of the server's event loop, but for ``Cut.wait`` and ``Hole.requests``.
+Everything belongs to the thread of the server's event loop, except ``Cut.wait`` and ``Hole.requests``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .requestlog import LoggedRequest, RequestLog
 
 
 class Direction(Enum):
-    """Which way."""
+    """A direction of a connection."""
 
     REQUESTS = "requests"
     REPLIES = "replies"
@@ -25,7 +25,7 @@ class Direction(Enum):
 
 @dataclass(eq=False)
 class Cut:
-    """A reply of which only some bytes get through before the connection ends."""
+    """A reply of which only the first bytes are sent before the connection is closed."""
 
     opcode: Opcode
     after_bytes: int
@@ -33,54 +33,54 @@ class Cut:
     happened: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, timeout: float = 5.0) -> None:
-        """Wait until it has happened, for seconds; raise TimeoutError."""
+        """Wait until it has happened; ``timeout`` is in seconds. Raises TimeoutError."""
         if not self.happened.wait(timeout):
-            msg = f"no {self.opcode.label} was answered in {timeout:g} s, so no reply was cut"
+            msg = f"no reply was cut: no {self.opcode.label} was answered within {timeout:g} s"
             raise TimeoutError(msg)
 
 
 @dataclass(eq=False)
 class Hole:
-    """Directions in which nothing gets through, for one session or, with None, for all."""
+    """Directions in which nothing gets through, for one session, or for all with None."""
 
     directions: frozenset[Direction]
     session: int | None
-    # What is in it.
+    # The requests in it.
     requests: RequestLog = field(default_factory=RequestLog)
 
 
 @dataclass(eq=False)
 class Delay:
-    """Directions in which everything takes seconds longer."""
+    """Directions in which everything is delayed."""
 
     directions: frozenset[Direction]
     seconds: float
 
 
 class Network:
-    """What happens to bytes on their way; faults of the same kind can be there at once."""
+    """The faults of the network; there can be several of each kind."""
 
     def __init__(self) -> None:
-        """Begin with a network without faults."""
+        """Start without faults."""
         self.delays: list[Delay] = []
         self.holes: list[Hole] = []
         self.cuts: list[Cut] = []
 
     def delay(self, direction: Direction) -> float:
-        """Give the seconds that the way takes."""
+        """Return the delay in seconds."""
         return sum(each.seconds for each in self.delays if direction in each.directions)
 
     def is_hole(self, direction: Direction, session: int) -> bool:
-        """Tell whether nothing gets through."""
+        """Return whether nothing gets through."""
         return bool(self._holes(direction, session))
 
-    def lose(self, request: LoggedRequest) -> None:
-        """Log a request that is in a hole."""
+    def log_swallowed(self, request: LoggedRequest) -> None:
+        """Log a request that is in a black hole."""
         for hole in self._holes(Direction.REQUESTS, request.session):
             hole.requests.add(request)
 
     def take_cut(self, opcode: Opcode, session: int) -> Cut | None:
-        """Give the cut that this reply must suffer, once."""
+        """Return the cut for this reply, or None, and remove it."""
         for cut in self.cuts:
             if cut.opcode is opcode and cut.session in {None, session}:
                 self.cuts.remove(cut)
@@ -92,7 +92,7 @@ class Network:
 
 
 class Pipe:
-    """One direction of one connection: what goes in comes out in order, at once unless there is a fault."""
+    """One direction of one connection: it delivers items in order, at once unless there is a fault."""
 
     def __init__(
         self,
@@ -101,12 +101,12 @@ class Pipe:
         session: Callable[[], int],
         deliver: Callable[[bytes | None], None],
     ) -> None:
-        """Take where to ask for faults, and where things come out; None is the end."""
+        """Keep the faults, and the function that gets the items; the item None is the end."""
         self._direction = direction
         self._network = network
         self._session = session
         self._deliver = deliver
-        # With the time at which it was put in.
+        # Items with the time at which they were put.
         self._waiting: deque[tuple[float, bytes | None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -116,7 +116,7 @@ class Pipe:
         return bool(self._network.holes) and self._network.is_hole(self._direction, self._session())
 
     def put(self, item: bytes | None) -> None:
-        """Send something on its way."""
+        """Deliver an item, now or after the faults."""
         if not self._waiting and not self.blocked and not self._network.delay(self._direction):
             self._deliver(item)
             return
@@ -124,7 +124,7 @@ class Pipe:
         self.pump()
 
     def pump(self) -> None:
-        """Let out what has waited long enough; to be called when a fault ends."""
+        """Deliver the items that have waited long enough; to be called when a fault ends."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -139,11 +139,11 @@ class Pipe:
             self._deliver(item)
 
     def waiting(self) -> bytes:
-        """Give what is on its way."""
+        """Return the bytes that are held back."""
         return b"".join(item for _, item in self._waiting if item)
 
     def close(self) -> None:
-        """Forget what is on its way."""
+        """Discard the items that are held back."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -1,7 +1,7 @@
 """Fixtures for pytest: a ZooKeeper for tests, and the project's locks on it.
 
-Every run of pytest imports this module, so it must not take in Django or kazoo: a ``conftest.py`` may have to patch
-before, as for gevent.
+Every run of pytest imports this module, so it must not import Django or kazoo: a ``conftest.py`` may have to apply
+patches first, for example gevent's.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ WHEN = ("always", "requested")
 
 
 class Always:
-    """A plugin that is registered where all tests are to run in a sandbox."""
+    """The plugin that is registered if all tests run in a sandbox."""
 
     @pytest.fixture(autouse=True)
     def _zookeeper_always(self, _zookeeper_sandbox: Sandbox) -> None:
-        """Ask for the sandbox in the place of the test."""
+        """Request the sandbox for the test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Know the option of the configuration file."""
+    """Add the option of the configuration file."""
     parser.addini(
         "zklock_server",
         'which tests have their locks on a ZooKeeper for tests: "requested", those that name a fixture, or "always"',
@@ -35,10 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give all tests a sandbox if the project wishes it."""
+    """Put all tests into a sandbox if the option says so."""
     when = config.getini("zklock_server")
     if when not in WHEN:
-        msg = f"zklock_server is one of {', '.join(WHEN)}, not {when!r}"
+        msg = f"zklock_server must be one of {', '.join(WHEN)}, not {when!r}"
         raise pytest.UsageError(msg)
     if when == "always":
         config.pluginmanager.register(Always(), "zklock-always")
@@ -61,11 +61,11 @@ def zookeeper(_zookeeper_sandbox: Sandbox) -> Sandbox:
 
 @pytest.fixture
 def zk_faults(_zookeeper_sandbox: Sandbox) -> Faults:
-    """What networks and operators do to that ZooKeeper, on demand; healed after the test."""
+    """Faults of networks, servers and operators on that ZooKeeper; they are healed after the test."""
     return _zookeeper_sandbox.faults
 
 
-# Under a name of its own, so that a project which has a fixture "zookeeper" already keeps that and can use the others.
+# A separate fixture: a project with its own fixture "zookeeper" keeps that one and can use the others.
 @pytest.fixture
 def _zookeeper_sandbox(zookeeper_server: ZooKeeperServer) -> Iterator[Sandbox]:
     from django_zklock.testing import Sandbox

@@ -9,7 +9,7 @@ from enum import Enum, IntEnum, IntFlag
 
 
 class Opcode(IntEnum):
-    """What a request asks for; ``NOTIFICATION`` is no request but what a watch sends."""
+    """The kind of a request; ``NOTIFICATION`` is the event of a watch, not a request."""
 
     NOTIFICATION = 0
     CREATE = 1
@@ -46,7 +46,7 @@ class Opcode(IntEnum):
 
     @classmethod
     def named(cls, name: str | Opcode) -> Opcode:
-        """Find an opcode by its name, ``"getData"`` or ``"GET_DATA"``; raise ValueError with those there are."""
+        """Return an opcode by its name, ``"getData"`` or ``"GET_DATA"``; raise ValueError with all names."""
         if isinstance(name, Opcode):
             return name
         plain = name.replace("_", "").lower()
@@ -54,7 +54,7 @@ class Opcode(IntEnum):
             if opcode.name.replace("_", "").lower() == plain:
                 return opcode
         known = ", ".join(opcode.label for opcode in cls)
-        msg = f"there is no request {name!r}; there are {known}"
+        msg = f"unknown request {name!r}; the requests are {known}"
         raise ValueError(msg)
 
     @property
@@ -65,7 +65,7 @@ class Opcode(IntEnum):
 
 
 class Code(IntEnum):
-    """What went wrong; nought is nothing."""
+    """The error in a reply; 0 is success."""
 
     OK = 0
     RUNTIME_INCONSISTENCY = -2
@@ -87,16 +87,16 @@ class Code(IntEnum):
 
 
 class RefusedError(Exception):
-    """A request cannot be done, for the reason of ``code``."""
+    """A request is refused with the error ``code``."""
 
     def __init__(self, code: Code) -> None:
-        """Keep the code that the client will see."""
+        """Keep the code for the reply."""
         super().__init__(code.name)
         self.code = code
 
 
 class EventType(IntEnum):
-    """What a watch tells."""
+    """The type of the event of a watch."""
 
     CREATED = 1
     DELETED = 2
@@ -105,7 +105,7 @@ class EventType(IntEnum):
 
 
 class WatchKind(Enum):
-    """How long a watch lasts, and what it sees."""
+    """Whether a watch is one-time, persistent, or persistent for a subtree."""
 
     STANDARD = "standard"
     PERSISTENT = "persistent"
@@ -113,7 +113,7 @@ class WatchKind(Enum):
 
 
 class Perms(IntFlag):
-    """What an entry of an ACL permits."""
+    """The permissions of an entry of an access control list."""
 
     READ = 1
     WRITE = 2
@@ -123,7 +123,7 @@ class Perms(IntFlag):
     ALL = 31
 
 
-# Special xids, by which a client tells these replies from those to its own requests.
+# Special xids, by which a client distinguishes these replies from those to its numbered requests.
 NOTIFICATION_XID = -1
 PING_XID = -2
 AUTH_XID = -4

@@ -1,4 +1,4 @@
-"""What clients have asked for: a log that a test can count in and wait on."""
+"""The log of requests, in which a test can count and for which it can wait."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from .protocol import Opcode
 
-# Requests kept; the counts go on beyond that.
-KEPT = 10_000
+# The log keeps this number of requests; the counts have no limit.
+MAX_REQUESTS = 10_000
 
 
 @dataclass(frozen=True)
 class LoggedRequest:
-    """One request: its session, its number there, what it asked for, and of which node if it named one."""
+    """One request: its session, its xid, its opcode, and the path of its node, or None."""
 
     session: int
     xid: int
@@ -24,16 +24,16 @@ class LoggedRequest:
 
 
 class RequestLog:
-    """The requests in the order in which the server has taken them up.
+    """The requests in the order in which the server has handled them.
 
-    Any thread may call any method. A request is logged before it is answered.
+    Any thread may call any method. A request is logged before its reply is sent.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
-        self._requests: deque[LoggedRequest] = deque(maxlen=KEPT)
+        """Start with an empty log."""
+        self._requests: deque[LoggedRequest] = deque(maxlen=MAX_REQUESTS)
         self._counts: Counter[Opcode] = Counter()
-        # Guards the two above, and wakes those who wait.
+        # Guards the two above, and wakes the threads that wait.
         self._changed = threading.Condition()
 
     def add(self, request: LoggedRequest) -> None:
@@ -44,31 +44,31 @@ class RequestLog:
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """Forget all requests, and count from nought."""
+        """Remove all requests, and count from zero."""
         with self._changed:
             self._requests.clear()
             self._counts.clear()
 
     def counts(self) -> dict[str, int]:
-        """Give how many requests there were of each kind, by the names of the protocol such as ``"getData"``."""
+        """Return the number of requests of each kind, by the names of the protocol such as ``"getData"``."""
         with self._changed:
             return {opcode.label: count for opcode, count in self._counts.items()}
 
     def count(self, opcode: str | Opcode) -> int:
-        """Give how many requests there were of one kind; raise ValueError for a kind that does not exist."""
+        """Return the number of requests of one kind; raise ValueError for a kind that does not exist."""
         wanted = Opcode.named(opcode)
         with self._changed:
             return self._counts[wanted]
 
     def all(self) -> list[LoggedRequest]:
-        """Give the last ten thousand requests, oldest first."""
+        """Return the last ten thousand requests, oldest first."""
         with self._changed:
             return list(self._requests)
 
     def wait_for(self, opcode: str | Opcode, count: int = 1, *, path: str | None = None, timeout: float = 5.0) -> None:
-        """Wait until there were ``count`` requests of a kind; with ``path``, for that node among the last ten thousand.
+        """Wait for ``count`` requests of a kind; with ``path`` only those for this node, of the last ten thousand.
 
-        ``timeout`` is in seconds. Raises TimeoutError with the requests there were, and ValueError for a kind
+        ``timeout`` is in seconds. Raises TimeoutError, which lists the requests so far, and ValueError for a kind
         that does not exist.
         """
         wanted = Opcode.named(opcode)
@@ -84,6 +84,6 @@ class RequestLog:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     what = f"{wanted.label} requests" + ("" if path is None else f" for {path}")
-                    msg = f"{seen()} of {count} {what} in {timeout:g} s, and in all {self.counts()}"
+                    msg = f"{seen()} of {count} {what} within {timeout:g} s; all requests: {self.counts()}"
                     raise TimeoutError(msg)
                 self._changed.wait(left)

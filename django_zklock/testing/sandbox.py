@@ -1,4 +1,4 @@
-"""What one test has for itself: a part of a server's tree, and a project that talks to nothing else."""
+"""The sandbox of one test: a part of a server's tree, and the project's locks on this server only."""
 
 from __future__ import annotations
 
@@ -12,42 +12,40 @@ from typing import TYPE_CHECKING
 
 from django_zklock import conf
 from django_zklock.conf import DEFAULT_ALIAS
-from django_zklock.zk import holds
-from django_zklock.zk.held import Held
-from django_zklock.zk.identity import Work
+from django_zklock.zk.held import Held, held_stack
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 
-from . import acl, project
+from . import acl, redirect_settings
 from .faults import Faults
 from .requestlog import RequestLog
 from .server import SessionInfo, ZooKeeperServer
 from .tree import Created, Deleted
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
-# How often somebody looks who waits for the holder to know of its loss.
-LOOK = 0.005
-# Seconds for somebody else to take a lock that is free.
-PATIENCE = 5.0
+# Seconds between two checks whether a holder has noticed the loss of its lock.
+POLL_INTERVAL = 0.005
+# Seconds in which another contender must get a free lock, and a holder notice a loss.
+TIMEOUT = 5.0
 
 _numbers = itertools.count(1)
 
 
 class Sandbox:
-    """A context manager in which a project's locks are on a server for tests, below a ``root`` of their own.
+    """A context manager that puts a project's locks on a test server, below its own ``root``.
 
-    Inside, every alias of ``ZKLOCK`` is at that server. At the end faults are healed, a server that was stopped
-    is started again, locks that this thread has left held are released, and the setting is put back, and with that
-    the project's sessions closed; nodes below the root are removed, and sessions ended that began inside and whose
-    client is gone.
-    Without a configured Django project it gives a server and a root, and no more.
+    Inside, every alias of ``ZKLOCK`` points to this server. At the end faults are healed, a stopped server is started
+    again, and locks that this thread still holds are released. The setting is restored, which closes the project's
+    sessions. Nodes below the root are removed, and sessions that were opened inside and have no connection are ended.
+    Without a configured Django project it provides only the server and the root.
     """
 
     def __init__(self, server: ZooKeeperServer | None = None) -> None:
-        """Take the server to use; without one the sandbox has its own."""
+        """Use this server; without one the sandbox starts its own."""
         self.root = f"/test-{next(_numbers)}"
         self.server = server or ZooKeeperServer()
         self._owned = server is None
@@ -56,7 +54,7 @@ class Sandbox:
 
     @property
     def hosts(self) -> str:
-        """The server's address as clients write it, ``host:port``."""
+        """The server's address, ``host:port``."""
         return self.server.hosts
 
     @property
@@ -66,58 +64,60 @@ class Sandbox:
 
     @property
     def requests(self) -> RequestLog:
-        """What clients have asked for since the sandbox began."""
+        """The requests of clients since the start of the sandbox."""
         return self.server.requests
 
     def sessions(self) -> list[SessionInfo]:
-        """Give the sessions that live, oldest first."""
+        """Return the open sessions, oldest first."""
         return self.server.sessions()
 
     def owner(self, path: str) -> int:
-        """Give the session that an ephemeral node, as ``Held.node``, belongs to; raise LookupError if there is none."""
+        """Return the session of an ephemeral node, such as ``Held.node``; raise LookupError if there is none."""
         return self.server.owner(path)
 
     def paths(self) -> list[str]:
-        """Give the paths of the nodes below the root, sorted."""
+        """Return the paths of the nodes below the root, sorted."""
         return self.server.paths(self.root)
 
     @contextmanager
     def held_elsewhere(self, key: str, *, using: str = DEFAULT_ALIAS) -> Iterator[Held]:
-        """Have somebody else hold a lock: with a session of its own, as another process would.
+        """Let another holder have a lock, with a separate session, like another process.
 
         Raises LockTimeout if the lock is not free.
         """
-        # In a thread of its own: who acquires a lock holds it, and the calling thread must not.
+        # In a separate thread: the thread that acquires a lock holds it, and the calling thread must not.
         with closing(Pool("elsewhere", self._options(using))) as pool, ThreadPoolExecutor(1) as thread:
             lock = Lock(key, pool, work=lambda: Work(kind="label", name="somebody else"))
-            yield thread.submit(lock.acquire, PATIENCE).result()
+            # This reference keeps the lock held: the call that acquired it has ended.
+            held = thread.submit(lock.acquire, TIMEOUT).result()
+            yield held
 
-    def lose(self, held: Held, timeout: float = PATIENCE) -> None:
-        """Expire the session of a lock, and wait until its holder knows, for seconds; raise TimeoutError.
+    def lose(self, held: Held, timeout: float = TIMEOUT) -> None:
+        """Expire the session of a lock, and wait until its holder has noticed; ``timeout`` is in seconds.
 
-        Everything else in that session goes with it. Raises LookupError if the lock is not held.
+        All other nodes of the session are lost too. Raises TimeoutError, and LookupError if the lock is not held.
         """
         self.faults.expire(self.owner(held.node))
         deadline = time.monotonic() + timeout
         while not held.lost:
             if time.monotonic() > deadline:
-                msg = f"lock {held.key!r} has no session any more, and after {timeout:g} s its holder does not know"
+                msg = f"the session of lock {held.key!r} has expired, but its holder has not noticed in {timeout:g} s"
                 raise TimeoutError(msg)
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
 
     def __enter__(self) -> Self:
-        """Begin, with an empty root and no requests."""
+        """Start with an empty root and an empty request log."""
         with ExitStack() as undo:
             if self._owned:
                 undo.callback(self.server.close)
             self.server.start()
             self.server.call(self._prepare)
             undo.callback(self.server.call, self._clean)
-            if project.configured():
-                undo.enter_context(project.redirected(self.hosts, self.root))
-            undo.callback(self._empty_hands, len(holds.stack()))
-            # First of all at the end: sessions cannot be closed through a black hole.
-            undo.callback(self._mend)
+            if redirect_settings.configured():
+                undo.enter_context(redirect_settings.redirected(self.hosts, self.root))
+            undo.callback(self._release_since, len(held_stack()))
+            # This runs first at the end: sessions cannot be closed through a black hole.
+            undo.callback(self._heal)
             self.requests.clear()
             self._undo = undo.pop_all()
         return self
@@ -125,21 +125,21 @@ class Sandbox:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Mend the server, put the setting back, and leave nothing behind."""
+        """Heal the server, restore the setting, and remove nodes and sessions."""
         self._undo.close()
 
     def _options(self, alias: str) -> PoolOptions:
-        if project.configured():
+        if redirect_settings.configured():
             return conf.options(alias)
         return PoolOptions(connection=ConnectionOptions(hosts=self.hosts), root=self.root)
 
-    def _mend(self) -> None:
+    def _heal(self) -> None:
         self.server.start()
         self.faults.heal()
 
-    def _empty_hands(self, before: int) -> None:
-        """Let go of what this thread has left held, so that the next test does not find it with ``current_lock``."""
-        for held in reversed(holds.stack()[before:]):
+    def _release_since(self, before: int) -> None:
+        """Release the locks that this thread still holds, so that ``current_lock`` of the next test is empty."""
+        for held in reversed(held_stack()[before:]):
             held.release()
 
     def _prepare(self) -> None:
@@ -150,7 +150,7 @@ class Sandbox:
     def _clean(self) -> None:
         service = self.server.service
         for session in list(service.sessions):
-            # Others may be somebody's whose fixture lasts longer than this test.
+            # Other sessions may belong to a fixture with a longer scope than this test.
             if session.link is None and session.id not in self._earlier:
                 service.end(session)
         below = sorted(service.newest.tree.descendants(self.root), reverse=True)

@@ -1,4 +1,4 @@
-"""The server that tests start: an event loop in a thread of its own, and a listening socket."""
+"""The server that tests start: an event loop in its own thread, and a listening socket."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from . import forks
-from .connection import Connection
+from . import fork_safety
+from .connection import ClientConnection
 from .faults import Faults
+from .listener import Listener
 from .port import Port
 from .requestlog import RequestLog
 from .service import Service, ServiceOptions
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
-# Seconds in which the loop's thread must do what it is asked; it never waits for anybody.
-PATIENCE = 10.0
-BACKLOG = 4096
+# Seconds for a call in the loop's thread, which never blocks.
+CALL_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """A session as it was when it was asked for; ``timeout`` is in seconds, as negotiated."""
+    """The state of a session at the time of the call; ``timeout`` is the granted one, in seconds."""
 
     id: int
     timeout: float
@@ -44,11 +44,11 @@ class SessionInfo:
 class ZooKeeperServer:
     """A ZooKeeper for tests and laptops: one server, in memory, that speaks the client protocol of 3.8.
 
-    It is not for production: it forgets everything when its process ends, is not replicated and was not made
-    to resist attackers.
+    It is not for production: it loses everything when its process ends, is not replicated, and does not resist
+    attackers.
 
-    A context manager; or ``start`` and ``stop`` it. A server that is started again is at the same address and
-    still has its nodes and its sessions. Any thread of the process that made it may call any method.
+    Use it as a context manager, or call ``start`` and ``close``. After ``stop`` and ``start`` it has the same address,
+    nodes and sessions. Any thread of the process that created it may call any method.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class ZooKeeperServer:
         reap_interval: float = 60.0,
         zxid: int = 0,
     ) -> None:
-        """Choose where to listen, port 0 for any that is free; nothing runs yet.
+        """Choose where to listen, port 0 for any free port; the server is not started yet.
 
-        Times are seconds. A client gets the session timeout that it wishes for, within the two bounds. A connection
-        that has not asked for a session is closed after ``sessionless_timeout``. ``reap_interval`` is the time
-        between two looks for empty containers and aged TTL nodes. Transactions are counted from ``zxid``: clients
-        stay away from a server that is behind what they have seen, so one that takes the place of another begins above.
+        Times are in seconds. A client gets the session timeout that it requests, within the two limits. A connection
+        without a session is closed after ``sessionless_timeout``. ``reap_interval`` is the time between two searches
+        for empty containers and expired TTL nodes. Transactions are counted from ``zxid``: clients refuse a server
+        with a smaller zxid than they have seen, so a server that replaces another one must start above it.
         """
         self.service = Service(
             ServiceOptions(
@@ -78,21 +78,21 @@ class ZooKeeperServer:
                 zxid=zxid,
             )
         )
-        self.connections: dict[Connection, None] = {}
+        self.connections: dict[ClientConnection, None] = {}
         self.started_at = 0.0
         self.packets_received = self.packets_sent = 0
         self.faults = Faults(self)
         self._pid = os.getpid()
-        # Kept while the server is stopped or refuses.
+        # Reserved even while the server is stopped or refuses connections.
         self._port = Port(host, port)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._listener: asyncio.Server | None = None
-        # How many faults keep it from listening.
+        self._listener: Listener | None = None
+        # The number of faults that stop it from listening.
         self._refusals = 0
-        # One thread at a time starts and stops it, and nobody asks its thread for anything meanwhile.
+        # Guards start and stop; no call to its thread may happen meanwhile.
         self._state = threading.RLock()
-        forks.let_go(self)
+        fork_safety.register(self)
 
     def __enter__(self) -> Self:
         """Start the server."""
@@ -102,32 +102,32 @@ class ZooKeeperServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop the server, and give up its port."""
+        """Stop the server, and release its port."""
         self.close()
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port; the port is known once the server was started."""
+        """Host and port; port 0 is replaced at the first start."""
         return self._port.host, self._port.number
 
     @property
     def hosts(self) -> str:
-        """The address as clients write it, ``host:port``."""
+        """The address, ``host:port``."""
         return str(self._port)
 
     @property
     def requests(self) -> RequestLog:
-        """What clients have asked for."""
+        """The requests of clients."""
         self._check_process()
         return self.service.requests
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not stopped; never in a fork of the process that made it."""
+        """Whether it is started; always false in a fork of the process that created it."""
         return self._is_mine() and self._thread is not None
 
     def start(self) -> None:
-        """Listen; raise OSError if the address cannot be had. A server that runs goes on."""
+        """Start the server, unless it runs already; raise OSError if it cannot listen at its address."""
         self._check_process()
         with self._state:
             if self.running:
@@ -137,27 +137,27 @@ class ZooKeeperServer:
             self._thread = threading.Thread(target=self._run, args=(ready,), name="zookeeper-server", daemon=True)
             self._thread.start()
             try:
-                ready.result(PATIENCE)
+                ready.result(CALL_TIMEOUT)
             except BaseException:
                 self.close()
                 raise
 
     def stop(self) -> None:
-        """End every connection and listen no more. Nodes and sessions wait for the next start."""
+        """Stop listening and close every connection. Nodes and sessions are kept for the next start."""
         if not self._is_mine():
             return
         with self._state:
             if self._thread is None:
                 return
-            # A thread that could not begin has ended by itself.
+            # The loop is closed if its thread could not start.
             with contextlib.suppress(RuntimeError):
                 if self._loop is not None:
                     self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(PATIENCE)
+            self._thread.join(CALL_TIMEOUT)
             self._thread = None
 
     def close(self) -> None:
-        """Stop, and give up the port; a server that is started again wants the same one."""
+        """Stop, and release the port; a later start uses the same port again."""
         if not self._is_mine():
             return
         with self._state:
@@ -165,33 +165,33 @@ class ZooKeeperServer:
             self._port.release()
 
     def sessions(self) -> list[SessionInfo]:
-        """Give the sessions that live, oldest first."""
+        """Return the open sessions, oldest first."""
 
-        def look() -> list[SessionInfo]:
+        def read() -> list[SessionInfo]:
             ephemerals = self.service.newest.tree.ephemerals
             return [
                 SessionInfo(each.id, each.timeout, each.link is not None, tuple(ephemerals.get(each.id, ())))
                 for each in self.service.sessions
             ]
 
-        return self.call(look)
+        return self.call(read)
 
     def owner(self, path: str) -> int:
-        """Give the session that an ephemeral node belongs to; raise LookupError if there is none."""
+        """Return the session of an ephemeral node; raise LookupError if there is none."""
         for session in self.sessions():
             if path in session.ephemerals:
                 return session.id
-        msg = f"{path} is no ephemeral node"
+        msg = f"{path} is not an ephemeral node"
         raise LookupError(msg)
 
     def paths(self, below: str = "/") -> list[str]:
-        """Give the paths of the nodes below one, at any depth, sorted."""
+        """Return the paths of the nodes below a path, at any depth, sorted."""
         return self.call(lambda: sorted(self.service.newest.tree.descendants(below)))
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function in the thread of the event loop, and give what it returns or raise what it raises.
+        """Call a function in the thread of the event loop, and return its result or raise its exception.
 
-        Raises RuntimeError if the server does not run, or in a process that has only inherited it.
+        Raises RuntimeError if the server does not run, or in a fork.
         """
         self._check_process()
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -199,12 +199,12 @@ class ZooKeeperServer:
         def run() -> None:
             try:
                 done.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - it is the caller's
+            except BaseException as error:  # noqa: BLE001 - raised in the calling thread
                 done.set_exception(error)
 
         with self._state:
             self._running_loop().call_soon_threadsafe(run)
-        return done.result(PATIENCE)
+        return done.result(CALL_TIMEOUT)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None or not self.running:
@@ -213,7 +213,7 @@ class ZooKeeperServer:
         return self._loop
 
     def settle(self, function: Callable[[], object]) -> None:
-        """Call a function in the thread of the event loop, or here if the server is stopped; never in a fork."""
+        """Call a function in the thread of the event loop, or here if the server is stopped; in a fork do nothing."""
         if not self._is_mine():
             return
         with self._state:
@@ -223,55 +223,45 @@ class ZooKeeperServer:
                 function()
 
     def wait_for_end(self, session: int, timeout: float = 5.0) -> None:
-        """Wait until a session has ended, closed or expired, and its ephemeral nodes are gone.
+        """Wait until a session was closed or has expired, and its ephemeral nodes are gone.
 
         ``timeout`` is in seconds. Raises TimeoutError.
         """
         found = self.call(lambda: self.service.sessions.get(session))
         if found is not None and not found.ended.wait(timeout):
-            msg = f"session 0x{session:x} has not ended in {timeout:g} s; its own timeout is {found.timeout:g} s"
+            msg = f"session 0x{session:x} has not ended in {timeout:g} s; its session timeout is {found.timeout:g} s"
             raise TimeoutError(msg)
 
     def accept(self) -> None:
-        """Take a refusal back; the last one that is taken back has the server accept connections again."""
+        """Take one refusal back; after the last one the server accepts connections again."""
         if not self._is_mine():
             return
         with self._state:
             self._refusals -= 1
             if self.running and self._loop is not None:
-                asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(PATIENCE)
+                asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(CALL_TIMEOUT)
 
     def refuse(self) -> None:
-        """Accept no more connections; those there are stay."""
+        """Accept no more connections; open connections stay."""
         self._check_process()
         with self._state:
             loop = self._running_loop()
-            asyncio.run_coroutine_threadsafe(self._deafen(), loop).result(PATIENCE)
+            asyncio.run_coroutine_threadsafe(self._stop_listening(), loop).result(CALL_TIMEOUT)
             self._refusals += 1
 
     def descriptors(self) -> list[int]:
-        """Give the numbers of the sockets, for a fork to let go of; negative ones are closed."""
-        listening = [] if self._listener is None else [sock.fileno() for sock in self._listener.sockets]
+        """Return the file descriptors that a fork must release; negative ones are closed."""
+        listening = [] if self._listener is None else [self._listener.descriptor]
         return [self._port.descriptor, *listening, *(connection.descriptor for connection in self.connections)]
 
     async def _listen(self) -> None:
         if self._listener is None and not self._refusals:
-            sock = self._port.bind()
-            try:
-                self._listener = await asyncio.get_running_loop().create_server(
-                    lambda: Connection(self), sock=sock, backlog=BACKLOG
-                )
-            except BaseException:
-                sock.close()
-                raise
+            self._listener = Listener(self._port.bind(), lambda address: ClientConnection(self, address))
 
-    async def _deafen(self) -> None:
-        # Those that accept a connection: once the listener is closed, asyncio leaves it half made, and open.
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.gather(*others, return_exceptions=True)
+    async def _stop_listening(self) -> None:
         if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+            listener, self._listener = self._listener, None
+            await listener.close()
 
     def _run(self, ready: concurrent.futures.Future[None]) -> None:
         loop = self._loop = asyncio.new_event_loop()
@@ -283,7 +273,7 @@ class ZooKeeperServer:
 
         try:
             loop.run_until_complete(begin())
-        except BaseException as error:  # noqa: BLE001 - raised again where the server was started
+        except BaseException as error:  # noqa: BLE001 - raised again in start
             self._loop = None
             loop.close()
             ready.set_exception(error)
@@ -298,10 +288,10 @@ class ZooKeeperServer:
 
     async def _end(self) -> None:
         self.service.stop()
-        await self._deafen()
+        await self._stop_listening()
         for connection in list(self.connections):
             connection.abort()
-        # The loop tells them that they are lost in its next round.
+        # In its next iteration the loop calls their connection_lost.
         await asyncio.sleep(0)
 
     def _is_mine(self) -> bool:
@@ -309,5 +299,5 @@ class ZooKeeperServer:
 
     def _check_process(self) -> None:
         if not self._is_mine():
-            msg = f"this server belongs to process {self._pid}, and {os.getpid()} is a fork of it"
+            msg = f"this server belongs to process {self._pid}; process {os.getpid()} is a fork of it"
             raise RuntimeError(msg)

@@ -1,4 +1,4 @@
-"""The server without its sockets: one order of all changes, the sessions, and what follows from both."""
+"""The server without its sockets: the order of all transactions, and the sessions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .network import Network
 from .protocol import Opcode, RefusedError
 from .replica import LaggingReplica, Replica
 from .requestlog import RequestLog
-from .sessions import Session, Sessions
+from .sessions import ServerSession, Sessions
 from .tree import Change, Deleted, Transaction, Tree
 from .writes import WRITES, Author
-from .znode import Kind
+from .znode import NodeKind
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceOptions:
-    """How long sessions, and connections without one, may be silent, and how often empty containers are looked for.
+    """Limits of the session timeout, other times, all in seconds, and the zxid before the first transaction.
 
-    In seconds. And the transaction after which the counting begins.
+    ``sessionless_timeout`` is for a connection without a session, ``reap_interval`` for empty containers.
     """
 
     min_session_timeout: float = 0.2
@@ -33,59 +33,59 @@ class ServiceOptions:
 
 
 class Service:
-    """Orders the changes of all clients by one counter, the zxid, and keeps the sessions.
+    """Orders the transactions of all clients by one counter, the zxid, and keeps the sessions.
 
-    It belongs to the thread of the event loop, and outlives it: a server that is stopped and started again still
-    has its nodes and its sessions.
+    It belongs to the thread of the event loop and outlives it: after a restart of the server it still has its nodes
+    and its sessions.
     """
 
     def __init__(self, options: ServiceOptions) -> None:
-        """Begin with an empty tree."""
+        """Start with an empty tree."""
         self.options = options
         self.newest = Replica(Tree(), options.zxid)
         self.network = Network()
         self.requests = RequestLog()
         self.sessions = Sessions(self._expire)
         self.followers: list[LaggingReplica] = []
-        # While reads lag: what a new connection begins with a twin of.
-        self.model: LaggingReplica | None = None
+        # While reads lag: the follower that is copied for a new connection.
+        self.template: LaggingReplica | None = None
         self._reaper: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Have time pass."""
+        """Start the timers."""
         self.sessions.resume()
         self._reap_later()
 
     def stop(self) -> None:
-        """Have time stand still."""
+        """Stop the timers."""
         self.sessions.suspend()
         if self._reaper is not None:
             self._reaper.cancel()
 
     def view(self, seen: int) -> Replica:
-        """Give a new connection what it sees; it is not older than ``seen``, the zxid that its client has seen."""
-        if self.model is None:
+        """Return the replica for a new connection; at least at ``seen``, the last zxid that its client has seen."""
+        if self.template is None:
             return self.newest
-        follower = self.model.twin()
+        follower = self.template.copy()
         follower.catch_up(seen)
         self.followers.append(follower)
         return follower
 
     def drop_view(self, replica: Replica) -> None:
-        """Forget what a connection saw that is gone."""
+        """Remove the replica of a closed connection."""
         if isinstance(replica, LaggingReplica) and replica in self.followers:
             self.followers.remove(replica)
 
-    def open(self, milliseconds: int) -> Session:
-        """Begin a session, with the timeout nearest to the wish."""
+    def open(self, milliseconds: int) -> ServerSession:
+        """Open a session, with the granted timeout nearest to the requested one."""
         session = self.sessions.open(self.granted(milliseconds))
         self.commit()
         return session
 
-    def resume(self, number: int, password: bytes | None, milliseconds: int) -> Session | None:
-        """Find the session of a client that comes back, and close its old connection.
+    def resume(self, number: int, password: bytes | None, milliseconds: int) -> ServerSession | None:
+        """Return the session of a client that reconnects, or None, and close its old connection.
 
-        That ends even if the password turns out to be wrong, as with ZooKeeper 3.8.
+        The old connection is closed even if the password is wrong, as in ZooKeeper 3.8.
         """
         session = self.sessions.get(number)
         if session is None:
@@ -99,11 +99,11 @@ class Service:
         return session
 
     def granted(self, milliseconds: int) -> float:
-        """Give the timeout in seconds that a session gets that wishes for this one."""
+        """Return the granted timeout in seconds for a requested one."""
         return min(max(milliseconds / 1000, self.options.min_session_timeout), self.options.max_session_timeout)
 
-    def end(self, session: Session) -> int:
-        """End a session, by its own wish or because it was silent, and give the zxid of that."""
+    def end(self, session: ServerSession) -> int:
+        """End a session that was closed or has expired, and return the zxid of its end."""
         self.sessions.remove(session)
         mine = self.newest.tree.ephemerals.get(session.id, {})
         zxid = self.commit(*map(Deleted, mine))
@@ -113,9 +113,9 @@ class Service:
         return zxid
 
     def write(self, opcode: Opcode, reader: Reader, author: Author) -> bytes:
-        """Change the tree, and give the body of the reply.
+        """Change the tree, and return the body of the reply.
 
-        Every try takes a zxid, done or not. Raises RefusedError and MalformedError.
+        A refused write takes a zxid too. Raises RefusedError and MalformedError.
         """
         zxid, now = self.newest.zxid + 1, _now()
         tree = self.newest.tree
@@ -132,35 +132,36 @@ class Service:
         return step.reply(tree)
 
     def commit(self, *changes: Change, now: int | None = None) -> int:
-        """Make changes as one transaction, and give its zxid."""
+        """Apply changes as one transaction, and return its zxid."""
         transaction = Transaction(self.newest.zxid + 1, _now() if now is None else now, changes)
         self.newest.apply(transaction)
-        for follower in self.followers:
+        # A copy, because an event may end its connection, which removes its follower from the list.
+        for follower in list(self.followers):
             follower.receive(transaction)
-        if self.model is not None:
-            self.model.receive(transaction)
+        if self.template is not None:
+            self.template.receive(transaction)
         return transaction.zxid
 
     def reap(self, path: str) -> bool:
-        """Remove a container or a TTL node if it is empty; whether it was."""
+        """Remove a container or a TTL node if it is empty; return whether it was."""
         if self.newest.tree[path].children:
             return False
         self.commit(Deleted(path))
         return True
 
-    def _expire(self, session: Session) -> None:
+    def _expire(self, session: ServerSession) -> None:
         self.end(session)
 
     def _reap_later(self) -> None:
         self._reaper = asyncio.get_running_loop().call_later(self.options.reap_interval, self._reap_all)
 
     def _reap_all(self) -> None:
-        """Remove containers that have lost their last child, and nodes older than their time to live."""
+        """Remove containers that have lost their last child, and TTL nodes that have expired."""
         now = _now()
         for path in list(self.newest.tree.reapable):
             node = self.newest.tree[path]
-            # A container that never had a child is still waiting for its first one.
-            due = node.creations if node.kind is Kind.CONTAINER else now - node.changed_at > node.time_to_live
+            # A container that never had a child stays.
+            due = node.creations if node.kind is NodeKind.CONTAINER else now - node.changed_at > node.time_to_live
             if due:
                 self.reap(path)
         self._reap_later()

@@ -1,4 +1,4 @@
-"""Sessions: numbers, passwords, and how long a silent one lives."""
+"""Sessions: their numbers, passwords and timeouts."""
 
 from __future__ import annotations
 
@@ -16,89 +16,89 @@ class Link(Protocol):
     """What a session needs of its connection."""
 
     def close(self) -> None:
-        """Close it once everything that was sent is on its way."""
+        """Close it after all replies have been sent."""
         ...
 
 
-class Session:
-    """One session; ``timeout`` is in seconds, ``link`` the connection that it has, if it has one."""
+class ServerSession:
+    """One session; ``timeout`` is in seconds, ``link`` is its connection, or None."""
 
     def __init__(self, number: int, timeout: float) -> None:
-        """Make a password for it."""
+        """Generate its password."""
         self.id = number
         self.password = secrets.token_bytes(PASSWORD_BYTES)
         self.timeout = timeout
         self.link: Link | None = None
-        # In the time of the event loop.
+        # By the clock of the event loop.
         self.expires_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
-        # For other threads that wait for its end.
+        # Set at its end, for other threads.
         self.ended = threading.Event()
 
 
 class Sessions:
-    """All sessions that live; belongs to the thread of the event loop."""
+    """All open sessions; belongs to the thread of the event loop."""
 
-    def __init__(self, expire: Callable[[Session], None]) -> None:
-        """Take what to do with a session that has been silent for too long."""
+    def __init__(self, expire: Callable[[ServerSession], None]) -> None:
+        """Keep the callback for a session that has expired."""
         self._expire = expire
-        self._by_id: dict[int, Session] = {}
-        # As ZooKeeper makes them: from the time, so that a server started anew gives out no number twice.
+        self._by_id: dict[int, ServerSession] = {}
+        # Like ZooKeeper's, numbers start from the time, so that a restarted server does not repeat them.
         self._last = (time.time_ns() // 1_000_000 << 24) % 2**64 >> 8
 
-    def __iter__(self) -> Iterator[Session]:
-        """Give the sessions, oldest first."""
+    def __iter__(self) -> Iterator[ServerSession]:
+        """Return the sessions, oldest first."""
         return iter(list(self._by_id.values()))
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of sessions."""
         return len(self._by_id)
 
-    def get(self, number: int) -> Session | None:
-        """Find a session that lives."""
+    def get(self, number: int) -> ServerSession | None:
+        """Return an open session, or None."""
         return self._by_id.get(number)
 
-    def open(self, timeout: float) -> Session:
-        """Begin a session."""
+    def open(self, timeout: float) -> ServerSession:
+        """Open a session."""
         self._last += 1
-        session = self._by_id[self._last] = Session(self._last, timeout)
+        session = self._by_id[self._last] = ServerSession(self._last, timeout)
         self.touch(session)
         return session
 
-    def touch(self, session: Session) -> None:
-        """Have a session live for another timeout from now."""
+    def touch(self, session: ServerSession) -> None:
+        """Restart the timeout of a session."""
         loop = asyncio.get_running_loop()
         session.expires_at = loop.time() + session.timeout
-        # A timer that is set already finds out by itself that it is early.
+        # A timer that is already set starts again when it fires too early.
         if session.timer is None or session.timer.when() > session.expires_at:
-            self._arm(session)
+            self._start_timer(session)
 
-    def remove(self, session: Session) -> None:
-        """Forget a session that has ended."""
+    def remove(self, session: ServerSession) -> None:
+        """Remove a session that has ended."""
         self._by_id.pop(session.id, None)
         if session.timer is not None:
             session.timer.cancel()
 
     def suspend(self) -> None:
-        """Stop the timers, because the server stops; its sessions do not."""
+        """Stop the timers while the server is stopped; the sessions stay open."""
         for session in self:
             if session.timer is not None:
                 session.timer.cancel()
                 session.timer = None
 
     def resume(self) -> None:
-        """Have every session live for another timeout, because the server has started again."""
+        """Restart the timeout of every session after the server has started again."""
         for session in self:
             self.touch(session)
 
-    def _arm(self, session: Session) -> None:
+    def _start_timer(self, session: ServerSession) -> None:
         if session.timer is not None:
             session.timer.cancel()
-        session.timer = asyncio.get_running_loop().call_at(session.expires_at, self._look, session)
+        session.timer = asyncio.get_running_loop().call_at(session.expires_at, self._on_timer, session)
 
-    def _look(self, session: Session) -> None:
+    def _on_timer(self, session: ServerSession) -> None:
         session.timer = None
         if asyncio.get_running_loop().time() < session.expires_at:
-            self._arm(session)
+            self._start_timer(session)
         else:
             self._expire(session)

@@ -7,31 +7,31 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from . import acl
-from .acl import Entry
+from .acl import AclEntry
 from .protocol import Code, RefusedError
-from .znode import Kind, Znode, signed32
+from .znode import NodeKind, Znode, signed32
 
 
 @dataclass(frozen=True)
 class Created:
-    """A node came to be."""
+    """A node was created."""
 
     path: str
     data: bytes | None
-    acl: tuple[Entry, ...]
+    acl: tuple[AclEntry, ...]
     owner: int
 
 
 @dataclass(frozen=True)
 class Deleted:
-    """A node is gone."""
+    """A node was deleted."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A node has new data."""
+    """The data of a node was replaced."""
 
     path: str
     data: bytes | None
@@ -39,15 +39,15 @@ class DataSet:
 
 @dataclass(frozen=True)
 class AclSet:
-    """Other clients than before may use a node."""
+    """The access control list of a node was replaced."""
 
     path: str
-    acl: tuple[Entry, ...]
+    acl: tuple[AclEntry, ...]
 
 
 @dataclass(frozen=True)
 class SequenceSet:
-    """The next number in a sequence was chosen by hand: no client can do it, a fault does."""
+    """The next sequence number was set, which only a fault can do."""
 
     path: str
     value: int
@@ -58,29 +58,29 @@ Change = Created | Deleted | DataSet | AclSet | SequenceSet
 
 @dataclass(frozen=True)
 class Transaction:
-    """What one zxid stands for: changes that happen together, or none if the request was refused."""
+    """The changes of one zxid; none if the request was refused."""
 
     zxid: int
     now: int
     changes: tuple[Change, ...] = ()
 
 
-class Audience(NamedTuple):
-    """The access control lists that decide who may hear of a change: the node's and its parent's."""
+class AclPair(NamedTuple):
+    """The access control lists that restrict the events of a change: the node's and its parent's."""
 
-    node: tuple[Entry, ...]
-    parent: tuple[Entry, ...]
+    node: tuple[AclEntry, ...]
+    parent: tuple[AclEntry, ...]
 
 
 class Tree:
-    """Znodes by their path. It knows no client and refuses nothing but a missing node."""
+    """Znodes by path. It checks nothing except that a node exists."""
 
     def __init__(self) -> None:
-        """Begin with what a new server has."""
+        """Start with the nodes of a new server."""
         self.nodes: dict[str, Znode] = {"/": Znode.new(b"", acl.OPEN, 0, 0, 0)}
         # The ephemeral nodes of each session, in the order of their creation.
         self.ephemerals: dict[int, dict[str, None]] = {}
-        # Nodes that the server itself may remove.
+        # Nodes that the server may remove: containers and TTL nodes.
         self.reapable: dict[str, None] = {}
         for path, entries in (
             ("/zookeeper", acl.OPEN),
@@ -88,34 +88,34 @@ class Tree:
             ("/zookeeper/quota", acl.OPEN),
         ):
             self.apply(Created(path, b"", entries, 0), 0, 0)
-        # What the server puts there itself it does not count as it counts creations by clients.
+        # The server does not count its own nodes as creations.
         for path in ("/", "/zookeeper"):
             self.nodes[path].creations = 0
         self.nodes["/zookeeper/config"].acl_version = -1
 
     def __getitem__(self, path: str) -> Znode:
-        """Give the node, or raise RefusedError(NO_NODE)."""
+        """Return the node, or raise RefusedError(NO_NODE)."""
         try:
             return self.nodes[path]
         except KeyError:
             raise RefusedError(Code.NO_NODE) from None
 
     def __contains__(self, path: str) -> bool:
-        """Tell whether there is such a node."""
+        """Return whether the node exists."""
         return path in self.nodes
 
     def descendants(self, path: str) -> Iterator[str]:
-        """Give the paths below ``path``."""
+        """Return the paths below ``path``."""
         prefix = path.rstrip("/") + "/"
         return (each for each in self.nodes if each.startswith(prefix) and each != "/")
 
-    def audience(self, change: Change) -> Audience:
-        """Say who may hear of a change that is about to be made."""
+    def acls(self, change: Change) -> AclPair:
+        """Return the access control lists for the events of a change, before it is applied."""
         node = change.acl if isinstance(change, Created) else self.nodes[change.path].acl
-        return Audience(node, self.nodes[parent(change.path)].acl)
+        return AclPair(node, self.nodes[parent(change.path)].acl)
 
     def apply(self, change: Change, zxid: int, now: int) -> None:
-        """Make a change that is known to be possible."""
+        """Apply a change that has been checked."""
         if isinstance(change, Created):
             self._create(change, zxid, now)
         elif isinstance(change, Deleted):
@@ -133,7 +133,7 @@ class Tree:
             self.nodes[change.path].creations = change.value
 
     def anticipate(self, change: Change, zxid: int, now: int) -> None:
-        """Make a change that will be undone; until then the counter of creations runs over its end."""
+        """Apply a change that will be undone; until then the counter of creations can overflow."""
         above = self.nodes[parent(change.path)]
         creations = above.creations
         self.apply(change, zxid, now)
@@ -141,22 +141,22 @@ class Tree:
             above.creations = signed32(creations + 1)
 
     def copy(self) -> Tree:
-        """Copy the tree, so that the two can change apart."""
-        twin = Tree()
-        twin.nodes = {path: node.copy() for path, node in self.nodes.items()}
-        twin.ephemerals = {owner: dict(paths) for owner, paths in self.ephemerals.items()}
-        twin.reapable = dict(self.reapable)
-        return twin
+        """Return an independent copy."""
+        copied = Tree()
+        copied.nodes = {path: node.copy() for path, node in self.nodes.items()}
+        copied.ephemerals = {owner: dict(paths) for owner, paths in self.ephemerals.items()}
+        copied.reapable = dict(self.reapable)
+        return copied
 
-    def remember(self, path: str, remembered: dict[str, Znode | None]) -> None:
-        """Note what a change of ``path`` can touch, for ``restore``; what was noted before an earlier change stays."""
+    def save(self, path: str, saved: dict[str, Znode | None]) -> None:
+        """Save the nodes that a change of ``path`` can modify, for ``restore``; nodes already saved stay as saved."""
         for each in (parent(path), path):
-            if each not in remembered:
-                remembered[each] = self.nodes[each].copy() if each in self.nodes else None
+            if each not in saved:
+                saved[each] = self.nodes[each].copy() if each in self.nodes else None
 
-    def restore(self, remembered: dict[str, Znode | None]) -> None:
-        """Undo all changes since ``remember`` was called first."""
-        for path, node in remembered.items():
+    def restore(self, saved: dict[str, Znode | None]) -> None:
+        """Undo all changes since the first call of ``save``."""
+        for path, node in saved.items():
             if path in self.nodes:
                 self._unindex(path, self.nodes.pop(path))
             if node is not None:
@@ -166,7 +166,7 @@ class Tree:
     def _create(self, change: Created, zxid: int, now: int) -> None:
         above = self.nodes[parent(change.path)]
         above.children[change.path.rpartition("/")[2]] = None
-        # The counter of creations sticks at its end: the server lets it only grow.
+        # At its maximum the counter of creations stays.
         if above.creations < 2**31 - 1:
             above.creations += 1
             above.children_zxid = zxid
@@ -182,22 +182,22 @@ class Tree:
 
     def _index(self, path: str, node: Znode) -> None:
         kind = node.kind
-        if kind is Kind.EPHEMERAL:
+        if kind is NodeKind.EPHEMERAL:
             self.ephemerals.setdefault(node.owner, {})[path] = None
-        elif kind is not Kind.PERSISTENT:
+        elif kind is not NodeKind.PERSISTENT:
             self.reapable[path] = None
 
     def _unindex(self, path: str, node: Znode) -> None:
         kind = node.kind
-        if kind is Kind.EPHEMERAL:
+        if kind is NodeKind.EPHEMERAL:
             mine = self.ephemerals[node.owner]
             del mine[path]
             if not mine:
                 del self.ephemerals[node.owner]
-        elif kind is not Kind.PERSISTENT:
+        elif kind is not NodeKind.PERSISTENT:
             del self.reapable[path]
 
 
 def parent(path: str) -> str:
-    """Give the path of the node above; the root's is the root."""
+    """Return the path of the parent; the parent of the root is the root."""
     return path.rpartition("/")[0] or "/"

@@ -1,7 +1,7 @@
-"""Who wants to hear of which node: one-shot watches, and persistent ones that may see all below a node.
+"""The watches of the clients: one-time watches, and persistent ones on a node or on its whole subtree.
 
-The rules are ZooKeeper's. A watch on data hears of creation, deletion and change; one on children hears of
-deletion and of children that come and go. A client that has both hears of a deletion once.
+The rules are ZooKeeper's. A watch on data gets creation, deletion and change; a watch on children gets deletion, and
+creation and deletion of children. A client that has both gets one event for a deletion.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 
-from .acl import Entry
+from .acl import AclEntry
 from .protocol import EventType, WatchKind
-from .tree import Audience, Change, Created, DataSet, Deleted, parent
+from .tree import AclPair, Change, Created, DataSet, Deleted, parent
 
-# Takes the news: the kind of event, the path, and the list that says who may hear of it.
-Watcher = Callable[[EventType, str, tuple[Entry, ...]], None]
+# Takes the type of the event, the path, and the access control list that restricts the event.
+Watcher = Callable[[EventType, str, tuple[AclEntry, ...]], None]
 
 
-class Table:
-    """The watches on one aspect."""
+class WatchTable:
+    """The watches on data, or those on children."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without watches."""
         self._by_path: dict[str, dict[Watcher, WatchKind]] = {}
         self._by_watcher: dict[Watcher, dict[str, None]] = {}
         self._recursive = 0
 
     def add(self, path: str, watcher: Watcher, kind: WatchKind = WatchKind.STANDARD) -> None:
-        """Set a watch; a new kind takes the place of the old one."""
+        """Set a watch; a new kind replaces the old one."""
         here = self._by_path.setdefault(path, {})
         self._count(here.get(watcher), -1)
         here[watcher] = kind
@@ -35,11 +35,11 @@ class Table:
         self._by_watcher.setdefault(watcher, {})[path] = None
 
     def has(self, path: str) -> bool:
-        """Tell whether there is such a watch, as ZooKeeper 3.8 does: anybody's on the very node will do."""
+        """Return whether any client watches exactly this node, like ZooKeeper 3.8."""
         return path in self._by_path
 
     def remove(self, path: str, watcher: Watcher) -> bool:
-        """Take a watch away; whether there was one."""
+        """Remove a watch; return whether there was one."""
         here = self._by_path.get(path, {})
         if watcher not in here:
             return False
@@ -52,15 +52,15 @@ class Table:
             del self._by_watcher[watcher]
         return True
 
-    def forget(self, watcher: Watcher) -> None:
-        """Take all watches of one client away."""
+    def remove_all(self, watcher: Watcher) -> None:
+        """Remove all watches of one client."""
         for path in list(self._by_watcher.get(watcher, ())):
             self.remove(path, watcher)
 
     def trigger(
-        self, event: EventType, path: str, acl: tuple[Entry, ...], told: AbstractSet[Watcher] = frozenset()
+        self, event: EventType, path: str, acl: tuple[AclEntry, ...], notified: AbstractSet[Watcher] = frozenset()
     ) -> AbstractSet[Watcher]:
-        """Tell who watches ``path``, but for those in ``told`` who know; give all who know now."""
+        """Notify the watchers of ``path`` that are not in ``notified``; return all that are notified now."""
         watchers: dict[Watcher, None] = {}
         for watcher, kind in list(self._by_path.get(path, {}).items()):
             if kind is WatchKind.RECURSIVE and event is EventType.CHILD:
@@ -74,27 +74,27 @@ class Table:
                     if kind is WatchKind.RECURSIVE:
                         watchers[watcher] = None
         for watcher in watchers:
-            if watcher not in told:
+            if watcher not in notified:
                 watcher(event, path, acl)
-        return told | watchers.keys()
+        return notified | watchers.keys()
 
     def owned(self, watcher: Watcher) -> list[tuple[str, WatchKind]]:
-        """Give the watches of one client."""
+        """Return the watches of one client."""
         return [(path, self._by_path[path][watcher]) for path in self._by_watcher.get(watcher, ())]
 
     @property
     def watchers(self) -> int:
-        """How many clients watch."""
+        """The number of clients with a watch."""
         return len(self._by_watcher)
 
     @property
     def paths(self) -> int:
-        """How many nodes are watched."""
+        """The number of watched nodes."""
         return len(self._by_path)
 
     @property
     def total(self) -> int:
-        """How many watches there are."""
+        """The number of watches."""
         return sum(map(len, self._by_path.values()))
 
     def _count(self, kind: WatchKind | None, step: int) -> None:
@@ -103,37 +103,37 @@ class Table:
 
 
 class Watches:
-    """The watches on both aspects, and what a change tells them."""
+    """The watches on data and on children, and the events of a change."""
 
     def __init__(self) -> None:
-        """Begin with none."""
-        self.data = Table()
-        self.children = Table()
+        """Start without watches."""
+        self.data = WatchTable()
+        self.children = WatchTable()
 
-    def tell(self, change: Change, audience: Audience) -> None:
-        """Tell who watches of a change that has just been made."""
+    def notify(self, change: Change, acls: AclPair) -> None:
+        """Send the events of a change that was just applied."""
         path = change.path
         if isinstance(change, Created):
-            self.data.trigger(EventType.CREATED, path, audience.node)
-            self.children.trigger(EventType.CHILD, parent(path), audience.parent)
+            self.data.trigger(EventType.CREATED, path, acls.node)
+            self.children.trigger(EventType.CHILD, parent(path), acls.parent)
         elif isinstance(change, Deleted):
-            told = self.data.trigger(EventType.DELETED, path, audience.node)
-            self.children.trigger(EventType.DELETED, path, audience.node, told)
-            self.children.trigger(EventType.CHILD, parent(path), audience.parent)
+            notified = self.data.trigger(EventType.DELETED, path, acls.node)
+            self.children.trigger(EventType.DELETED, path, acls.node, notified)
+            self.children.trigger(EventType.CHILD, parent(path), acls.parent)
         elif isinstance(change, DataSet):
-            self.data.trigger(EventType.CHANGED, path, audience.node)
+            self.data.trigger(EventType.CHANGED, path, acls.node)
 
-    def forget(self, watcher: Watcher) -> None:
-        """Take all watches of one client away."""
-        self.data.forget(watcher)
-        self.children.forget(watcher)
+    def remove_all(self, watcher: Watcher) -> None:
+        """Remove all watches of one client."""
+        self.data.remove_all(watcher)
+        self.children.remove_all(watcher)
 
     def move(self, watcher: Watcher, other: Watches) -> None:
-        """Have ``other`` keep the watches of one client."""
+        """Move the watches of one client to ``other``."""
         for mine, theirs in ((self.data, other.data), (self.children, other.children)):
             for path, kind in mine.owned(watcher):
                 theirs.add(path, watcher, kind)
-            mine.forget(watcher)
+            mine.remove_all(watcher)
 
 
 def _above(path: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Requests that change the tree: whether they may, and what the change is.
+"""The requests that change the tree: their checks and their changes.
 
-The order of the checks decides which error a client sees; it is that of ZooKeeper's ``PrepRequestProcessor``.
+The order of the checks decides which error a client gets; it is the order in ZooKeeper's ``PrepRequestProcessor``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from . import acl, jute, paths
-from .acl import Entry, Identity
+from .acl import AclEntry, AuthId
 from .jute import MalformedError, Reader
 from .protocol import Code, Opcode, Perms, RefusedError
 from .tree import AclSet, Change, Created, DataSet, Deleted, Tree, parent
-from .znode import CONTAINER_OWNER, MAX_TTL, Kind, ttl_owner
+from .znode import CONTAINER_OWNER, MAX_TTL, NodeKind, ttl_owner
 
-# The numbers of CreateMode: which of them make ephemeral nodes, number them, let them end by age.
+# The numbers of CreateMode, and which of them are ephemeral, sequential, or have a time to live.
 MODES = range(7)
 EPHEMERAL_MODES = frozenset({1, 3})
 SEQUENTIAL_MODES = frozenset({2, 3, 6})
@@ -26,30 +26,30 @@ TTL_MODES = frozenset({5, 6})
 
 @dataclass(frozen=True)
 class Author:
-    """Who asks."""
+    """The session and the identities of a write."""
 
     session: int
-    identities: tuple[Identity, ...]
+    identities: tuple[AuthId, ...]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A change that may be made, if there is one, and the body of the reply once it has been."""
+    """The change of a permitted write, or None, and the body of the reply after it."""
 
     change: Change | None
     reply: Callable[[Tree], bytes]
 
 
 class Write(Protocol):
-    """A request that has been read."""
+    """A decoded write request."""
 
     @property
     def answered_as(self) -> Opcode:
-        """The record of its reply, as a multi names it."""
+        """The opcode of its reply inside a multi."""
         ...
 
     def step(self, tree: Tree, author: Author) -> Step:
-        """Say what to do to the tree, or raise RefusedError."""
+        """Check the write and return its change, or raise RefusedError."""
         ...
 
 
@@ -60,13 +60,13 @@ class Create:
     opcode: Opcode
     path: str | None
     data: bytes | None
-    entries: tuple[Entry | None, ...]
+    entries: tuple[AclEntry | None, ...]
     mode: int
     ttl: int | None
 
     @classmethod
     def read(cls, opcode: Opcode, reader: Reader) -> Create:
-        """Read the record; only one of the requests has a time to live."""
+        """Read the record; only createTtl has a time to live."""
         return cls(
             opcode,
             reader.optional_text(),
@@ -78,16 +78,16 @@ class Create:
 
     @classmethod
     def read_part(cls, opcode: Opcode, reader: Reader) -> Write:
-        """Read the record inside a multi, where the mode alone decides what becomes of it."""
+        """Read the record inside a multi, where the mode alone decides the kind of the node."""
         whole = cls.read(opcode, reader)
         if whole.mode in TTL_MODES:
-            return whole if opcode is Opcode.CREATE_TTL else Timeless()
+            return whole if opcode is Opcode.CREATE_TTL else CreateWithoutTtl()
         return replace(
             whole, opcode=Opcode.CREATE_CONTAINER if whole.mode == CONTAINER_MODE else Opcode.CREATE, ttl=None
         )
 
     def step(self, tree: Tree, author: Author) -> Step:
-        """Check everything that a new node needs."""
+        """Check the mode, the path, the access control lists and the parent."""
         owner = self._owner(author)
         if self.path is None:
             msg = "a node without a path"
@@ -99,12 +99,12 @@ class Create:
         acl.require(above.acl, Perms.CREATE, author.identities)
         path = self.path
         if self.mode in SEQUENTIAL_MODES:
-            # Ten places, a sign among them, as Java's %010d.
+            # Ten characters, sign included, like Java's %010d.
             path += f"{above.creations:010d}"
         paths.check(path)
         if path in tree:
             raise RefusedError(Code.NODE_EXISTS)
-        if above.kind is Kind.EPHEMERAL:
+        if above.kind is NodeKind.EPHEMERAL:
             raise RefusedError(Code.NO_CHILDREN_FOR_EPHEMERALS)
 
         def reply(tree: Tree) -> bytes:
@@ -114,14 +114,14 @@ class Create:
 
     @property
     def answered_as(self) -> Opcode:
-        """The record of its reply, as a multi names it."""
+        """The opcode of its reply inside a multi."""
         return Opcode.CREATE if self.opcode is Opcode.CREATE else Opcode.CREATE2
 
     def _owner(self, author: Author) -> int:
-        """Give what ends the node, as its Stat tells it."""
+        """Return the owner in the Stat, which tells what ends the node."""
         if self.mode in TTL_MODES and self.ttl is not None and 0 < self.ttl <= MAX_TTL:
             return ttl_owner(self.ttl)
-        # The real server does not survive a negative time to live for a node that has none; this one does.
+        # Here a negative time to live for a node without one is refused; the real server crashes.
         if self.mode not in MODES or self.mode in TTL_MODES or self.ttl is not None:
             raise RefusedError(Code.BAD_ARGUMENTS)
         if self.opcode is Opcode.CREATE_CONTAINER:
@@ -130,13 +130,13 @@ class Create:
 
 
 @dataclass(frozen=True)
-class Timeless:
-    """Want a node with a time to live in a multi, and name none: the real server stumbles, and answers so."""
+class CreateWithoutTtl:
+    """Create a TTL node inside a multi without a time to live: the real server fails to decode it."""
 
     answered_as: ClassVar[Opcode] = Opcode.ERROR
 
     def step(self, _tree: Tree, _author: Author) -> Step:
-        """Have the whole request be no request."""
+        """Raise MalformedError for the whole request."""
         msg = "a part without a time to live"
         raise MalformedError(msg)
 
@@ -155,7 +155,7 @@ class Delete:
         return cls(reader.text(), reader.integer())
 
     def step(self, tree: Tree, author: Author) -> Step:
-        """Check that the node is nobody's parent and not the server's own."""
+        """Check that the node has no children and is not one of the server."""
         if "/" not in self.path or "\0" in self.path or self.path in paths.SYSTEM:
             raise RefusedError(Code.BAD_ARGUMENTS)
         acl.require(tree[parent(self.path)].acl, Perms.DELETE, author.identities)
@@ -194,7 +194,7 @@ class SetAcl:
     """Replace the access control list of a node."""
 
     path: str | None
-    entries: tuple[Entry | None, ...]
+    entries: tuple[AclEntry | None, ...]
     version: int
     answered_as: ClassVar[Opcode] = Opcode.SET_ACL
 
@@ -237,17 +237,17 @@ class Check:
 
 @dataclass(frozen=True)
 class Reconfig:
-    """Change the members of an ensemble, which this server is not one of."""
+    """Change the members of the ensemble, which this server does not support."""
 
     answered_as: ClassVar[Opcode] = Opcode.RECONFIG
 
     @classmethod
     def read(cls, _opcode: Opcode, _reader: Reader) -> Reconfig:
-        """Read nothing: whatever is asked, the answer is the same."""
+        """Skip the record: the reply does not depend on it."""
         return cls()
 
     def step(self, _tree: Tree, _author: Author) -> Step:
-        """Refuse, as a server does where reconfiguration is not allowed."""
+        """Refuse, like a server with reconfiguration disabled."""
         raise RefusedError(Code.RECONFIG_DISABLED)
 
 

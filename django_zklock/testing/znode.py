@@ -1,4 +1,4 @@
-"""A znode: data, who may use it, and what its Stat tells."""
+"""A znode: its data, its access control list, and its Stat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from enum import Enum
 
-from .acl import Entry
+from .acl import AclEntry
 
 STAT = struct.Struct("!qqqqiiiqiiq")
 CONTAINER_OWNER = -(2**63)
@@ -15,8 +15,8 @@ TTL_MASK = 0x0000_00FF_FFFF_FFFF
 MAX_TTL = TTL_MASK
 
 
-class Kind(Enum):
-    """What ends a node besides a delete; the server keeps it in the field of the owner."""
+class NodeKind(Enum):
+    """What ends a node besides a delete; encoded in the field of the owner."""
 
     PERSISTENT = "persistent"
     EPHEMERAL = "ephemeral"
@@ -25,7 +25,7 @@ class Kind(Enum):
 
 
 def ttl_owner(milliseconds: int) -> int:
-    """Give what stands for a time to live in the field of the owner."""
+    """Return the owner that encodes a time to live."""
     return (TTL_MARK << 56 | milliseconds) - 2**64
 
 
@@ -33,7 +33,7 @@ def ttl_owner(milliseconds: int) -> int:
 class Znode:
     """One node of a tree; times are milliseconds since 1970, as on the wire.
 
-    ``creations`` counts the children ever created, in 32 bits: it gives sequences their number.
+    ``creations`` counts all children ever created, in 32 bits: it is the next sequence number.
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Znode:
     )
 
     data: bytes | None
-    acl: tuple[Entry, ...]
+    acl: tuple[AclEntry, ...]
     owner: int
     created_zxid: int
     modified_zxid: int
@@ -65,8 +65,8 @@ class Znode:
     children: dict[str, None]
 
     @classmethod
-    def new(cls, data: bytes | None, acl: tuple[Entry, ...], owner: int, zxid: int, now: int) -> Znode:
-        """Make a node as a create does."""
+    def new(cls, data: bytes | None, acl: tuple[AclEntry, ...], owner: int, zxid: int, now: int) -> Znode:
+        """Return a node in the state after its creation."""
         return cls(
             data=data,
             acl=acl,
@@ -83,23 +83,23 @@ class Znode:
         )
 
     @property
-    def kind(self) -> Kind:
-        """What ends this node."""
+    def kind(self) -> NodeKind:
+        """What ends this node besides a delete."""
         if self.owner == 0:
-            return Kind.PERSISTENT
+            return NodeKind.PERSISTENT
         if self.owner == CONTAINER_OWNER:
-            return Kind.CONTAINER
+            return NodeKind.CONTAINER
         if self.owner >> 56 & 0xFF == TTL_MARK:
-            return Kind.TTL
-        return Kind.EPHEMERAL
+            return NodeKind.TTL
+        return NodeKind.EPHEMERAL
 
     @property
     def time_to_live(self) -> int:
-        """Milliseconds, of a TTL node."""
+        """The time to live of a TTL node, in milliseconds."""
         return self.owner & TTL_MASK
 
     def stat(self) -> bytes:
-        """Encode the Stat, whose cversion counts the creations and the deletions of children."""
+        """Return the encoded Stat; its cversion counts creations and deletions of children."""
         children = len(self.children)
         return STAT.pack(
             self.created_zxid,
@@ -109,15 +109,15 @@ class Znode:
             self.version,
             signed32(self.creations * 2 - children),
             self.acl_version,
-            # Only a session is shown: of the other kinds the server keeps to itself how they end.
-            self.owner if self.kind is Kind.EPHEMERAL else 0,
+            # Only the session of an ephemeral node is shown; containers and TTL nodes show 0.
+            self.owner if self.kind is NodeKind.EPHEMERAL else 0,
             len(self.data or b""),
             children,
             self.children_zxid,
         )
 
     def copy(self) -> Znode:
-        """Copy the node, so that the two can change apart."""
+        """Return an independent copy."""
         return Znode(
             **{
                 **{name: getattr(self, name) for name in self.__slots__},
@@ -127,5 +127,5 @@ class Znode:
 
 
 def signed32(number: int) -> int:
-    """Cut a number to 32 bits with a sign, as Java's int does."""
+    """Return a number reduced to 32 bits with a sign, like Java's int."""
     return (number + 2**31) % 2**32 - 2**31

@@ -1,36 +1,34 @@
-"""A lock as a value: which line, under which rule, through which pool. Possession is another object."""
+"""A lock as a value: its keys, its rule and its pool. Possession is another object."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from django_zklock.exceptions import LockConflict, NotHeld
-from django_zklock.zk import attempt, holds, identity, keys
+from django_zklock.exceptions import AsyncUnsafe, LockConflict, NotHeld
+from django_zklock.zk import acquire, multi, node_data, owners, paths, reentrancy
 from django_zklock.zk.contender import Contender
-from django_zklock.zk.deadline import Timeout, seconds
+from django_zklock.zk.creation import LockPath
 from django_zklock.zk.held import Held
-from django_zklock.zk.identity import Identity, Work
-from django_zklock.zk.multilock import MultiContender, Place
+from django_zklock.zk.listener import NullListener
+from django_zklock.zk.multi import MultiContender
+from django_zklock.zk.node_data import Identity, Work
+from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, Rule
+from django_zklock.zk.single import SingleContender
+from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
 if TYPE_CHECKING:
-    from django_zklock.zk.attempt import Observer
+    from django_zklock.zk.listener import LockListener
+    from django_zklock.zk.owners import Caller
 
-
-class Silent:
-    """The observer of those who want none."""
-
-    def contended(self, lock: Lock, holder: Identity | None) -> None: ...
-    def acquired(self, held: Held) -> None: ...
-    def released(self, held: Held) -> None: ...
-    def lost(self, held: Held, reason: str) -> None: ...
-    def revoked(self, held: Held, reason: str) -> None: ...
-    async def acontended(self, lock: Lock, holder: Identity | None) -> None: ...
-    async def aacquired(self, held: Held) -> None: ...
-    async def areleased(self, held: Held) -> None: ...
+# Django's own switch, for shells and notebooks that run an event loop.
+ASYNC_UNSAFE = "DJANGO_ALLOW_ASYNC_UNSAFE"
 
 
 def _no_work() -> Work | None:
@@ -38,16 +36,17 @@ def _no_work() -> Work | None:
 
 
 class Lock:
-    """A named lock, or several that are taken together.
+    """A named lock, or several that are acquired together.
 
     Making one does no I/O and holds nothing, so a lock object can be kept, shared between threads and used
-    again. Acquiring gives a :class:`~django_zklock.zk.held.Held`. As a context manager, sync or async, it waits for
-    ever for the lock and releases it at the end of the block.
+    again. Acquiring returns a :class:`~django_zklock.zk.held.Held`. As a context manager, sync or async, it acquires
+    the lock within ``timeout`` (``None``: without a limit), and releases it at the end of the block.
 
-    A reentrant lock (the default) can be acquired again by the execution context (thread, greenlet or asyncio
-    task) that holds it. ``key`` is a text also where there are several: for messages, the ``keys`` one after the other.
-    ``template`` is what the keys of such locks have in common, for whoever counts; nothing depends on it.
-    With ``sole_waiter`` acquiring raises ``AlreadyAwaited`` instead of waiting if somebody else waits already.
+    A reentrant lock (the default) can be acquired again by its owner: the asyncio task, greenlet or thread that holds
+    it. Another task or thread than the one that entered a block may leave it. ``key`` is text, also for several keys:
+    for messages, all ``keys`` separated by commas. ``template`` is what the keys of similar locks have in common, a
+    label for metrics. With ``sole_waiter`` acquiring raises ``AlreadyAwaited`` instead of waiting if another contender
+    waits already.
     """
 
     def __init__(
@@ -57,193 +56,257 @@ class Lock:
         *,
         rule: Rule = EXCLUSIVE,
         reentrant: bool = True,
-        observer: Observer | None = None,
+        timeout: Timeout = None,
+        listener: LockListener | None = None,
         work: Callable[[], Work | None] = _no_work,
         template: str | None = None,
         sole_waiter: bool = False,
     ) -> None:
-        self.keys = _several(key) if isinstance(key, (list, tuple)) else (keys.check(key),)
+        self.keys = _several(key) if isinstance(key, (list, tuple)) else (paths.check_key(key),)
         self.key = ", ".join(self.keys)
         self.pool = pool
         self.rule = rule
         self.reentrant = reentrant
-        self.observer: Observer = observer or Silent()
-        self.work = work
-        self.template = keys.check_template(template)
+        self.timeout = seconds(timeout)
+        self.listener: LockListener = listener or NullListener()
+        self._work = work
+        self.template = paths.check_template(template)
         if sole_waiter and len(self.keys) > 1:
-            raise TypeError(f"whether somebody else waits can be asked for one key only, got {', '.join(self.keys)}")
-        self.sole_waiter = sole_waiter
+            raise TypeError(f"sole_waiter is for one key only, got {', '.join(self.keys)}")
+        self._sole_waiter = sole_waiter
         self.paths = tuple(map(pool.path, self.keys))
+        self._data_room = node_data.MAX_BYTES
+        if len(self.paths) > 1:
+            self._data_room = multi.data_room(self.paths, rule, pool.options.connection)
+        # What the blocks hold that are open now.
+        self._blocks: list[Held] = []
 
     def __repr__(self) -> str:
         return f"<Lock {self.key!r} {self.rule.kind.value} pool={self.pool.name!r}>"
 
-    def contender(self, *, wait: bool, notify: Callable[[], None]) -> Contender | MultiContender:
-        """Make what stands in line for one attempt; it joins when told to."""
-        data = identity.own(self.work(), self.rule.limit).encode()
-        # One transaction is of one session; whoever names the same keys finds the same one.
+    def _new_contender(self, *, wait: bool, notify: Callable[[], None]) -> Contender:
+        """Return a contender for one acquisition; it joins the queue later."""
+        data = node_data.current_identity(self._work()).encode(self._data_room)
+        # A transaction belongs to one session. Locks of the same keys use the same session.
         session = self.pool.session(min(self.paths))
         if len(self.paths) == 1:
-            return Contender(
+            return SingleContender(
                 session,
-                self.paths[0],
+                LockPath(self.paths[0], _label(self.key)),
                 self.rule,
                 data=data,
-                parent_data=_label(self.key),
                 wait=wait,
-                sole_waiter=self.sole_waiter,
+                sole_waiter=self._sole_waiter,
                 notify=notify,
             )
-        places = [Place(path, _label(key)) for path, key in zip(self.paths, self.keys, strict=True)]
-        return MultiContender(session, places, self.rule, data=data, wait=wait, notify=notify)
+        lock_paths = [LockPath(path, _label(key)) for path, key in zip(self.paths, self.keys, strict=True)]
+        return MultiContender(session, lock_paths, self.rule, data=data, wait=wait, notify=notify)
 
-    def acquire(self, timeout: Timeout = None) -> Held:
-        """Wait for the lock and give the hold.
+    def acquire(self, timeout: Timeout | Unset = UNSET) -> Held:
+        """Wait for the lock and return the hold.
 
-        ``timeout`` is in seconds or a ``timedelta``; ``None`` waits for ever, 0 tries once. Raises
+        ``timeout`` is in seconds or a ``timedelta``; ``None`` waits for ever, 0 tries once; without it, the lock's own
+        counts. Raises
         ``LockTimeout`` if it was not granted in time, ``ZooKeeperUnavailable`` if ZooKeeper did not answer in
-        time (with ``None`` and 0: within the connect timeout), ``LockConflict`` if this context itself is in the
-        way, so that waiting would never end (not reentrant; to write inside of one's own read; some of several keys
-        held already), ``AlreadyAwaited`` as said above, ``LockLost`` if this context holds it and has lost it,
-        ``ValueError`` for a negative timeout.
+        time (with ``None`` and 0: within the connect timeout), ``LockConflict`` if the caller itself is in the
+        way, so that waiting would never end (not reentrant; being acquired already; to write inside of one's own
+        read; some of several keys held already; held through another alias of the same ensemble; held by another
+        owner that needs this very thread to go on), ``AlreadyAwaited`` as said above, ``LockLost`` if the caller
+        holds it and has lost it, ``AsyncUnsafe`` in a thread whose event loop runs, unless the caller holds it
+        already, ``ValueError`` for a negative timeout.
         No way out leaves a node behind.
         """
-        limit = seconds(timeout)
-        depth = len(holds.stack())
+        limit = self.timeout if timeout is UNSET else seconds(timeout)
+        caller = owners.caller()
+        owner, depth = caller.owner, len(caller.owner.holds)
         try:
-            return self._nested() or attempt.acquire(self, limit)
+            return self._acquire(caller, limit)
         except BaseException:
-            holds.unwind(depth, self)
+            owner.release_since(self, depth)
             raise
 
     def try_acquire(self) -> Held | None:
-        """Give the hold, or ``None`` if somebody else has the lock. One round trip if so, and no write.
+        """Return the hold, or ``None`` if another contender holds the lock; that takes one round trip and no write.
 
-        Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer within the connect timeout.
+        Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer within the connect timeout, and ``AsyncUnsafe``
+        as :meth:`acquire` does.
         """
-        depth = len(holds.stack())
+        caller = owners.caller()
+        owner, depth = caller.owner, len(caller.owner.holds)
         try:
-            return self._nested() or attempt.try_acquire(self)
+            held = self._nested(caller)
+            if held is None:
+                self._check_no_loop("atry_acquire")
+                held = acquire.try_acquire(self, caller)
+            return held
         except LockConflict:
             if self.reentrant:
                 raise
             return None
         except BaseException:
-            holds.unwind(depth, self)
+            owner.release_since(self, depth)
             raise
 
-    async def aacquire(self, timeout: Timeout = None) -> Held:
-        """Do as :meth:`acquire`, without a thread for the waiter; cancelling it leaves no node."""
-        limit = seconds(timeout)
-        return self._nested() or attempt.granted(await attempt.aacquire(self, limit))
+    # Not `async def`, so that the owner is found at the call. Another task may await the coroutine, such as the one
+    # which asyncio.wait_for makes in Python 3.11.
 
-    async def atry_acquire(self) -> Held | None:
-        """Do as :meth:`try_acquire`."""
-        try:
-            return self._nested() or await attempt.atry_acquire(self)
-        except LockConflict:
-            if self.reentrant:
-                raise
-            return None
+    def aacquire(self, timeout: Timeout | Unset = UNSET) -> Coroutine[Any, Any, Held]:
+        """Acquire as :meth:`acquire` does, without a thread for the waiter; cancelling it leaves no node.
+
+        The hold belongs to the task that makes the call, also if another one awaits the result.
+        """
+        return self._aacquire(owners.caller(), self.timeout if timeout is UNSET else seconds(timeout))
+
+    def atry_acquire(self) -> Coroutine[Any, Any, Held | None]:
+        """Acquire as :meth:`try_acquire` does; the hold belongs to the task that makes the call."""
+        return self._atry_acquire(owners.caller())
+
+    def holders(self) -> tuple[Identity | None, ...]:
+        """Return the owners that hold the lock now, first come first; empty if the lock is free.
+
+        Of several keys, return the owners that hold any of them; an owner that holds more than one counts once.
+        ``None`` stands for a holder of another client, such as Curator, that leaves no identity. The answer tells of
+        the past when it arrives: to act on a free lock, acquire it.
+
+        Raise ``ZooKeeperUnavailable`` if ZooKeeper does not answer within the connect timeout, and ``AsyncUnsafe`` in
+        a thread whose event loop runs.
+        """
+        self._check_no_loop("aholders")
+        return self._read_holders()
+
+    async def aholders(self) -> tuple[Identity | None, ...]:
+        """Return the same as :meth:`holders`, without blocking the event loop."""
+        return await asyncio.to_thread(self._read_holders)
+
+    def _read_holders(self) -> tuple[Identity | None, ...]:
+        return snapshots.holders(self.pool, self.keys, timeout=self.pool.options.connect_timeout)
 
     def __enter__(self) -> Held:
-        depth = len(holds.stack())
+        caller = owners.caller()
+        owner, depth = caller.owner, len(caller.owner.holds)
+        held = None
         try:
-            return self.acquire()
+            held = self._acquire(caller, self.timeout)
+            self._blocks.append(held)
+            return held
         except BaseException:
-            holds.unwind(depth, self)
+            owner.release_since(self, depth)
+            if held is not None:
+                self._forget_block(held)
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held = None
+        held, is_found = None, False
         try:
-            held = self._innermost()
-            held.finish(raising=kind is None)
+            held = self._find_block()
+            is_found = True
+            self._checked(held)._finish(raising=kind is None)
+            self._forget_block(held)
         except BaseException:
             # Not only what `finish` raises: a time limit or Ctrl-C may strike before it has begun.
-            held = held or self._find()
+            if not is_found:
+                held = self._find_block()
             if held is not None:
                 held.release()
+                self._forget_block(held)
             raise
 
     def __aenter__(self) -> Coroutine[Any, Any, Held]:
-        return self.aacquire()
+        return self._aacquire(owners.caller(), self.timeout, is_block=True)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._innermost().afinish(raising=kind is None)
+        held = self._find_block()
+        self._forget_block(held)
+        await self._checked(held)._afinish(raising=kind is None)
 
-    def _innermost(self) -> Held:
-        held = self._find()
+    def _acquire(self, caller: Caller, limit: float | None) -> Held:
+        held = self._nested(caller)
         if held is None:
-            raise NotHeld(
-                f"lock {self.key!r} is not held here: it was released inside its own block, or the block was left by "
-                f"another thread or task than the one that entered it",
-                key=self.key,
-            )
+            self._check_no_loop("aacquire")
+            if limit != 0:
+                reentrancy.check_acquisitions(self, caller)
+                reentrancy.check_thread(self, caller)
+            held = acquire.acquire(self, limit, caller)
         return held
 
-    def _find(self) -> Held | None:
-        return next((held for held in reversed(holds.stack()) if held.lock is self), None)
+    async def _aacquire(self, caller: Caller, limit: float | None, *, is_block: bool = False) -> Held:
+        held = self._nested(caller)
+        if held is None:
+            if limit != 0:
+                reentrancy.check_acquisitions(self, caller)
+            held = acquire.granted(await acquire.aacquire(self, limit, caller))
+        if is_block:
+            self._blocks.append(held)
+        return held
 
-    def _nested(self) -> Held | None:
-        """Give a hold inside of one that this context has; raise ``LockConflict`` where it would wait for itself."""
-        overlapping = [held for held in reversed(holds.stack()) if held.overlaps(self)]
-        if not overlapping:
+    async def _atry_acquire(self, caller: Caller) -> Held | None:
+        try:
+            return self._nested(caller) or await acquire.atry_acquire(self, caller)
+        except LockConflict:
+            if self.reentrant:
+                raise
             return None
-        if not self.reentrant:
-            self._check_room(overlapping)
-            return None
-        outer = next((held for held in overlapping if held.covers(self)), None)
-        if outer is None:
-            raise self._conflict(self._some_held(overlapping))
-        if not outer.rule.covers(self.rule.kind):
-            raise self._conflict(
-                f"lock {self.key!r} is held by this very thread or task as {outer.rule.kind.value}, and cannot be "
-                f"taken as {self.rule.kind.value} inside of that: it would wait for itself. Take the stronger one first"
-            )
-        if outer.lost:
-            outer.check()
-        return outer.again(self)
 
-    def _some_held(self, mine: list[Held]) -> str:
-        """Say why several keys cannot be taken when some of them, or each for itself, are held here."""
-        here = [key for key in self.keys if any(key in held.keys for held in mine)]
-        missing = [key for key in self.keys if key not in here]
-        return (
-            f"this very thread or task holds {_listing(here)} already, but not {_listing(missing) or 'together'}: who "
-            f"adds to what he holds can meet another who does the same. Take all the keys at once, first"
+    def _check_no_loop(self, instead: str) -> None:
+        """Raise ``AsyncUnsafe`` if waiting would stop an event loop."""
+        if owners.running_loop() is None or os.environ.get(ASYNC_UNSAFE):
+            return
+        raise AsyncUnsafe(
+            f"lock {self.key!r} cannot be used by blocking code in the thread of a running event loop, which would "
+            f"stop: use `async with lock`, `await lock.{instead}()` or an `async def` under @zk_locked, or call "
+            f"this code by sync_to_async",
+            key=self.key,
         )
 
-    def _check_room(self, mine: list[Held]) -> None:
-        """Raise ``LockConflict`` unless these are leases of a semaphore with room for one more beside them."""
-        limit = self.rule.limit
-        if limit is None or any(held.rule.limit is None for held in mine) or len(mine) >= limit:
-            raise self._conflict(
-                f"lock {self.key!r} is held by this very thread or task, and reentrant=False: waiting would never end"
-            )
+    # Blocks. Each end looks for the hold that its beginning has got: that of the same caller, or, as the end of a
+    # generator may run in another task or thread, the only one that it can be.
 
-    def _conflict(self, message: str) -> LockConflict:
-        return LockConflict(message, key=self.key)
+    def _checked(self, held: Held | None) -> Held:
+        """Return the hold of a block that ends; raise ``NotHeld`` if there is none."""
+        if held is None and self._blocks:
+            raise NotHeld(
+                f"which block of lock {self.key!r} ends here cannot be known: several are open, and none of them was "
+                f"entered by this task or thread; use `with lock.acquire() as held`, which knows its own",
+                key=self.key,
+            )
+        if held is None or held.released:
+            raise NotHeld(f"lock {self.key!r} is not held here: it was released inside its own block", key=self.key)
+        return held
+
+    def _find_block(self) -> Held | None:
+        """Return the hold of the block that ends here, ``None`` if it could be any of several, or is none."""
+        caller, blocks = owners.caller(), self._blocks[:]
+        available = caller.available()
+        own = [held for held in blocks if held in available or held._is_of(caller.owner)]
+        if own:
+            return own[-1]
+        for candidates in (blocks, [held for held in blocks if held._is_orphaned]):
+            if candidates and all(held._shares_node(candidates[0]) for held in candidates):
+                return candidates[-1]
+        return None
+
+    def _forget_block(self, held: Held | None) -> None:
+        if held in self._blocks:
+            self._blocks.remove(held)
+
+    def _nested(self, caller: Caller) -> Held | None:
+        return reentrancy.nested_hold(self, caller, reentrant=self.reentrant)
 
 
 def _several(given: Sequence[str]) -> tuple[str, ...]:
     if not given:
         raise ValueError("a lock needs at least one key, got an empty list")
-    several = tuple(map(keys.check, given))
-    twice = sorted({key for key in several if several.count(key) > 1})
+    several = tuple(map(paths.check_key, given))
+    twice = sorted(key for key, count in Counter(several).items() if count > 1)
     if twice:
         raise ValueError(f"a lock cannot be taken twice at once, got {', '.join(map(repr, twice))} more than once")
     return several
 
 
-def _listing(keys: list[str]) -> str:
-    return " and ".join(map(repr, keys))
-
-
 def _label(key: str) -> bytes:
-    """Give what the parent node of a line says: the whole key, where its name has room for a part only."""
-    return b"" if keys.unescape(keys.escape(key)) is not None else key.encode()
+    """Return the data of the lock's node: the whole key, if the node's name has room for a part of it only."""
+    return b"" if paths.unescape(paths.escape(key)) is not None else key.encode()

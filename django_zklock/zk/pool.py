@@ -5,25 +5,35 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
 import zlib
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 
-from django_zklock.zk import keys
-from django_zklock.zk.clock import Clock
+from django_zklock.zk import logs, paths
+from django_zklock.zk.background import BackgroundCalls
 from django_zklock.zk.session import Session
+from django_zklock.zk.timers import TimerThread
 from django_zklock.zk.wire import ConnectionOptions
 
 logger = logging.getLogger("django_zklock.pool")
 
 CLOSE_TIMEOUT = 2.0
+# The session for inspection is closed when it was not used for this time, in seconds.
+IDLE_TIMEOUT = 60.0
+INSPECTION = "inspection"
+# Two, because one may be busy with a connection that is slow to close.
+ACTION_THREADS = 2
+LISTENER_THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
-    """What a pool needs to know. Times are seconds; ``root`` is a path without a slash at its end."""
+    """The options of a pool. Times are seconds; ``root`` is a path without a slash at its end."""
 
     connection: ConnectionOptions
     root: str = "/django_zklock"
@@ -35,92 +45,173 @@ class PoolOptions:
 class Pool:
     """A fixed number of lazy, multiplexed sessions; a key always goes to the same one.
 
-    One session carries any number of locks, so ``size`` is about spreading load over servers, not about
-    concurrency. Any thread may use a pool. It is emptied in a forked child, which makes sessions of its own
-    at first use, and closed when the interpreter exits, so that a normal end of the process frees its locks at
-    once.
+    One session carries any number of locks, so ``size`` spreads load over servers and does not limit concurrency.
+    Operations on the locks of others use a session of their own, see :meth:`inspection`. Any thread may use a pool. In
+    a forked child it is empty, and makes new sessions at first use. It is closed when the interpreter exits, so that a
+    normal end of the process frees its locks at once.
     """
 
-    def __init__(self, name: str, options: PoolOptions) -> None:
+    def __init__(self, name: str, options: PoolOptions, *, tree: Hashable | None = None) -> None:
+        """Make a pool; ``tree`` is equal for all pools whose locks are known to be in the same tree."""
         self.name = name
         self.options = options
-        self._making = threading.RLock()
-        self._sessions: dict[int, Session] = {}
-        self._clock = Clock()
-        self._pid = os.getpid()
+        self.tree = id(self) if tree is None else tree
+        # By process id; after the first use in a process it has one entry. Each step that changes it is atomic, so no
+        # lock is needed, which a fork could copy while it is taken.
+        self._contents: dict[int, _Contents] = {}
         _pools.add(self)
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} hosts={self.options.connection.hosts!r} root={self.options.root!r}>"
 
     def path(self, key: str) -> str:
-        """Give the path of the line for ``key``."""
-        return f"{self.options.root}/{keys.escape(key)}"
+        """Return the path of the lock of ``key``."""
+        return f"{self.options.root}/{paths.escape(key)}"
 
     def session(self, path: str) -> Session:
-        """Give the session for ``path``, begun if it was not. Does not wait for a connection."""
-        self._mind_the_fork()
-        place = zlib.crc32(path.encode()) % self.options.size
-        session = self._sessions.get(place)
-        if session is None or session.ended is not None:
-            session = self._begin(place)
-        return session
+        """Return the session for ``path``, and start it if necessary. Does not wait for a connection."""
+        return self._session(str(zlib.crc32(path.encode()) % self.options.size))
+
+    def inspection(self) -> Session:
+        """Return a session that carries no lock, and start it if necessary. Does not wait for a connection.
+
+        Reading ten thousand queues takes many requests. On this session they do not delay the heartbeats that keep
+        locks. It is closed when it was not used for a minute.
+        """
+        return self._session(INSPECTION)
 
     def sessions(self) -> list[Session]:
-        """Give the sessions begun so far."""
-        return list(self._sessions.values())
+        """Return the started sessions for locks."""
+        return [session for slot, session in self._begun().items() if slot != INSPECTION]
+
+    @property
+    def inspecting(self) -> Session | None:
+        """The session for inspection, if it is started."""
+        return self._begun().get(INSPECTION)
+
+    @property
+    def actions(self) -> BackgroundCalls:
+        """The threads for calls that end or interrupt a body whose lock is lost: short calls that must be prompt."""
+        return self._here().actions
+
+    @property
+    def listeners(self) -> BackgroundCalls:
+        """The threads that notify listeners, each of which may be slow."""
+        return self._here().listeners
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
         """End every session, which frees every lock held through it; the pool may be used again.
 
-        Waits at most ``timeout`` seconds for the servers; ``False`` if one has not answered by then, and its
-        locks go when the session times out.
+        Waits at most ``timeout`` seconds for the servers. Returns ``False`` if one has not answered by then; its locks
+        are freed when the session times out.
         """
-        self._mind_the_fork()
-        with self._making:
-            sessions, clock = self.sessions(), self._clock
-            self._sessions, self._clock = {}, Clock()
+        self.forget()
+        contents = self._contents.pop(os.getpid(), None)
+        if contents is None:
+            return True
+        with contents.beginning:
+            contents.closed = True
+            sessions = list(contents.sessions.values())
         end = time.monotonic() + timeout
         closed = [session.close(max(0.0, end - time.monotonic())) for session in sessions]
-        clock.stop()
+        contents.clock.stop()
         if not all(closed):
             logger.warning("event=close_unconfirmed pool=%s timeout=%s", self.name, timeout)
         return all(closed)
 
     def forget(self) -> None:
         """In a forked child: leave the parent's sessions alone and start with none."""
-        sessions, self._pid = self.sessions(), os.getpid()
-        # A new lock too: the old one may have been held by a thread that is not in the child.
-        self._making, self._sessions, self._clock = threading.RLock(), {}, Clock()
-        for session in sessions:
-            session.forget()
+        pid = os.getpid()
+        for other in [each for each in list(self._contents) if each != pid]:
+            # Only one thread gets it.
+            inherited = self._contents.pop(other, None)
+            for session in list(inherited.sessions.values()) if inherited is not None else ():
+                session.forget()
 
-    def _mind_the_fork(self) -> None:
-        # os.register_at_fork sees to this, but not in servers that fork without Python's knowledge (uWSGI).
-        if self._pid != os.getpid():
+    def _begun(self) -> dict[str, Session]:
+        contents = self._contents.get(os.getpid())
+        return {} if contents is None else contents.sessions.copy()
+
+    def _here(self) -> _Contents:
+        """Return what belongs to this process."""
+        pid = os.getpid()
+        contents = self._contents.get(pid)
+        if contents is None:
+            # os.register_at_fork discards inherited sessions, but not in servers that fork without Python's knowledge
+            # (uWSGI). Those are stored under the parent's process id, so they are not found here.
             self.forget()
+            contents = self._contents.setdefault(pid, _Contents())
+        return contents
 
-    def _begin(self, place: int) -> Session:
-        with self._making:
-            session = self._sessions.get(place)
+    def _session(self, slot: str) -> Session:
+        while True:
+            contents = self._here()
+            session = contents.sessions.get(slot)
+            if session is None or session.ended is not None or slot == INSPECTION:
+                session = self._open_session(contents, slot)
+            if session is not None:
+                return session
+
+    def _open_session(self, contents: _Contents, slot: str) -> Session | None:
+        """Start the session of that slot if there is none; return ``None`` if the pool was closed meanwhile."""
+        with contents.beginning:
+            if contents.closed:
+                return None
+            if slot == INSPECTION:
+                contents.inspected = time.monotonic()
+            session = contents.sessions.get(slot)
             if session is None or session.ended is not None:
                 if session is not None:
-                    # Its thread has ended; this lets go of its descriptors.
-                    session.close(CLOSE_TIMEOUT)
+                    # Its thread is about to end, and this closes its descriptors. In the background, because an event
+                    # loop may wait for this call.
+                    contents.actions.submit(partial(session.close, CLOSE_TIMEOUT))
                 session = Session(
                     self.options.connection,
-                    clock=self._clock,
-                    name=f"{self.name}-{place}",
-                    patience=self.options.connect_timeout,
-                    strict=self.options.strict,
+                    timers=contents.clock,
+                    name=f"{self.name}-{slot}",
+                    connect_timeout=self.options.connect_timeout,
+                    # No lock depends on the connection of the session for inspection.
+                    strict=self.options.strict and slot != INSPECTION,
                 )
                 try:
                     session.start()
-                    self._sessions[place] = session
-                except BaseException:  # thrown into this thread: nobody else would ever end that session
+                    contents.sessions[slot] = session
+                except BaseException:  # raised in this thread: no other code would ever end that session
                     session.close(0)
                     raise
+                if slot == INSPECTION:
+                    self._end_when_idle(contents, session)
+                _expect_exit()
             return session
+
+    def _end_when_idle(self, contents: _Contents, session: Session) -> None:
+        contents.clock.call_later(IDLE_TIMEOUT / 4, partial(self._close_if_idle, contents, session))
+
+    def _close_if_idle(self, contents: _Contents, session: Session) -> None:
+        # On the timer thread. Guarded, so that the session is not returned to a caller while it is closed.
+        with contents.beginning:
+            if contents.sessions.get(INSPECTION) is not session:
+                return
+            if session.in_use or time.monotonic() - contents.inspected < IDLE_TIMEOUT:
+                self._end_when_idle(contents, session)
+                return
+            del contents.sessions[INSPECTION]
+        contents.actions.submit(partial(session.close, CLOSE_TIMEOUT))
+
+
+class _Contents:
+    """The contents of a pool in one process, made at first use, when monkey patches are in slot."""
+
+    def __init__(self) -> None:
+        self.clock = TimerThread()
+        # Guards `sessions` and `closed`. Reentrant, for a signal handler that acquires a lock.
+        self.beginning = threading.RLock()
+        self.closed = False
+        self.sessions: dict[str, Session] = {}
+        # When the session for inspection was last used, on the monotonic clock.
+        self.inspected = 0.0
+        self.actions = BackgroundCalls("zklock-actions", threads=ACTION_THREADS, call_later=self.clock.call_later)
+        self.listeners = BackgroundCalls("zklock-listeners", threads=LISTENER_THREADS, call_later=self.clock.call_later)
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -135,6 +226,26 @@ def close_all(timeout: float = CLOSE_TIMEOUT) -> None:
     """Close every pool of this process, within ``timeout`` seconds each."""
     for pool in list(_pools):
         pool.close(timeout)
+
+
+# Processes that end without atexit and have a hook that calls close_all(), with the module of the hook.
+_expected: set[tuple[int, str]] = set()
+
+
+def _expect_exit() -> None:
+    """Close everything also at the end of a child of multiprocessing, which ends by os._exit, without atexit."""
+    # A child process of one of these modules has imported it.
+    for name in ("multiprocessing.util", "billiard.util"):
+        util = sys.modules.get(name)
+        if util is not None and (os.getpid(), name) not in _expected:
+            _expected.add((os.getpid(), name))
+            # Below 0: after the children of the child have ended.
+            util.Finalize(None, _end, exitpriority=-50)
+
+
+def _end() -> None:
+    close_all()
+    logs.flush()
 
 
 atexit.register(close_all)

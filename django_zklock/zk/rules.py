@@ -1,128 +1,135 @@
-"""Which nodes of a line stand in whose way, and which of them a waiter watches.
+"""Which nodes of a queue block which contender, and which of them a waiter watches. No I/O here.
 
-A waiter watches few nodes, so that a release wakes few (ZooKeeper Recipes, "Locks"), and the right ones, so that
-the event that ends its wait is also the proof that nobody is left before it. No I/O here.
+A waiter watches few nodes, so that a release wakes few waiters (ZooKeeper Recipes, "Locks"). It watches those whose
+deletion also proves that no blocker is left, so that it is granted the lock without another request.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from django_zklock.zk.nodes import Kind, Node
-from django_zklock.zk.order import Order
+from django_zklock.zk.queue import LEASES, MAX_LIMIT, Kind, Node, Queue
 
 # Kinds of which several may hold at once.
 SHARED = frozenset({Kind.READ, Kind.LEASE})
 ALL = frozenset(Kind)
 NOT_SHARED = ALL - SHARED
-LEASES = frozenset({Kind.LEASE})
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What stands between a contender and its lock.
+class WatchPlan:
+    """What a contender watches while it waits, or :data:`GRANTED`.
 
-    ``first`` of ``blockers`` nodes is the one at their head; more than that is not kept, as lines are long. ``watched``
-    are the nodes to watch. If ``armed``, they are all there is: the lock is ours when the last of them is gone, and
-    there is nothing to ask. If not, one of them gone means to look again, which is early enough to be armed when it
-    counts: the one watched stands before the last in the way, which are ``then`` to be watched. With ``children`` the
-    whole line is to be watched instead, because any of several leases may be the one that is given back. If
-    ``relayed``, the one watched is the lease right before ours, which says so when it comes in; see
-    :meth:`Rule.hears_in_time`.
+    ``first`` is the first of ``blocker_count`` blockers; the others are not kept, as queues are long. ``watch`` has the
+    nodes to watch.
+
+    - With ``grants_on_delete`` these are all blockers: the lock is granted when the last of them is deleted.
+    - Otherwise the deletion of a watched node means: list again. The watched node is the one before the last blockers,
+      so this happens before the last ones are deleted; ``watch_next`` has these.
+    - With ``watch_children`` the whole queue is watched instead, because any of several leases may be released first.
+    - With ``woken_by_predecessor`` the watched node is the lease right before ours. It waits too, and its client writes
+      to it when it is granted.
     """
 
-    blockers: int = 0
+    blocker_count: int = 0
     first: str = ""
-    watched: tuple[Node, ...] = ()
-    then: tuple[Node, ...] = ()
-    armed: bool = False
-    children: bool = False
-    relayed: bool = False
+    watch: tuple[Node, ...] = ()
+    watch_next: tuple[Node, ...] = ()
+    grants_on_delete: bool = False
+    watch_children: bool = False
+    woken_by_predecessor: bool = False
 
 
-FREE = Outlook()
+GRANTED = WatchPlan()
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When a contender of a kind holds: no node of ``conflicts`` stands before it, and fewer than ``limit`` leases.
+    """When a contender holds: no node of ``conflicts`` is before it, and a lease has room.
 
-    Different callers may give a semaphore different limits; each enforces its own.
+    Callers may give one semaphore different ``limit``s, and the limit of every holder is kept. So for each lease the
+    lowest limit up to it counts, and no lease overtakes another.
     """
 
     kind: Kind
     conflicts: frozenset[Kind]
     limit: int | None = None
 
+    def __str__(self) -> str:
+        return self.kind.value if self.limit is None else f"{self.kind.value} of {self.limit}"
+
     @property
     def excludes_all(self) -> bool:
-        """Whether who holds by this rule has nobody before it."""
+        """Whether a holder by this rule has no node before it."""
         return self.conflicts == ALL
 
-    def is_full(self, line: Order) -> bool:
-        """Whether one who joins at the end of ``line`` would have to wait."""
-        return bool(line.of(self.conflicts)) or self._is_reached(line.of(LEASES))
+    def must_wait(self, queue: Queue) -> bool:
+        """Whether a contender that joins at the end of ``queue`` would have to wait."""
+        if queue.of(self.conflicts):
+            return True
+        if self.limit is None:
+            return False
+        lowest = queue.lowest_limit
+        return len(queue.of(LEASES)) >= (self.limit if lowest is None else min(lowest, self.limit))
 
-    def holds(self, own: str, line: Order) -> bool:
-        """Whether ``own`` holds; raise ``LookupError`` if it is not in ``line``."""
-        return self.outlook(own, line) is FREE
+    def holds(self, own: str, queue: Queue) -> bool:
+        """Whether the node ``own`` holds; raise ``LookupError`` if it is not in ``queue``."""
+        return not queue.count_before(own, self.conflicts) and self.has_room(own, queue)
 
-    def outlook(self, own: str, line: Order) -> Outlook:
-        """Say what stands before ``own`` in ``line``; raise ``LookupError`` if it is not there."""
-        blockers = line.before(own, self.conflicts)
-        leases = line.before(own, LEASES) if self.limit is not None else []
+    def evaluate(self, own: str, queue: Queue) -> WatchPlan:
+        """Return what the contender of the node ``own`` does now; raise ``LookupError`` if it is not in ``queue``."""
+        blockers = queue.before(own, self.conflicts)
+        has_room = self.has_room(own, queue)
         if blockers:
-            return _behind(blockers, others=self._is_reached(leases))
-        if not self._is_reached(leases):
-            return FREE
-        # By our own limit the one before us holds if exactly so many are there, and then nobody else wakes us.
-        if len(leases) == self.limit:
-            return Outlook(len(leases), leases[0].name, children=True)
-        return Outlook(len(leases), leases[0].name, (leases[-1],), relayed=True)
+            return self._plan_for(blockers, others=not has_room)
+        if has_room:
+            return GRANTED
+        leases = queue.before(own, LEASES)
+        # If the lease before ours holds, or its client does not write when it is granted, only the children wake us.
+        if len(leases) == queue.room or leases[-1].limit is None:
+            return WatchPlan(len(leases), leases[0].name, watch_children=True)
+        return WatchPlan(len(leases), leases[0].name, (leases[-1],), woken_by_predecessor=True)
 
-    def awaited(self, own: str, line: Order) -> tuple[str, ...]:
-        """Give nodes that prove, as long as all of them are there, that another of this kind waits before ``own``.
+    def proof_of_waiter(self, own: str, queue: Queue) -> tuple[str, ...]:
+        """Return nodes whose existence proves that another contender of this kind waits before ``own``, if one does.
 
-        None, if nobody does. Whoever came last of those before ``own`` came after all who hold.
+        The last one before ``own`` is that contender, as it came after all holders.
         """
-        others = line.before(own, frozenset({self.kind}))
-        if not others or self.outlook(others[-1].name, line) is FREE:
+        others = queue.before(own, frozenset({self.kind}))
+        if not others or self.holds(others[-1].name, queue):
             return ()
         last = others[-1].name
-        blockers = line.before(last, self.conflicts)[:1] or line.before(last, LEASES)[: self.limit]
+        # While the holding leases exist, the first waiting lease waits, and so does every lease behind it.
+        blockers = queue.before(last, self.conflicts)[:1] or queue.before(last, LEASES)[: queue.room + 1]
         return tuple(node.name for node in blockers)
 
-    def hears_in_time(self, leases: int, limit: int | None) -> bool:
-        """Whether it is enough to hear of the last of ``leases`` before us when it comes in, or goes.
+    def covers(self, rule: Rule) -> bool:
+        """Whether a holder by this rule needs no other node to hold the same key by ``rule``."""
+        if self.kind in NOT_SHARED:
+            return True
+        # Other holders may exceed a limit that is lower than ours.
+        return self.kind is rule.kind and (self.limit or 0) <= (rule.limit or 0)
 
-        ``limit`` is that of its owner, where known. If it is lower than ours, we may be let in first; and if it
-        leaves room for that many, it is in already and has nothing more to say.
+    def has_room(self, own: str, queue: Queue) -> bool:
+        """Whether the limits of the leases leave room for ``own``; always true for other kinds."""
+        return self.limit is None or queue.count_before(own, LEASES) < queue.room
+
+    def _plan_for(self, blockers: list[Node], *, others: bool) -> WatchPlan:
+        """Return the plan to watch the last blocker and those that hold together with it, or first the one before them.
+
+        ``others`` says that deleting the blockers is not enough, because there is no room for a lease either.
         """
-        assert self.limit is not None, "only the leases of a semaphore wait for each other"
-        return limit is not None and self.limit <= limit < leases
-
-    def covers(self, kind: Kind) -> bool:
-        """Whether who holds by this rule needs no other node to hold the same key as ``kind``."""
-        return self.kind is kind or self.kind in NOT_SHARED
-
-    def _is_reached(self, leases: list[Node]) -> bool:
-        return self.limit is not None and len(leases) >= self.limit
-
-
-def _behind(blockers: list[Node], *, others: bool) -> Outlook:
-    """Watch the last in the way, with those who hold together with it; or, before it is their turn, who is before them.
-
-    ``others`` says that more than the blockers has to go before the lock is ours.
-    """
-    first, last = blockers[0].name, blockers[-1].kind
-    size = 1
-    if last in SHARED:
-        while size < len(blockers) and blockers[-size - 1].kind is last:
-            size += 1
-    turn = tuple(blockers[-size:])
-    if size < len(blockers):
-        return Outlook(len(blockers), first, (blockers[-size - 1],), turn)
-    return Outlook(len(blockers), first, turn, armed=not others)
+        first, last = blockers[0].name, blockers[-1].kind
+        size = 1
+        if last in SHARED:
+            while size < len(blockers) and blockers[-size - 1].kind is last:
+                size += 1
+        last_blockers = tuple(blockers[-size:])
+        if size < len(blockers):
+            return WatchPlan(len(blockers), first, (blockers[-size - 1],), last_blockers)
+        # A writer that becomes a reader still blocks us when its write node is deleted.
+        stays = Kind.READ in self.conflicts and any(node.may_downgrade for node in last_blockers)
+        return WatchPlan(len(blockers), first, last_blockers, grants_on_delete=not others and not stays)
 
 
 EXCLUSIVE = Rule(Kind.EXCLUSIVE, ALL)
@@ -131,17 +138,17 @@ READ = Rule(Kind.READ, NOT_SHARED | {Kind.LEASE})
 
 
 def semaphore(limit: int) -> Rule:
-    """Give the rule by which at most ``limit`` hold at once."""
+    """Return the rule by which at most ``limit`` hold at once."""
     return Rule(Kind.LEASE, NOT_SHARED | {Kind.READ}, limit)
 
 
 def rule(mode: str = "exclusive", limit: int | None = None) -> Rule:
-    """Give the rule of a lock; raise ``TypeError`` or ``ValueError`` for what makes no lock."""
+    """Return the rule of a lock; raise ``TypeError`` or ``ValueError`` for wrong arguments."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
     if limit is None:
         return MODES[mode]
-    # bool is an int, and a slip.
+    # bool is an int, and True a mistake.
     if type(limit) is not int or limit < 1:
         raise TypeError(f"limit is how many may hold at once, a positive whole number as in limit=4, got {limit!r}")
     if mode != "exclusive":
@@ -150,4 +157,5 @@ def rule(mode: str = "exclusive", limit: int | None = None) -> Rule:
 
 
 MODES = {"exclusive": EXCLUSIVE, "read": READ, "write": WRITE}
-RULES = {each.kind: each for each in MODES.values()}
+# The rule for a node of each kind; the limit of a lease is in its name.
+RULES = {each.kind: each for each in (*MODES.values(), semaphore(MAX_LIMIT))}

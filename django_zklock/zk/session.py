@@ -1,9 +1,9 @@
-"""One ZooKeeper session: its lease, its heartbeat, and what lives in it.
+"""One ZooKeeper session: its lease, its heartbeat, and the listeners that live in it.
 
-Threads. User threads never touch the machine: they :meth:`Session.post`. What is posted, every reply, watch
-event and change of state runs under ``monitor``, on the connection's thread while there is a connection and
-on the clock's thread while there is none. So an exception thrown into a user thread, at any instruction,
-cannot leave a half-made transition behind, and a signal handler may release a lock.
+Threads. Threads of users never run the state machines of this package: they :meth:`Session.post` calls. Posted calls,
+replies, watch events and changes of state run under ``monitor``, on the connection's thread while there is a connection
+and on the timer thread while there is none. So an exception that is raised in a user's thread, at any instruction,
+cannot leave a transition half done, and a signal handler may release a lock.
 """
 
 from __future__ import annotations
@@ -13,60 +13,71 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
-from django_zklock.zk.clock import Clock, Timer, lease_now
-from django_zklock.zk.glances import Glances
-from django_zklock.zk.lookout import Lookout
-from django_zklock.zk.wire import ConnectionOptions, Wire
+from django_zklock.zk import wire
+from django_zklock.zk.heartbeat import HeartbeatReads, LeaseRenewal
+from django_zklock.zk.logs import DeferredLogger
+from django_zklock.zk.retries import Retries
+from django_zklock.zk.timers import TimerHandle, TimerThread, boottime
+from django_zklock.zk.wire import ConnectionOptions
 
-logger = logging.getLogger("django_zklock.session")
+if TYPE_CHECKING:
+    from django_zklock.zk.wire import KazooException
 
-HEARTBEATS_A_SESSION = 6
-# The share of the session timeout for which an answer is fresh enough to act on without asking again.
-FRESHNESS = 2 / 3
-# The share of the session timeout after which silence means a dead link. It is looked for at each heartbeat, so what
-# was sent with one is found unanswered at the fourth after it, and a third of the session is left to reconnect.
-SILENCE = 0.6
+logger = DeferredLogger("django_zklock.session")
+
+# Two heartbeats take a little longer than the margin of a lease (see wire.lease), as each builds on the one before the
+# last. A heartbeat leaves a lease of 0.69 of the session timeout, and 0.55 are left when the next is due.
+HEARTBEATS_PER_SESSION = 7
+# Without listeners every other heartbeat renews the lease, so that the next lock needs no request for it.
+IDLE_HEARTBEATS = 2
+# The share of the session timeout after which silence means a dead link. It is checked at each heartbeat, so a request
+# of one heartbeat is found unanswered at the second one after it; a quarter of the timeout is left to reconnect.
+MAX_SILENCE = 0.25
+# Where the loss of a connection is the loss of its locks, silence is tolerated for one heartbeat more. The lease allows
+# that.
+STRICT_MAX_SILENCE = 0.4
 
 
-class Tenant(Protocol):
-    """What lives in a session and hears of it; every method is called under the session's monitor."""
+class SessionListener(Protocol):
+    """What lives in a session. Every method is called under the session's monitor."""
 
     def suspended(self) -> None:
-        """The connection is gone, and with it every outstanding reply and every watch."""
+        """The connection is lost, and with it all open requests and all watches."""
 
     def resumed(self) -> None:
         """There is a connection again, of the same session or of a new one."""
 
     def session_ended(self, reason: str, /) -> None:
-        """The session is gone, and its nodes with it."""
+        """The session has ended, and its nodes are deleted."""
 
     def unavailable(self, reason: str, /) -> None:
         """There has been no connection for too long."""
 
     def heartbeat(self) -> None:
-        """A sixth of the session timeout has gone by."""
+        """Time to read the held nodes: there is a connection again, or the lease has been renewed (each T/7)."""
 
     def lose(self, reason: str, /) -> None:
-        """What was held can no longer be trusted."""
+        """What is held can no longer be trusted."""
 
 
 class Session:
     """A session that any number of locks share.
 
-    Readable from any thread: ``connected``, ``id``, ``epoch`` (+1 whenever the connection goes), ``ended`` (why
-    this session object can serve nobody any more, or ``None``), ``server``. Times are seconds.
+    Readable from any thread: ``connected``, ``id``, ``epoch`` (+1 whenever the connection is lost), ``ended`` (why this
+    object can serve no caller any more, or ``None``), ``server``. Times are seconds.
     """
 
     def __init__(
         self,
         options: ConnectionOptions,
         *,
-        clock: Clock,
+        timers: TimerThread,
         name: str,
-        patience: float,
+        connect_timeout: float,
         strict: bool = False,
     ) -> None:
         self.name = name
@@ -76,48 +87,51 @@ class Session:
         self.epoch = 0
         self.ended: str | None = None
         self.closing = False
-        # Whether the server knows container nodes (ZooKeeper 3.5); cleared by the first refusal.
-        self.containers = True
-        # Whether it knows many reads in one request (ZooKeeper 3.6); cleared likewise. One that does not closes the
-        # connection as well, so nobody may try who would lose locks by that.
-        self.multireads = not strict
-        self.wire = Wire(options, self, patience=patience)
-        # What the tenants want to read at a heartbeat.
-        self.glances = Glances(self)
+        self.wire = wire.Wire(options, self, connect_timeout=connect_timeout)
+        self.retries = Retries(name, post=self.post, later=self.later)
+        self.renewal = LeaseRenewal(self.wire, self.retries, post=self.post, renewed=self._read_held_nodes)
+        self.reads = HeartbeatReads(self.wire)
+        # Full paths of the nodes whose deletion we have requested, guarded by monitor.
+        self.deleting: set[str] = set()
+        # What the contenders of a queue share, by its path. An entry exists while a contender refers to it.
+        self.shared: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self._requested_timeout = options.session_timeout
-        self._clock = clock
-        self._patience = patience
+        self._timer_thread = timers
+        self._connect_timeout = connect_timeout
         self._strict = strict
+        self._max_silence = STRICT_MAX_SILENCE if strict else MAX_SILENCE
         self._inbox: deque[Callable[[], object]] = deque()
-        # Guarded by monitor. A dict for its order: after a reconnect the oldest goes first.
-        self._tenants: dict[Tenant, None] = {}
-        # Full paths of nodes that we have asked the server to delete, guarded by monitor.
-        self.departing: set[str] = set()
-        # Each lives as long as somebody stands in its line.
-        self._lookouts: WeakValueDictionary[str, Lookout] = WeakValueDictionary()
-        self._beating = False
-        self._timers: list[Timer] = []
+        # Guarded by monitor. A dict keeps the order: after a reconnect the oldest is called first.
+        self._listeners: dict[SessionListener, None] = {}
+        # The number of the last heartbeat; None until the first connection.
+        self._heartbeats: int | None = None
+        self._timers: list[TimerHandle] = []
 
     def __repr__(self) -> str:
         state = "connected" if self.connected else self.ended or "disconnected"
         return f"<Session {self.name} id=0x{self.id or 0:x} {state} server={self.server}>"
 
-    # For user threads.
+    # For threads of users.
 
     def start(self) -> None:
         """Begin to connect, without waiting."""
         with self.monitor:
-            self._watch_outage()
+            self._start_outage_timer()
         self.wire.start()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Have ``call`` run by the machine, soon and in order. Never blocks, never raises."""
+        """Run ``call`` under the monitor, soon and in the order of the calls. Never blocks, never raises."""
         self._inbox.append(call)
-        # Read after the append: if the connection goes meanwhile, on_suspended finds the call.
+        # Read after the append: if the connection is lost in between, on_suspended finds the call.
         if self.connected:
             self.wire.wake()
         else:
-            self._clock.call_later(0, self._drain_while_away)
+            self._timer_thread.call_later(0, self._run_inbox_offline)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it has listeners."""
+        return bool(self._listeners)
 
     @property
     def server(self) -> str:
@@ -126,61 +140,61 @@ class Session:
 
     @property
     def timeout(self) -> float:
-        """The session timeout: negotiated, or what we ask for as long as there was no session."""
+        """The session timeout: as negotiated, or as requested while there was no session yet."""
         return self.wire.session_timeout or self._requested_timeout
 
     @property
     def lease_end(self) -> float:
-        """Until when, by the lease clock, the session surely lives at the server."""
-        return self.wire.acked + self.timeout
+        """Until when, on the clock of leases, the session surely lives at the server."""
+        return self.wire.lease_end
 
     @property
-    def lease_over(self) -> bool:
-        """Whether the session may have ended at the server without our knowing."""
-        return lease_now() >= self.lease_end
+    def lease_expired(self) -> bool:
+        """Whether the session may have ended at the server unknown to us."""
+        return boottime() >= self.lease_end
 
     @property
-    def lease_fresh(self) -> bool:
-        """Whether ZooKeeper has answered so lately that what it told since then is surely no old news."""
-        return self.connected and lease_now() < self.wire.acked + self.timeout * FRESHNESS
+    def watching(self) -> bool:
+        """Whether the server has all our watches, so that no event means no change."""
+        return self.connected and not self.wire.restoring
 
     def close(self, timeout: float) -> bool:
         """End the session at the server, which frees its locks; ``False`` if that was not confirmed in time."""
         self.closing = True
         closed = self.wire.close(timeout)
-        # kazoo is silent about the end of what was not connected.
+        # kazoo does not report the end of a session that was not connected.
         self.post(self._closed)
         return closed
 
     def forget(self) -> None:
-        """In a forked child: drop everything without touching the parent's session."""
+        """In a forked child: drop everything and leave the parent's session alone."""
         self.ended = "it belongs to the parent process"
         self.connected = False
-        self.wire.forget()
+        self.wire.abandon_after_fork()
 
-    # For tenants, under monitor.
+    # For listeners, under monitor.
 
-    def attach(self, tenant: Tenant) -> None:
-        """Have ``tenant`` hear of the session from now on."""
+    def add_listener(self, listener: SessionListener) -> None:
+        """Call ``listener`` from now on."""
         if self.ended is not None:
-            tenant.unavailable(self.ended)
+            listener.unavailable(self.ended)
             return
-        self._tenants[tenant] = None
-        if not self._beating:
-            self._beating = True
-            self._clock.call_later(self.timeout / HEARTBEATS_A_SESSION, self._beat)
+        self._listeners[listener] = None
 
-    def detach(self, tenant: Tenant) -> None:
-        """Have ``tenant`` hear no more."""
-        self._tenants.pop(tenant, None)
+    def remove_listener(self, listener: SessionListener) -> None:
+        """Stop calling ``listener``."""
+        self._listeners.pop(listener, None)
 
-    def lookout(self, path: str) -> Lookout:
-        """Give what the tenants in the line at ``path`` share. Any thread may ask."""
-        # Two who are first at once may make two: they share less, and that is all.
-        lookout = self._lookouts.get(path)
-        if lookout is None:
-            lookout = self._lookouts[path] = Lookout(self, path)
-        return lookout
+    def _call_listeners(self, call: Callable[[SessionListener], None]) -> None:
+        for listener in list(self._listeners):
+            try:
+                call(listener)
+            except Exception:
+                logger.exception("event=listener_failed session=%s listener=%r", self.name, listener)
+
+    def later(self, delay: float, call: Callable[[], object]) -> TimerHandle:
+        """Run ``call`` as :meth:`post` does, after ``delay`` seconds."""
+        return self._timer_thread.call_later(delay, partial(self.post, call))
 
     # WireListener, under monitor.
 
@@ -194,7 +208,7 @@ class Session:
 
     def on_connected(self) -> None:
         self._cancel_timers()
-        # While `connected` is still False nothing is sent for what was posted, and given up, during the outage.
+        # Calls that were posted during the outage run while `connected` is False, so they send nothing.
         self.on_wake()
         self.id = self.wire.session_id
         self.connected = True
@@ -205,34 +219,48 @@ class Session:
             self.server,
             self.timeout,
         )
-        for tenant in list(self._tenants):
-            tenant.resumed()
+        if self._heartbeats is None:
+            self._heartbeats = 0
+            self._timer_thread.call_later(self.timeout / HEARTBEATS_PER_SESSION, self._heartbeat)
+        if self._listeners and self.wire.wants_write:
+            self.renewal.catch_up()
+        # Held nodes are read before anything else.
+        self._read_held_nodes()
+        self._restore_watches()
+        self._call_listeners(lambda listener: listener.resumed())
+
+    def _restore_watches(self) -> None:
+        if self.wire.restoring:
+            self.wire.restore_watches(partial(self._watches_restored, self.epoch))
+
+    def _watches_restored(self, epoch: int, _value: object, error: KazooException | None) -> None:
+        if epoch == self.epoch and error is not None:
+            # Whatever the error is: without watches the waiters would wait for ever.
+            self.retries.add(self._restore_watches, error)
 
     def on_suspended(self) -> None:
         self._disconnected()
         logger.warning("event=suspended session=%s id=0x%x", self.name, self.id or 0)
-        for tenant in list(self._tenants):
-            tenant.suspended()
-            if self._strict:
-                tenant.lose("the connection to ZooKeeper was suspended")
-        self._later(self.lease_end - lease_now(), self._lose_lease)
-        self._watch_outage()
+        self._call_listeners(lambda listener: listener.suspended())
+        if self._strict:
+            self._call_listeners(lambda listener: listener.lose("the connection to ZooKeeper was suspended"))
+        self._start_timer(self.lease_end - boottime(), self._lose_lease)
+        self._start_outage_timer()
 
     def on_ended(self, reason: str, *, final: bool) -> None:
         self._disconnected()
         if self.id is not None:
-            # Being closed is what was asked for; the other ends are news.
+            # A session that is closed on purpose is no news.
             level = logging.DEBUG if self.closing else logging.WARNING
             logger.log(level, "event=session_ended session=%s id=0x%x reason=%s", self.name, self.id, reason)
         self.id = None
         if final:
             self.ended = reason
-        for tenant in list(self._tenants):
-            tenant.session_ended(reason)
-            if final:
-                tenant.unavailable(reason)
-        if not final:
-            self._watch_outage()
+        self._call_listeners(lambda listener: listener.session_ended(reason))
+        if final:
+            self._call_listeners(lambda listener: listener.unavailable(reason))
+        else:
+            self._start_outage_timer()
 
     def _closed(self) -> None:
         if self.ended is None:
@@ -241,61 +269,72 @@ class Session:
     def _disconnected(self) -> None:
         self.connected = False
         self.epoch += 1
-        self.departing.clear()
+        self.deleting.clear()
+        self.retries.clear()
+        self.renewal.reset()
         self._cancel_timers()
         self.on_wake()
 
-    # On the clock's thread.
+    # On the timer thread.
 
-    def _drain_while_away(self) -> None:
+    def _run_inbox_offline(self) -> None:
         with self.monitor:
-            # Connected meanwhile: on_connected has run the inbox, or our own wake-up is needed.
+            # If it is connected by now, on_connected has run the inbox, or the connection has to be woken.
             if self.connected:
                 self.wire.wake()
             else:
                 self.on_wake()
 
-    def _watch_outage(self) -> None:
-        # A place in the line may live as long as the session; then a reconnect gets the time of a first connect.
-        surely_gone = max(0.0, self.lease_end - lease_now()) if self.id is not None else 0.0
-        self._later(surely_gone + self._patience, self._give_up)
+    def _start_outage_timer(self) -> None:
+        # A node may live as long as the session. After that a reconnect gets the time of a first connect.
+        surely_ended = max(0.0, self.wire.received + self.timeout - boottime()) if self.id is not None else 0.0
+        self._start_timer(surely_ended + self._connect_timeout, self._give_up)
 
     def _give_up(self) -> None:
         with self.monitor:
             if not self.connected:
-                for tenant in list(self._tenants):
-                    tenant.unavailable("there has been no connection for too long")
+                reason = "there has been no connection for too long"
+                self._call_listeners(lambda listener: listener.unavailable(reason))
 
     def _lose_lease(self) -> None:
         with self.monitor:
-            if not self.connected and self.lease_over:
-                for tenant in list(self._tenants):
-                    tenant.lose("the lease ran out while ZooKeeper could not be reached")
+            if not self.connected and self.lease_expired:
+                reason = "the lease ran out while ZooKeeper could not be reached"
+                self._call_listeners(lambda listener: listener.lose(reason))
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         with self.monitor:
-            if not self._tenants or self.ended is not None:
-                self._beating = False
+            if self.ended is not None or self.closing:
                 return
-            if self.connected:
-                if self.wire.silent_for() > self.timeout * SILENCE:
-                    self.wire.drop("nothing has been received for too long")
-                else:
-                    self.post(self._show_life)
-            self._clock.call_later(self.timeout / HEARTBEATS_A_SESSION, self._beat)
+            self._timer_thread.call_later(self.timeout / HEARTBEATS_PER_SESSION, self._heartbeat)
+            self._heartbeats = (self._heartbeats or 0) + 1
+            if not self.connected:
+                return
+            if self.wire.unanswered_for() > self.timeout * self._max_silence:
+                self.wire.drop("nothing has been received for too long")
+            elif self._listeners and self.lease_expired:
+                self.post(self._regain_lease)
+            elif self._listeners or self._heartbeats % IDLE_HEARTBEATS == 0:
+                self.post(self._renew_lease)
 
-    def _show_life(self) -> None:
-        if self.connected:
-            for tenant in list(self._tenants):
-                tenant.heartbeat()
-            self.glances.send()
-            # Waiters ask nothing.
-            self.wire.ping()
-
-    def _later(self, delay: float, call: Callable[[], None]) -> None:
-        self._timers.append(self._clock.call_later(max(0.0, delay), call))
+    def _start_timer(self, delay: float, call: Callable[[], None]) -> None:
+        self._timers.append(self._timer_thread.call_later(max(0.0, delay), call))
 
     def _cancel_timers(self) -> None:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+
+    # On the connection's thread.
+
+    def _regain_lease(self) -> None:
+        if self.connected and self.lease_expired:
+            self.renewal.regain()
+
+    def _renew_lease(self) -> None:
+        if self.connected:
+            self.renewal.renew()
+
+    def _read_held_nodes(self) -> None:
+        self._call_listeners(lambda listener: listener.heartbeat())
+        self.reads.flush()

@@ -1,1 +1,1 @@
-"""Real processes for the demo and the tests: ZooKeeper, Redis, RabbitMQ, Celery workers; no Django in here."""
+"""Processes that the demo starts, and tests: ZooKeeper, a Celery worker, Django's server; no Django in here."""

@@ -11,10 +11,6 @@ from .process import NotInstalledError
 DEBIAN_JARS = Path("/usr/share/java")
 # Debian's packages log nothing at all unless a logger is put next to them.
 DEBIAN_LOGGER = DEBIAN_JARS / "slf4j-simple.jar"
-DEBIAN_CURATOR = DEBIAN_JARS / "curator-recipes.jar"
-HOW_TO_GET_CURATOR = (
-    "`apt-get install libcurator-recipes-java`, or set CURATOR_HOME (a folder with its jars and those that they need)"
-)
 
 # For programs that live seconds, or that tests wait for.
 QUICK_START = (
@@ -33,18 +29,3 @@ def find_java(how_to_get_it: str) -> str:
         msg = f"Java is not installed; get it with {how_to_get_it}"
         raise NotInstalledError(msg)
     return java
-
-
-def find_curator() -> str:
-    """Find Curator in ``CURATOR_HOME``, else Debian's package; give its class path or raise NotInstalledError."""
-    home = os.environ.get("CURATOR_HOME")
-    if home:
-        if not any(Path(home).glob("curator-recipes*.jar")):
-            msg = f"CURATOR_HOME={home} has no curator-recipes*.jar; get Apache Curator with {HOW_TO_GET_CURATOR}"
-            raise NotInstalledError(msg)
-        return f"{Path(home)}/*"
-    if DEBIAN_CURATOR.exists():
-        # It names the other jars that it needs.
-        return f"{DEBIAN_CURATOR}:{DEBIAN_LOGGER}"
-    msg = f"Apache Curator is not installed; get it with {HOW_TO_GET_CURATOR}"
-    raise NotInstalledError(msg)

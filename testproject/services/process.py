@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
 # How long one look at a process lasts; the wait ends earlier when the process does.
 GLANCE = 0.02

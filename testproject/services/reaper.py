@@ -57,7 +57,7 @@ class Reaper:
         return self._watchman.pid
 
     def end(self, timeout: float = 10.0) -> None:
-        """Have everything ended and removed now, so that the program's exit means that all is gone."""
+        """End and remove everything now, so that nothing is left when the program exits."""
         if self.owner == os.getpid():  # a forked child runs its parent's exit functions
             with contextlib.suppress(OSError):
                 self._tell("end", 0)

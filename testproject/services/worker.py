@@ -41,6 +41,7 @@ class Worker(ProjectProcess):
         environment: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
         log_level: str = "INFO",
+        heartbeat: bool = False,
     ) -> None:
         """Take the worker's options; nothing runs yet."""
         super().__init__()
@@ -52,13 +53,14 @@ class Worker(ProjectProcess):
         self._environment = dict(environment or {})
         self._options = tuple(options)
         self._log_level = log_level
+        self._heartbeat = heartbeat
         self._ready = False
         # The two ends of a pipe, open from the start until the worker says that it is ready.
         self._reader: int | None = None
         self._writer: int | None = None
 
     def arguments(self) -> list[str]:
-        """Run the worker without what serves only to find other workers."""
+        """Run the worker without what serves only to find other workers, unless ``heartbeat`` asks for a part of it."""
         return [
             *(sys.executable, "-m", "celery", "-A", self._app, "worker"),
             *("--pool", self._pool),
@@ -67,7 +69,8 @@ class Worker(ProjectProcess):
             *("--hostname", f"{os.getpid()}-{self._number}@%h"),
             *("--loglevel", self._log_level),
             *("--include", "services.readiness"),
-            *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+            *("--without-gossip", "--without-mingle"),
+            *(() if self._heartbeat else ("--without-heartbeat",)),
             *self._options,
         ]
 

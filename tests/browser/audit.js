@@ -1,11 +1,11 @@
-// What is wrong with the page for somebody who does not see it, or not well: a list of sentences.
-// `root` is what is looked at; headings and ids are those of the whole page.
+// Return the barriers of the page for users with impaired vision, as a list of sentences.
+// `root` is the part that is checked; headings and ids are checked in the whole page.
 (root) => {
   const found = [];
   const name = (element) => element.outerHTML.slice(0, 120);
   const shown = (element) => element.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
 
-  // Everything that can be worked with has a name.
+  // Every control has a name.
   for (const control of root.querySelectorAll("a[href], button, input:not([type=hidden]), select, textarea, summary")) {
     const labels = [...(control.labels ?? [])];
     const references = (control.getAttribute("aria-labelledby") ?? "").split(/\s+/).filter(Boolean)
@@ -17,7 +17,7 @@
     if (shown(control) && !names.some((text) => text?.trim())) found.push(`no name: ${name(control)}`);
   }
 
-  // Pictures say what they show, or that they show nothing new.
+  // Images have an alternative text, which may be empty.
   for (const image of root.querySelectorAll("img:not([alt])")) found.push(`no alt: ${name(image)}`);
   for (const image of root.querySelectorAll("svg")) {
     const hidden = image.closest("[aria-hidden=true]");
@@ -25,10 +25,10 @@
     if (!hidden && !(image.getAttribute("role") === "img" && said)) found.push(`no role or name: ${name(image)}`);
   }
 
-  // Tables have headers that say what they head; those of rows Django itself writes without.
+  // Column headers have a scope; Django itself writes row headers without.
   for (const header of root.querySelectorAll("thead th:not([scope])")) found.push(`no scope: ${name(header)}`);
 
-  // Headings go down one level at a time, from the one at the top.
+  // Headings skip no level.
   const headings = [...document.querySelectorAll("#content-start h1, #content-start h2, #content-start h3, #content-start h4")].filter(shown);
   headings.forEach((heading, place) => {
     const level = Number(heading.tagName[1]);
@@ -36,7 +36,7 @@
     if (level > before + 1) found.push(`heading skips a level: ${name(heading)}`);
   });
 
-  // An id is that of one element, and what is referred to is there.
+  // Ids are unique, and references have a target.
   const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
   ids.filter((id, place) => ids.indexOf(id) !== place).forEach((id) => found.push(`id given twice: ${id}`));
   for (const attribute of ["aria-labelledby", "aria-describedby", "aria-controls", "for"]) {
@@ -46,7 +46,7 @@
     }
   }
 
-  // Text stands out from what is behind it (WCAG 2.2, success criterion 1.4.3).
+  // Text has enough contrast (WCAG 2.2, success criterion 1.4.3).
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   const paint = (colours) => {
     canvas.clearRect(0, 0, 1, 1);

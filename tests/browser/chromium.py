@@ -1,4 +1,4 @@
-"""The browser: the one of the system, which is asked for nothing but the pages under test."""
+"""The system's Chromium, with access to nothing but the pages under test."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HOW_TO_GET_IT = f"`apt-get install chromium`, or set {VARIABLE} to a program"
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
-    # It calls home for many things that no test needs...
+    # It calls home for many purposes that no test needs...
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    # ... and does not get there.
+    # ... and cannot resolve those hosts.
     f"--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE {LOOPBACK}",
-    # The same pictures whatever the screen.
+    # The same screenshots on every screen.
     "--font-render-hinting=none",
     "--hide-scrollbars",
 ]

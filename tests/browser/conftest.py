@@ -1,4 +1,4 @@
-"""A site, a worker whose tasks hold locks, and people at a browser."""
+"""A site, a worker whose tasks hold locks, and users at a browser."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
-from services.redis import Redis
 from services.zookeeper import ZooKeeper
 
-from django_zklock.zk.identity import Identity, Work
+from django_zklock.zk.node_data import Identity, Work
 from tests.browser import chromium
-from tests.browser.site import Site
-from tests.browser.visitor import PATIENCE, WIDE, Visitor
-from tests.contrib.celery.conftest import Workshop
-from tests.zk.onlooker import Onlooker
+from tests.browser.site_process import Site
+from tests.browser.visitor import TIMEOUT, WIDE, Visitor
+from tests.support.servers.redis import Redis
+from tests.support.tree_reader import Onlooker
+from tests.support.workshop import Workshop
 
 HERE = Path(__file__).resolve().parent
 
 Visit = Callable[..., Visitor]
-Stand = Callable[..., str]
+AddContender = Callable[..., str]
 OpenSite = Callable[[Mapping[str, Mapping[str, Any]]], Site]
 
-# By site, name, and whether scripts run.
+# The keys are site, user name, and whether scripts run.
 Contexts = dict[tuple[str, str | None, bool], BrowserContext]
 DATA = Identity(host="web1", pid=17, work=Work(kind="command", name="report")).encode()
 
-expect.set_options(timeout=PATIENCE)
+expect.set_options(timeout=TIMEOUT)
 
 
 # Before pytest-xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder; one browser at a time, also where tests run at once."""
+    """Mark the tests of this folder, and run one browser at a time in parallel runs."""
     for item in items:
         if HERE in item.path.parents:
             for marker in (pytest.mark.browser, pytest.mark.celery, pytest.mark.zookeeper):
@@ -51,14 +51,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Redis]:
-    """Give the broker of the worker."""
+    """Start the broker of the worker."""
     with Redis() as redis:
         yield redis
 
 
 @pytest.fixture(scope="session")
 def workshop(zookeeper: ZooKeeper, broker: Redis, zookeeper_onlooker: Onlooker) -> Iterator[Workshop]:
-    """Give a worker, and tell its tasks when to end."""
+    """Start a worker whose tasks end on request."""
     with contextlib.closing(
         Workshop(zookeeper, broker, zookeeper_onlooker, session_timeout=4.0, gate=True)
     ) as workshop:
@@ -68,7 +68,7 @@ def workshop(zookeeper: ZooKeeper, broker: Redis, zookeeper_onlooker: Onlooker) 
 
 @pytest.fixture(scope="session")
 def open_site(tmp_path_factory: pytest.TempPathFactory) -> OpenSite:
-    """Give what makes a site, not started yet, with the given setting of its locks."""
+    """Return a function that creates a site, not started yet, with the given ``ZKLOCK``."""
     database = tmp_path_factory.mktemp("site") / "site.sqlite3"
     environment = {
         **os.environ,
@@ -76,13 +76,13 @@ def open_site(tmp_path_factory: pytest.TempPathFactory) -> OpenSite:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "TESTPROJECT_DATABASE": str(database),
     }
-    subprocess.run([sys.executable, "-m", "tests.browser.furnish"], env=environment, check=True)
+    subprocess.run([sys.executable, "-m", "tests.browser.make_database"], env=environment, check=True)
     return functools.partial(Site, database)
 
 
 @pytest.fixture(scope="session")
 def site(open_site: OpenSite, workshop: Workshop) -> Iterator[Site]:
-    """Give a site whose locks are those of the worker."""
+    """Start a site that shows the locks of the worker."""
     options = {"HOSTS": workshop.zookeeper.hosts, "ROOT": workshop.root, "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 5}
     with open_site({"default": options}) as site:
         yield site
@@ -90,33 +90,33 @@ def site(open_site: OpenSite, workshop: Workshop) -> Iterator[Site]:
 
 @pytest.fixture
 def key() -> str:
-    """Give a key that no other test uses."""
+    """Return a key that no other test uses."""
     return f"key-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
-def stand(outsider: KazooClient, workshop: Workshop) -> Stand:
-    """Give a function that puts a node with any data in the line of a key until the end of the test."""
+def add_contender(outsider: KazooClient, workshop: Workshop) -> AddContender:
+    """Return a function that creates a node with any data in the queue of a key until the end of the test."""
 
-    def stand_in(key: str, data: bytes = DATA, *, name: str = "") -> str:
-        place = f"{workshop.pool.path(key)}/{name or f'_c_{uuid.uuid4()}-lock-'}"
-        node: str = outsider.create(place, data, ephemeral=True, sequence=True, makepath=True)
+    def create(key: str, data: bytes = DATA, *, name: str = "") -> str:
+        path = f"{workshop.pool.path(key)}/{name or f'_c_{uuid.uuid4()}-lock-'}"
+        node: str = outsider.create(path, data, ephemeral=True, sequence=True, makepath=True)
         return node
 
-    return stand_in
+    return create
 
 
-# Not for the whole session: its event loop runs in this thread, and what else is tested there may want its own.
+# Not session-scoped: its event loop runs in this thread, and other tests start loops there.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Give the browser."""
+    """Start the browser."""
     with sync_playwright() as playwright, contextlib.closing(chromium.launch(playwright)) as browser:
         yield browser
 
 
 @pytest.fixture(scope="package")
 def contexts(browser: Browser) -> Contexts:
-    """Remember the cookies and the cached files of those who have logged in."""
+    """Return the browser contexts of users that have logged in, with their cookies and cached files."""
     return {}
 
 
@@ -126,14 +126,14 @@ def visit(
     contexts: Contexts,
     request: pytest.FixtureRequest,
 ) -> Iterator[Visit]:
-    """Give a function that opens a page on a site for somebody who has logged in, or for nobody.
+    """Return a function that opens a page of a site, with or without a login.
 
-    The test fails if one of these pages has met an error.
+    The test fails if one of these pages has an error.
     """
     visitors: list[Visitor] = []
 
     def enter(name: str | None = "root", *, at: Site | None = None, scripts: bool = True) -> Visitor:
-        # Not every test needs the one that has a worker.
+        # Not every test needs the site with the worker.
         url = (at or request.getfixturevalue("site")).url
         member = url, name, scripts
         context = contexts.get(member) or browser.new_context(base_url=url, viewport=WIDE, java_script_enabled=scripts)

@@ -1,4 +1,4 @@
-// Where the page has lost its shape, or has done as a text told it: a list of sentences.
+// Return where the layout is broken, and whether a script from a text has run, as a list of sentences.
 () => {
   const found = [];
   if (window.attacked) found.push("a script has run");

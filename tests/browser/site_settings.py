@@ -1,4 +1,4 @@
-"""Settings of the site that the browser looks at: the test project's, with locks of the test's choice."""
+"""The settings of the site under test: those of the test project, with ``ZKLOCK`` from the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from config import settings
 from config.settings import *  # noqa: F403 - derived settings
 
-MIDDLEWARE = ["tests.browser.policy.strict", *settings.MIDDLEWARE]
+MIDDLEWARE = ["tests.browser.csp_middleware.strict", *settings.MIDDLEWARE]
 ZKLOCK = json.loads(os.environ.get("SITE_ZKLOCK", "{}"))
-# The slow one is for passwords that are secret.
+# A fast hasher: these passwords are not secret.
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

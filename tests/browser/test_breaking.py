@@ -1,4 +1,4 @@
-"""Taking a lock away from whoever holds it, and asking for it, in the browser."""
+"""Breaking and revoking a lock in the browser."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Stand, Visit
+from tests.browser.conftest import AddContender, Visit
 from tests.browser.visitor import LIST, page_of
-from tests.contrib.celery.conftest import Workshop
+from tests.support.workshop import Workshop
 
 BREAK = "Break the lock"
 REASON = "The bank does not answer"
 
 
 @pytest.fixture
-def node(key: str, stand: Stand) -> str:
-    """Have somebody hold the key; give the path of the node."""
-    return stand(key)
+def node(key: str, add_contender: AddContender) -> str:
+    """Create a holder of the key; return the path of its node."""
+    return add_contender(key)
 
 
 def ask_to_break(page: Page, key: str) -> None:
-    """Go from the page of a lock to the one that asks for a reason."""
+    """Go from the page of a lock to the confirmation page."""
     page.goto(page_of(key))
     page.get_by_role("button", name=BREAK).click()
     expect(page.get_by_label("Reason")).to_be_visible()
 
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"])
-def test_break__task_of_a_worker(visit: Visit, workshop: Workshop, key: str, stand: Stand, scripts: bool) -> None:
-    """The holder is named before, its task fails with the reason, the next in line holds, and the log has it."""
+def test_break__task_of_a_worker(
+    visit: Visit, workshop: Workshop, key: str, add_contender: AddContender, scripts: bool
+) -> None:
+    """The page names the holder; its task fails with the reason, the next waiter holds, and the log has an entry."""
     sent = workshop.send("watch_itself", key, f"{key}:gate")
     workshop.entered(f"{key}:gate")
-    successor = stand(key)
+    successor = add_contender(key)
     page = visit(scripts=scripts).page
 
     page.goto(LIST)
@@ -46,7 +48,7 @@ def test_break__task_of_a_worker(visit: Visit, workshop: Workshop, key: str, sta
     page.get_by_role("button", name=BREAK).click()
 
     expect(page.locator(".messagelist .success")).to_contain_text(f"[{sent.id}]")
-    expect(page.locator(".zklock-line tbody tr")).to_contain_text(successor.rpartition("/")[2])
+    expect(page.locator(".zklock-queue tbody tr")).to_contain_text(successor.rpartition("/")[2])
     expect(page.get_by_role("row").filter(has=page.get_by_role("cell", name="root", exact=True))).to_contain_text(
         REASON
     )
@@ -60,7 +62,7 @@ def test_break__task_of_a_worker(visit: Visit, workshop: Workshop, key: str, sta
 
 
 def test_break__reason_is_missing(visit: Visit, workshop: Workshop, key: str, node: str) -> None:
-    """Without a reason nothing happens, whoever leaves out the browser's own check as well."""
+    """Without a reason nothing happens, even without the browser's own validation."""
     page = visit().page
     ask_to_break(page, key)
     page.get_by_role("button", name=BREAK).click()
@@ -71,21 +73,23 @@ def test_break__reason_is_missing(visit: Visit, workshop: Workshop, key: str, no
     assert workshop.nodes(key) == [node.rpartition("/")[2]]
 
 
-def test_break__another_holder_by_now(visit: Visit, workshop: Workshop, key: str, node: str, stand: Stand) -> None:
-    """Whoever has come after the one that was shown keeps the lock, and the page says that nothing was done."""
+def test_break__another_holder_by_now(
+    visit: Visit, workshop: Workshop, key: str, node: str, add_contender: AddContender
+) -> None:
+    """A later holder keeps the lock, and the page says that nothing was done."""
     page = visit().page
     ask_to_break(page, key)
     page.get_by_label("Reason").fill(REASON)
     workshop.delete(node)
-    successor = stand(key)
+    successor = add_contender(key)
     page.get_by_role("button", name=BREAK).click()
     expect(page.get_by_role("alert").or_(page.locator(".messagelist"))).to_contain_text("Nothing was done")
-    expect(page.locator(".zklock-line tbody tr")).to_contain_text(successor.rpartition("/")[2])
+    expect(page.locator(".zklock-queue tbody tr")).to_contain_text(successor.rpartition("/")[2])
     assert workshop.nodes(key) == [successor.rpartition("/")[2]]
 
 
 def test_break__by_address(visit: Visit, workshop: Workshop, key: str, node: str) -> None:
-    """To open an address breaks nothing, with all that the form would send."""
+    """A GET with every field of the form breaks nothing."""
     page = visit().page
     ask_to_break(page, key)
     fields = {
@@ -100,7 +104,7 @@ def test_break__by_address(visit: Visit, workshop: Workshop, key: str, node: str
 
 
 def test_break__without_the_token_of_the_form(visit: Visit, workshop: Workshop, key: str, node: str) -> None:
-    """What another site has a browser send is refused."""
+    """A POST without the CSRF token, as another site could send it, is refused."""
     page = visit().page
     ask_to_break(page, key)
     fields = {name: page.locator(f"input[name={name}]").input_value() for name in ("node", "token")}
@@ -110,13 +114,13 @@ def test_break__without_the_token_of_the_form(visit: Visit, workshop: Workshop, 
 
 
 def test_break__viewer(visit: Visit, workshop: Workshop, key: str, node: str) -> None:
-    """Who may only look is offered nothing, and refused."""
+    """A user with only the view permission gets no buttons and is refused."""
     boss, viewer = visit().page, visit("viewer").page
     ask_to_break(boss, key)
     fields = {name: boss.locator(f"input[name={name}]").input_value() for name in ("node", "token")}
     viewer.goto(page_of(key))
     expect(viewer.get_by_role("button", name=BREAK)).to_have_count(0)
-    expect(viewer.get_by_role("button", name="Ask to let go")).to_have_count(0)
+    expect(viewer.get_by_role("button", name="Request release")).to_have_count(0)
     [cookie] = [each["value"] for each in viewer.context.cookies() if each["name"] == "csrftoken"]
     path = urlsplit(boss.url).path
     assert viewer.request.get(path, params={"node": fields["node"]}).status == 403
@@ -126,12 +130,12 @@ def test_break__viewer(visit: Visit, workshop: Workshop, key: str, node: str) ->
 
 
 def test_revoke(visit: Visit, workshop: Workshop, key: str, node: str) -> None:
-    """The holder is asked, keeps the lock, and the page says who has asked and why."""
+    """The holder keeps the lock, and the page shows the user and the reason of the request."""
     page = visit().page
     page.goto(page_of(key))
-    page.get_by_role("button", name="Ask to let go").click()
+    page.get_by_role("button", name="Request release").click()
     page.get_by_label("Reason").fill(REASON)
-    page.get_by_role("button", name="Ask to let go").click()
-    expect(page.locator(".messagelist .success")).to_contain_text("was asked to let go")
+    page.get_by_role("button", name="Request release").click()
+    expect(page.locator(".messagelist .success")).to_contain_text("Release was requested")
     expect(page.locator("#zklock-lock")).to_contain_text(f"asked by root: {REASON}")
     assert workshop.nodes(key) == [node.rpartition("/")[2]]

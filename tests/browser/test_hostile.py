@@ -1,4 +1,4 @@
-"""What anybody may have written to ZooKeeper: the pages show it, and do not act upon it."""
+"""Hostile data in ZooKeeper: the pages show it and do not execute it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Stand, Visit
+from tests.browser.conftest import AddContender, Visit
 from tests.browser.visitor import LIST, Visitor, page_of
 
-# Each would leave a mark on the window.
+# Each sets a variable of the window if it is executed.
 SCRIPT = "<script>window.attacked = true</script>"
 IMAGE = "<img src=x onerror='window.attacked = true'>"
 OVERRIDE = "\u202egpj.exe"
@@ -20,7 +20,7 @@ ENDLESS = "abcdefgh" * 32
 
 
 def identity(**facts: Any) -> bytes:
-    """Give node data in our form, with any types in it."""
+    """Return node data in our format, with values of any type."""
     return json.dumps({"v": 1, "host": "web1", "pid": 17} | facts).encode()
 
 
@@ -39,13 +39,13 @@ FOREIGN = f"<b>{IMAGE.replace('/', '')}"
 KEYS = [SCRIPT, f'"{IMAGE}', OVERRIDE, ENDLESS * 4, "\u05e9\u05dc\u05d5\u05dd", "%FF%FE", "\x1b[31m", "a\nb"]
 
 
-def test_list__hostile_tree(visit: Visit, stand: Stand) -> None:
-    """The list shows each of the locks, runs no script, is not wider than the window, and keeps text in its cell."""
+def test_list__hostile_tree(visit: Visit, add_contender: AddContender) -> None:
+    """The list shows every lock, runs no script, fits into the window, and keeps text in its cells."""
     for key, data in CONTENDERS.items():
-        stand(key, data)
+        add_contender(key, data)
     for key in KEYS:
-        stand(key)
-    stand("of no recipe", name=FOREIGN)
+        add_contender(key)
+    add_contender("of no recipe", name=FOREIGN)
     visitor = visit()
     page = visitor.page
     page.goto(LIST)
@@ -53,30 +53,30 @@ def test_list__hostile_tree(visit: Visit, stand: Stand) -> None:
     assert_whole(visitor)
 
 
-def test_lock__hostile_line(visit: Visit, stand: Stand) -> None:
-    """So does the page of a lock show everybody in its line; each of them reads, so that each can be broken."""
+def test_lock__hostile_queue(visit: Visit, add_contender: AddContender) -> None:
+    """So does the page of a lock with every contender; all are readers, so that each has a button."""
     for data in CONTENDERS.values():
-        stand(SCRIPT, data, name=f"_c_{uuid.uuid4()}-__READ__")
-    stand(SCRIPT, name=FOREIGN)
+        add_contender(SCRIPT, data, name=f"_c_{uuid.uuid4()}-__READ__")
+    add_contender(SCRIPT, name=FOREIGN)
     visitor = visit()
     page = visitor.page
     page.goto(page_of(SCRIPT))
     expect(page.get_by_role("heading", name=SCRIPT)).to_be_visible()
-    expect(page.locator(".zklock-line tbody tr")).to_have_count(len(CONTENDERS))
+    expect(page.locator(".zklock-queue tbody tr")).to_have_count(len(CONTENDERS))
     expect(page.get_by_role("button", name="Break the lock")).to_have_count(len(CONTENDERS))
     assert_whole(visitor)
 
 
-@pytest.mark.parametrize("who", ["script", "endless"])
-def test_break__hostile_holder(visit: Visit, stand: Stand, who: str) -> None:
-    """Who is asked about is named as they name themselves, and what they call themselves stays text to the end."""
-    key = KEYS[0] if who == "script" else ENDLESS * 4
-    stand(key, CONTENDERS[who])
+@pytest.mark.parametrize("data", ["script", "endless"])
+def test_break__hostile_holder(visit: Visit, add_contender: AddContender, data: str) -> None:
+    """The name that a holder has given itself stays text on the confirmation page, in the message and in the log."""
+    key = KEYS[0] if data == "script" else ENDLESS * 4
+    add_contender(key, CONTENDERS[data])
     visitor = visit()
     page = visitor.page
     page.goto(page_of(key))
     page.get_by_role("button", name="Break the lock").click()
-    expect(page.locator("#content")).to_contain_text(SCRIPT if who == "script" else ENDLESS[:100])
+    expect(page.locator("#content")).to_contain_text(SCRIPT if data == "script" else ENDLESS[:100])
     assert_whole(visitor)
     page.get_by_label("Reason").fill(IMAGE)
     page.get_by_role("button", name="Break the lock").click()
@@ -89,6 +89,6 @@ def test_break__hostile_holder(visit: Visit, stand: Stand, who: str) -> None:
 
 
 def assert_whole(visitor: Visitor) -> None:
-    """The page has done nothing that a text told it, and keeps its shape in every look."""
+    """Assert that no script has run and that the layout is intact in every look."""
     for look in visitor.looks():
         assert visitor.damage() == [], look

@@ -1,21 +1,21 @@
-"""The admin without a mouse."""
+"""The admin with the keyboard alone."""
 
 from __future__ import annotations
 
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Stand, Visit
+from tests.browser.conftest import AddContender, Visit
 from tests.browser.visitor import LIST
-from tests.contrib.celery.conftest import Workshop
+from tests.support.workshop import Workshop
 
 
-def test_break(visit: Visit, workshop: Workshop, key: str, stand: Stand) -> None:
-    """Every control on the way can be reached by the Tab key, shows that it has the focus, and is worked by Enter."""
-    stand(key)
+def test_break(visit: Visit, workshop: Workshop, key: str, add_contender: AddContender) -> None:
+    """The Tab key reaches every control, the focus is visible, and Enter activates the control."""
+    add_contender(key)
     visitor = visit()
     page = visitor.page
     page.goto(f"{LIST}?q={key}")
-    # What renews itself would take the marks of the tour away.
+    # An update of the page would remove the marks of the tour.
     page.get_by_role("button", name="Live").press("Enter")
     assert visitor.tour() == []
     visitor.tab_to(page.get_by_role("link", name=key))

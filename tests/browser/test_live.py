@@ -1,20 +1,20 @@
-"""Pages that renew themselves."""
+"""Pages that update themselves."""
 
 from __future__ import annotations
 
 from playwright.sync_api import Request, expect
 
-from tests.browser.conftest import Stand, Visit
+from tests.browser.conftest import AddContender, Visit
 from tests.browser.visitor import LIST, page_of
-from tests.contrib.celery.conftest import Workshop
+from tests.support.workshop import Workshop
 
-# Milliseconds, as the script has it; and longer than it ever waits.
+# Milliseconds: the interval of the script, and longer than its longest pause.
 INTERVAL = 2_000
 LONG = 60_000
 
 
 def test_list__lock_comes_and_goes(visit: Visit, workshop: Workshop, key: str) -> None:
-    """Whoever has the list before them sees a task take its lock and give it back, and hears how many there are."""
+    """The open list shows a task that acquires its lock and releases it; the summary has the count."""
     page = visit().page
     page.goto(f"{LIST}?q={key}")
     page.evaluate("window.stayed = true")
@@ -31,23 +31,23 @@ def test_list__lock_comes_and_goes(visit: Visit, workshop: Workshop, key: str) -
     assert page.evaluate("window.stayed")
 
 
-def test_lock__line_grows(visit: Visit, key: str, stand: Stand) -> None:
-    """The page of a lock that is free shows who takes it, and who comes after; the focus stays where it is."""
+def test_lock__queue_grows(visit: Visit, key: str, add_contender: AddContender) -> None:
+    """The page of a free lock shows the new holder, then a waiter; the focus stays."""
     page = visit().page
     page.goto(page_of(key))
-    expect(page.locator("#zklock-lock")).to_contain_text("Nobody holds this lock")
-    places = page.locator(".zklock-line tbody tr")
-    stand(key)
-    expect(places).to_have_count(1)
+    expect(page.locator("#zklock-lock")).to_contain_text("This lock has no holder")
+    rows = page.locator(".zklock-queue tbody tr")
+    add_contender(key)
+    expect(rows).to_have_count(1)
     button = page.get_by_role("button", name="Break the lock")
     button.focus()
-    stand(key)
-    expect(places).to_have_count(2)
+    add_contender(key)
+    expect(rows).to_have_count(2)
     expect(button).to_be_focused()
 
 
-def test_live__switched_off(visit: Visit, key: str, stand: Stand) -> None:
-    """A page that was told to stand still asks for nothing, until it is told to go on."""
+def test_live__switched_off(visit: Visit, key: str, add_contender: AddContender) -> None:
+    """A paused page sends no requests until it is switched on again."""
     page = visit().page
     page.clock.install()
     page.goto(f"{LIST}?q={key}")
@@ -55,10 +55,10 @@ def test_live__switched_off(visit: Visit, key: str, stand: Stand) -> None:
     expect(switch).to_have_attribute("aria-pressed", "true")
     switch.press("Enter")
     expect(switch).to_have_attribute("aria-pressed", "false")
-    expect(page.locator("#zklock-refresh")).to_contain_text("This page stands still.")
+    expect(page.locator("#zklock-refresh")).to_contain_text("Updates are paused.")
     requests: list[Request] = []
     page.on("request", lambda request: requests.append(request))  # noqa: PLW0108 - it takes no method of a builtin
-    stand(key)
+    add_contender(key)
     page.clock.fast_forward(LONG)
     assert requests == []
     switch.press("Space")
@@ -67,14 +67,14 @@ def test_live__switched_off(visit: Visit, key: str, stand: Stand) -> None:
 
 
 def test_live__logged_out(visit: Visit, key: str) -> None:
-    """Who is logged in no more is told so, and the page stops asking."""
+    """After a logout the page says so and sends no more requests."""
     page = visit(None).page
     page.goto(page_of(key))
     page.get_by_label("Username").fill("root")
     page.get_by_label("Password").fill("root")
     page.get_by_role("button", name="Log in").click()
     note = page.locator("#zklock-refresh")
-    expect(note).to_contain_text("This page renews itself.")
+    expect(note).to_contain_text("This page updates itself.")
     page.context.clear_cookies()
-    expect(note).to_contain_text("You are not logged in any more.")
+    expect(note).to_contain_text("You are logged out.")
     expect(page.get_by_role("button", name="Live")).to_have_attribute("aria-pressed", "false")

@@ -1,4 +1,4 @@
-"""The pictures in the documents. `make screenshots` renews them; any other run takes them all the same."""
+"""The pages that the documents show: without fault on any screen. `make screenshots` puts their pictures there."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
-from services.ensemble import Ensemble
 
 from django_zklock.testing import ZooKeeperServer
-from tests.browser import night
+from tests.browser import pictured_locks
 from tests.browser.conftest import OpenSite, Visit
-from tests.browser.site import Site
-from tests.browser.visitor import LIST, Visitor, page_of
+from tests.browser.site_process import Site
+from tests.browser.visitor import LIST, NARROW, WIDE, Visitor, page_of
+from tests.support.servers.ensemble import Ensemble
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 VARIABLE = "ZKLOCK_SCREENSHOTS"
@@ -26,10 +26,10 @@ Photograph = Callable[[Visitor, str], None]
 
 @pytest.fixture(scope="module")
 def shop(open_site: OpenSite) -> Iterator[Site]:
-    """Give a site with the locks of a night."""
+    """Start a site with the locks of the screenshots."""
     with (
-        ZooKeeperServer(zxid=night.ZXID) as server,
-        night.played(server),
+        ZooKeeperServer(zxid=pictured_locks.ZXID) as server,
+        pictured_locks.played(server),
         open_site({"default": {"HOSTS": server.hosts}}) as site,
     ):
         yield site
@@ -37,16 +37,16 @@ def shop(open_site: OpenSite) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def three_servers(open_site: OpenSite) -> Iterator[Site]:
-    """Give a site with the locks of a real ensemble."""
+    """Start a site with a real ensemble of three servers."""
     with Ensemble() as ensemble, open_site({"default": {"HOSTS": ensemble.hosts}}) as site:
         yield site
 
 
 @pytest.fixture
 def photograph(tmp_path: Path) -> Photograph:
-    """Give a function that takes pictures of a page in every look, in which it is whole and for everybody.
+    """Return a function that checks a page in every look and takes a screenshot of it.
 
-    They go to where the documents have theirs if that is wished for: on a narrow screen what one sees at first.
+    Screenshots of a wide screen show the whole page, those of a narrow screen its first part.
     """
     folder = Path(os.environ.get(VARIABLE) or tmp_path)
 
@@ -55,20 +55,23 @@ def photograph(tmp_path: Path) -> Photograph:
             assert visitor.audit() == [], look
             assert visitor.damage() == [], look
             file = folder / f"{name}-{look}.png"
-            visitor.page.screenshot(path=file, full_page=look.startswith("wide"), animations="disabled")
-            assert file.stat().st_size < MAX_BYTES
+            picture = visitor.page.screenshot(path=file, full_page=look.startswith("wide"), animations="disabled")
+            assert len(picture) < MAX_BYTES
+            # The whole page is as wide as the window: nothing sticks out.
+            window = WIDE if look.startswith("wide") else NARROW
+            assert int.from_bytes(picture[16:20]) == window["width"], look
 
     return take
 
 
 def without_sidebar(visitor: Visitor) -> Visitor:
-    """Have more room for what the picture is about."""
+    """Hide the sidebar, so that the page has more room."""
     visitor.page.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
     return visitor
 
 
 def test_list(visit: Visit, shop: Site, photograph: Photograph) -> None:
-    """The list, as an operator finds it at night."""
+    """The list has no fault on a wide or a narrow screen, in light or in dark."""
     visitor = without_sidebar(visit(at=shop))
     visitor.page.goto(LIST)
     expect(visitor.page.get_by_role("row").filter(has_text="invoice:42")).to_be_visible()
@@ -76,15 +79,15 @@ def test_list(visit: Visit, shop: Site, photograph: Photograph) -> None:
 
 
 def test_lock(visit: Visit, shop: Site, photograph: Photograph) -> None:
-    """The line of one lock."""
+    """Nor has the page of a lock with its queue."""
     visitor = without_sidebar(visit(at=shop))
     visitor.page.goto(page_of("invoice:42"))
-    expect(visitor.page.locator(".zklock-line tbody tr")).to_have_count(4)
+    expect(visitor.page.locator(".zklock-queue tbody tr")).to_have_count(4)
     photograph(visitor, "lock")
 
 
 def test_break(visit: Visit, shop: Site, photograph: Photograph) -> None:
-    """What is asked before a lock is broken."""
+    """Nor has the question before a lock is broken."""
     visitor = without_sidebar(visit(at=shop))
     visitor.page.goto(page_of("invoice:42"))
     visitor.page.get_by_role("button", name="Break the lock").click()
@@ -93,7 +96,7 @@ def test_break(visit: Visit, shop: Site, photograph: Photograph) -> None:
 
 
 def test_ensembles(visit: Visit, three_servers: Site, photograph: Photograph) -> None:
-    """Three servers, one of which leads."""
+    """Nor has the page of an ensemble of three servers."""
     visitor = without_sidebar(visit(at=three_servers))
     visitor.page.goto(LIST)
     visitor.page.get_by_role("link", name="Ensembles").click()
@@ -102,7 +105,7 @@ def test_ensembles(visit: Visit, three_servers: Site, photograph: Photograph) ->
 
 
 def test_documents() -> None:
-    """The documents show each of the pictures that are there, and no other."""
+    """The documents show every screenshot in the folder, and no other."""
     page = (DOCS / "howto" / "look-at-locks.md").read_text(encoding="utf-8")
     shown = re.findall(r"_static/screenshots/([\w-]+\.png)", page)
     assert sorted(shown) == sorted(file.name for file in (DOCS / "_static" / "screenshots").iterdir())

@@ -1,4 +1,4 @@
-"""What a visitor complains about: each fault, planted in a page that has no other."""
+"""The checks of a visitor: each finds its fault in a page that has this fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE = """
 
 @pytest.fixture
 def visitor(browser: Browser) -> Iterator[Visitor]:
-    """Give somebody who is on no site."""
+    """Return a visitor of a page without a site."""
     page = browser.new_page(viewport=NARROW)
     yield Visitor(page, f"http://{LOOPBACK}:1")
     page.close()
@@ -37,16 +37,16 @@ AUDITED = {
     '<img src="data:,">': "no alt",
     "<svg></svg>": "no role or name",
     "<table><thead><tr><th>key</th></tr></thead></table>": "no scope",
-    "<h3>Line</h3>": "heading skips a level",
+    "<h3>Queue</h3>": "heading skips a level",
     '<p id="twice"></p><p id="twice"></p>': "id given twice",
     '<label for="nothing">Reason</label>': "for refers to nothing",
     '<p style="color: #999">faint</p>': "contrast 2.8",
     '<p style="color: white; background: rgb(0 0 0 / 30%)">faint</p>': "contrast 2.",
-    '<svg role="img" aria-label="line"><text y="9" fill="#ddd">faint</text></svg>': "contrast 1.",
+    '<svg role="img" aria-label="bar"><text y="9" fill="#ddd">faint</text></svg>': "contrast 1.",
 }
 SOUND = """
-<h2>Line</h2><label for="q"><img src="data:," alt="Search"></label><input id="q">
-<svg role="img" aria-label="line"><text y="9" fill="#333">dark</text></svg>
+<h2>Queue</h2><label for="q"><img src="data:," alt="Search"></label><input id="q">
+<svg role="img" aria-label="bar"><text y="9" fill="#333">dark</text></svg>
 <table><thead><tr><th scope="col">key</th></tr></thead></table><p hidden style="color: #eee">unseen</p>
 """
 DAMAGED = {
@@ -66,7 +66,7 @@ BROKEN = {
 
 
 def assert_found(found: list[str], planted: Iterable[str]) -> None:
-    """Each fault is found once, and nothing else."""
+    """Assert that each fault is found once, and nothing else."""
     expected = sorted(planted)
     assert len(found) == len(expected), found
     for complaint, start in zip(sorted(found), expected, strict=True):
@@ -74,7 +74,7 @@ def assert_found(found: list[str], planted: Iterable[str]) -> None:
 
 
 def test_audit(visitor: Visitor) -> None:
-    """What keeps people from using a page is found, and a page without a fault is left alone."""
+    """The audit finds each barrier, and nothing in a page without one."""
     visitor.page.set_content(PAGE.format("".join(AUDITED)))
     assert_found(visitor.audit(), AUDITED.values())
     visitor.page.set_content(PAGE.format(SOUND))
@@ -82,13 +82,13 @@ def test_audit(visitor: Visitor) -> None:
 
 
 def test_damage(visitor: Visitor) -> None:
-    """A script that has run is found, and what is wider than its place."""
+    """A script that has run is found, and content that overflows."""
     visitor.page.set_content(PAGE.format("".join(DAMAGED)))
     assert_found(visitor.damage(), DAMAGED.values())
 
 
 def test_tour(visitor: Visitor) -> None:
-    """What the Tab key does not come to, or comes to unseen, is found."""
+    """Controls that the Tab key does not reach, or that show no focus, are found."""
     visitor.page.set_content(PAGE.format("".join(UNREACHED) + '<a href="#">List</a>'))
     assert_found(visitor.tour(), UNREACHED.values())
 

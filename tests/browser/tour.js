@@ -1,4 +1,4 @@
-// One step of a tour by the Tab key: where the focus is, and whether the place before looks the same without it.
+// One step of a tour with the Tab key: is the tour over, and did the previous element show its focus?
 () => {
   const look = (element) => {
     const style = getComputedStyle(element);

@@ -1,4 +1,4 @@
-"""Somebody at a browser, who is told of everything that goes wrong on the pages."""
+"""A user at a browser, with checks of the pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from django.contrib.admin.utils import quote
 from playwright.sync_api import ConsoleMessage, Locator, Page, Request, ViewportSize
 
-from django_zklock.zk import keys
+from django_zklock.zk import paths
 
 LIST = "/admin/django_zklock/lock/"
 WIDE: ViewportSize = {"width": 1280, "height": 640}
@@ -19,32 +19,31 @@ HERE = Path(__file__).parent
 AUDIT = (HERE / "audit.js").read_text(encoding="utf-8")
 TOUR = (HERE / "tour.js").read_text(encoding="utf-8")
 DAMAGE = (HERE / "damage.js").read_text(encoding="utf-8")
-# More than any page has controls.
+# More than the controls of any page.
 MANY = 300
 CONTROLS = "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']"
 MISSED = "(all) => all.filter((each) => !('reached' in each.dataset)).map((each) => each.outerHTML.slice(0, 120))"
 STILL = "() => document.getAnimations().every((each) => each.playState !== 'running')"
-# Milliseconds, for everything that a page is waited for.
-PATIENCE = 10_000
+# Milliseconds, for every wait on a page.
+TIMEOUT = 10_000
 
 
 def page_of(key: str) -> str:
-    """Give the address of a lock."""
-    return f"{LIST}{quote(f'default/{keys.escape(key)}')}/change/"
+    """Return the address of the page of a lock."""
+    return f"{LIST}{quote(f'default/{paths.escape(key)}')}/change/"
 
 
 class Visitor:
-    """A person at a page.
+    """A user at a page.
 
-    ``complaints`` are the errors of scripts, what the console shows as an error, and requests that would have left the
-    site.
+    ``complaints`` are the errors of scripts and of the console, and requests to other hosts.
     """
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
         self.url = url
         self.complaints: list[str] = []
-        page.set_default_timeout(PATIENCE)
+        page.set_default_timeout(TIMEOUT)
         page.on("request", self._requested)
         page.on("console", self._written)
         page.on("pageerror", lambda error: self._complain(f"error: {error}"))
@@ -58,21 +57,21 @@ class Visitor:
         self.page.wait_for_url("**/admin/")
 
     def looks(self) -> Iterator[str]:
-        """Have the page in light and in dark, on a desk and in the hand, one after the other; name each look."""
+        """Show the page in light and dark, wide and narrow, and yield the name of each look."""
         for dark, narrow in itertools.product((False, True), repeat=2):
             self.page.emulate_media(color_scheme="dark" if dark else "light")
             self.page.set_viewport_size(NARROW if narrow else WIDE)
-            # Colours change little by little.
+            # Changes of colour are animated.
             self.page.wait_for_function(STILL)
             yield f"{'narrow' if narrow else 'wide'}-{'dark' if dark else 'light'}"
 
     def audit(self, part: str = "#content") -> list[str]:
-        """Say what keeps people from using a part of the page who do not see it, or not well."""
+        """Return the barriers for users with impaired vision in a part of the page."""
         found: list[str] = self.page.locator(part).evaluate(AUDIT)
         return found
 
     def tour(self, part: str = "#content") -> list[str]:
-        """Go through the page by the Tab key; say what of a part was not reached, and what did not show the focus."""
+        """Press Tab through the page; return the controls that were not reached or showed no focus."""
         found: list[str] = []
         self._skip_to_content()
         for _ in range(MANY):
@@ -97,11 +96,11 @@ class Visitor:
         raise AssertionError(f"the Tab key does not come to {control}")
 
     def _skip_to_content(self) -> None:
-        """Use the link that is there for it, the first on each page of the admin."""
+        """Follow the first link of each admin page, which skips to the content."""
         self.page.get_by_role("link", name="Skip to main content").press("Enter")
 
     def damage(self) -> list[str]:
-        """Say what hostile text has done to the page."""
+        """Return the effects of hostile text: executed scripts and broken layout."""
         found: list[str] = self.page.evaluate(DAMAGE)
         return found
 
@@ -116,7 +115,7 @@ class Visitor:
 
     def _written(self, message: ConsoleMessage) -> None:
         url = message.location["url"]
-        # The test project has no icon, and browsers ask for one.
+        # The test project has no icon, and browsers request one.
         if message.type == "error" and not url.endswith("/favicon.ico"):
             self._complain(f"console: {message.text} ({url})")
 

@@ -9,9 +9,9 @@ import pytest
 from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
-from tests.contract.standing import Standing
-from tests.server import Server
-from tests.zk.onlooker import MakePool, Onlooker
+from tests.support.any_server import Server
+from tests.support.queued_contenders import Standing
+from tests.support.tree_reader import MakePool, Onlooker
 
 KINDS: dict[str, Callable[[], contextlib.AbstractContextManager[Server]]] = {
     "zookeeper": ZooKeeper,
@@ -33,14 +33,14 @@ def kind_of_server(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def own_server(kind_of_server: str) -> Iterator[Server]:
-    """Give a server that nobody else talks to, and that leaves empty lines alone."""
+    """Return a server that nobody else talks to, and that leaves empty lines alone."""
     with KINDS[kind_of_server]() as server:
         yield server
 
 
 @pytest.fixture(params=["one session", "many sessions"])
 def standing(request: pytest.FixtureRequest, onlooker: Onlooker, make_pool: MakePool) -> Standing:
-    """Give a line whose people share a session, as threads of a process do, and one where each has its own."""
+    """Return a line whose people share a session, as threads of a process do, and one where each has its own."""
     if request.param == "many sessions":
         return Standing(onlooker, make_pool)
     pool = make_pool()

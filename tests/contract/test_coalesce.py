@@ -19,13 +19,13 @@ from django_zklock import LockTimeout, ZkLockError, zk_locked
 from django_zklock.exceptions import AlreadyAwaited
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.bystanders import Ensemble, Recorder, Stranger
-from tests.server import Server
-from tests.zk.onlooker import MakePool, Onlooker
-from tests.zk.proxy import UP, Proxy, requests
-from tests.zk.runner import Runner
+from tests.support.any_server import Server
+from tests.support.django_layer import Ensemble, Recorder, Stranger
+from tests.support.tcp_proxy import UP, Proxy, requests
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, Onlooker
 
-pytest_plugins = ["tests.configured", "tests.unhurried"]
+pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
 
 MULTI = 14
 
@@ -49,7 +49,7 @@ def test_line__one_waits(make_pool: MakePool, onlooker: Onlooker, rule: Rule, ro
     path = holding[0].lock.paths[0]
     onlooker.wait_count(path, room + 1)
     for _ in range(3):
-        with pytest.raises(AlreadyAwaited, match=r"'k' is taken, and somebody waits for it already; held by pid"):
+        with pytest.raises(AlreadyAwaited, match=r"'k' is taken, and another caller waits for it already; held by pid"):
             sole(make_pool, rule).acquire(timeout=10)
     onlooker.wait_count(path, room + 1)
     assert waiting.running
@@ -156,7 +156,7 @@ def test_several_keys__refused(make_pool: MakePool) -> None:
 
 @pytest.fixture(params=["sync", "async"])
 def make(request: pytest.FixtureRequest, ensemble: Ensemble) -> Callable[..., Callable[..., Any]]:
-    """Give a function that decorates, plain or async; what it gives is called as a plain one."""
+    """Return a function that decorates, plain or async; what it gives is called as a plain one."""
 
     def make(body: Callable[[], Any], **options: Any) -> Callable[..., Any]:
         if request.param == "sync":

@@ -10,11 +10,11 @@ from kazoo.client import KazooClient
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, WRITE, Rule
-from tests.contract.others import visible_kazoo_lock
-from tests.server import Server
-from tests.testing.curator import Curator
-from tests.zk.onlooker import MakePool, Onlooker
-from tests.zk.runner import Runner
+from tests.support.any_server import Server
+from tests.support.curator import Curator
+from tests.support.other_recipes import visible_kazoo_lock
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, Onlooker
 
 ROUNDS = (67, 67, 66)
 # Seconds for one turn, and for all of them.
@@ -66,6 +66,8 @@ def test_crowd(
     path = make_pool().path("k")
     counter = f"{make_pool().options.root}-counter"
     onlooker.client.create(counter, b"0")
+    # A container could be reaped between kazoo's look for it and its create, for which kazoo has no answer.
+    onlooker.client.ensure_path(path)
     with contextlib.ExitStack() as stack:
         java = [curator.connect(server.hosts) for _ in ROUNDS]
         for client in java:

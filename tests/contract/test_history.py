@@ -14,11 +14,11 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.contract.history import History, Hold
-from tests.server import Server
-from tests.zk.onlooker import MakePool, Onlooker, wait_until
-from tests.zk.proxy import Proxy
-from tests.zk.runner import Runner
+from tests.support.any_server import Server
+from tests.support.hold_history import History, Hold
+from tests.support.tcp_proxy import Proxy
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 THREADS = TASKS = 4
 ROUNDS = 40
@@ -39,7 +39,7 @@ WORKLOADS: dict[str, tuple[Sequence[Rule], int, int]] = {
 
 @pytest.fixture
 def seed() -> int:
-    """Give a seed, which is shown if the test fails."""
+    """Return a seed, which is shown if the test fails."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 - that is how it is shown
     return seed
@@ -47,7 +47,7 @@ def seed() -> int:
 
 @pytest.fixture
 def proxy(server: Server) -> Iterator[Proxy]:
-    """Give a link to the server that can be cut."""
+    """Return a link to the server that can be cut."""
     with Proxy(server.address) as proxy:
         yield proxy
 
@@ -143,7 +143,7 @@ LEGAL: dict[str, list[Hold]] = {
     "readers share": [hold(READ, 1, 0, 2, 5), hold(READ, 2, 1, 3, 4), hold(WRITE, 3, 0, 6, 7)],
     "in another order than asked for": [hold(EXCLUSIVE, 2, 0, 4, 5), hold(EXCLUSIVE, 1, 1, 2, 3)],
     "leases share": [hold(semaphore(2), 1, 0, 1, 9), hold(semaphore(2), 2, 2, 3, 4), hold(semaphore(2), 3, 2, 5, 6)],
-    "each its own limit": [hold(semaphore(1), 1, 0, 1, 9), hold(semaphore(2), 2, 2, 3, 4)],
+    "limits differ": [hold(semaphore(2), 1, 0, 1, 9), hold(semaphore(3), 2, 2, 3, 4)],
     "different keys": [hold(EXCLUSIVE, 1, 0, 1, 9), hold(EXCLUSIVE, 2, 2, 3, 4, key="b")],
 }
 ILLEGAL: dict[str, list[Hold]] = {
@@ -153,6 +153,7 @@ ILLEGAL: dict[str, list[Hold]] = {
     "the same token": [hold(EXCLUSIVE, 1, 0, 1, 2), hold(EXCLUSIVE, 1, 3, 4, 5)],
     "writer among readers": [hold(READ, 1, 0, 1, 4), hold(WRITE, 2, 2, 3, 5)],
     "reader before a waiting writer": [hold(READ, 1, 0, 1, 9), hold(WRITE, 2, 2, 10, 11), hold(READ, 3, 3, 4, 5)],
+    "one too many for another": [hold(semaphore(1), 1, 0, 1, 9), hold(semaphore(2), 2, 2, 3, 4)],
     "one lease too many": [hold(semaphore(1), 1, 0, 1, 4), hold(semaphore(1), 2, 2, 3, 5)],
     "lease before one that waits": [
         hold(semaphore(2), 1, 0, 1, 9),

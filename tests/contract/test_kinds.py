@@ -11,13 +11,16 @@ from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, semaphore
-from tests.contract.standing import RULES, Standing
-from tests.zk.onlooker import MakePool, Onlooker, wait_until
-from tests.zk.runner import Runner
+from tests.support.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
+from tests.support.queued_contenders import RULES, Standing
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
-pytest_plugins = ["tests.unhurried"]
+pytest_plugins = ["tests.support.slow_deadlines"]
 
 TOGETHER = [("read", "read"), ("lease", "lease")]
+# Seconds, on a machine that is busy with other things.
+LONG = 20.0
 PAIRS = [(a, b, (a, b) in TOGETHER) for a, b in itertools.product(RULES, RULES)]
 
 
@@ -131,25 +134,23 @@ def test_kinds__tasks(pool: Pool, onlooker: Onlooker, kind: str, together: int) 
 
 @pytest.mark.parametrize("kind", RULES)
 def test_kinds__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker, kind: str) -> None:
-    """A task that is cancelled at any moment of its wait, or in that of its grant, leaves no node."""
+    """A task that is cancelled before it has its place, in its wait, or with the news of its grant leaves no node."""
     lock = Lock("k", pool, rule=RULES[kind])
-
-    async def come_and_go() -> None:
-        for number in range(30):
-            task = asyncio.create_task(lock.aacquire())
-            await asyncio.sleep(0.0004 * (number % 10))
-            task.cancel()
-            try:
-                held = await task
-            except asyncio.CancelledError:
-                continue
-            await held.arelease()
-
-    asyncio.run(asyncio.wait_for(come_and_go(), 30))
+    # The parents are there, and the session is.
+    lock.acquire(timeout=LONG).release(wait=True)
+    canceller = Canceller(lock)
+    asyncio.run(canceller.cancel("asleep", BEFORE))
     onlooker.wait_empty(lock.paths[0])
-    with Lock("k", make_pool()).acquire(timeout=5):
-        asyncio.run(asyncio.wait_for(come_and_go(), 30))
-        onlooker.wait_count(lock.paths[0], 1)
+    asyncio.run(canceller.cancel("woken", HELD))
+    onlooker.wait_empty(lock.paths[0])
+    blocker = Lock("k", make_pool()).acquire(timeout=LONG)
+    asyncio.run(canceller.cancel("asleep", BEFORE))
+    onlooker.wait_count(lock.paths[0], 1)
+    asyncio.run(canceller.cancel("asleep", WAITING))
+    onlooker.wait_count(lock.paths[0], 1)
+    asyncio.run(canceller.cancel_with_the_grant(blocker))
+    onlooker.wait_empty(lock.paths[0])
+    wait_until(lambda: nothing_left(pool))
 
 
 # Read and write.
@@ -269,14 +270,22 @@ def test_semaphore__waiter_gives_up(standing: Standing) -> None:
     [
         # Each line: the limits as people have them in the order of the line; who lets go; who holds then.
         ([2, 2, 1], [0, 1], [2]),
-        ([1, 3, 1], [1, 0], [2]),
+        ([1, 3, 1], [0], [1]),
+        ([1, 3, 1], [0, 1], [2]),
         ([3, 3, 3, 2], [0, 1], [2, 3]),
         ([3, 3, 3, 2], [2, 1], [0, 3]),
-        ([2, 2, 3, 1], [2, 0, 1], [3]),
+        ([2, 2, 3, 1], [0], [1, 2]),
+        ([2, 2, 3, 1], [0, 2, 1], [3]),
         ([4, 4, 4, 4, 2], [3, 2, 1], [0, 4]),
-        # The one before the last has the lower limit, and goes on waiting when the last may come in.
-        ([3, 3, 3, 1, 3], [0, 1], [2, 4]),
-        ([4, 4, 4, 4, 1, 4], [0, 1, 2], [3, 5]),
+        # The one before the last has the lower limit, and the last does not overtake it.
+        ([3, 3, 3, 1, 3], [0, 1], [2]),
+        ([3, 3, 3, 1, 3], [0, 1, 2], [3]),
+        ([4, 4, 4, 4, 1, 4], [0, 1, 2, 3, 4], [5]),
+        # Who holds keeps its limit, whatever those behind it allow.
+        ([1, 5, 5, 5], [], [0]),
+        ([2, 9, 9, 9, 9], [], [0, 1]),
+        ([2, 9, 9, 9, 9], [1], [0, 2]),
+        ([2, 9, 9, 9, 9], [0], [1, 2, 3, 4]),
         # The one before the last has the higher limit, and holds although the last must wait.
         ([1, 5, 5, 5, 5, 2], [0, 1, 2, 3], [4, 5]),
         ([5, 5, 5, 5, 5, 3], [0, 1, 2], [3, 4, 5]),
@@ -286,7 +295,7 @@ def test_semaphore__waiter_gives_up(standing: Standing) -> None:
     ],
 )
 def test_semaphore__limits_differ(standing: Standing, limits: list[int], goes: list[int], inside: list[int]) -> None:
-    """Each keeps to its own limit, and comes in as soon as that allows it."""
+    """A holder is one of no more than its limit; those who wait come in by turns as soon as all limits allow it."""
     line = standing.join_all(*map(semaphore, limits))
     for number in goes:
         line[number].leave()

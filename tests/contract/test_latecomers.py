@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from django_zklock.zk.lock import Lock
-from tests.contract.latecomer import Account
-from tests.contract.test_processes import Player
-from tests.server import Server
-from tests.zk.onlooker import MakePool
+from tests.support.any_server import Server
+from tests.support.child_process import Player
+from tests.support.late_writer import Account
+from tests.support.tree_reader import MakePool
 
 
 @pytest.fixture
 def account(tmp_path: Path) -> Account:
-    """Give what the lock is for."""
+    """Return what the lock is for."""
     account = Account(tmp_path / "account")
     account.open()
     return account
@@ -26,12 +26,12 @@ def account(tmp_path: Path) -> Account:
 
 @pytest.fixture
 def start(server: Server, root: str, tmp_path: Path) -> Iterator[Callable[[], Player]]:
-    """Give a function that starts a process that is going to write to the account."""
+    """Return a function that starts a process that is going to write to the account."""
     players: list[Player] = []
 
     def start() -> Player:
         path = tmp_path / "account"
-        before = "import tests.contract.latecomer"
+        before = "import tests.support.late_writer"
         players.append(Player(server.hosts, root, "write", path, timeout=1.0, before=before))
         return players[-1]
 

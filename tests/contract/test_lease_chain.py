@@ -9,10 +9,10 @@ import pytest
 
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import semaphore
-from tests.contract.standing import Standing, settle
-from tests.server import Server
-from tests.zk.onlooker import MakePool, Onlooker, wait_until
-from tests.zk.proxy import DOWN, UP, Proxy, requests
+from tests.support.any_server import Server
+from tests.support.queued_contenders import Standing, settle
+from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 SET_DATA = 5
 TWO = semaphore(2)
@@ -20,7 +20,7 @@ TWO = semaphore(2)
 
 @pytest.fixture
 def proxy(server: Server) -> Iterator[Proxy]:
-    """Give a link to the server that can be disturbed."""
+    """Return a link to the server that can be disturbed."""
     with Proxy(server.address) as proxy:
         yield proxy
         proxy.resume()
@@ -28,13 +28,13 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def standing(onlooker: Onlooker, make_pool: MakePool) -> Standing:
-    """Give a line in which everybody has a session of its own."""
+    """Return a line in which everybody has a session of its own."""
     return Standing(onlooker, make_pool)
 
 
 @pytest.fixture
 def disturbed(make_pool: MakePool, proxy: Proxy) -> Pool:
-    """Give a pool that is connected through the proxy."""
+    """Return a pool that is connected through the proxy."""
     pool = make_pool(proxy.hosts)
     wait_until(lambda: pool.session("/").connected)
     return pool

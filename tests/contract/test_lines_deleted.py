@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from django_zklock.zk.lock import Lock
-from tests.contract.standing import RULES
-from tests.zk.onlooker import MakePool, Onlooker, wait_until
-from tests.zk.runner import Runner
+from tests.support.queued_contenders import RULES
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 
 @pytest.mark.parametrize("keys", ["k", ["k", "l"]], ids=["one", "several"])

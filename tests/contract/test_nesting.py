@@ -10,16 +10,15 @@ from collections.abc import Callable
 import pytest
 
 from django_zklock.exceptions import LockConflict, LockLost, LockTimeout
-from django_zklock.zk import holds
-from django_zklock.zk.held import Held
+from django_zklock.zk.held import Held, current, held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import READ, semaphore
-from tests.contract.standing import RULES
-from tests.zk.onlooker import MakePool, Onlooker, wait_until
-from tests.zk.runner import Runner
+from tests.support.queued_contenders import RULES
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
-pytest_plugins = ["tests.unhurried"]
+pytest_plugins = ["tests.support.slow_deadlines"]
 
 ALLOWED = [
     *itertools.product(["exclusive", "write"], RULES),
@@ -56,11 +55,12 @@ def test_reentrant(pool: Pool, onlooker: Onlooker, outer: str, inner: str) -> No
         first.release(wait=True)
         second.check()
         # It is still what it was.
-        assert Runner(lambda: Lock("k", pool, rule=RULES[outer]).try_acquire()).result() is None or outer in {
-            "read",
-            "lease",
-        }
-    assert holds.stack() == []
+        other = Runner(lambda: Lock("k", pool, rule=RULES[outer]).try_acquire()).result()
+        if outer in {"read", "lease"}:
+            other.release()
+        else:
+            assert other is None
+    assert held_stack() == []
 
 
 @pytest.mark.parametrize(("outer", "inner"), ALLOWED)
@@ -87,7 +87,7 @@ def test_reentrant__task(pool: Pool, onlooker: Onlooker, outer: str, inner: str)
 def test_reentrant__stronger_inside(pool: Pool, onlooker: Onlooker, outer: str, inner: str, wait: bool) -> None:
     """Who holds less would wait for itself: that is refused at once, a try too, and it goes on holding."""
     lock, stronger = Lock("k", pool, rule=RULES[outer]), Lock("k", pool, rule=RULES[inner])
-    message = rf"lock 'k' is held by this very thread or task as {outer}, and cannot be taken as {inner} inside"
+    message = f"held by this very thread or task as {RULES[outer]}, and cannot be taken as {RULES[inner]} inside"
     with lock as held:
         with pytest.raises(LockConflict, match=message) as caught:
             in_thread(stronger, wait=wait)
@@ -103,6 +103,25 @@ def test_reentrant__stronger_inside(pool: Pool, onlooker: Onlooker, outer: str, 
 
     asyncio.run(main())
     onlooker.wait_empty(lock.paths[0])
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize(("outer", "inner"), [(3, 1), (3, 2), (2, 1)])
+def test_reentrant__lower_limit_inside(
+    pool: Pool, make_pool: MakePool, onlooker: Onlooker, outer: int, inner: int, wait: bool
+) -> None:
+    """Inside a lease one of a lower limit is refused: others may hold beside the outer one, more than it allows."""
+    lock = Lock("k", pool, rule=semaphore(outer))
+    others = [Lock("k", make_pool(), rule=semaphore(outer)).acquire(timeout=5) for _ in range(outer - 1)]
+    with lock as held:
+        message = f"as lease of {outer}, and cannot be taken as lease of {inner} inside"
+        with pytest.raises(LockConflict, match=message):
+            in_thread(Lock("k", pool, rule=semaphore(inner)), wait=wait)
+        assert len(onlooker.children(lock.paths[0])) == outer
+        with Lock("k", pool, rule=semaphore(outer + 1)) as again:
+            assert again.node == held.node
+    for other in others:
+        other.release(wait=True)
 
 
 def test_reentrant__writer_waits_for_the_reader_inside(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
@@ -128,7 +147,7 @@ def test_reentrant__lost(pool: Pool, onlooker: Onlooker) -> None:
         for again in (lock, Lock("k", pool, rule=READ)):
             with pytest.raises(LockLost, match="the session expired"):
                 again.try_acquire()
-        raise held.loss()
+        raise held._loss_error()
 
 
 # Not reentrant.
@@ -173,6 +192,16 @@ def test_not_reentrant__several_leases(pool: Pool, onlooker: Onlooker) -> None:
     assert onlooker.children(lock.paths[0]) == []
 
 
+@pytest.mark.parametrize(("outer", "inner"), [(3, 1), (1, 3)])
+def test_not_reentrant__limits_differ(pool: Pool, outer: int, inner: int) -> None:
+    """The lowest limit counts, whether it is that of the lease which is held or of the one that is asked for."""
+    with Lock("k", pool, rule=semaphore(outer), reentrant=False):
+        lock = Lock("k", pool, rule=semaphore(inner), reentrant=False)
+        with pytest.raises(LockConflict, match="reentrant=False"):
+            lock.acquire()
+        assert lock.try_acquire() is None
+
+
 @pytest.mark.usefixtures("unhurried")
 def test_not_reentrant__leases_of_others(pool: Pool, make_pool: MakePool) -> None:
     """Whether it is others who hold the rest is no reason to refuse: those will let go."""
@@ -211,7 +240,7 @@ def test_several__one_of_them_inside(pool: Pool, onlooker: Onlooker) -> None:
             assert inner.keys == tuple(keys)
             assert inner.node.rpartition("/")[0] == inner.lock.paths[0]
             assert inner.node.rpartition("/")[2] in onlooker.children(inner.lock.paths[0])
-            assert holds.current(keys[0]) is inner
+            assert current(keys[0]) is inner
     with Lock("b", pool, rule=READ) as inner:
         outer.release(wait=True)
         inner.check()
@@ -292,5 +321,5 @@ def test_reentrant__released_in_any_order(pool: Pool, onlooker: Onlooker, releas
             nested[order[2]].check()
         assert len(onlooker.children(nested[0].lock.paths[0])) == 1
         release(nested[order[2]])
-        assert holds.stack() == []
+        assert held_stack() == []
         onlooker.wait_empty(nested[0].lock.paths[0])

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import kazoo.recipe.lock
 import pytest
 
-from django_zklock.zk import revocation
+from django_zklock import zk_lock
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.ops import actions
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.contract.others import OfCurator, OfKazoo, Other
-from tests.server import Server
-from tests.testing.curator import Curator
-from tests.zk.onlooker import Onlooker, wait_until
-from tests.zk.runner import Runner, waiting_in
+from tests.support.any_server import Server
+from tests.support.curator import Curator
+from tests.support.other_recipes import KAZOO_LOCKS, OfCurator, OfKazoo, Other
+from tests.support.threads import Runner, waiting_in
+from tests.support.tree_reader import Onlooker, wait_until
 
 Join = Callable[[str], Other]
 
@@ -34,7 +40,7 @@ IDS = [f"{theirs}-{ours.kind.value}" for theirs, ours, _ in PAIRS]
 
 @pytest.fixture(params=[pytest.param("curator", marks=pytest.mark.once), "kazoo"])
 def join(request: pytest.FixtureRequest, server: Server, pool: Pool) -> Iterator[Join]:
-    """Give a function that makes people of another recipe, each with a session of its own, at the line of ``k``."""
+    """Return a function that makes people of another recipe, each with a session of its own, at the line of ``k``."""
     others: list[Other] = []
 
     def make(kind: str) -> Other:
@@ -108,6 +114,123 @@ def test_they_came_first(join: Join, pool: Pool, onlooker: Onlooker, theirs: str
     waiting.result().release(wait=True)
 
 
+# Who keeps out whom, as the documents have it.
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "interoperate.md"
+CURATOR_RECIPES = {
+    "Curator `InterProcessMutex`": "mutex",
+    "Curator `InterProcessMultiLock` of mutexes": "multi",
+    "Curator `InterProcessReadWriteLock.readLock()`": "read",
+    "Curator `InterProcessReadWriteLock.writeLock()`": "write",
+    "Curator `InterProcessSemaphoreMutex`": "semaphore-mutex",
+    "Curator `InterProcessSemaphoreV2`": "semaphore",
+}
+KAZOO_RECIPES = {"kazoo `Lock`": "mutex", "kazoo `ReadLock`": "read", "kazoo `WriteLock`": "write",
+                 "kazoo `Semaphore`": "semaphore"}  # fmt: skip
+OURS: dict[str, tuple[Rule, list[str]]] = {
+    "`zk_lock(key)`": (EXCLUSIVE, ["k"]),
+    '`mode="read"`': (READ, ["k"]),
+    '`mode="write"`': (WRITE, ["k"]),
+    "`limit=2`": (semaphore(2), ["k"]),
+    "`zk_lock([key, …])`": (EXCLUSIVE, ["k", "l"]),
+}
+# Whether we wait for the other, and whether it waits for us.
+WAITS = {
+    "both": (True, True), "we wait": (True, False), "it waits": (False, True),
+    "share": (False, False), "no": (False, False),
+}  # fmt: skip
+
+
+def read_table() -> dict[tuple[str, str], str]:
+    """Return the cells of the table in the documents, by row and column."""
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    head, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {(row[0], column): cell for row in rows for column, cell in zip(head[1:], row[1:], strict=True)}
+
+
+TABLE = read_table()
+
+
+def test_table__is_whole() -> None:
+    """The table is about every recipe that we know, and every lock of ours."""
+    assert set(TABLE) == {(row, column) for row in CURATOR_RECIPES | KAZOO_RECIPES for column in OURS}
+
+
+def exclusions(pool: Pool, other: Other, rule: Rule, keys: list[str]) -> tuple[bool, bool]:
+    """Find out whether a lock of ours waits for one of theirs, and the other way round."""
+    lock = Lock(keys, pool, rule=rule)
+    other.acquire()
+    ours = lock.try_acquire()
+    other.release()
+    if ours is not None:
+        ours.release(wait=True)
+    held = lock.acquire(timeout=10)
+    theirs = other.tries()
+    if theirs:
+        other.release()
+    held.release(wait=True)
+    return ours is None, not theirs
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("column", OURS)
+@pytest.mark.parametrize("row", CURATOR_RECIPES)
+def test_table__of_curator(curator: Curator, server: Server, pool: Pool, row: str, column: str) -> None:
+    """Each cell of the table is true of Curator's own recipe."""
+    with contextlib.closing(OfCurator(curator, server.hosts, CURATOR_RECIPES[row], pool.path("k"))) as other:
+        assert exclusions(pool, other, *OURS[column]) == WAITS[TABLE[row, column]]
+
+
+@pytest.mark.parametrize("column", OURS)
+@pytest.mark.parametrize("row", KAZOO_RECIPES)
+def test_table__of_kazoo(server: Server, pool: Pool, row: str, column: str) -> None:
+    """Each cell of the table is true of kazoo's own recipe."""
+    with contextlib.closing(OfKazoo(server.hosts, KAZOO_RECIPES[row], pool.path("k"))) as other:
+        assert exclusions(pool, other, *OURS[column]) == WAITS[TABLE[row, column]]
+
+
+@pytest.mark.parametrize("recipe", [kazoo.recipe.lock.Lock, kazoo.recipe.lock.ReadLock, kazoo.recipe.lock.WriteLock])
+def test_kazoo__as_it_comes(onlooker: Onlooker, pool: Pool, recipe: type[kazoo.recipe.lock.Lock]) -> None:
+    """A lock of kazoo that is not told of our names does not see us."""
+    with Lock("k", pool):
+        theirs = recipe(onlooker.client, pool.path("k"))
+        assert theirs.acquire(blocking=False)
+        theirs.release()
+
+
+def test_page__names_what_kazoo_must_know() -> None:
+    """The patterns in the documents are those that the table is tested with."""
+    (patterns,) = re.findall(r"extra_lock_patterns=(\[.*?\])", PAGE.read_text(encoding="utf-8"))
+    assert ast.literal_eval(patterns) == KAZOO_LOCKS["mutex"][1] == KAZOO_LOCKS["write"][1]
+    assert {*KAZOO_LOCKS["read"][1], "__READ__"} == set(KAZOO_LOCKS["mutex"][1])
+
+
+@pytest.mark.usefixtures("zklock")
+def test_page__path() -> None:
+    """The path is to be had as the documents say."""
+    (code,) = re.findall(
+        r"```python\n(from django_zklock import zk_lock\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
+    variables: dict[str, str] = {}
+    exec(code, variables)
+    assert variables["path"] == zk_lock("invoice:42").pool.path("invoice:42")
+
+
+@pytest.mark.once
+def test_multi_lock__each_waits_for_the_other(curator: Curator, server: Server, pool: Pool, onlooker: Onlooker) -> None:
+    """Who takes locks one after the other, as InterProcessMultiLock does, can wait for us while we wait for it."""
+    client = curator.connect(server.hosts)
+    assert client.ask(f"acquire mutex {pool.path('a')}") == "acquired"
+    both = waiting_in(Lock(["a", "b"], pool))
+    onlooker.wait_count(pool.path("a"), 2)
+    assert client.ask(f"try mutex {pool.path('b')} 300") == "busy"
+    assert both.running
+    assert client.ask(f"release mutex {pool.path('a')}") == "released"
+    both.result().release(wait=True)
+    client.close()
+    client.wait_closed()
+
+
 def test_fair__our_reader(join: Join, pool: Pool, onlooker: Onlooker) -> None:
     """A reader of ours waits behind a writer of theirs that waits for other readers."""
     reading, writing = Lock("k", pool, rule=READ).acquire(timeout=5), join("write")
@@ -177,7 +300,7 @@ def test_revoke__we_ask(curator: Curator, server: Server, pool: Pool, onlooker: 
     client = curator.connect(server.hosts)
     assert client.ask(f"listen {path}") == "listening"
     assert client.ask(f"acquire mutex {path}") == "acquired"
-    revocation.ask(pool, f"{path}/{onlooker.children(path)[0]}", "please", timeout=5)
+    actions.revoke(pool, f"{path}/{onlooker.children(path)[0]}", "please", timeout=5)
     assert client.events.get() == "REVOKED"
     client.close()
     client.wait_closed()

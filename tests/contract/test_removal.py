@@ -1,4 +1,4 @@
-"""Taking a lock away from whoever holds it."""
+"""Breaking a lock."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 from services.port import LOOPBACK, free_port
 
 from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import keys, label, revocation
+from django_zklock.zk import node_data, paths
 from django_zklock.zk.held import Held
-from django_zklock.zk.inspection import breaking, survey
-from django_zklock.zk.label import Label, Removal
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import LockNodeData, Removal
+from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool
-from tests.contract.standing import RULES, Standing
-from tests.server import Server
-from tests.zk.onlooker import MakePool, Onlooker, wait_until
-from tests.zk.proxy import DOWN, UP, Proxy, requests
-from tests.zk.runner import Runner
+from tests.support.any_server import Server
+from tests.support.queued_contenders import RULES, Standing
+from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.support.threads import Runner
+from tests.support.timing import GRACE
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 DELETION = 14  # a multi
 LONG = "invoice:" + "x" * 500
 
 
 def take_away(pool: Pool, held: Held, why: str = "broken by ada: it hangs", *, token: int | None = None) -> None:
-    breaking.remove(pool, held.node, token=held.token if token is None else token, why=why, timeout=5)
+    actions.break_lock(pool, held.node, token=held.token if token is None else token, why=why, timeout=5)
 
 
 def keep_line(client: KazooClient, held: Held) -> None:
-    """Have the line stay when nobody stands there: the servers of the tests remove an idle one within half a second."""
+    """Keep the lock node when its queue is empty: the servers for tests delete an idle one within half a second."""
     client.create(f"{held.lock.paths[0]}/readme", ephemeral=True)
 
 
 def loss_of(held: Held) -> str | None:
-    """Wait until the loss is told, and give the reason."""
+    """Wait for the notification of the loss, and return its reason."""
     told = threading.Event()
-    held.when_lost(told.set)
+    held._when_lost(told.set)
     assert told.wait(20)
     assert held.lost
-    found = re.search(r" s: (.*); ", str(held.loss()))
+    found = re.search(r" s: (.*); ", str(held._loss_error()))
     return found and found[1]
 
 
 @pytest.mark.parametrize("kind", RULES)
 def test_remove__holder(make_pool: MakePool, outsider: KazooClient, kind: str) -> None:
-    """The holder learns with its next heartbeat that it has lost the lock, and why; the lock is free at once."""
+    """The lock is free at once; the holder learns of its loss and the reason with the next heartbeat."""
     lock = Lock("k", make_pool(session_timeout=3.0), rule=RULES[kind])
     held = lock.acquire(5)
     keep_line(outsider, held)
@@ -63,13 +64,13 @@ def test_remove__holder(make_pool: MakePool, outsider: KazooClient, kind: str) -
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_remove__one_of_several(make_pool: MakePool, outsider: KazooClient, place: int) -> None:
-    """Who loses one of several keys has lost them all, and learns why."""
+    """A holder that loses one of several keys has lost all of them, and learns the reason."""
     held = Lock(["a", "b", "c"], make_pool(session_timeout=3.0)).acquire(5)
     path = held.lock.paths[place]
     outsider.create(f"{path}/readme", ephemeral=True)
     pool = make_pool()
-    (found,) = survey.line(pool, held.keys[place], timeout=5).places
-    breaking.remove(pool, found.path, token=found.token, why="broken by ada: it hangs", timeout=5)
+    (found,) = snapshots.one_lock(pool, held.keys[place], timeout=5).entries
+    actions.break_lock(pool, found.path, token=found.token, why="broken by ada: it hangs", timeout=5)
     assert loss_of(held) == "its node was deleted: broken by ada: it hangs"
     held.release(wait=True)
     with Lock(["c", "b", "a"], make_pool()).acquire(5) as again:
@@ -77,7 +78,7 @@ def test_remove__one_of_several(make_pool: MakePool, outsider: KazooClient, plac
 
 
 def test_remove__at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
-    """A holder that has waited watches its node, and learns it before the next heartbeat."""
+    """A holder that has waited watches its node, and learns of its loss before the next heartbeat."""
     standing = Standing(onlooker, make_pool)
     first, second = standing.join_all(RULES["exclusive"], RULES["exclusive"])
     first.leave()
@@ -88,12 +89,12 @@ def test_remove__at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
 
 
 def test_remove__waiter(make_pool: MakePool, onlooker: Onlooker) -> None:
-    """Who waits gets in line again, at its end."""
+    """A waiter joins the queue again, at its end."""
     standing = Standing(onlooker, make_pool)
     first, second, third = standing.join_all(*[RULES["exclusive"]] * 3)
     pool = make_pool()
-    place = survey.line(pool, "k", timeout=5).places[1]
-    breaking.remove(pool, place.path, token=place.token, why="let the other one pass", timeout=5)
+    place = snapshots.one_lock(pool, "k", timeout=5).entries[1]
+    actions.break_lock(pool, place.path, token=place.token, why="let the other one pass", timeout=5)
     standing.follow(second)
     first.leave()
     standing.expect(third)
@@ -103,7 +104,7 @@ def test_remove__waiter(make_pool: MakePool, onlooker: Onlooker) -> None:
 
 
 def test_remove__another_holder_by_now(make_pool: MakePool) -> None:
-    """Who has come after the one that was meant is left alone."""
+    """A later holder than the one with the given token keeps its lock."""
     pool, other = make_pool(), make_pool()
     with Lock("k", pool).acquire(5) as before:
         pass
@@ -116,13 +117,13 @@ def test_remove__another_holder_by_now(make_pool: MakePool) -> None:
 
 
 def test_remove__of_a_shortened_name(make_pool: MakePool, outsider: KazooClient) -> None:
-    """The key that only the line's data tells is still told when that also tells who was removed."""
+    """A key that is only in the data of the lock node is kept when the reason of a break is added there."""
     pool = make_pool(session_timeout=1.5)
     held = Lock(LONG, make_pool(session_timeout=1.5)).acquire(5)
     keep_line(outsider, held)
     take_away(pool, held)
     again = Lock(LONG, make_pool(session_timeout=1.5)).acquire(5)
-    (line,) = survey.lines(pool, timeout=5)
+    (line,) = snapshots.all_locks(pool, timeout=5)
     assert line.key == LONG
     take_away(pool, again, "twice")
     assert loss_of(again) == "its node was deleted: twice"
@@ -130,7 +131,7 @@ def test_remove__of_a_shortened_name(make_pool: MakePool, outsider: KazooClient)
 
 @pytest.mark.parametrize("data", [b"4 leases", b'{"v":1,"key":"other"}', b"\xff" * 5000], ids=["text", "ours", "long"])
 def test_remove__data_of_others(make_pool: MakePool, outsider: KazooClient, data: bytes) -> None:
-    """What somebody else has written on the line stays, and the lock is taken away all the same."""
+    """Data of another client in the lock node stays, and the lock is broken."""
     pool = make_pool(session_timeout=1.5)
     outsider.ensure_path(pool.options.root)
     outsider.create(pool.path("k"), data)
@@ -141,7 +142,7 @@ def test_remove__data_of_others(make_pool: MakePool, outsider: KazooClient, data
 
 
 def test_remove__line_not_ours_to_write(make_pool: MakePool, outsider: KazooClient) -> None:
-    """Where the line may not be written to, the reason is not told, and the lock is taken away all the same."""
+    """Without the permission to write the lock node, the lock is broken without a reason."""
     pool = make_pool(session_timeout=1.5)
     acl = [ACL(Permissions.ALL & ~Permissions.WRITE, ANYONE_ID_UNSAFE)]
     outsider.ensure_path(pool.options.root)
@@ -152,28 +153,28 @@ def test_remove__line_not_ours_to_write(make_pool: MakePool, outsider: KazooClie
 
 
 def test_remove__refused(make_pool: MakePool, outsider: KazooClient) -> None:
-    """A node that we may not delete says so."""
+    """A missing permission to delete is an error that says so."""
     pool = make_pool()
     path = pool.path("k")
     outsider.ensure_path(pool.options.root)
     outsider.create(path, b"", acl=[ACL(Permissions.READ | Permissions.CREATE, ANYONE_ID_UNSAFE)])
     node = outsider.create(f"{path}/lock-", b"x", ephemeral=True, sequence=True)
-    token = survey.line(pool, "k", timeout=5).places[0].token
+    token = snapshots.one_lock(pool, "k", timeout=5).entries[0].token
     with pytest.raises(ZkLockError, match=r"refused to delete .*NoAuthError"):
-        breaking.remove(pool, node, token=token, why="please", timeout=5)
+        actions.break_lock(pool, node, token=token, why="please", timeout=5)
     assert outsider.exists(node)
 
 
 def test_remove__written_to_meanwhile(make_pool: MakePool, onlooker: Onlooker) -> None:
-    """A holder that somebody has asked to let go in between is removed all the same."""
+    """A lock is broken although a revoke request was written to its node meanwhile."""
     held = Lock("k", make_pool(session_timeout=1.5)).acquire(5)
-    revocation.ask(make_pool(), held.node, "please", timeout=5)
+    actions.revoke(make_pool(), held.node, "please", timeout=5)
     take_away(make_pool(), held)
     assert wait_until(lambda: held.lost)
 
 
 def test_remove__in_the_log(make_pool: MakePool, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever reads the log of the one that did it finds what was removed and why."""
+    """The process that breaks a lock logs the node, the token and the reason."""
     with caplog.at_level(logging.WARNING, "django_zklock.breaking"), Lock("k", make_pool()).acquire(5) as held:
         take_away(make_pool(), held, "broken by ada:\nit hangs")
     (record,) = (record for record in caplog.records if record.name == "django_zklock.breaking")
@@ -181,47 +182,47 @@ def test_remove__in_the_log(make_pool: MakePool, caplog: pytest.LogCaptureFixtur
 
 
 def test_last_removed(make_pool: MakePool, outsider: KazooClient) -> None:
-    """As long as the line is there, it tells who was last removed from it, when and why."""
+    """The lock node keeps the last break: its node, its time and its reason."""
     pool = make_pool()
     held = Lock("k", make_pool()).acquire(5)
     keep_line(outsider, held)
     path = pool.path("k")
-    assert breaking.last_removed(pool, path, timeout=5) is None
+    assert actions.last_break(pool, path, timeout=5) is None
     take_away(pool, held, "\x1b[2J")
-    removed = breaking.last_removed(pool, path, timeout=5)
+    removed = actions.last_break(pool, path, timeout=5)
     assert removed is not None
     assert f"{path}/{removed.node}" == held.node
     assert removed.why == "\\x1b[2J"
     assert abs(removed.at - time.time()) < 30
-    assert breaking.last_removed(pool, pool.path("no such"), timeout=5) is None
+    assert actions.last_break(pool, pool.path("no such"), timeout=5) is None
 
 
 @pytest.mark.parametrize("why", ["", "  \n"])
 def test_remove__without_a_reason(pool: Pool, why: str) -> None:
-    """Nothing is asked of ZooKeeper for somebody who does not say why."""
+    """A break without a reason is refused before any request."""
     with pytest.raises(ValueError, match="say why"):
-        breaking.remove(pool, "/k/lock-0000000000", token=1, why=why, timeout=5)
+        actions.break_lock(pool, "/k/lock-0000000000", token=1, why=why, timeout=5)
     assert pool.sessions() == []
 
 
 def test_remove__no_server(make_pool: MakePool) -> None:
-    """Without ZooKeeper it ends when its time is up."""
-    pool = make_pool(f"{LOOPBACK}:{free_port()}")
+    """Without ZooKeeper a break ends at its timeout."""
+    pool = make_pool(f"{LOOPBACK}:{free_port()}", connect_timeout=60.0)
     began = time.monotonic()
     with pytest.raises(ZooKeeperUnavailable, match=r"no answer within 0\.3 s; whether that was done"):
-        breaking.remove(pool, "/k/lock-0000000000", token=1, why="please", timeout=0.3)
-    assert time.monotonic() - began < 2
+        actions.break_lock(pool, "/k/lock-0000000000", token=1, why="please", timeout=0.3)
+    assert time.monotonic() - began < 0.3 + GRACE
 
 
 @pytest.mark.parametrize("way", [UP, DOWN], ids=["request", "answer"])
 def test_remove__connection_cut(server: Server, make_pool: MakePool, outsider: KazooClient, way: str) -> None:
-    """Whether the request was lost with the connection or its answer: the node is gone, and that is no mistake."""
+    """If the connection ends with the request or with its answer, the break still succeeds."""
     held = Lock("k", make_pool(session_timeout=1.5)).acquire(5)
     keep_line(outsider, held)
     with Proxy(server.address) as proxy:
         pool = make_pool(proxy.hosts)
-        wait_until(lambda: pool.session("/").connected)
-        survey.line(pool, "k", timeout=5)
+        wait_until(lambda: pool.inspection().connected)
+        snapshots.one_lock(pool, "k", timeout=5)
         proxy.pause(way)
         removing = Runner(lambda: take_away(pool, held))
         if way is DOWN:
@@ -238,11 +239,16 @@ def test_remove__connection_cut(server: Server, make_pool: MakePool, outsider: K
 
 @pytest.mark.parametrize(
     "written",
-    [Label(), Label(key="k"), Label(key='{"v":1}'), Label(key="k", removal=Removal(node="n", why="because"))],
+    [
+        LockNodeData(),
+        LockNodeData(key="k"),
+        LockNodeData(key='{"v":1}'),
+        LockNodeData(key="k", removal=Removal(node="n", why="because")),
+    ],
 )
-def test_label__there_and_back(written: Label) -> None:
-    """What was written is read."""
-    assert label.decode(written.encode()) == written
+def test_label__there_and_back(written: LockNodeData) -> None:
+    """Encoded data is decoded to the same values."""
+    assert node_data.decode_lock_node(written.encode()) == written
 
 
 @pytest.mark.parametrize(
@@ -250,13 +256,13 @@ def test_label__there_and_back(written: Label) -> None:
     ['"x"', "3", '{"node": 1, "why": "x"}', '{"node": "n", "why": ""}', '{"node": "n"}', "[]"],
 )
 def test_label__forged(facts: str) -> None:
-    """What is not as ours would be tells of no removal."""
-    assert label.decode(f'{{"v":1,"key":"k","removed":{facts}}}'.encode()) == Label(key="k")
+    """Data in another form than ours has no last break."""
+    assert node_data.decode_lock_node(f'{{"v":1,"key":"k","removed":{facts}}}'.encode()) == LockNodeData(key="k")
 
 
 def test_label__hostile() -> None:
-    """Neither depth nor length nor bytes that are no text do any harm."""
-    assert label.decode(b"[" * 4000) == Label(key="[" * 4000)
-    assert label.decode(b"x" * 5000) is None
-    assert label.decode(b"\xff") == Label(key="\ufffd")
-    assert keys.leads_to("\ud800", "x") is False
+    """Deep, long and undecodable data causes no error."""
+    assert node_data.decode_lock_node(b"[" * 4000) == LockNodeData(key="[" * 4000)
+    assert node_data.decode_lock_node(b"x" * 5000) is None
+    assert node_data.decode_lock_node(b"\xff") == LockNodeData(key="\ufffd")
+    assert paths.names_key("\ud800", "x") is False

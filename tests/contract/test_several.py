@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 import random
 import threading
@@ -13,16 +14,19 @@ from typing import Any
 import pytest
 
 from django_zklock.exceptions import LockLost, LockTimeout, ZooKeeperUnavailable
-from django_zklock.zk import holds
+from django_zklock.zk.held import current, held_stack
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
-from tests.contract.standing import RULES
-from tests.server import Server
-from tests.zk.onlooker import MakePool, Onlooker, wait_until
-from tests.zk.proxy import DOWN, UP, Proxy, requests
-from tests.zk.runner import Runner, waiting_in
+from tests.support.any_server import Server
+from tests.support.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
+from tests.support.queued_contenders import RULES
+from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.support.threads import Runner, waiting_in
+from tests.support.timing import GRACE, LONG_SESSION
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
-pytest_plugins = ["tests.unhurried"]
+pytest_plugins = ["tests.support.slow_deadlines"]
 
 MULTI = 14
 
@@ -37,7 +41,7 @@ def wait_counts(onlooker: Onlooker, lock: Lock, *expected: int) -> None:
 
 
 def nodes_of(pool: Pool, onlooker: Onlooker, lock: Lock) -> list[str]:
-    """Give the nodes in the lines of ``lock`` that are of the session of ``pool``."""
+    """Return the nodes in the lines of ``lock`` that are of the session of ``pool``."""
     nodes = [f"{path}/{name}" for path in lock.paths for name in onlooker.children(path)]
     stats = {node: onlooker.client.exists(node) for node in nodes}
     return [node for node, stat in stats.items() if stat and stat.ephemeralOwner == pool.sessions()[0].id]
@@ -56,8 +60,8 @@ def test_acquire(pool: Pool, onlooker: Onlooker, kind: str) -> None:
         nodes = [f"{path}/{name}" for path in lock.paths for name in onlooker.children(path)]
         assert [onlooker.client.exists(node).czxid for node in nodes] == [held.token] * 3
         assert held.tokens == {"a": held.token, "b": held.token, "c": held.token}
-        assert holds.current("a") is holds.current("c") is held
-        assert holds.current("d") is None
+        assert current("a") is current("c") is held
+        assert current("d") is None
     wait_counts(onlooker, lock, 0, 0, 0)
     with lock.acquire(timeout=5) as again:
         assert again.token > held.token
@@ -80,6 +84,50 @@ def test_acquire__many(pool: Pool, onlooker: Onlooker) -> None:
         # The name has no room for the whole key, so the line's node keeps it.
         assert {onlooker.client.get(path)[0].decode() for path in lock.paths} == set(lock.keys)
     wait_counts(onlooker, lock, *[0] * 100)
+
+
+def long_keys(count: int) -> list[str]:
+    """Return so many keys whose names are as long as names get."""
+    return [f"{number:0200}" for number in range(count)]
+
+
+def most_keys(pool: Pool) -> int:
+    """Find how many of these one lock may have."""
+
+    def is_too_many(count: int) -> bool:
+        try:
+            Lock(long_keys(count), pool)
+        except ValueError:
+            return True
+        return False
+
+    return bisect.bisect_left(range(3_000), True, key=is_too_many) - 1
+
+
+def test_acquire__as_many_as_fit(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A thousand keys fit in one request, whatever they are and whoever asks; other locks do not notice it."""
+    pool = make_pool(strict=True, connect_timeout=60.0)
+    count = most_keys(pool)
+    assert count >= 1000
+    work = Work(kind="\0" * 300, name="\0" * 300, id="\0" * 300)
+    lock = Lock(long_keys(count), pool, work=lambda: work)
+    with Lock("other", pool) as other, lock.acquire(timeout=60) as held:
+        assert set(held.tokens.values()) == {held.token}
+        assert counts(onlooker, lock) == [1] * count
+        other.check()
+        held.release(wait=True)
+        other.check()
+        assert [session.epoch for session in pool.sessions()] == [0]
+    wait_counts(onlooker, lock, *[0] * count)
+
+
+def test_lock__too_many_keys(pool: Pool) -> None:
+    """More keys than fit in one request are refused before anything is sent, with the limit and what they take."""
+    count = most_keys(pool) + 1
+    message = rf"a lock of {count} keys is too large: .* takes 1[0-9]{{6}} bytes, .* no request of more than 1048575$"
+    with pytest.raises(ValueError, match=message):
+        Lock(long_keys(count), pool)
+    assert pool.sessions() == []
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations("abc")))
@@ -219,31 +267,27 @@ def test_acquire__timeout(make_pool: MakePool, onlooker: Onlooker) -> None:
         began = time.monotonic()
         with pytest.raises(LockTimeout, match=r"lock 'a, b, c' was not granted within 0\.5 s; held by pid"):
             Runner(lambda: waiting.acquire(timeout=0.5)).result()
-        assert 0.5 <= time.monotonic() - began < 5
+        assert 0.5 <= time.monotonic() - began < 0.5 + GRACE
         wait_counts(onlooker, waiting, 0, 1, 1)
 
 
 def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
-    """Cancelling at any moment leaves no node in any line."""
+    """Cancelling before the nodes are there, while waiting, or with the news of the grant leaves no node anywhere."""
     lock = Lock(["a", "b"], pool)
-    lock.acquire(timeout=5).release(wait=True)
-
-    async def main() -> None:
-        for number in range(60):
-            task = asyncio.create_task(lock.aacquire())
-            await asyncio.sleep(0.0003 * (number % 15))
-            task.cancel()
-            try:
-                held = await task
-            except asyncio.CancelledError:
-                continue
-            held.release()
-
-    asyncio.run(main())
+    lock.acquire(timeout=20).release(wait=True)
+    canceller = Canceller(lock)
+    asyncio.run(canceller.cancel("asleep", BEFORE))
     wait_counts(onlooker, lock, 0, 0)
-    with Lock("b", make_pool()).acquire(timeout=5):
-        asyncio.run(main())
-        wait_counts(onlooker, lock, 0, 1)
+    asyncio.run(canceller.cancel("woken", HELD))
+    wait_counts(onlooker, lock, 0, 0)
+    blocker = Lock("b", make_pool()).acquire(timeout=20)
+    asyncio.run(canceller.cancel("asleep", BEFORE))
+    wait_counts(onlooker, lock, 0, 1)
+    asyncio.run(canceller.cancel("asleep", WAITING))
+    wait_counts(onlooker, lock, 0, 1)
+    asyncio.run(canceller.cancel_with_the_grant(blocker))
+    wait_counts(onlooker, lock, 0, 0)
+    wait_until(lambda: nothing_left(pool))
 
 
 # Losing.
@@ -252,13 +296,13 @@ def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker
 @pytest.mark.parametrize("place", [0, 1])
 def test_node_deleted__holding(make_pool: MakePool, onlooker: Onlooker, place: int) -> None:
     """Who loses one of the keys has lost them all, hears of it within a heartbeat, and lets go of the others."""
-    pool = make_pool(session_timeout=3.0)
+    pool = make_pool(session_timeout=LONG_SESSION)
     lock = Lock(["a", "b"], pool)
     with pytest.raises(LockLost, match="its node was deleted"), lock as held:  # noqa: PT012
         onlooker.client.delete(f"{lock.paths[place]}/{onlooker.children(lock.paths[place])[0]}")
         began = time.monotonic()
-        wait_until(lambda: held.lost)
-        assert time.monotonic() - began < 3.0 / 6 + 1
+        wait_until(lambda: held.lost, LONG_SESSION)
+        assert time.monotonic() - began < LONG_SESSION / 6 + GRACE
     wait_counts(onlooker, lock, 0, 0)
     with lock.acquire(timeout=5) as again:
         again.check()
@@ -295,7 +339,7 @@ def test_session_ended__holding(pool: Pool, make_pool: MakePool, onlooker: Onloo
         onlooker.end_session(pool)
         with Runner(lambda: Lock(["b", "a"], make_pool()).acquire(timeout=10)).result():
             wait_until(lambda: held.lost)
-    assert holds.stack() == []
+    assert held_stack() == []
     lock.acquire(timeout=5).release(wait=True)
 
 
@@ -319,7 +363,7 @@ def test_session_ended__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
 
 @pytest.fixture
 def proxied(server: Server, make_pool: MakePool) -> Iterator[tuple[Proxy, Pool]]:
-    """Give a link to the server that can be disturbed, and a pool that uses it."""
+    """Return a link to the server that can be disturbed, and a pool that uses it."""
     with Proxy(server.address) as proxy:
         yield proxy, make_pool(proxy.hosts)
         proxy.resume()
@@ -327,7 +371,7 @@ def proxied(server: Server, make_pool: MakePool) -> Iterator[tuple[Proxy, Pool]]
 
 @pytest.fixture
 def both(proxied: tuple[Proxy, Pool], onlooker: Onlooker) -> Lock:
-    """Give a lock of two keys whose parents are there, and stay."""
+    """Return a lock of two keys whose parents are there, and stay."""
     lock = Lock(["a", "b"], proxied[1])
     for path in lock.paths:
         onlooker.client.ensure_path(path)

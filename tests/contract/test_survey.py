@@ -1,4 +1,4 @@
-"""The live tree, read by somebody who does not lock."""
+"""Snapshots of locks, read from ZooKeeper without taking a lock."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import time
 import pytest
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import keys
-from django_zklock.zk.identity import Work
-from django_zklock.zk.inspection import survey
+from django_zklock.zk import paths
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
+from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
-from tests.zk.onlooker import MakePool, Onlooker
-from tests.zk.runner import Runner
+from tests.support.threads import Runner
+from tests.support.timing import GRACE
+from tests.support.tree_reader import MakePool, Onlooker
 
 
 def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
-    """Every lock in use is listed with who holds and who waits, in order."""
+    """Every lock in use is listed with its holders and waiters, in order."""
     lock = Lock("b/ü", pool, work=lambda: Work(kind="task", name="billing"))
     with lock as held, Lock("a", pool):
         waiter = Runner(lambda: Lock("b/ü", make_pool()).acquire(timeout=10))
         onlooker.wait_count(lock.paths[0], 2)
-        found = survey.lines(pool, timeout=5)
+        found = snapshots.all_locks(pool, timeout=5)
         assert [line.key for line in found] == ["a", "b/ü"]
-        line = survey.line(pool, "b/ü", timeout=5)
+        line = snapshots.one_lock(pool, "b/ü", timeout=5)
         assert line == found[1]
         (holder,), (waiting,) = line.holders, line.waiters
         assert (holder.token, holder.path, holder.position) == (held.token, held.node, 0)
@@ -37,46 +38,46 @@ def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, onlooker: On
 
 
 def test_line__nobody(pool: Pool) -> None:
-    """A lock that nobody uses, in a tree that may not exist, is an empty line."""
-    assert survey.lines(pool, timeout=5) == []
-    line = survey.line(pool, "k", timeout=5)
-    assert (line.key, line.places, line.foreign) == ("k", (), ())
+    """A lock without contenders, in a tree that may not exist, has an empty queue."""
+    assert snapshots.all_locks(pool, timeout=5) == []
+    line = snapshots.one_lock(pool, "k", timeout=5)
+    assert (line.key, line.entries, line.unknown_nodes) == ("k", (), ())
     with pytest.raises(ValueError, match="must not be empty"):
-        survey.line(pool, "", timeout=5)
+        snapshots.one_lock(pool, "", timeout=5)
 
 
 def test_lines__long_key(pool: Pool) -> None:
-    """A key that is too long for a name is shown whole."""
+    """A key that is too long for a node name is returned whole."""
     key = "/%\n\N{PARTY POPPER}..\0" * 80
     with Lock(key, pool):
-        assert [line.key for line in survey.lines(pool, timeout=5)] == [key]
-        assert survey.line(pool, key, timeout=5).holders
+        assert [line.key for line in snapshots.all_locks(pool, timeout=5)] == [key]
+        assert snapshots.one_lock(pool, key, timeout=5).holders
 
 
 def test_lines__hostile(pool: Pool, onlooker: Onlooker) -> None:
-    """Names and data of strangers are reported as they are, believed in nothing and break nothing."""
+    """Names and data of other clients are reported unchanged, and cause no error."""
     root = pool.options.root
-    shortened = keys.escape("x" * 500)
+    shortened = paths.escape("x" * 500)
     for name, data in [("a%FF", b""), ("%41", b""), (shortened, b"another key"), ("plain", b"")]:
         onlooker.client.create(f"{root}/{name}", data, makepath=True)
         onlooker.client.create(f"{root}/{name}/readme", b"\xff")
         node = f"{root}/{name}/_c_0f8fad5b-d9cb-469f-a165-70867728950e-lock-"
         onlooker.client.create(node, b'{"v":1,"host":"\\ud800","pid":1e999}', sequence=True)
-    found = survey.lines(pool, timeout=5)
+    found = snapshots.all_locks(pool, timeout=5)
     assert sorted(line.key for line in found) == sorted(["a%FF", "%41", shortened, "plain"])
     for line in found:
-        assert line.foreign == ("readme",)
-        assert [place.identity for place in line.places] == [None]
-        assert line.places[0].held
+        assert line.unknown_nodes == ("readme",)
+        assert [place.identity for place in line.entries] == [None]
+        assert line.entries[0].held
 
 
 def test_lines__kazoo(pool: Pool, onlooker: Onlooker) -> None:
-    """A lock of kazoo's own recipe is seen, and stands in our way."""
+    """A lock of kazoo's own recipe is found, and blocks ours."""
     lock = Lock("k", pool)
     foreign = onlooker.client.Lock(lock.paths[0], "somebody")
     foreign.acquire(timeout=5)
     assert lock.try_acquire() is None
-    (place,) = survey.line(pool, "k", timeout=5).places
+    (place,) = snapshots.one_lock(pool, "k", timeout=5).entries
     assert place.held
     assert place.identity is None
     foreign.release()
@@ -86,17 +87,17 @@ def test_lines__kazoo(pool: Pool, onlooker: Onlooker) -> None:
 
 
 def test_lines__unreachable(make_pool: MakePool) -> None:
-    """Without a server the error comes in time."""
-    pool = make_pool("127.0.0.1:1")
+    """Without a server the error comes within the timeout."""
+    pool = make_pool("127.0.0.1:1", connect_timeout=60.0)
     began = time.monotonic()
     with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1"):
-        survey.lines(pool, timeout=0.3)
-    assert time.monotonic() - began < 2
+        snapshots.all_locks(pool, timeout=0.3)
+    assert time.monotonic() - began < 0.3 + GRACE
 
 
 def test_lines__refused(make_pool: MakePool) -> None:
-    """What one may not read is an error that says so."""
+    """A missing permission to read is an error that says so."""
     owner = make_pool(auth=[("digest", "billing:secret")], acl="creator")
     with Lock("k", owner), pytest.raises(ZkLockError, match="refused to list") as caught:
-        survey.lines(make_pool(), timeout=5)
+        snapshots.all_locks(make_pool(), timeout=5)
     assert not isinstance(caught.value, ZooKeeperUnavailable)

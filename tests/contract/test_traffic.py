@@ -7,20 +7,21 @@ from collections import Counter
 
 import pytest
 
-from django_zklock.zk.contender import Contender, State
+from django_zklock.zk.contender import State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.single import SingleContender
 from django_zklock.zk.wire.connection import Connection
-from tests.server import Server, packets_received
-from tests.zk.onlooker import MakePool, wait_until
-from tests.zk.proxy import UP, Proxy, requests
-from tests.zk.runner import Runner
+from tests.support.any_server import Server, packets_received
+from tests.support.tcp_proxy import UP, Proxy, requests
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, wait_until
 
 CREATE2, GET_CHILDREN, DELETE, GET_DATA, PING = 15, 8, 2, 4, 11
 
 
 def written(proxy: Proxy, since: int = 0) -> list[list[int]]:
-    """Give the opcodes of each write since then, without pings."""
+    """Return the opcodes of each write since then, without pings."""
     writes = [list(requests(chunk)) for direction, chunk in proxy.chunks[since:] if direction == UP]
     return [write for write in writes if write != [PING]]
 
@@ -73,7 +74,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
     the one that has let go, of its own node.
     """
     # No heartbeat while requests are counted.
-    monkeypatch.setattr("django_zklock.zk.session.HEARTBEATS_A_SESSION", 0.1)
+    monkeypatch.setattr("django_zklock.zk.session.HEARTBEATS_PER_SESSION", 0.1)
     told = count_notifications(monkeypatch)
     with Proxy(server.address) as proxy:
         pools = [make_pool(proxy.hosts, session_timeout=60.0) for _ in range(4)]
@@ -105,7 +106,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
             else:
                 go_on[number - 1].set()
                 runners[number - 1].result()
-            # All sums, so that what comes late is found in the next round; behind the last nobody looks.
+            # All sums, so that what comes late is found in the next round; behind the last nobody holder_reads.
             behind = number < 99
             asked += Counter({GET_CHILDREN: behind, GET_DATA: behind, DELETE: number > 0})
             notifications += 1 + behind + (number > 0)
@@ -118,7 +119,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
 
 
 def count_notifications(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Give a list that grows with each notification that this process receives."""
+    """Return a list that grows with each notification that this process receives."""
     told: list[None] = []
     read_watch_event = Connection._read_watch_event
 
@@ -130,14 +131,14 @@ def count_notifications(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return told
 
 
-def waiting(pools: list[Pool]) -> list[Contender]:
-    """Give those who have found their place in the line."""
+def waiting(pools: list[Pool]) -> list[SingleContender]:
+    """Return those who have found their place in the line."""
     return [
         tenant
         for pool in pools
         for session in pool.sessions()
-        for tenant in list(session._tenants)
-        if isinstance(tenant, Contender) and tenant.state is State.WAITING and tenant.looks > 0
+        for tenant in list(session._listeners)
+        if isinstance(tenant, SingleContender) and tenant.state is State.WAITING and tenant.holder_reads > 0
     ]
 
 
@@ -150,6 +151,6 @@ def test_abandoned_waits__leave_nothing(pool: Pool, make_pool: MakePool) -> None
         for _ in range(300):
             Runner(lambda: lock.acquire(timeout=0.001)).outcome()
         session = pool.sessions()[0]
-        wait_until(lambda: not session._tenants)
+        wait_until(lambda: not session._listeners)
         assert sum(map(len, session.wire._client._data_watchers.values())) <= 1
         assert set(threading.enumerate()) <= threads

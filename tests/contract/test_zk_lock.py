@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import uuid
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_zklock import LockTimeout, current_lock, zk_lock
+from django_zklock import (
+    AsyncUnsafe,
+    Held,
+    Identity,
+    Lock,
+    LockTimeout,
+    ZooKeeperUnavailable,
+    current_lock,
+    zk_lock,
+)
 from django_zklock.connections import connections
-from tests.bystanders import Ensemble, Stranger
-from tests.zk.runner import Runner
+from django_zklock.zk.ops import snapshots
+from tests.support.django_layer import Ensemble, Stranger
+from tests.support.threads import Runner
 
-pytest_plugins = ["tests.configured"]
+pytest_plugins = ["tests.support.settings_fixtures"]
 
 
 def test_zk_lock__does_nothing_yet(ensemble: Ensemble) -> None:
-    """Making a lock connects to nothing and holds nothing."""
+    """Making a lock opens no connection and holds nothing."""
     zk_lock("k", using="absent")
     assert connections["absent"].sessions() == []
     assert ensemble.nodes("k") == []
@@ -54,7 +66,7 @@ def test_zk_lock__shared_by_threads(ensemble: Ensemble) -> None:
 
 
 def test_zk_lock__names_the_program(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a lock that a management command holds reads the command's name."""
+    """The error of a waiter names the management command that holds the lock."""
     monkeypatch.setattr("sys.argv", ["/srv/manage.py", "reindex", "--all"])
     with zk_lock("k"), pytest.raises(LockTimeout, match=r"held by command reindex \(pid "):
         Runner(lambda: zk_lock("k").acquire(timeout=0)).result()
@@ -78,20 +90,171 @@ def test_zk_lock__bad_key(ensemble: Ensemble, key: Any, error: type[Exception], 
 
 
 def test_zk_lock__unknown_alias(ensemble: Ensemble) -> None:
-    """An alias that is not configured is refused, with those that are."""
+    """An unknown alias is refused, and the error names the configured ones."""
     with pytest.raises(ImproperlyConfigured, match="no alias 'other'; configured: 'default', 'absent'"):
         zk_lock("k", using="other")
 
 
 @pytest.mark.parametrize("timeout", [-1, timedelta(seconds=-1), float("nan")])
 def test_acquire__negative(ensemble: Ensemble, timeout: float) -> None:
-    """A negative time is refused, with what may have been meant."""
+    """A negative timeout is refused, and the error names the alternatives."""
     with pytest.raises(ValueError, match="None waits for ever, 0 tries once"):
         zk_lock("k").acquire(timeout)
 
 
+# The timeout of a lock.
+
+
+@pytest.mark.parametrize("timeout", [0.2, timedelta(seconds=0.2)])
+def test_timeout__of_the_lock(stranger: Stranger, timeout: Any) -> None:
+    """The timeout of a lock is that of `with`, of `async with` and of an acquisition without one of its own."""
+    stranger.take("k")
+    lock = zk_lock("k", timeout=timeout)
+
+    async def aenter() -> None:
+        async with lock:
+            pass
+
+    def enter() -> None:
+        with lock:
+            pass
+
+    for acquire in (enter, lock.acquire, lambda: asyncio.run(aenter()), lambda: asyncio.run(acquired(lock))):
+        with pytest.raises(LockTimeout) as caught:
+            acquire()
+        assert caught.value.timeout == 0.2
+
+
+async def acquired(lock: Lock) -> Held:
+    return await lock.aacquire()
+
+
+def test_timeout__of_the_acquisition(stranger: Stranger, ensemble: Ensemble) -> None:
+    """The timeout of an acquisition replaces that of the lock; None waits without a limit."""
+    stranger.take("k")
+    lock = zk_lock("k", timeout=0)
+    with pytest.raises(LockTimeout) as caught:
+        lock.acquire(timeout=0.2)
+    assert caught.value.timeout == 0.2
+    waiting = Runner(lambda: lock.acquire(None).release())
+    ensemble.wait_count("k", 2)
+    stranger.release("k")
+    waiting.result()
+
+
+def test_timeout__wrong() -> None:
+    """A wrong timeout is refused when the lock is made."""
+    with pytest.raises(ValueError, match="None waits for ever, 0 tries once"):
+        zk_lock("k", timeout=-1)
+    with pytest.raises(TypeError, match="timeout must be seconds"):
+        zk_lock("k", timeout="5")  # type: ignore[arg-type]
+
+
+# The holders of a lock.
+
+
+def test_holders__free(ensemble: Ensemble) -> None:
+    """A lock that nothing holds has no holders, whether its node exists or not."""
+    lock = zk_lock("k")
+    assert lock.holders() == ()
+    lock.acquire().release(wait=True)
+    assert lock.holders() == ()
+    assert zk_lock(["k", "other"]).holders() == ()
+
+
+def test_holders__one(stranger: Stranger) -> None:
+    """The holder of a lock is the value that an error would name; a waiter is no holder."""
+    stranger.take("k")
+    with pytest.raises(LockTimeout) as caught:
+        zk_lock("k").acquire(timeout=0)
+    assert zk_lock("k").holders() == (caught.value.holder,)
+    assert isinstance(caught.value.holder, Identity)
+
+
+def test_holders__waiters_are_none(stranger: Stranger, ensemble: Ensemble) -> None:
+    """The waiters behind a holder are not among the holders."""
+    stranger.take("k")
+    waiting = Runner(lambda: zk_lock("k").acquire(30).release())
+    ensemble.wait_count("k", 2)
+    (holder,) = zk_lock("k").holders()
+    assert str(holder).startswith("label the stranger")
+    stranger.release("k")
+    waiting.result()
+
+
+def test_holders__semaphore(ensemble: Ensemble) -> None:
+    """A semaphore has a holder for each lease, also of one process, and in the order in which they came."""
+    lock = zk_lock("k", limit=3, reentrant=False)
+    with lock.acquire() as first, lock.acquire() as second:
+        assert len(lock.holders()) == 2
+        first.check()
+        second.check()
+
+
+def test_holders__several(ensemble: Ensemble, stranger: Stranger) -> None:
+    """The holders of several keys hold any of them, and an owner that holds more than one counts once."""
+    lock = zk_lock(["a", "b", "c"])
+    with lock:
+        (own,) = lock.holders()
+        assert own is not None
+        assert zk_lock("b").holders() == (own,)
+    ensemble.wait_empty("b")
+    stranger.take("b")
+    with zk_lock("a"):
+        mine, other = lock.holders()
+    assert mine is not None
+    assert (mine.host, mine.pid) == (own.host, own.pid)
+    assert str(other).startswith("label the stranger")
+
+
+def test_holders__of_another_client(ensemble: Ensemble) -> None:
+    """A holder without an identity, such as a lock of Curator, is None, so that the lock does not look free."""
+    path = ensemble.pool.path("k")
+    ensemble.onlooker.client.create(
+        f"{path}/_c_{uuid.uuid4()}-lock-", b"", ephemeral=True, sequence=True, makepath=True
+    )
+    assert zk_lock("k").holders() == (None,)
+
+
+def test_holders__left_meanwhile(ensemble: Ensemble, stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder that leaves between the list and the read of its data does not make the lock look free."""
+    stranger.take("k")
+    waiting = Runner(lambda: zk_lock("k").acquire(30))
+    ensemble.wait_count("k", 2)
+    read = snapshots.read_entries
+
+    def release_and_read(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(snapshots, "read_entries", read)
+        stranger.release("k")
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(snapshots, "read_entries", release_and_read)
+    (holder,) = zk_lock("k").holders()
+    assert "the stranger" not in str(holder)
+    waiting.result().release()
+
+
+def test_holders__asyncio(stranger: Stranger) -> None:
+    """A coroutine awaits `aholders`; the blocking call is refused where an event loop runs."""
+    stranger.take("k")
+
+    async def main() -> tuple[Identity | None, ...]:
+        with pytest.raises(AsyncUnsafe, match=r"await lock\.aholders\(\)"):
+            zk_lock("k").holders()
+        return await zk_lock("k").aholders()
+
+    (holder,) = asyncio.run(main())
+    assert str(holder).startswith("label the stranger")
+
+
+def test_holders__unavailable(ensemble: Ensemble) -> None:
+    """Without ZooKeeper, reading the holders is an error."""
+    with pytest.raises(ZooKeeperUnavailable, match=r"within 0\.3 s"):
+        zk_lock("k", using="absent").holders()
+
+
 def test_current_lock__nothing_held() -> None:
-    """Whoever holds nothing has no current lock."""
+    """Without a hold there is no current lock."""
     assert current_lock() is None
     assert current_lock("k") is None
 

@@ -1,4 +1,4 @@
-"""`@zk_locked`, as far as a server has a part in it."""
+"""`@zk_locked` on both servers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from django_zklock import LockConflict, LockLost, LockTimeout, current_lock, zk_locked
-from tests.bystanders import Ensemble, Stranger
-from tests.zk.onlooker import wait_until
-from tests.zk.runner import Runner
+from tests.support.django_layer import Ensemble, Stranger
+from tests.support.threads import Runner
+from tests.support.tree_reader import wait_until
 
-pytest_plugins = ["tests.configured"]
+pytest_plugins = ["tests.support.settings_fixtures"]
 
 
 def test_zk_locked__one_at_a_time(ensemble: Ensemble) -> None:
@@ -49,7 +49,7 @@ def test_zk_locked__other_key(ensemble: Ensemble, stranger: Stranger) -> None:
 
 
 def test_zk_locked__conflict(ensemble: Ensemble, stranger: Stranger) -> None:
-    """While somebody else holds, a call is skipped or refused as it was told to be, and leaves no node."""
+    """While another owner holds the lock, a call is skipped or refused by its policy, and leaves no node."""
     calls: list[str] = []
 
     @zk_locked("k", on_conflict="skip")
@@ -76,7 +76,7 @@ def test_zk_locked__conflict(ensemble: Ensemble, stranger: Stranger) -> None:
 
 
 def test_zk_locked__waits(ensemble: Ensemble, stranger: Stranger) -> None:
-    """A coroutine waits in line, without its loop, until it is its turn."""
+    """A coroutine waits in the queue without blocking its event loop."""
     turns: list[int] = []
 
     @zk_locked("k", timeout=30)
@@ -94,9 +94,9 @@ def test_zk_locked__waits(ensemble: Ensemble, stranger: Stranger) -> None:
 
 
 def test_zk_locked__lost(ensemble: Ensemble) -> None:
-    """A call whose session is ended from outside while it runs raises at its end, and the next one has a lock."""
+    """A call whose session ends while it runs raises at its end, and the next call gets the lock."""
 
-    @zk_locked("k")
+    @zk_locked("k", template="k")
     def work(*, lose: bool) -> None:
         held = current_lock()
         assert held is not None

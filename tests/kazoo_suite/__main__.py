@@ -1,4 +1,4 @@
-"""``python -m tests.kazoo_suite``: exit 0 if both servers do the same, 1 if not, 2 if it could not be found out."""
+"""``python -m tests.kazoo_suite``: exit 0 if both servers agree, 1 if not, 2 if the tests could not run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .run import REPOSITORY, RunError, run_both
 from .source import SourceError, fetch_source
 
 CACHE = REPOSITORY / ".cache" / "kazoo"
-# How often a test that surprised is run once more on both servers before it counts. Some of kazoo's tests race their
-# server: test_connection_dropped fails wherever the reply is faster than the order to drop the connection, which was
-# one time in five on the test server and one in twenty on real ones.
+# The number of repetitions of an unexpected test on both servers. Some of kazoo's tests race with their server:
+# test_connection_dropped fails if the reply is faster than the drop of the connection, which was one time in five on
+# the test server and one in twenty on real ones.
 TRIES = 3
 
 
 def main(options: Sequence[str]) -> int:
-    """Run the tests, all or those that ``options`` of pytest choose, and print how they went."""
+    """Run all tests, or those that ``options`` of pytest choose, and print the result."""
     began = time.monotonic()
     try:
         source = fetch_source(CACHE)
@@ -37,7 +37,7 @@ def main(options: Sequence[str]) -> int:
 
 
 def compare(source: Path, options: Sequence[str]) -> Comparison:
-    """Run the tests on both servers, those that surprise up to ``TRIES`` times more, alone."""
+    """Run the tests on both servers, and unexpected ones up to ``TRIES`` times more, alone."""
     comparison = Comparison.of(*run_both(source, CACHE, name="all", options=options), REASONS, whole=not options)
     for number in range(1, TRIES + 1):
         surprises = comparison.surprises

@@ -1,4 +1,4 @@
-"""What kazoo's tests ask of the servers that they run on, whichever these are."""
+"""The interface that kazoo's tests use for their servers, real or not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 
 class Node(Protocol):
-    """One server, under the names that kazoo's harness uses; some tests stop it and start it again."""
+    """One server, with the attributes that kazoo's harness uses; some tests stop it and start it again."""
 
     @property
     def address(self) -> str: ...
@@ -19,7 +19,7 @@ class Node(Protocol):
     def running(self) -> bool: ...
 
     def run(self) -> None:
-        """Start the server and do not wait for it."""
+        """Start the server without waiting for it."""
 
     def stop(self) -> None:
         """Stop the server and keep its data."""
@@ -28,20 +28,20 @@ class Node(Protocol):
 
 
 class Cluster:
-    """Stands in for the cluster of kazoo's harness, which would build its own certificates and start Java itself.
+    """Replaces the cluster of kazoo's harness, which would create its own certificates and start Java itself.
 
-    The harness ends its cluster after each class of tests. This one stays until the next is made or ``close`` is
-    called: every test has a part of the tree of its own, and starting Java some forty times would take longer than
-    the tests.
+    The harness stops its cluster after each class of tests. This one runs until the next one is created or ``close``
+    is called: every test has its own part of the tree, and about forty starts of Java would take longer than the
+    tests.
     """
 
     current: ClassVar[Cluster | None] = None
 
     def __init__(self, nodes: Sequence[Node], *, papers: Mapping[str, bytes] | None, end: Callable[[], None]) -> None:
-        """Replace the cluster that was made before; nothing runs yet.
+        """Replace the previous cluster; nothing runs yet.
 
-        ``papers`` are a TLS client's key and certificate and the authority's, as PEM, None without TLS;
-        ``end`` ends the servers.
+        ``papers`` are a TLS client's key and certificate and the authority's certificate, as PEM; None without TLS.
+        ``end`` stops the servers.
         """
         self._nodes = nodes
         self._papers = papers
@@ -50,7 +50,7 @@ class Cluster:
 
     @classmethod
     def close(cls) -> None:
-        """End the servers of the cluster that was made last."""
+        """Stop the servers of the last cluster."""
         current, Cluster.current = Cluster.current, None
         if current is not None:
             current._end()
@@ -62,20 +62,20 @@ class Cluster:
         return iter(self._nodes)
 
     def start(self) -> None:
-        """Start what does not run; the harness connects and tries again until it is served."""
+        """Start the servers that do not run; the harness connects and retries until it is served."""
         for node in self:
             if not node.running:
                 node.run()
 
     def terminate(self) -> None:
-        """Leave the servers to the next class of tests."""
+        """Keep the servers for the next class of tests."""
 
     def get_logs(self) -> list[str]:
-        """Return what the servers have logged last."""
+        """Return the last log lines of the servers."""
         return [line for node in self for line in node.get_logs()]
 
     def get_ssl_client_configuration(self) -> Mapping[str, bytes]:
-        """Return what a client needs for TLS; raise NotImplementedError if the servers know none."""
+        """Return the files of a client for TLS; raise NotImplementedError if the servers do not support it."""
         if self._papers is None:
             msg = "the test server knows no TLS"
             raise NotImplementedError(msg)

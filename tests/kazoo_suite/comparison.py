@@ -1,4 +1,4 @@
-"""The outcomes of the two runs beside each other, and which of them nobody has foreseen."""
+"""The comparison of the two runs, and their unexpected differences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .outcome import Outcome
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One test on both servers; ``reason`` is given if it is listed as one that only the real server can pass."""
+    """One test on both servers; ``reason`` is set if the list says that only the real server can pass it."""
 
     real: Outcome
     ours: Outcome
@@ -22,7 +22,7 @@ class Pair:
 
     @property
     def is_foreseen(self) -> bool:
-        """Tell whether the test went as the list says, which it does of every test: by naming it, or by not."""
+        """Return whether the result is as listed; a test that is not listed must have the same result on both."""
         if self.reason is None:
             return self.is_same
         return self.real.word == "passed" and self.ours.word != "passed"
@@ -30,7 +30,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All tests of a run. ``again`` has the further tries of the tests that surprised in the first one."""
+    """All tests of a run. ``again`` has the repetitions of the tests that were unexpected in the first run."""
 
     pairs: Mapping[str, Pair]
     unknown: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Comparison:
     def of(
         cls, real: Mapping[str, Outcome], ours: Mapping[str, Outcome], reasons: Mapping[str, str], *, whole: bool = True
     ) -> Comparison:
-        """Put the runs beside each other; only a ``whole`` one shows which tests of the list there are not."""
+        """Compare the runs; only a ``whole`` run shows which tests of the list do not exist."""
         tests = sorted({*real, *ours})
         return cls(
             pairs={
@@ -55,22 +55,22 @@ class Comparison:
         )
 
     def add_try(self, other: Comparison) -> None:
-        """Take the outcomes of tests that were run once more."""
+        """Add the outcomes of repeated tests."""
         for test, pair in other.pairs.items():
             self.again.setdefault(test, []).append(pair)
 
     def last(self, test: str) -> Pair:
-        """Return how the test went in the end."""
+        """Return the last result of the test."""
         return self.again.get(test, [self.pairs[test]])[-1]
 
     @property
     def surprises(self) -> list[str]:
-        """The tests that have not gone as foreseen in any try."""
+        """The tests that were unexpected in every try."""
         return [test for test in self.pairs if not self.last(test).is_foreseen]
 
     @property
     def unsteady(self) -> list[str]:
-        """The tests that went as foreseen, but not at once."""
+        """The tests that were as expected only in a repetition."""
         return [test for test in self.again if self.last(test).is_foreseen]
 
     @property

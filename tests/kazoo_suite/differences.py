@@ -1,4 +1,4 @@
-"""The tests of kazoo that pass on real servers and cannot on the test server, each with the reason.
+"""The tests of kazoo that pass on real servers and cannot pass on the test server, each with the reason.
 
 The list is exact: a test on it that passes on the test server fails the run just as one that is missing here.
 """

@@ -1,4 +1,4 @@
-"""The test server, set up as nearly like the real ones as it can be."""
+"""The test server, configured as similar to the real ones as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TICK = 2.0
 class OurNode:
     """The one server."""
 
-    # Nobody listens there: the test server knows no TLS.
+    # Nothing listens here: the test server has no TLS.
     secure_address = "127.0.0.1:1"
 
     def __init__(self, server: ZooKeeperServer) -> None:
@@ -37,10 +37,10 @@ class OurNode:
 
 
 def make_ours(*, jaas_config: str | None = None, **_: object) -> Cluster:
-    """Make a cluster of one; other settings that kazoo's harness gives for real servers mean nothing here.
+    """Create a cluster of one; other settings of kazoo's harness for real servers are ignored.
 
-    Raises NotImplementedError if SASL is wanted. Against a server without it, be it a real one, kazoo goes on
-    asking for ever, and cannot be stopped.
+    Raises NotImplementedError if SASL is requested. With any server without SASL kazoo repeats the request for ever,
+    and cannot be stopped.
     """
     if jaas_config is not None:
         msg = "the test server knows no SASL"

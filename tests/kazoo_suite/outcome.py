@@ -1,4 +1,4 @@
-"""How one test went on one server."""
+"""The outcome of one test on one server."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Literal, get_args
 import pytest
 
 Word = Literal["passed", "skipped", "failed"]
-# From best to worst: the worst phase of a test speaks for all.
+# From best to worst: the worst phase decides.
 WORDS: tuple[Word, ...] = get_args(Word)
 NOTE_LENGTH = 160
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a test, its seconds, and a line that says why it did not pass."""
+    """The result of a test, its seconds, and for a failure one line with the reason."""
 
     test: str
     word: Word
@@ -27,7 +27,7 @@ class Outcome:
 
     @classmethod
     def of(cls, test: str, reports: Iterable[pytest.TestReport]) -> Outcome:
-        """Sum up the phases of a test: setup, call, teardown."""
+        """Combine the phases of a test: setup, call, teardown."""
         reports = list(reports)
         worst = max(reports, key=lambda report: WORDS.index(report.outcome))
         return cls(
@@ -38,19 +38,19 @@ class Outcome:
         )
 
     def as_line(self) -> str:
-        """Write it as a line of JSON."""
+        """Return a line of JSON."""
         return json.dumps(asdict(self)) + "\n"
 
 
 def read_outcomes(file: Path) -> dict[str, Outcome]:
-    """Read what the plugin has written, by test."""
+    """Return the outcomes that the plugin has written, by test."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     outcomes = [Outcome(**json.loads(line)) for line in lines]
     return {outcome.test: outcome for outcome in outcomes}
 
 
 def _reason(text: str) -> str:
-    """Find what was raised: in a traceback, whose lines pytest marks with an E, or in the report on a skipped test."""
+    """Return the exception: from a traceback, where pytest marks its lines with an E, or from a skip report."""
     _, skipped, reason = text.rpartition("Skipped: ")
     if skipped:
         return reason.rstrip("')")

@@ -1,4 +1,4 @@
-"""A pytest plugin: run kazoo's tests on the servers that are asked for, and write down how each test went."""
+"""A pytest plugin: run kazoo's tests on the given servers, and write the outcome of each test."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # In kazoo this module needs two libraries for certificates. Nobody has imported the harness yet, which takes
-    # the class from here.
+    # In kazoo this module needs two libraries for certificates. The harness, which takes the class from here, is not
+    # imported yet.
     stand_in = ModuleType("kazoo.testing.common")
     stand_in.ZookeeperCluster = CLUSTERS[config.getoption("kazoo_server")]  # type: ignore[attr-defined]
     sys.modules[stand_in.__name__] = stand_in
@@ -39,8 +39,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    # By variables a test asks for servers that are set up another way. It takes its wish back at its end, but not if
-    # it fails at its beginning.
+    # With variables a test requests other servers. It removes them at its end, but not if it fails at the start.
     wishes = {name: value for name, value in os.environ.items() if name.startswith("ZOOKEEPER_")}
     try:
         return (yield)
@@ -51,7 +50,7 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 
 
 class Recorder:
-    """Writes a line when a test is over, so that what was done before a crash is known."""
+    """Writes one line after each test, so that the tests before a crash are known."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Three real servers, set up as kazoo sets up its own."""
+"""Three real servers, configured like kazoo's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.folder import make_folder, remove_folder
 from services.port import LOOPBACK, free_port
 from services.zookeeper import ZooKeeper
 
-from tests.certificates import Authority
+from tests.support.certificates import Authority
 
 from .cluster import Cluster
 
@@ -51,7 +51,7 @@ def make_real(
     jaas_config: str | None = None,
     **_: object,
 ) -> Cluster:
-    """Make an ensemble with what kazoo's harness adds: lines of ``zoo.cfg``, options of Java, a JAAS file."""
+    """Create an ensemble with the additions of kazoo's harness: lines of ``zoo.cfg``, options of Java, a JAAS file."""
     Cluster.close()
     with ExitStack() as unfinished:
         folder = make_folder("kazoo-suite")

@@ -11,7 +11,7 @@ INDENT = " " * 9
 
 
 def describe(comparison: Comparison) -> Iterator[str]:
-    """Give the lines: how many tests went how, and each that did not pass on both at once."""
+    """Return the lines: the number of tests for each pair of results, and the tests that failed on a server."""
     pairs = [comparison.last(test) for test in comparison.pairs]
     same = {
         word: [pair for pair in pairs if pair.is_foreseen and pair.is_same and pair.real.word == word]

@@ -1,4 +1,4 @@
-"""One run of kazoo's tests on one kind of server, in a process of its own."""
+"""One run of kazoo's tests on one kind of server, in a child process."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING
 from .outcome import Outcome, read_outcomes
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# For one test. None takes half of it on a machine that does something else beside.
+# For one test. On a busy machine none takes half of it.
 TEST_TIMEOUT = 60.0
-# Then the stacks of all threads are written to the log: something cannot even be interrupted.
+# After this the stacks of all threads are written to the log: the process cannot be interrupted.
 STUCK_TIMEOUT = 90.0
-# For all tests. They take some two minutes.
+# For all tests. They take about two minutes.
 RUN_TIMEOUT = 600.0
 # pytest's exit codes: all passed, some failed.
 OVER = (0, 1)
 
 
 class RunError(Exception):
-    """The tests could not be run to their end; the message says what pytest wrote last."""
+    """The tests could not be run to their end; the message has the last output of pytest."""
 
 
 class Run:
-    """A pytest that runs ``tests``, or those that the ``options`` choose, and writes to files named after the run."""
+    """A pytest that runs ``tests``, or those that the ``options`` choose, and writes files named after the run."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Nothing to end unless something went wrong here.
+        # The process has ended, unless there was an error here.
         self._process.terminate()
         self._process.wait()
 
@@ -79,7 +79,7 @@ class Run:
     def _command(self) -> list[str]:
         return [
             *(sys.executable, "-m", "pytest"),
-            # Neither our configuration nor kazoo's, which wants every line of the log on the screen.
+            # Neither our configuration nor kazoo's, which prints every line of the log.
             *("-c", os.devnull, "--rootdir", str(self._source)),
             *("-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "tests.kazoo_suite.plugin"),
             *("--kazoo-server", self.server, "--kazoo-outcomes", str(self._outcomes)),
@@ -93,12 +93,12 @@ class Run:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(str(folder) for folder in path),
-            # Of pytest's plugins only those named in the command: ours would want Django, and shuffle.
+            # Of pytest's plugins only those named in the command: ours would need Django and a random order.
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            # The harness must be told, to know what may stand in the configuration.
+            # The harness needs this to know which lines the configuration may have.
             "ZOOKEEPER_VERSION": "3.8.0",
         }
-        # With it, kazoo's tests would take the server's version from there and wait longer.
+        # With it kazoo's tests would take the server's version from there and wait longer.
         environment.pop("CI", None)
         environment.pop("PYTEST_ADDOPTS", None)
         return environment
@@ -107,7 +107,7 @@ class Run:
 def run_both(
     source: Path, folder: Path, *, name: str, tests: Collection[str] = (), options: Sequence[str] = ()
 ) -> tuple[dict[str, Outcome], dict[str, Outcome]]:
-    """Run the tests on both servers at the same time; return the outcomes on the real one and on ours."""
+    """Run the tests on both servers at the same time; return the outcomes on the real one and on the test server."""
     with (
         Run("real", source, folder, name=name, tests=tests, options=options) as real,
         Run("ours", source, folder, name=name, tests=tests, options=options) as ours,

@@ -1,4 +1,4 @@
-"""What counts as a difference."""
+"""The differences that count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def compared(
 
 @pytest.mark.parametrize("word", ["passed", "skipped", "failed"])
 def test_comparison__same_on_both(word: Word) -> None:
-    """A test that goes the same way on both is no difference, whichever way."""
+    """A test with the same result on both servers is no difference."""
     assert compared(word, word).is_good
 
 
@@ -33,7 +33,7 @@ def test_comparison__same_on_both(word: Word) -> None:
     ("real", "ours"), [("passed", "failed"), ("failed", "passed"), ("passed", "skipped"), ("skipped", "failed")]
 )
 def test_comparison__not_the_same(real: Word, ours: Word) -> None:
-    """A test that goes another way and is not listed is a difference, in either direction."""
+    """A test with different results that is not listed is a difference, in either direction."""
     comparison = compared(real, ours)
     assert comparison.surprises == ["plain"]
     assert not comparison.is_good
@@ -47,12 +47,12 @@ def test_comparison__listed(ours: Word) -> None:
 
 @pytest.mark.parametrize(("real", "ours"), [("passed", "passed"), ("failed", "failed"), ("failed", "passed")])
 def test_comparison__listed_in_vain(real: Word, ours: Word) -> None:
-    """An entry for anything else than a test that only real servers pass has to go."""
+    """An entry for a test with another result must be removed."""
     assert compared(real, ours, test="listed").surprises == ["listed"]
 
 
 def test_comparison__listed_test_is_gone() -> None:
-    """An entry for a test that there is not has to go, which only a whole run can tell."""
+    """An entry for a test that does not exist must be removed, which only a whole run can show."""
     assert compared("passed", "passed").is_good
     whole = compared("passed", "passed", whole=True)
     assert whole.unknown == ("listed",)
@@ -60,18 +60,18 @@ def test_comparison__listed_test_is_gone() -> None:
 
 
 def test_comparison__ran_on_one_only() -> None:
-    """A test that one of the runs has not come to has failed there."""
+    """A test that is missing in one of the runs has failed there."""
     comparison = Comparison.of(outcomes(one="passed", two="passed"), outcomes(one="passed"), {})
     assert comparison.surprises == ["two"]
 
 
 def test_comparison__nothing_ran() -> None:
-    """No test at all shows nothing."""
+    """A run without tests is a failure."""
     assert not Comparison.of({}, {}, {}).is_good
 
 
 def test_add_try__goes_as_it_should() -> None:
-    """A test that surprises once and not again is no difference, but it is told."""
+    """A test that is unexpected once and not again is no difference, but is reported."""
     comparison = compared("passed", "failed")
     comparison.add_try(compared("passed", "passed"))
     assert comparison.is_good
@@ -79,7 +79,7 @@ def test_add_try__goes_as_it_should() -> None:
 
 
 def test_add_try__surprises_again() -> None:
-    """A test that surprises in every try is a difference."""
+    """A test that is unexpected in every try is a difference."""
     comparison = compared("passed", "failed")
     comparison.add_try(compared("passed", "failed"))
     comparison.add_try(compared("failed", "passed"))
@@ -88,7 +88,7 @@ def test_add_try__surprises_again() -> None:
 
 
 def test_describe__tells_each_test_once() -> None:
-    """Every test is counted in one line, and those that did not pass on both are named with what happened."""
+    """Every test is counted in one line, and those that did not pass on both are listed with their results."""
     real = outcomes(good="passed", listed="passed", bad="failed", away="skipped", worse="passed")
     ours = outcomes(good="passed", listed="failed", bad="failed", away="skipped", worse="failed")
     lines = [line.strip() for line in describe(Comparison.of(real, ours, {**LISTED, "gone": "went"}))]

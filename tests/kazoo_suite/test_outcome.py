@@ -1,4 +1,4 @@
-"""What is kept of a test."""
+"""The outcome of a test."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_outcome__worst_phase_speaks() -> None:
 
 
 def test_outcome__skipped() -> None:
-    """A skipped test gives its reason."""
+    """A skipped test has its reason."""
     skipped = report("setup", "skipped", "('/kazoo/test_sasl.py', 134, 'Skipped: no Kerberos here')")
     assert Outcome.of("test", [skipped]).note == "no Kerberos here"
 
 
 def test_read_outcomes__what_was_written(tmp_path: Path) -> None:
-    """The lines come back as what they were, and a run that wrote none has no outcomes."""
+    """The lines are read back unchanged, and a run without lines has no outcomes."""
     file = tmp_path / "outcomes"
     assert read_outcomes(file) == {}
     outcome = Outcome(test="test", word="failed", seconds=0.25, note="a “note”")

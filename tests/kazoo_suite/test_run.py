@@ -1,4 +1,4 @@
-"""A run of tests that look like kazoo's, on the test server."""
+"""A run of tests like kazoo's, on the test server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TestServer(KazooTestCase):
 
 
 def write_source(folder: Path, text: str) -> Path:
-    # Without an __init__.py the package kazoo is still the one that is installed.
+    # Without an __init__.py the package kazoo is still the installed one.
     tests = folder / "source" / "kazoo" / "tests"
     tests.mkdir(parents=True)
     (tests / "test_server.py").write_text(text, encoding="utf-8")
@@ -50,7 +50,7 @@ def write_source(folder: Path, text: str) -> Path:
 
 
 def test_run__gives_an_outcome_for_each_test(tmp_path: Path) -> None:
-    """kazoo's harness gets the test server, stopped and started too, and what it cannot get spoils no other test."""
+    """kazoo's harness gets the test server, stopped and started too; an unsupported request affects no other test."""
     with Run("ours", write_source(tmp_path, TESTS), tmp_path, name="all") as run:
         outcomes = run.finish()
     found = {test.rpartition("::")[2]: (outcome.word, outcome.note) for test, outcome in outcomes.items()}
@@ -63,14 +63,14 @@ def test_run__gives_an_outcome_for_each_test(tmp_path: Path) -> None:
 
 
 def test_run__of_chosen_tests(tmp_path: Path) -> None:
-    """Given the names of tests, only these are run."""
+    """With names of tests only these are run."""
     name = "kazoo/tests/test_server.py::TestServer::test_left_out"
     with Run("ours", write_source(tmp_path, TESTS), tmp_path, name="one", tests=[name]) as run:
         assert set(run.finish()) == {name}
 
 
 def test_run__cannot_be_imported(tmp_path: Path) -> None:
-    """Tests that cannot be loaded are no outcome but an error, which shows what pytest says."""
+    """Tests that cannot be imported are an error, which shows pytest's output."""
     with (
         Run("ours", write_source(tmp_path, "import nothing_of_this_name"), tmp_path, name="all") as run,
         pytest.raises(RunError, match=r"(?s)ours server ended with status 2; .*.*nothing_of_this_name"),

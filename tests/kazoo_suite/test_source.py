@@ -1,4 +1,4 @@
-"""Where kazoo's tests come from."""
+"""The origin of kazoo's tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = f"kazoo-{metadata.version('kazoo')}"
 
 
 class Pip:
-    """Stands in for pip; writes the source package where it is told to, unless there is none."""
+    """Replaces pip; writes the source package to the requested folder, unless there is none."""
 
     def __init__(self, package: Path | None) -> None:
         self.calls = 0
@@ -40,7 +40,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_fetch_source__once(tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package is fetched and unpacked the first time, and taken from the cache from then on."""
+    """The package is fetched and unpacked the first time, and read from the cache from then on."""
     pip = Pip(package)
     monkeypatch.setattr(subprocess, "run", pip)
     folder = fetch_source(tmp_path / "cache")
@@ -51,7 +51,7 @@ def test_fetch_source__once(tmp_path: Path, package: Path, monkeypatch: pytest.M
 
 
 def test_fetch_source__index_is_away(tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pip says is told, and nothing is left that would be taken for the package the next time."""
+    """An error shows pip's output, and leaves nothing that would be taken for the package the next time."""
     monkeypatch.setattr(subprocess, "run", Pip(None))
     with pytest.raises(SourceError, match="no such package"):
         fetch_source(tmp_path)

@@ -1,4 +1,4 @@
-"""Every public call as users write it: type-checked, and run by nobody.
+"""Every public call as users write it: type-checked, and never run.
 
 A name that changes its meaning, or a decorator that loses a signature, fails the type check here.
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, assert_type
 
 from django.core.management.base import BaseCommand
 from opentelemetry.metrics import MeterProvider
-from typing_extensions import assert_type
 
 from django_zklock import (
+    AsyncUnsafe,
+    Conflict,
+    Held,
+    Identity,
+    Lock,
     LockConflict,
     LockLost,
     LockTimeout,
@@ -25,7 +29,7 @@ from django_zklock import (
     zk_lock,
     zk_locked,
 )
-from django_zklock.calls import Conflict
+from django_zklock.contrib.celery import RetryLater
 from django_zklock.contrib.opentelemetry import instrument, uninstrument
 from django_zklock.testing import (
     BlackHole,
@@ -39,9 +43,6 @@ from django_zklock.testing import (
     SessionInfo,
     ZooKeeperServer,
 )
-from django_zklock.zk.held import Held
-from django_zklock.zk.identity import Identity
-from django_zklock.zk.lock import Lock
 
 # The decorator keeps signatures.
 
@@ -72,21 +73,21 @@ class Service:
         return number
 
     @classmethod
-    @zk_locked("service")
+    @zk_locked("service:{number}")
     def inner_classmethod(cls, number: int) -> int:
         return number
 
-    @zk_locked("service")
+    @zk_locked("service:{number}")
     @classmethod
     def outer_classmethod(cls, number: int) -> int:
         return number
 
     @staticmethod
-    @zk_locked("service")
+    @zk_locked("service:{number}")
     def inner_staticmethod(number: int) -> int:
         return number
 
-    @zk_locked("service")
+    @zk_locked("service:{number}")
     @staticmethod
     def outer_staticmethod(number: int) -> int:
         return number
@@ -140,10 +141,12 @@ zk_locked(
     on_lost="ignore",
     on_unavailable="run",
 )
+zk_locked("k", on_conflict=RetryLater(max_wait=60, delay=0.5, max_delay=5), on_unavailable=RetryLater())
 zk_locked("k", timeout=None, on_conflict="wait", on_lost="raise", on_unavailable="raise")
 zk_locked("k", timeout=0, on_conflict="skip", on_unavailable="skip")
 zk_locked("k", timeout=0.5, on_conflict="raise")
-zk_locked("k", on_conflict="retry")
+zk_locked("k", on_conflict="retry", on_unavailable="retry")
+zk_locked("k", on_unavailable=decide)
 zk_locked("k", on_conflict="coalesce", on_lost="terminate")
 zk_locked("k", mode="read", on_lost="interrupt")
 zk_locked("k", limit=4)
@@ -173,6 +176,7 @@ def block() -> None:
     assert_type(lock.keys, tuple[str, ...])
     assert_type(zk_lock("invoice:42", template="invoice:{invoice_id}").template, str | None)
     assert_type(lock.paths, tuple[str, ...])
+    assert_type(lock.holders(), tuple[Identity | None, ...])
     with lock as held:
         assert_type(held, Held)
         assert_type(held.key, str)
@@ -194,10 +198,18 @@ def block() -> None:
         held.release(wait=True)
     assert_type(current_lock(), Held | None)
     assert_type(current_lock("k"), Held | None)
+    assert_type(current_lock("k", using="reports"), Held | None)
+    assert_type(current_lock(using="reports"), Held | None)
     zk_lock(42)  # type: ignore[arg-type]
     assert_type(zk_lock(["a", "b"], mode="write"), Lock)
     zk_lock(("a", "b"), mode="read")
     zk_lock("k", limit=4)
+    zk_lock("k", timeout=5)
+    zk_lock("k", timeout=dt.timedelta(seconds=5))
+    zk_lock("k", timeout=None)
+    zk_lock("k", timeout="5")  # type: ignore[arg-type]
+    zk_lock("k", work=lambda: None)  # type: ignore[call-arg]
+    lock.acquire("5")  # type: ignore[arg-type]
     zk_lock([1])  # type: ignore[list-item]
     zk_lock("k", mode="shared")  # type: ignore[arg-type]
     zk_lock("k", limit="4")  # type: ignore[arg-type]
@@ -210,6 +222,7 @@ async def ablock() -> None:
     assert_type(await lock.aacquire(), Held)
     assert_type(await lock.aacquire(timeout=5), Held)
     assert_type(await lock.atry_acquire(), Held | None)
+    assert_type(await lock.aholders(), tuple[Identity | None, ...])
     held = await lock.aacquire()
     await held.arelease()
 
@@ -220,7 +233,7 @@ async def ablock() -> None:
 def errors() -> None:
     try:
         block()
-    except (LockTimeout, LockConflict, LockLost, NotHeld, ZooKeeperUnavailable) as error:
+    except (AsyncUnsafe, LockTimeout, LockConflict, LockLost, NotHeld, ZooKeeperUnavailable) as error:
         base: ZkLockError = error
         assert_type(base.key, str | None)
         assert_type(base.timeout, float | None)

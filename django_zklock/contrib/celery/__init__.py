@@ -1,18 +1,18 @@
-"""Celery: locks on tasks, conflicts that come back later, sessions that end with their process.
+"""Celery: locks on tasks, conflicts that are retried later, sessions that end with their process.
 
 Imported only where Celery is (see :mod:`django_zklock.apps`).
 """
 
 from __future__ import annotations
 
-from django_zklock.contrib.celery import gate, process, task
-from django_zklock.contrib.celery.policy import RetryLater
+from django_zklock.contrib.celery import gate, shutdown, tasks
+from django_zklock.contrib.celery.retry import RetryLater
 
 __all__ = ["RetryLater", "install"]
 
 
 def install() -> None:
-    """Make locks know about Celery tasks and worker processes; calling it again changes nothing."""
-    task.install()
-    process.install()
+    """Connect locks to Celery's tasks and worker processes; calling it again changes nothing."""
+    tasks.install()
+    shutdown.install()
     gate.install()

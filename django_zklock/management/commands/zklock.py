@@ -1,4 +1,4 @@
-"""``manage.py zklock``: look at live locks, act on them, run a command under one, or a ZooKeeper for development."""
+"""``manage.py zklock``: show live locks and act on them, run a command under one, or a ZooKeeper for development."""
 
 from __future__ import annotations
 
@@ -10,25 +10,16 @@ from typing import Any, Protocol
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from django_zklock.management.actions import (
-    breaking,
-    examining,
-    listing,
-    pruning,
-    revoking,
-    running,
-    serving,
-    showing,
-    watching,
-)
-from django_zklock.management.statuses import COULD_NOT_RUN, INTERRUPTED
-from django_zklock.management.terminal import Terminal
+from django_zklock.management.subcommands import break_, devserver, doctor, prune, revoke, run, show, watch
+from django_zklock.management.subcommands import list as list_
+from django_zklock.management.subcommands._output import Terminal
+from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, INTERRUPTED
 
 
-class Action(Protocol):
-    """One action; a module is one.
+class Subcommand(Protocol):
+    """The module of a subcommand.
 
-    ``run`` takes a terminal and the options that ``add_arguments`` has added, and gives the exit status.
+    ``run`` takes a terminal and the options that ``add_arguments`` has added, and returns the exit code.
     """
 
     HELP: str
@@ -40,21 +31,14 @@ class Action(Protocol):
     def run(self) -> Callable[..., int]: ...
 
 
-ACTIONS: Mapping[str, Action] = {
-    "list": listing,
-    "show": showing,
-    "watch": watching,
-    "revoke": revoking,
-    "break": breaking,
-    "prune": pruning,
-    "doctor": examining,
-    "run": running,
-    "devserver": serving,
+SUBCOMMANDS: Mapping[str, Subcommand] = {
+    module.__name__.rpartition(".")[2].rstrip("_"): module
+    for module in (list_, show, watch, revoke, break_, prune, doctor, run, devserver)
 }
 
 
-class _ActionParser(CommandParser):
-    """Leaves alone what follows "--": argparse would drop a second one, which is the command's."""
+class _SubcommandParser(CommandParser):
+    """Does not parse what follows "--": argparse would drop a second "--" that belongs to the command of `run`."""
 
     # argparse has this overloaded by the namespace's type.
     def parse_known_args(  # type: ignore[override]
@@ -71,29 +55,31 @@ class _ActionParser(CommandParser):
 
 
 class Command(BaseCommand):
-    """Look at live locks, act on them, run a command under one, or a ZooKeeper for development."""
+    """Show live locks and act on them, run a command under one, or a ZooKeeper for development."""
 
-    help = "Looks at the locks in ZooKeeper, revokes and breaks them, runs commands under one, or a development server."
-    # At 3 a.m. a check of some other app must not stand in the way; wrong settings are reported all the same.
+    help = "Shows the locks in ZooKeeper, revokes and breaks them, runs a command under one, or a development server."
+    # In an emergency a check of another app must not stop this command. It reports wrong settings itself.
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parsers = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_ActionParser)
-        for name, action in ACTIONS.items():
-            action.add_arguments(parsers.add_parser(name, help=action.HELP))
+        parsers = parser.add_subparsers(
+            dest="subcommand", required=True, metavar="SUBCOMMAND", parser_class=_SubcommandParser
+        )
+        for name, subcommand in SUBCOMMANDS.items():
+            subcommand.add_arguments(parsers.add_parser(name, help=subcommand.HELP))
 
-    def handle(self, *args: Any, action: str, force_color: bool, **options: Any) -> None:  # noqa: ARG002 - Django's
-        if action != "devserver":
-            # What cannot be done is said once, by the error. Without a handler Python would print the log too.
+    def handle(self, *args: Any, subcommand: str, force_color: bool, **options: Any) -> None:  # noqa: ARG002 - Django's
+        if subcommand != "devserver":
+            # The error is printed once, by Django. Without a handler Python would print the log records as well.
             logging.getLogger("django_zklock").addHandler(logging.NullHandler())
-        if action != "run" and options["command"]:
-            raise CommandError(f'{action} takes nothing after "--"', returncode=COULD_NOT_RUN)
-        # Django asks standard output whether it is a terminal; ours may be something else.
+        if subcommand != "run" and options["command"]:
+            raise CommandError(f'{subcommand} takes no arguments after "--"', returncode=COULD_NOT_RUN)
+        # Django checks sys.stdout for a terminal; self.stdout may be another stream.
         coloured = force_color or self.stdout.isatty()
         try:
-            status = ACTIONS[action].run(Terminal(self.stdout, self.style if coloured else None), **options)
+            code = SUBCOMMANDS[subcommand].run(Terminal(self.stdout, self.style if coloured else None), **options)
         except KeyboardInterrupt:
-            # Somebody has thought better of it, and needs no traceback.
-            status = INTERRUPTED
-        if status:
-            sys.exit(status)
+            # Ctrl-C is no error and needs no traceback.
+            code = INTERRUPTED
+        if code:
+            sys.exit(code)

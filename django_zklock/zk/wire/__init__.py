@@ -1,40 +1,66 @@
-"""kazoo as a transport: the only package that knows kazoo, and the only one that touches its privates.
+"""kazoo as the transport: the only package that imports kazoo and uses its private attributes.
 
-What kazoo gives us is the connection: servers, reconnects, TLS, SASL, the session handshake and the codec.
-What is changed here, each with a test in ``tests/zk/test_wire.py`` that fails when kazoo does:
+kazoo provides the connection: servers, reconnects, TLS, SASL, the session handshake and the encoding. This package
+changes the following; for each change ``tests/unit/zk/wire/test_client.py`` has a test that fails if kazoo changes:
 
-- requests go to the connection's queue with our own reply object, so that replies, watch events and state
-  changes all arrive on the connection's thread, in the order of the wire; kazoo's two worker threads are
-  not started;
-- all queued requests leave in one write, and one wake-up byte stands for any number of them (kazoo writes one
-  byte a request into a socket pair that blocks after some 280);
-- an error that kazoo has no name for is an answer, and not the end of the connection's thread;
-- the negotiated session timeout and the send time of the newest answered request are recorded;
-- a connection can be dropped from another thread, closed within a bound, and forgotten after a fork.
+- Requests enter the connection's queue with our own result object. So replies, watch events and changes of state all
+  arrive on the connection's thread, in the order of the connection; kazoo's two worker threads are not started.
+- All queued requests leave in one write, and one wake-up byte is enough for any number of them. (kazoo writes one byte
+  for each request, into a socket pair that blocks after about 280.)
+- An error code that kazoo does not know is an answer and does not end the connection's thread.
+- The negotiated session timeout and the send time of the newest answered request are recorded.
+- Watches survive a connection: they are set again on the next one, in few requests. (kazoo forgets them.)
+- An ensemble that has lost its data refuses a client that has seen more; then a new session begins. (kazoo retries with
+  the old session for ever.)
+- The time that one server gets to accept a connection grows from round to round.
+- A connection can be dropped from another thread, closed within a timeout, and abandoned after a fork.
 """
 
 from __future__ import annotations
 
-from kazoo.exceptions import (
-    BadVersionError,
-    KazooException,
-    NoAuthError,
-    NodeExistsError,
-    NoNodeError,
-    NotEmptyError,
-    UnimplementedError,
-)
-from kazoo.protocol.states import ZnodeStat
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from django_zklock.zk.wire.client import Wire, WireListener
-from django_zklock.zk.wire.multiread import MOST as READS_A_REQUEST
-from django_zklock.zk.wire.multiread import Read
-from django_zklock.zk.wire.options import CHECKS_HOST_NAMES, EXTRA_OPTIONS, ConnectionOptions, parse_acl
+from django_zklock.zk.wire.options import KAZOO_OPTIONS, MAX_READS_PER_REQUEST, ConnectionOptions, parse_acl
+
+if TYPE_CHECKING:
+    from kazoo.exceptions import (
+        BadVersionError,
+        KazooException,
+        NoAuthError,
+        NodeExistsError,
+        NoNodeError,
+        NotEmptyError,
+    )
+    from kazoo.protocol.states import ZnodeStat
+
+    from django_zklock.zk.wire.client import Wire, WireListener
+    from django_zklock.zk.wire.multi_read import Read
+    from django_zklock.zk.wire.requests import MAX_REQUEST, creation_size
+    from django_zklock.zk.wire.results import is_temporary
+
+# The module of each name that needs kazoo. They are imported at the first use of any of them, so that a process without
+# locks does not import kazoo.
+_HOMES = {
+    "BadVersionError": "kazoo.exceptions",
+    "KazooException": "kazoo.exceptions",
+    "NoAuthError": "kazoo.exceptions",
+    "NoNodeError": "kazoo.exceptions",
+    "NodeExistsError": "kazoo.exceptions",
+    "NotEmptyError": "kazoo.exceptions",
+    "ZnodeStat": "kazoo.protocol.states",
+    "MAX_REQUEST": "django_zklock.zk.wire.requests",
+    "Wire": "django_zklock.zk.wire.client",
+    "WireListener": "django_zklock.zk.wire.client",
+    "creation_size": "django_zklock.zk.wire.requests",
+    "Read": "django_zklock.zk.wire.multi_read",
+    "is_temporary": "django_zklock.zk.wire.results",
+}
 
 __all__ = [
-    "CHECKS_HOST_NAMES",
-    "EXTRA_OPTIONS",
-    "READS_A_REQUEST",
+    "KAZOO_OPTIONS",
+    "MAX_READS_PER_REQUEST",
+    "MAX_REQUEST",
     "BadVersionError",
     "ConnectionOptions",
     "KazooException",
@@ -43,9 +69,18 @@ __all__ = [
     "NodeExistsError",
     "NotEmptyError",
     "Read",
-    "UnimplementedError",
     "Wire",
     "WireListener",
     "ZnodeStat",
+    "creation_size",
+    "is_temporary",
     "parse_acl",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # All at once: a later import could run while a caller holds a lock.
+    globals().update({each: getattr(import_module(home), each) for each, home in _HOMES.items()})
+    return globals()[name]

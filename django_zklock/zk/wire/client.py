@@ -1,4 +1,4 @@
-"""One kazoo client, used for requests without waiting."""
+"""One kazoo client: its life, its state and its log."""
 
 from __future__ import annotations
 
@@ -7,57 +7,54 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, RolledBackError, RuntimeInconsistency
-from kazoo.protocol.serialization import (
-    CheckVersion,
-    CloseInstance,
-    Create,
-    Create2,
-    Delete,
-    GetACL,
-    GetChildren,
-    GetData,
-    SetData,
-    Sync,
-    Transaction,
-)
-from kazoo.protocol.states import KazooState, KeeperState, ZnodeStat
+from kazoo.protocol.serialization import SASL, Auth, CloseInstance, Connect
+from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
-from django_zklock.zk.clock import lease_now
-from django_zklock.zk.wire.connection import Answer, Connection, Reply
+from django_zklock.zk.logs import DeferredLogger
+from django_zklock.zk.timers import boottime
+from django_zklock.zk.wire.connection import Connection
 from django_zklock.zk.wire.handler import make_handler
-from django_zklock.zk.wire.multiread import MultiRead, Read
-from django_zklock.zk.wire.options import CHECKS_HOST_NAMES, ConnectionOptions, acl_entry, parse_acl
-from django_zklock.zk.wire.watch import Watch, WatchBook, Watcher, removal, table
+from django_zklock.zk.wire.options import HIDDEN, ConnectionOptions, parse_acl
+from django_zklock.zk.wire.requests import Requests
 
-logger = logging.getLogger("django_zklock.wire")
-# Got here and not at each connect: an exception that is thrown into getLogger() leaves logging locked for ever.
-kazoo_logger = logging.getLogger("django_zklock.kazoo")
-
-EPHEMERAL_SEQUENTIAL = 3
-CONTAINER = 4
+logger = DeferredLogger("django_zklock.wire")
 
 
-class CreateContainer(Create2):
-    """The request for a container node (opcode 19, ZOOKEEPER-2163); kazoo has no method for it."""
+class KazooLogger(DeferredLogger):
+    """A logger that hides secrets: kazoo logs each request, and the password of each session."""
 
-    type = 19
+    def handle(self, record: logging.LogRecord) -> None:
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_without_secret, record.args))
+        super().handle(record)
+
+
+def _without_secret(argument: Any) -> Any:
+    if isinstance(argument, Auth):
+        return argument._replace(auth=HIDDEN)
+    if isinstance(argument, Connect):
+        return argument._replace(passwd=HIDDEN)
+    if isinstance(argument, SASL):
+        return argument._replace(challenge=HIDDEN)
+    # The password of a session, in hexadecimal digits. No other argument is of type bytes.
+    return HIDDEN if isinstance(argument, bytes) else argument
+
+
+kazoo_logger = KazooLogger("django_zklock.kazoo")
 
 
 class WireListener(Protocol):
-    """Who hears from a wire: on the connection's thread, holding ``monitor``. Nothing here may block."""
+    """What a wire notifies: on the connection's thread, under ``monitor``. Nothing here may block."""
 
     monitor: AbstractContextManager[Any]
 
     def on_wake(self) -> None:
-        """Somebody called :meth:`Wire.wake`; what is queued now leaves in one write."""
+        """The next write follows; it contains all requests that are queued now."""
 
     def on_connected(self) -> None:
         """There is a connection, of the same session or of a new one."""
@@ -69,28 +66,25 @@ class WireListener(Protocol):
         """The session is gone, and every node of it; ``final`` if this wire makes no other."""
 
 
-class Wire:
+class Wire(Requests):
     """One kazoo client, started once and used for requests without waiting.
 
-    :meth:`wake`, :meth:`drop`, :meth:`close` and the attributes may be used from any thread; requests are
-    made on the connection's thread only, from a listener's method or a reply. They are queued and leave
-    together in one write.
+    Any thread may use :meth:`wake`, :meth:`drop`, :meth:`close` and the attributes. Requests are made on the
+    connection's thread only, in a method of the listener or in a reply.
     """
 
-    def __init__(self, options: ConnectionOptions, listener: WireListener, *, patience: float) -> None:
-        if options.use_tls and options.checks_host_name and not CHECKS_HOST_NAMES:
-            raise ValueError("checking the server's host name needs kazoo 2.11 or later")
+    def __init__(self, options: ConnectionOptions, listener: WireListener, *, connect_timeout: float) -> None:
         self.listener = listener
-        self.acl = parse_acl(options.acl)
-        handler = make_handler(options, patience=patience)
-        # An ensemble that comes back should find us within a second or so, not after kazoo's hour.
+        handler = make_handler(options, connect_timeout=connect_timeout)
+        # kazoo's default delay grows to an hour. Here a reconnect starts within about a second.
         retry = KazooRetry(
             max_tries=-1,
             delay=0.05,
-            max_delay=min(1.0, options.session_timeout / 6),
+            # kazoo adds up to 40 % at random. That is little for a lease, which survives an outage of 0.4 sessions.
+            max_delay=min(0.7, options.session_timeout / 20),
             sleep_func=handler.sleep_func,
         )
-        self._client = KazooClient(
+        client = KazooClient(
             hosts=options.hosts,
             timeout=options.session_timeout,
             handler=handler,
@@ -100,18 +94,17 @@ class Wire:
             logger=kazoo_logger,
             **options.extra,
         )
-        self._connection = Connection(self._client, self, dict(options.sasl) if options.sasl else None)
-        self._client._connection = self._connection
-        self._client.add_listener(self._state_changed)
-        self._chroot = self._client.chroot or ""
-        # Guards what follows from "is to be closed" and "is connected", either of which may come first.
+        super().__init__(client, parse_acl(options.acl), listener.monitor)
+        self._connection = Connection(client, self, dict(options.sasl) if options.sasl else None)
+        client._connection = self._connection
+        client.add_listener(self._state_changed)
+        # Guards the close request: close() and the end of the handshake may come in either order.
         self._ending = threading.RLock()
         self._closing = False
-        # Whether there is a session, connected or not, or there was one until it was closed.
+        # There is a session, connected or not, or there was one until it was closed.
         self._had_session = False
-        # These two are the connection's thread's own. The second: given up before kazoo has kept them.
-        self._watches = WatchBook()
-        self._unwanted: list[Watch] = []
+        # The listener was notified why the connection failed for good.
+        self._failed = False
 
     # State, readable from any thread.
 
@@ -124,29 +117,43 @@ class Wire:
     @property
     def session_timeout(self) -> float | None:
         """The negotiated session timeout in seconds; ``None`` before the first session."""
-        return self._connection.session_timeout
+        return self._connection.lease.timeout
 
     @property
-    def acked(self) -> float:
-        """When the newest answered request was sent, by the lease clock.
+    def lease_end(self) -> float:
+        """Until when the session is certain to live at the server, by the boot-time clock; see :mod:`~.lease`."""
+        return self._connection.lease.end
 
-        The server resets a session's expiry when it receives a request, so the session lives at least until
-        this plus the session timeout (Programmer's Guide, "ZooKeeper Sessions").
+    @property
+    def received(self) -> float:
+        """When anything was received last, by the boot-time clock."""
+        return self._connection.received
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether the session has moved to a new connection, which renews the lease only after a write."""
+        return self._connection.lease.wants_write
+
+    @property
+    def restoring(self) -> bool:
+        """Whether watches of the last connection are not yet set on this one."""
+        return self._watches.restoring
+
+    def unanswered_for(self) -> float:
+        """Return the seconds since the oldest unanswered request was sent or anything was received, if that is later.
+
+        It is 0 if every request is answered.
         """
-        return self._connection.acked
-
-    def silent_for(self) -> float:
-        """Give the seconds for which something is outstanding and nothing has been received."""
         connection = self._connection
         try:
-            oldest = min(queue[0] for queue in (connection.sent, connection.pings) if queue)
-        except (ValueError, IndexError):  # nothing is, or the last of it was answered just now
+            oldest = min(queue[0].at for queue in (connection.sent, connection.pings) if queue)
+        except (ValueError, IndexError):  # all are answered, the last one maybe just now
             return 0.0
-        return lease_now() - max(oldest, connection.received)
+        return boottime() - max(oldest, connection.received)
 
     @property
     def server(self) -> str:
-        """The server at the other end; when there is no connection, the ensemble and why there is none."""
+        """The server at the other end; without a connection, the ensemble and the last failure to connect."""
         try:
             host, port = self._connection._socket.getpeername()[:2]
         except (OSError, AttributeError):
@@ -158,11 +165,11 @@ class Wire:
     # Life.
 
     def start(self) -> None:
-        """Begin to connect; the listener hears the rest."""
+        """Begin to connect; the listener is notified of the rest."""
         self._client.start_async()
 
     def wake(self) -> None:
-        """Have the connection's thread call ``listener.on_wake`` and send what is queued; any thread."""
+        """Make the connection's thread call ``listener.on_wake`` and send what is queued; any thread."""
         self._connection.wake()
 
     def drop(self, reason: str) -> None:
@@ -171,8 +178,8 @@ class Wire:
         sock = self._connection._socket
         if sock is None:
             return
-        # Not the method of a TLS socket: that would have the connection's thread, which is just reading, take what is
-        # encrypted for plain answers. gevent keeps the plain socket inside.
+        # The shutdown of a TLS socket also discards its TLS state; then the connection's thread, if it is just reading,
+        # would take encrypted bytes for plain answers. gevent keeps the plain socket inside.
         plain: Any = getattr(sock, "_sock", sock)
         with contextlib.suppress(OSError):
             if isinstance(plain, socket.SocketType):
@@ -181,7 +188,7 @@ class Wire:
                 plain.shutdown(socket.SHUT_RDWR)
 
     def close(self, timeout: float) -> bool:
-        """End the session, so that the server frees its nodes now; ``False`` if it has not confirmed that in time."""
+        """End the session, so that the server deletes its nodes now; return ``False`` without an answer in time."""
         client, connection = self._client, self._connection
         if client._stopped.is_set():
             return True
@@ -206,10 +213,10 @@ class Wire:
         self._connection.wake_sent = False
         self._connection.wake()
 
-    def forget(self) -> None:
-        """In a forked child: let go of the parent's connection without a word to the server.
+    def abandon_after_fork(self) -> None:
+        """Close the descriptors of the parent's connection in a forked child, without sending anything.
 
-        The descriptors are closed as such. A TLS shutdown or a close request would end the parent's session.
+        A TLS shutdown or a close request would end the parent's session.
         """
         connection = self._connection
         for sock in (connection._socket, connection._read_sock, connection._write_sock):
@@ -217,208 +224,70 @@ class Wire:
                 with contextlib.suppress(OSError):
                     os.close(sock.detach())
 
-    # Requests, on the connection's thread.
+    # For kazoo and the connection, on the connection's thread.
 
-    def create(self, path: str, data: bytes, reply: Callable[[tuple[str, ZnodeStat] | None, Any], None]) -> None:
-        """Create an ephemeral sequential node; the reply has its name and stat."""
+    def before_write(self) -> None:
+        """Let the listener add requests to the write that follows."""
+        self.notify(self.listener.on_wake)
 
-        def strip(value: tuple[str, ZnodeStat] | None, error: KazooException | None) -> None:
-            reply(None if value is None else (value[0].rpartition("/")[2], value[1]), error)
+    def drop_unwanted_watches(self) -> None:
+        """Remove watches from kazoo that were discarded before it has stored them."""
+        self._watches.drop_unwanted()
 
-        self._send(Create2(self._chroot + path, data, self.acl, EPHEMERAL_SEQUENTIAL), strip)
+    def session_replaced(self) -> None:
+        """Notify the listener that a new session is about to replace the current one."""
+        self._clear_watches()
+        reason = "the servers refuse it: they have lost data that this process has seen"
+        self.notify(self.listener.on_ended, reason, final=False)
 
-    def ensure(self, path: str, data: bytes, reply: Reply, *, container: bool) -> None:
-        """Create ``path`` as a container, or a plain persistent node, and what is missing above it.
-
-        That something exists already is no error. Nor is a refusal above ``path``: the server checks the
-        right to create before it looks whether the node is there. The reply is that for ``path``.
-        """
-        full = self._chroot + path
-        slash = full.find("/", 1)
-        while slash != -1:
-            self._send(Create(full[:slash], b"", self.acl, 0), lambda _value, _error: None)
-            slash = full.find("/", slash + 1)
-        request = CreateContainer if container else Create
-        self._send(request(full, data, self.acl, CONTAINER if container else 0), reply)
-
-    def create_all(
-        self, stems: Sequence[str], data: bytes, reply: Callable[[tuple[list[str], int] | None, Any], None]
-    ) -> None:
-        """Create an ephemeral sequential node at each stem, all or none.
-
-        The reply has their names, in the order of the stems, and the one transaction id that created them all.
-        """
-
-        def read(outcomes: list[Any] | None, error: KazooException | None) -> None:
-            if outcomes is None:
-                reply(None, error)
-            else:
-                # Replies are handed on as they are read, so this is the transaction of the reply at hand.
-                reply(([name.rpartition("/")[2] for name in outcomes], self._client.last_zxid), None)
-
-        self._transact([Create(self._chroot + stem, data, self.acl, EPHEMERAL_SEQUENTIAL) for stem in stems], read)
-
-    def delete_while(self, path: str, others: Sequence[str], reply: Reply) -> None:
-        """Delete a node, whatever its version, if all ``others`` are there at that moment; else nothing."""
-        checks = [CheckVersion(self._chroot + other, -1) for other in others]
-        self._transact([*checks, Delete(self._chroot + path, -1)], reply)
-
-    def delete_noted(self, path: str, version: int, note: tuple[str, bytes, int], reply: Reply) -> None:
-        """Delete a node of that version and write to another, or neither; ``note`` has its path, data and version."""
-        place, data, note_version = note
-        self._transact([SetData(self._chroot + place, data, note_version), Delete(self._chroot + path, version)], reply)
-
-    def _transact(self, requests: list[Any], reply: Reply) -> None:
-        """Do all or nothing; the reply has the outcome of each, or the error of the one that failed."""
-
-        def read(outcomes: list[Any] | None, error: KazooException | None) -> None:
-            # The others of a failed multi are only told that they were undone.
-            errors = [each for each in outcomes or () if isinstance(each, Exception)]
-            blame = [each for each in errors if not isinstance(each, (RolledBackError, RuntimeInconsistency))]
-            if outcomes is None or errors:
-                reply(None, error or (blame or errors)[0])
-            else:
-                reply(outcomes, None)
-
-        self._send(Transaction(requests), read)
-
-    def children(
-        self, path: str, reply: Callable[[list[str] | None, Any], None], watcher: Watcher | None = None
-    ) -> Callable[[], None]:
-        """List the names of the children, and watch for new and vanishing ones; gives what takes the watch off."""
-        return self._read(GetChildren, path, reply, watcher)
-
-    def get(
-        self,
-        path: str,
-        reply: Callable[[tuple[bytes, ZnodeStat] | None, Any], None],
-        watcher: Watcher | None = None,
-    ) -> Callable[[], None]:
-        """Read data and stat, and watch the node if it is there; gives what takes the watch off again.
-
-        Never ``exists``: on a missing node it would leave a watch behind.
-        """
-        return self._read(GetData, path, reply, watcher)
-
-    def read_many(self, reads: Sequence[Read], reply: Callable[[list[Any] | None, Any], None]) -> None:
-        """Do all ``reads`` in one request; the reply has an outcome for each, see :class:`MultiRead`.
-
-        A server before ZooKeeper 3.6 answers that it does not know the request.
-        """
-        self._send(MultiRead([read._replace(path=self._chroot + read.path) for read in reads]), reply)
-
-    def _read(
-        self, request: type[GetData | GetChildren], path: str, reply: Reply, watcher: Watcher | None
-    ) -> Callable[[], None]:
-        full = self._chroot + path
-        if watcher is None:
-            self._send(request(full, None), reply)
-            return lambda: None
-        watch = self._watches.open((request.type, full), partial(self.tell, watcher))
-
-        def answered(value: Any, error: KazooException | None) -> None:
-            if error is not None:
-                self._watches.strike(watch)
-            reply(value, error)
-            if not self._watches.wants(watch):
-                # kazoo keeps the watch only after this.
-                self._unwanted.append(watch)
-
-        self._send(request(full, watch), answered)
-        return partial(self._unwatch, watch)
-
-    def _unwatch(self, watch: Watch) -> None:
-        if self._watches.strike(watch):
-            self._drop_watch(watch)
-            if not self._watches.is_watched(watch.place):
-                self._send(removal(watch), lambda _value, _error: None)
-
-    def _drop_watch(self, watch: Watch) -> None:
-        kept, path = table(self._client, watch), watch.place[1]
-        here = kept.get(path)
-        if here is not None:
-            here.discard(watch)
-            if not here:
-                del kept[path]
-
-    def acl_of(self, path: str, reply: Callable[[list[str] | None, Any], None]) -> None:
-        """Read who may do what to a node, as entries ``scheme:id:perms`` with perms out of ``cdrwa``."""
-
-        def read(value: tuple[list[Any], ZnodeStat] | None, error: KazooException | None) -> None:
-            reply(None if value is None else [acl_entry(each) for each in value[0]], error)
-
-        self._send(GetACL(self._chroot + path), read)
-
-    def set(self, path: str, data: bytes, reply: Reply, *, version: int = -1) -> None:
-        """Replace the data of a node, whatever its version unless one is given."""
-        self._send(SetData(self._chroot + path, data, version), reply)
-
-    def delete(self, path: str, reply: Reply, *, version: int = -1) -> None:
-        """Delete a node, whatever its version unless one is given."""
-        self._send(Delete(self._chroot + path, version), reply)
-
-    def sync(self, path: str) -> None:
-        """Have the server catch up with the leader before it answers what follows."""
-        self._send(Sync(self._chroot + path), lambda _value, _error: None)
-
-    def ping(self) -> None:
-        """Have the server hear of us with what leaves now, by a ping if nothing does.
-
-        kazoo pings when it has been idle for a third of the session timeout, and takes every wake-up, even one that
-        sends nothing, for an end of idleness. So whoever wakes it often must do this, or the session ends.
-        """
-        self._connection.ping_due = True
-
-    def _send(self, request: Any, reply: Reply) -> None:
-        self._client._queue.append((request, Answer(reply, self.listener.monitor)))
-        self._connection.wake()
-
-    def tell(self, method: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Call a listener's method; an error in it must not end kazoo's connection thread."""
-        try:
-            with self.listener.monitor:
-                method(*arguments, **options)
-        except Exception:
-            logger.exception("event=listener_failed method=%r", method)
+    def connection_failed(self, reason: str) -> None:
+        """Notify the listener that this client will make no further session."""
+        self._failed = True
+        self.notify(self.listener.on_ended, reason, final=True)
 
     def _state_changed(self, state: str) -> None:
-        # kazoo calls this on the connection's thread, between the events of the old connection and the new.
-        listener = self.listener
-        # Before the connection of which this tells, and after the one that is gone, nothing is watched.
-        self._watches.clear()
+        # kazoo calls this between the events of the old connection and those of the new.
         if state == KazooState.CONNECTED:
-            self._had_session = True
-            with self._ending:
-                if self._closing and self._client._stopped.is_set():
-                    # Asked for during the handshake. The session that has come of it is to end all the same, and
-                    # kazoo 2.10 sends nothing once it is stopped.
-                    self._client._stopped.clear()
-                    self._send_close()
-            self.tell(listener.on_connected)
+            self._on_connected()
             return
-        # kazoo has just failed what was under way. What came to the queue since then would be sent after a
-        # reconnect, when nobody waits for it any more.
+        # kazoo has just failed the requests under way. Those that were queued since then would be sent after a
+        # reconnect, when no caller needs their replies.
         self._client._queue.clear()
         with self._ending:
             if self._closing:
-                # The connection went before the request to close could; there is nothing to come back for.
+                # The connection ended before the close request could leave; a reconnect has no purpose.
                 self._client._stopped.set()
-        if state == KazooState.LOST and self._client.client_state != KeeperState.CLOSED:
+        client_state = self._client.client_state
+        if state == KazooState.LOST and client_state != KeeperState.CLOSED:
             self._had_session = False
         if state == KazooState.SUSPENDED:
-            self.tell(listener.on_suspended)
-        elif self._client.client_state == KeeperState.AUTH_FAILED:
-            self.tell(listener.on_ended, "authentication was refused, check AUTH and SASL in ZKLOCK", final=True)
-        elif self._client.client_state == KeeperState.CLOSED:
-            self.tell(listener.on_ended, "the session was closed", final=True)
+            with self.listener.monitor:
+                self._watches.suspend()
+            self.notify(self.listener.on_suspended)
+            return
+        self._clear_watches()
+        if client_state == KeeperState.AUTH_FAILED:
+            reason = "authentication was refused, check AUTH and SASL in ZKLOCK"
+            self.notify(self.listener.on_ended, reason, final=True)
+        elif client_state == KeeperState.CLOSED:
+            # kazoo also reports a failure as closed.
+            if not self._failed:
+                self.notify(self.listener.on_ended, "the session was closed", final=True)
         else:
-            self.tell(listener.on_ended, "the session expired", final=False)
+            self.notify(self.listener.on_ended, "the session expired", final=False)
 
-    def broken(self, error: Exception) -> None:
-        """Tell that the connection's thread has come to its end over something that kazoo did not expect."""
-        self.tell(self.listener.on_ended, f"the connection failed: {error!r}", final=True)
+    def _on_connected(self) -> None:
+        self._had_session = True
+        with self._ending:
+            if self._closing and self._client._stopped.is_set():
+                # close() was called during the handshake, whose session must end all the same. kazoo sends nothing
+                # while it is stopped.
+                self._client._stopped.clear()
+                self._send_close()
+        with self.listener.monitor:
+            self._watches.store_lost()
+        self.notify(self.listener.on_connected)
 
-    def sweep(self) -> None:
-        """Take off the watches that were given up while their requests were under way."""
-        while self._unwanted:
-            self._drop_watch(self._unwanted.pop())
+    def _clear_watches(self) -> None:
+        with self.listener.monitor:
+            self._watches.clear()

@@ -3,106 +3,108 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
     EXCEPTIONS,
-    ConnectionClosedError,
     ConnectionDropped,
     ConnectionLoss,
     KazooException,
     SessionExpiredError,
+    SessionMovedError,
     UnimplementedError,
 )
 from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, ConnectionHandler
-from kazoo.protocol.serialization import Connect, Ping, int_struct
+from kazoo.protocol.serialization import (
+    CloseInstance,
+    Connect,
+    Create,
+    Create2,
+    Delete,
+    Ping,
+    SetData,
+    Sync,
+    Transaction,
+    int_struct,
+)
 
-from django_zklock.zk.clock import lease_now
+from django_zklock.zk.timers import boottime
+from django_zklock.zk.wire.lease import Lease, Sent
 
-if TYPE_CHECKING:
-    from django_zklock.zk.wire.client import Wire
+# Errors about the connection in the answer of a server. The next connection shows whether the session lives.
+_CONNECTION_CODES = frozenset({ConnectionLoss.code, SessionExpiredError.code, SessionMovedError.code})
 
-logger = logging.getLogger("django_zklock.wire")
-
-# Errors that say "the connection ended", not "the server answered": the listener hears of those once, as a
-# change of state, and no reply is delivered for them.
-_CONNECTION_ERRORS = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
-
-Reply = Callable[[Any, "KazooException | None"], None]
-"""Called with a value, or with the error that the server answered. On the connection's thread."""
+# Requests that are committed by a majority; CreateContainer is a Create2.
+_WRITES = (Create, Create2, Delete, SetData, Transaction)
+# Requests that a follower forwards to the leader.
+_SEEN_BY_LEADER = (*_WRITES, Sync)
 
 
-class Answer:
-    """Takes the place of kazoo's async result: hands the outcome on at once, and only once."""
+class _UnsupportedServerError(Exception):
+    """The server is older than ZooKeeper 3.6."""
 
-    __slots__ = ("_monitor", "_reply")
 
-    def __init__(self, reply: Reply, monitor: AbstractContextManager[Any]) -> None:
-        self._reply: Reply | None = reply
-        self._monitor = monitor
+class _ServesError(Exception):
+    """The server takes new sessions."""
 
-    def set(self, value: Any = None) -> None:
-        self._deliver(value, None)
 
-    def set_exception(self, error: BaseException) -> None:
-        if isinstance(error, _CONNECTION_ERRORS):
-            self._reply = None
-            return
-        if not isinstance(error, KazooException):
-            error = KazooException(f"cannot be encoded or decoded: {error!r}")
-        self._deliver(None, error)
+class ConnectionOwner(Protocol):
+    """The client of a connection, which calls it on its thread."""
 
-    def _deliver(self, value: Any, error: KazooException | None) -> None:
-        # kazoo may complete a request twice around a disconnect.
-        reply, self._reply = self._reply, None
-        if reply is not None:
-            # An exception here would end kazoo's connection thread for good.
-            try:
-                with self._monitor:
-                    reply(value, error)
-            except Exception:
-                logger.exception("event=reply_failed")
+    def before_write(self) -> None:
+        """Called before queued requests are written, so that more can be queued."""
+
+    def drop_unwanted_watches(self) -> None:
+        """Called after kazoo has stored the watch of a request."""
+
+    def session_replaced(self) -> None:
+        """Called before a handshake replaces the session by a new one."""
+
+    def connection_failed(self, reason: str) -> None:
+        """Called before the thread ends for good."""
 
 
 class Connection(ConnectionHandler):
-    """One client's connection; everything but :meth:`wake` runs on its thread."""
+    """One client's connection; all methods but :meth:`wake` run on its thread."""
 
-    def __init__(self, client: KazooClient, wire: Wire, sasl_options: dict[str, Any] | None) -> None:
+    def __init__(self, client: KazooClient, owner: ConnectionOwner, sasl_options: dict[str, Any] | None) -> None:
         super().__init__(client, client._conn_retry.copy(), logger=client.logger, sasl_options=sasl_options)
         self._xid: int = 0
-        self.wire = wire
-        self.session_timeout: float | None = None
-        # Why the last attempt to connect failed; None after one that did not.
+        self.lease = Lease()
+        # Why the last connect failed; None if it succeeded.
         self.failure: str | None = None
-        self.acked = float("-inf")
         self.received = float("-inf")
         self.wake_sent = False
-        # The server must hear of us with this wake-up, by a ping if there is no request.
-        self.ping_due = False
         # The server has confirmed the end of the session.
         self.session_closed = False
-        # Send times of what is under way, oldest first. Only the connection's thread touches them, except
-        # that the watchdog peeks at the first.
-        self.sent: deque[float] = deque()
-        self.pings: deque[float] = deque()
+        self._owner = owner
+        # In this round over the servers: one has accepted the session; one has closed the connection instead; the
+        # round must find out whether the session is over.
+        self._accepted = self._refused = self._doubting = False
+        # The handshake under way tests whether a server accepts new sessions, or it replaces the session.
+        self._probing = self._renewing = False
+        # The requests under way, oldest first. Only the connection's thread changes them; other threads may read the
+        # first.
+        self.sent: deque[Sent] = deque()
+        self.pings: deque[Sent] = deque()
 
     def zk_loop(self) -> None:
-        # Whoever ends the session may not have the time to wait for this thread and close its socket pair.
+        # The caller of Wire.close() may not wait for this thread, which then closes its socket pair itself.
         try:
             super().zk_loop()
-        except Exception as error:  # noqa: BLE001 - kazoo has logged it; nobody else would hear that this thread ends
-            self.wire.broken(error)
+        except _UnsupportedServerError:
+            pass  # the owner knows
+        except Exception as error:  # noqa: BLE001 - kazoo has logged it, but no caller would know of the thread's end
+            self._owner.connection_failed(f"the connection failed: {error!r}")
         finally:
             self.close()
 
     def wake(self) -> None:
-        """Make the loop look at the queue; any thread. One byte does for any number of callers."""
+        """Make the loop send what is queued; any thread. One byte is enough for any number of callers."""
         if self.wake_sent:
             return
         try:
@@ -112,38 +114,113 @@ class Connection(ConnectionHandler):
                 with contextlib.suppress(OSError):
                     write_socket.send(b"\0")
         except BaseException:
-            # Thrown into this thread, perhaps before the byte was sent. One too many does no harm, and without
-            # any this connection would never send again.
+            # An exception was injected, perhaps before the byte was sent. Without the byte this connection would never
+            # send again; a second byte is harmless.
             self.wake_sent = False
             raise
 
+    def _connect_loop(self, retry: Any) -> Any:
+        """Try all servers, one after the other, and use the first that accepts the session.
+
+        A server that has seen less than this client refuses it: it closes the connection. If the ensemble has lost its
+        data, or was restored from a backup, all servers refuse for ever, and kazoo never starts a new session. A server
+        without a quorum closes the connection too, but the session may survive that. So if a whole round was refused
+        after the session timeout has passed, the next round finds out which of the two it is.
+        """
+        self._doubting = not self._doubting and self._refused and self._is_past_its_timeout
+        self._refused = self._accepted = False
+        try:
+            return super()._connect_loop(retry)
+        finally:
+            if not self._accepted:
+                self.handler.extend_connect_limit()
+
+    @property
+    def _is_past_its_timeout(self) -> bool:
+        """Whether there is a session, and nothing was received for longer than its timeout."""
+        timeout = self.lease.timeout
+        return bool(self.client._session_id) and timeout is not None and boottime() >= self.received + timeout
+
     def _connect(self, *arguments: Any) -> Any:
         try:
-            timeouts = super()._connect(*arguments)
+            timeouts = self._connect_in_doubt(*arguments) if self._doubting else super()._connect(*arguments)
         except Exception as error:
             self.failure = str(error) or type(error).__name__
             raise
         self.failure = None
+        self._accepted = True
+        # Another round may follow on this one in the same loop.
+        self._doubting = False
+        self.handler.reset_connect_limit()
         return timeouts
 
+    def _connect_in_doubt(self, *arguments: Any) -> Any:
+        """Begin a new session if the server accepts new ones and, after that, still refuses the old one."""
+        with contextlib.suppress(_ServesError), self._anonymous():
+            self._probing = True
+            try:
+                super()._connect(*arguments)
+            finally:
+                self._probing = False
+                if self._socket is not None:
+                    self._socket.close()
+        self._refused = False
+        try:
+            return super()._connect(*arguments)
+        except ConnectionDropped:
+            if not self._refused:
+                raise
+            self._socket.close()
+        with self._anonymous():
+            self._renewing = True
+            try:
+                return super()._connect(*arguments)
+            finally:
+                self._renewing = False
+
+    @contextlib.contextmanager
+    def _anonymous(self) -> Iterator[None]:
+        """Connect as a client without a session; keep the new session if the server grants one."""
+        client = self.client
+        session = client._session_id, client._session_passwd, client.last_zxid
+        client._reset_session()
+        client.last_zxid = 0
+        try:
+            yield
+        finally:
+            if not client._session_id:
+                client._session_id, client._session_passwd, client.last_zxid = session
+
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
-        sent = lease_now()
-        if isinstance(request, Connect):
-            timeout = min(timeout, self.handler.connect_limit)
-        outcome = super()._invoke(timeout, request, xid)
+        # kazoo calls this for the handshake only, with an equal share of the session timeout for each server.
+        sent, timeout = boottime(), min(self.client._session_timeout / 1000.0, self.handler.connect_limit)
+        try:
+            outcome = super()._invoke(timeout, request, xid)
+        except ConnectionDropped as error:
+            if not isinstance(request, Connect):
+                raise
+            self._refused = True
+            raise ConnectionDropped(f"the server has closed the connection instead of accepting: {error}") from error
         if isinstance(request, Connect) and outcome[0].time_out > 0:
+            if self._probing:
+                # The new session was only a test.
+                super()._submit(CloseInstance, timeout, xid=1)
+                raise _ServesError
+            if self._renewing:
+                # Before the lease begins again: locks that were held in the old session must not be covered by it.
+                self._owner.session_replaced()
             self.sent.clear()
             self.pings.clear()
-            self.session_timeout = outcome[0].time_out / 1000.0
-            self.received = lease_now()
-            self._heard(sent)
+            self.received = boottime()
+            moved = outcome[0].session_id == request.session_id
+            self.lease.connected(outcome[0].time_out / 1000.0, sent, self.received, moved=moved)
         return outcome
 
     def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
-        # Cleared before the queue is looked at: whoever adds to it from here on sends a new byte.
+        # Cleared before the queue is read: a request that is queued after this sends a new byte.
         self._read_sock.recv(4096)
         self.wake_sent = False
-        self.wire.tell(self.wire.listener.on_wake)
+        self._owner.before_write()
         queue, pending = self.client._queue, self.client._pending
         packet = bytearray()
         batch = []
@@ -151,68 +228,62 @@ class Connection(ConnectionHandler):
             request, answer = queue.popleft()
             try:
                 payload = request.serialize()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the connection's thread
+            except Exception as error:  # noqa: BLE001 - no error in a request may end the connection's thread
                 answer.set_exception(error)
                 continue
             self._xid = (self._xid % 2147483647) + 1
             body = int_struct.pack(self._xid) + int_struct.pack(request.type) + payload
             packet += int_struct.pack(len(body)) + body
             batch.append((request, answer, self._xid))
-        ping_due, self.ping_due = self.ping_due, False
         if not batch:
-            if ping_due:
-                # Not kazoo's own way, which gives the answer as little as 10 ms before it drops the connection.
-                self._submit(Ping(), connect_timeout, PING_XID)
             return
-        # Pending before written: should the write fail, kazoo fails them all together.
+        # Pending before written: if the write fails, kazoo fails them all together.
         pending.extend(batch)
-        now = lease_now()
-        self.sent.extend([now] * len(batch))
+        now = boottime()
+        sent, forwarded = Sent(now), self.lease.forwarded(now)
+        self.sent.extend(forwarded if isinstance(request, _SEEN_BY_LEADER) else sent for request, _, _ in batch)
         self._write(packet, connect_timeout)
 
     def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
         if isinstance(request, Ping) and xid == PING_XID:
-            self.pings.append(lease_now())
+            self.pings.append(Sent(boottime()))
         super()._submit(request, timeout, xid)
 
     def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
-        self._match(header)
-        # Before the reply is handed on, so that what it triggers sees the lease that it proves.
+        self._match_pending(header)
+        # Before the reply is called, so that its callback sees the renewed lease.
         if self.sent:
-            self._heard(self.sent.popleft())
+            # A refused request may not have reached the leader.
+            done = not header.err
+            written = done and isinstance(self.client._pending[0][0], _WRITES)
+            self.lease.answered(self.sent.popleft(), self.received, proof=done, written=written)
         if header.err and header.err not in EXCEPTIONS:
-            # kazoo's loop would end over it. To kazoo 2.10 that is news that every client may get: NoWatcher, because
-            # the watch to remove has just been triggered.
+            # kazoo's loop would end with a KeyError.
             EXCEPTIONS[header.err] = partial(KazooException, f"ZooKeeper's error {header.err}")
         outcome = super()._read_response(header, buffer, offset)
         self.session_closed = outcome == CLOSE_RESPONSE
-        self.wire.sweep()
+        self._owner.drop_unwanted_watches()
         return outcome
 
-    def _match(self, header: Any) -> None:
-        """Have the request that the header answers come first; raises ``ConnectionDropped`` if there is none.
-
-        ZooKeeper answers in order, but for what it does not know: that is refused at once and before what was asked
-        earlier, and the connection is closed after it (``UnimplementedRequestProcessor``).
-        """
-        pending, sent = self.client._pending, self.sent
+    def _match_pending(self, header: Any) -> None:
+        """Raise ``ConnectionDropped`` unless the header answers the oldest request under way."""
+        pending = self.client._pending
+        if header.err in _CONNECTION_CODES:
+            # No reply is called for these errors; the end of the connection notifies all callers.
+            raise ConnectionDropped(f"the answer to request {header.xid} is {EXCEPTIONS[header.err].__name__}")
         if header.err == UnimplementedError.code:
-            place = next((place for place, (_, _, xid) in enumerate(pending) if xid == header.xid), None)
-            if place:
-                for line in (pending, sent):
-                    answered = line[place]
-                    del line[place]
-                    line.appendleft(answered)
+            # Such an answer overtakes those to earlier requests, and the server closes the connection after it
+            # (``UnimplementedRequestProcessor``).
+            reason = "the server does not know one of our requests; ZooKeeper 3.6 or newer is required"
+            self._owner.connection_failed(reason)
+            raise _UnsupportedServerError(reason)
         if not pending or pending[0][2] != header.xid:
-            # Over this kazoo would end the session. A new connection knows again which answer is whose.
+            # kazoo would end the session. A new connection is enough to match requests and answers again.
             raise ConnectionDropped(f"the answer to request {header.xid} came out of turn")
 
     def _read_header(self, timeout: float) -> Any:
         header, buffer, offset = super()._read_header(timeout)
-        self.received = lease_now()
+        self.received = boottime()
         if header.xid == PING_XID and self.pings:
-            self._heard(self.pings.popleft())
+            self.lease.answered(self.pings.popleft(), self.received, proof=False)
         return header, buffer, offset
-
-    def _heard(self, sent: float) -> None:
-        self.acked = max(self.acked, sent)

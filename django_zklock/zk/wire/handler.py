@@ -1,4 +1,4 @@
-"""kazoo's handlers, with callbacks that run where they arrive."""
+"""kazoo's handlers, changed to run callbacks on the thread that reads the answers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,31 @@ from typing import Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
-from django_zklock.zk.alarm import Alarm
+from django_zklock.zk.waiting import AutoResetEvent
 from django_zklock.zk.wire.options import ConnectionOptions
 
 
 class _InlineHandler:
-    """What every handler of ours changes: nothing is queued for another thread, as our callbacks never block."""
+    """The changes to each of kazoo's handlers. No callback is queued for another thread: ours never block."""
 
+    # The seconds for each step of connecting to one server: first an equal share of the timeout, later more.
     connect_limit = float("inf")
+    connect_timeout = float("inf")
+    server_share = float("inf")
 
-    # Makes what TLS needs, for each connection anew: certificates are renewed.
+    def extend_connect_limit(self) -> None:
+        """Allow each server more time: none has accepted, maybe because all are slow."""
+        self.connect_limit = min(self.connect_timeout, 2 * self.connect_limit)
+
+    def reset_connect_limit(self) -> None:
+        """Allow each server its share of the timeout."""
+        self.connect_limit = self.server_share
+
+    # Returns a new TLS context for each connection: certificates may have been renewed.
     tls: Callable[[], ssl.SSLContext] | None = None
 
     def create_connection(self, address: Any, timeout: float, hostname: str | None = None, **_tls: Any) -> Any:
-        # kazoo's own way to TLS leaves a socket behind whenever the handshake fails.
+        # kazoo's own TLS code leaks the socket if the handshake fails.
         sock = super().create_connection(address, timeout=min(timeout, self.connect_limit))  # type: ignore[misc]
         if self.tls is None:
             return sock
@@ -34,7 +45,7 @@ class _InlineHandler:
             raise
 
     def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
-        # What TLS has already decrypted is not readable for the operating system; kazoo's loop would sleep.
+        # Bytes that TLS has decrypted already do not make the socket readable; kazoo's loop would sleep.
         if buffered := [sock for sock in rlist if getattr(sock, "pending", int)()]:
             return buffered, [], []
         return super().select(rlist, wlist, xlist, timeout)  # type: ignore[misc]
@@ -50,54 +61,56 @@ class _InlineHandler:
 
 
 class _Event:
-    """An event for kazoo, without an instant at which an exception would leave it locked for ever; see Alarm."""
+    """An event for kazoo that no exception can leave locked; see AutoResetEvent."""
 
     __slots__ = ("_is_set", "_waiting")
 
     def __init__(self) -> None:
         self._is_set = False
         # Adding to a set, discarding from it and copying it are atomic.
-        self._waiting: set[Alarm] = set()
+        self._waiting: set[AutoResetEvent] = set()
 
     def is_set(self) -> bool:
         return self._is_set
 
     def set(self) -> None:
         self._is_set = True
-        for alarm in list(self._waiting):
-            alarm.ring()
+        for event in list(self._waiting):
+            event.set()
 
     def clear(self) -> None:
         self._is_set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        alarm = Alarm()
-        self._waiting.add(alarm)
+        event = AutoResetEvent()
+        self._waiting.add(event)
         try:
-            # Looked at after the alarm can be heard.
-            return self._is_set or alarm.wait(timeout)
+            # Read after the event is registered, so that a set() in between is not missed.
+            return self._is_set or event.wait(timeout)
         finally:
-            self._waiting.discard(alarm)
+            self._waiting.discard(event)
 
 
 class _ThreadingHandler(_InlineHandler, SequentialThreadingHandler):
-    # Greenlets are interrupted where they wait only, and gevent and eventlet have events of their own.
+    # Not for greenlets: they are interrupted only where they wait, and gevent and eventlet have their own events.
     def event_object(self) -> Any:
         return _Event()
 
 
-def make_handler(options: ConnectionOptions, *, patience: float) -> Any:
-    """Make the handler for one client; ``patience`` are the seconds in which some server is to accept."""
+def make_handler(options: ConnectionOptions, *, connect_timeout: float) -> Any:
+    """Return the handler for one client, which should connect to any server within ``connect_timeout`` seconds."""
     handler = _handler_class()()
-    # kazoo gives each server the whole session timeout to accept, and one that is switched off uses it up.
-    handler.connect_limit = patience / len(options.hosts.split(","))
+    # kazoo allows each server the whole session timeout, and a server that is switched off would use all of it.
+    handler.connect_timeout = connect_timeout
+    handler.server_share = connect_timeout / len(options.hosts.split(","))
+    handler.reset_connect_limit()
     if options.use_tls:
         handler.tls = partial(tls_context, options)
     return handler
 
 
 def _handler_class() -> type:
-    """Choose the handler by what is monkey-patched in this process, not by a setting."""
+    """Return the handler for what is monkey-patched in this process."""
     gevent_monkey = sys.modules.get("gevent.monkey")
     if gevent_monkey is not None and gevent_monkey.is_module_patched("socket"):
         from kazoo.handlers.gevent import SequentialGeventHandler
@@ -112,9 +125,9 @@ def _handler_class() -> type:
 
 
 def tls_context(options: ConnectionOptions) -> ssl.SSLContext:
-    """Read the certificates and make what TLS needs; ``OSError`` if a file is not there or of no use."""
+    """Return a TLS context with the certificates; raise ``OSError`` if a file is missing or unusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Before the verification is turned off, as ssl asks for.
+    # Before verify_mode: ssl refuses to turn off verification while host names are checked.
     context.check_hostname = options.checks_host_name
     context.verify_mode = ssl.CERT_REQUIRED if options.tls_verify else ssl.CERT_NONE
     if options.tls_ca is None:
@@ -122,6 +135,6 @@ def tls_context(options: ConnectionOptions) -> ssl.SSLContext:
     else:
         context.load_verify_locations(options.tls_ca)
     if options.tls_cert is not None:
-        # With None for a password, OpenSSL asks at the terminal for that of an encrypted key.
+        # If the password is None and the key is encrypted, OpenSSL asks for one at the terminal.
         context.load_cert_chain(options.tls_cert, options.tls_key, options.tls_key_password or "")
     return context

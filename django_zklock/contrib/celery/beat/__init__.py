@@ -1,4 +1,4 @@
-"""``celery beat`` on several hosts, of which one sends.
+"""``celery beat`` on several hosts: one leads and sends.
 
 ``celery beat -S django_zklock.contrib.celery.beat:LeaderScheduler``
 """

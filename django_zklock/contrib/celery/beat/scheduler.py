@@ -1,148 +1,87 @@
-"""The scheduler that beat is given: it waits for the lead, and has another scheduler send while it leads."""
+"""The scheduler of several beats: each waits for the lead, and the leader runs the scheduler that sends."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
-from datetime import datetime, timezone
 from typing import Any, cast
 
 from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler
-from celery.schedules import schedstate
 from celery.utils.imports import load_extension_class_names, symbol_by_name
-from celery.utils.time import maybe_make_aware
 from django.core.exceptions import ImproperlyConfigured
+from kombu.exceptions import OperationalError
 
+from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
-from django_zklock.contrib.celery.beat.candidacy import Candidacy
-from django_zklock.contrib.celery.beat.ledger import Ledger
+from django_zklock.connections import connections
+from django_zklock.contrib.celery.beat.claiming import ClaimingSchedulerMixin, connect_once
+from django_zklock.contrib.celery.beat.election import LeaderElection
+from django_zklock.contrib.celery.beat.last_runs import MAX_SKEW, LastRunStore
 from django_zklock.exceptions import ZkLockError
-from django_zklock.locks import zk_lock
-from django_zklock.zk.held import Held
-from django_zklock.zk.identity import Work
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
+from django_zklock.zk.timers import boottime
 
 logger = logging.getLogger("django_zklock.beat")
 
 DEFAULT_SCHEDULER = "celery.beat:PersistentScheduler"
-# Seconds after which an entry is looked at again that could not be claimed because ZooKeeper did not answer.
-RETRY = 1.0
-
-
-class Led(Scheduler):
-    """What is put before the class of the scheduler that sends: nothing is sent that is not claimed.
-
-    It does nothing for a scheduler with a ``tick`` of its own that does not ask :meth:`is_due`, but to refuse to send
-    once the lead is known to be lost.
-    """
-
-    held: Held
-    ledger: Ledger
-    # When this scheduler was made, in seconds since the Unix epoch; ``None`` once it has begun to send.
-    made: float | None
-    _heap: list[Any] | None
-
-    def populate_heap(self, *args: Any, **options: Any) -> None:
-        """Begin where the last leader has stopped."""
-        for entry in self.schedule.values():
-            self._recall(entry)
-        self.made = None
-        super().populate_heap(*args, **options)
-
-    def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
-        """Claim what is due. It is not due if somebody else has, or if it cannot be claimed now."""
-        verdict = super().is_due(entry)
-        if not verdict[0]:
-            return verdict
-        if self.held.lost:
-            return schedstate(False, RETRY)
-        if self._recall(entry):
-            return self._put_off(entry)
-        name = entry.name or ""
-        try:
-            claimed = self.ledger.claim(name, self.held.token)
-        except ZkLockError as error:
-            logger.warning("event=beat_cannot_claim entry=%r error=%s", name, error)
-            return schedstate(False, RETRY)
-        if claimed:
-            return verdict
-        logger.warning("event=beat_not_sent entry=%r reason=another leader has sent it", name)
-        self._recall(entry)
-        return self._put_off(entry)
-
-    def apply_async(self, *args: Any, **options: Any) -> Any:
-        """Send, if we still lead as far as can be known here."""
-        self.held.check()
-        return super().apply_async(*args, **options)
-
-    def _put_off(self, entry: ScheduleEntry) -> tuple[bool, float]:
-        # The heap has it where it was due: ordered anew, or early Celery would keep all others behind it.
-        self._heap = None
-        due, delay = super().is_due(entry)
-        return schedstate(False, 0.0 if due else delay)
-
-    def _recall(self, entry: ScheduleEntry) -> bool:
-        """Have an entry know of its last run, wherever that was; whether it did not.
-
-        An entry of which nothing is stored begins with the time at which it was made, which is not that of a run.
-        """
-        sent = self.ledger.last_sent(entry.name or "")
-        if sent is None:
-            return False
-        moment = datetime.fromtimestamp(sent, timezone.utc).astimezone(self.app.timezone)
-        known = None if entry.last_run_at is None else maybe_make_aware(entry.last_run_at)
-        is_of_a_run = self.made is None or known is None or known.timestamp() < self.made
-        if known is not None and known >= moment and is_of_a_run:
-            return False
-        entry.last_run_at = moment
-        return True
+# Seconds between two attempts to reach the broker, of a beat that has left the election because it cannot. The interval
+# doubles up to the maximum. It is short, because it delays due entries when no other beat can reach the broker either.
+MIN_PROBE_INTERVAL, MAX_PROBE_INTERVAL = 1.0, 10.0
 
 
 class LeaderScheduler(Scheduler):
-    """One of several beats sends; the others wait in line for the lead.
+    """One of several beats leads and sends; the others wait in the queue of the lead's lock.
 
-    Of Celery's configuration: ``zklock_beat_scheduler`` is the scheduler that sends, by path or by the name that
+    Celery's configuration: ``zklock_beat_scheduler`` is the scheduler that sends, as a path or as a name that
     ``celery beat -S`` takes; ``zklock_beat_key`` the key of the lock, by default ``celery-beat:`` and the name of the
     app; ``zklock_beat_using`` the alias in ``ZKLOCK``.
 
-    Raises ``ImproperlyConfigured`` for an alias that is not configured, and for itself as the one that sends.
+    Raises ``ImproperlyConfigured`` for an alias that is not configured, and if the scheduler that sends is this class.
     """
 
     def __init__(self, app: Celery, max_interval: int | None = None, lazy: bool = False, **options: Any) -> None:  # noqa: ARG002, FBT001, FBT002 - Celery's
-        self._inner: Led | None = None
+        self._scheduler: ClaimingSchedulerMixin | None = None
         self._ticking = self._closing = False
-        self._class = _class_of_inner(app)
+        self._class = _class_of_scheduler(app)
         self._options = {"app": app, "max_interval": max_interval, **options}
-        # Knows its own interval and what to say about itself, and opens nothing.
-        self._specimen = self._class(lazy=True, **self._options)
-        super().__init__(app, max_interval=self._specimen.max_interval, lazy=True)
+        # Knows its interval and its own description, and opens nothing.
+        self._prototype = self._class(lazy=True, **self._options)
+        super().__init__(app, max_interval=self._prototype.max_interval, lazy=True)
         self._longest_wait = float(cast("int", self.max_interval))
         key = app.conf.get("zklock_beat_key") or ":".join(filter(None, ["celery-beat", app.main]))
         using = app.conf.get("zklock_beat_using") or DEFAULT_ALIAS
-        lock = zk_lock(key, using=using, template=key, work=lambda: Work(kind="command", name="celery beat"))
-        self._candidacy = Candidacy(lock)
+        work = Work(kind="command", name="celery beat")
+        lock = Lock(key, connections[using], listener=signals.listener, work=lambda: work, template=key)
+        self._election = LeaderElection(lock)
+        # When to try the broker again; ``None`` while this beat takes part in the election.
+        self._probe_at: float | None = None
+        self._probe_interval = MIN_PROBE_INTERVAL
+        # The time of day minus the clock of the lease.
+        self._clock_difference = 0.0
 
     @property
     def info(self) -> str:
-        """What beat prints when it starts."""
-        lead = f"    . lead -> {self._candidacy.lock.key}, ZKLOCK[{self._candidacy.lock.pool.name!r}]"
+        """The description that beat prints when it starts."""
+        lead = f"    . lead -> {self._election.lock.key}, ZKLOCK[{self._election.lock.pool.name!r}]"
         sends = f"    . sends -> {self._class.__module__}.{self._class.__name__}"
-        return "\n".join(filter(None, [lead, sends, self._specimen.info]))
+        return "\n".join(filter(None, [lead, sends, self._prototype.info]))
 
     def get_schedule(self) -> dict[str, ScheduleEntry]:
-        """Give the schedule of the one that sends; empty while another beat leads."""
-        return {} if self._inner is None else self._inner.schedule
+        """Return the schedule of the scheduler that sends; empty while another beat leads."""
+        return {} if self._scheduler is None else self._scheduler.schedule
 
     schedule = property(get_schedule)
 
     def tick(self, *_args: Any, **_options: Any) -> float:
-        """Send what is due, if we lead, and wait: for the next to be due, for the lead, or for its loss.
+        """Send due entries if this beat leads, and wait: for the next due entry, for the lead, or for its loss.
 
-        Beat itself would sleep without an ear for the lead. Never waits for longer than ``max_interval``.
+        Beat itself would sleep, and not wake up with the lead. Waits for at most ``max_interval``.
         """
         if self._closing:
-            # Beat was told to end, and something on the way has swallowed that: a finalizer, an error in a `finally`.
+            # Beat's SystemExit was lost, in a finalizer or by an error in a `finally`.
             raise SystemExit
         try:
             self._ticking = True
@@ -152,28 +91,40 @@ class LeaderScheduler(Scheduler):
         return 0.0
 
     def _tick(self) -> None:
-        inner = self._lead()
-        if inner is None:
-            self._candidacy.wait(self._longest_wait)
+        if self._probe_at is not None:
+            self._probe()
             return
-        delay = inner.tick()
-        if delay and delay > 0:
-            self._candidacy.wait(min(delay, self._longest_wait))
-            if inner.should_sync():
-                # As Celery's loop does after it has slept.
-                inner._do_sync()  # type: ignore[attr-defined]  # noqa: SLF001
+        scheduler = self._lead()
+        if scheduler is None:
+            self._election.wait(self._longest_wait)
+            return
+        delay = 0.0
+        try:
+            delay = scheduler.tick()
+        except OperationalError as error:
+            # From a scheduler that connects before it calls is_due().
+            scheduler.broker_error = error
+        if scheduler.has_sent:
+            self._probe_interval = MIN_PROBE_INTERVAL
+        if scheduler.broker_error is not None:
+            self._leave_election(scheduler.broker_error)
+        elif delay and delay > 0:
+            self._election.wait(min(delay, self._longest_wait))
+            if scheduler.should_sync():
+                # Celery's loop does this after it has slept.
+                scheduler._do_sync()  # type: ignore[attr-defined]  # noqa: SLF001
 
     def sync(self) -> None:
-        """Have the one that sends store what it keeps."""
-        if self._inner is not None:
-            self._inner.sync()
+        """Let the scheduler that sends store its state."""
+        if self._scheduler is not None:
+            self._scheduler.sync()
 
     def close(self) -> None:
-        """Store, and give up the lead, so that the next takes over at once. Closing again does nothing.
+        """Store the state and give up the lead, so that the next beat leads at once. Closing again does nothing.
 
-        In the middle of a tick it only takes note. So it is when beat's signal handler closes; the handler then ends
-        the tick, and beat closes once more. A broker connection that is closed below a send in progress would turn
-        that end into a failed send, and beat would go on.
+        During a tick it only sets a flag. Beat's signal handler closes during a tick: it then ends the tick, and beat
+        closes again. If the broker connection were closed during a send, the end would look like a failed send, and
+        beat would go on.
         """
         self._closing = True
         if self._ticking:
@@ -181,45 +132,86 @@ class LeaderScheduler(Scheduler):
         try:
             self._dismiss()
         finally:
-            self._candidacy.withdraw()
+            self._election.resign()
 
-    def _lead(self) -> Led | None:
-        held = self._candidacy.look()
-        if self._inner is not None and self._inner.held is not held:
+    def _lead(self) -> ClaimingSchedulerMixin | None:
+        held = self._election.poll()
+        if self._scheduler is not None and (self._scheduler.held is not held or self._clock_was_set()):
             self._dismiss()
-        if self._inner is None and held is not None:
-            ledger = Ledger(held.lock)
+        if self._scheduler is None and held is not None:
+            last_runs = LastRunStore(held.lock)
+            self._clock_difference = time.time() - boottime()
             try:
-                ledger.load()
+                last_runs.load()
             except ZkLockError as error:
-                self._candidacy.give_up(error)
+                self._election.give_up(error)
                 return None
-            # Made now, and not before: it reads what the last leader has stored.
-            made = time.time()
-            inner = self._class(**self._options)
-            inner.held, inner.ledger, inner.made = held, ledger, made
-            # A leader may be killed at any time, and Celery stores every three minutes only.
-            inner.sync_every_tasks = inner.sync_every_tasks or 1
-            self._inner = inner
-        return self._inner
+            # Not made before: it reads what the last leader has stored.
+            created_at = time.time()
+            scheduler = self._class(**self._options)
+            scheduler.held, scheduler.last_runs, scheduler.created_at = held, last_runs, created_at
+            # A leader may be killed at any time, and Celery stores only every three minutes.
+            scheduler.sync_every_tasks = scheduler.sync_every_tasks or 1
+            self._scheduler = scheduler
+        return self._scheduler
+
+    def _clock_was_set(self) -> bool:
+        """Return whether the time of day has jumped: the scheduler's heap of due times is wrong then."""
+        difference = time.time() - boottime()
+        if abs(difference - self._clock_difference) <= MAX_SKEW:
+            return False
+        logger.warning("event=beat_clock_was_set by=%.1f", difference - self._clock_difference)
+        return True
 
     def _dismiss(self) -> None:
-        inner, self._inner = self._inner, None
-        if inner is None:
+        scheduler, self._scheduler = self._scheduler, None
+        if scheduler is None:
             return
         try:
-            inner.close()
+            scheduler.close()
         except Exception:
-            # The lead must be given up all the same.
+            # The lead must be given up nevertheless.
             logger.exception("event=beat_not_stored scheduler=%s", self._class.__name__)
-        # Early Celery leaves it open.
-        connection = vars(inner).pop("connection", None)
+        # Early versions of Celery leave it open.
+        connection = vars(scheduler).pop("connection", None)
         if connection is not None:
             with contextlib.suppress(*connection.connection_errors):
                 connection.release()
 
+    # A beat that cannot reach the broker leaves the election: another beat may reach it. Due entries are not claimed,
+    # so the next leader sends them.
 
-def _class_of_inner(app: Celery) -> type[Led]:
+    def _leave_election(self, error: Exception) -> None:
+        key = self._election.lock.key
+        logger.warning("event=beat_steps_down key=%r reason=the broker cannot be reached: %s", key, error)
+        self._dismiss()
+        self._election.resign()
+        self._probe_at = time.monotonic() + self._next_probe_interval()
+
+    def _probe(self) -> None:
+        assert self._probe_at is not None
+        pause = self._probe_at - time.monotonic()
+        if pause > 0:
+            self._election.pause(min(pause, self._longest_wait))
+            return
+        with self.app.connection_for_write() as connection:
+            try:
+                connect_once(connection)
+            except OperationalError as error:
+                logger.debug("event=beat_broker_away error=%s", error)
+                self._probe_at = time.monotonic() + self._next_probe_interval()
+            else:
+                logger.info("event=beat_broker_is_back")
+                self._probe_at = None
+
+    def _next_probe_interval(self) -> float:
+        """Return the interval until the next attempt, and double the one after that, until something is sent."""
+        interval = self._probe_interval
+        self._probe_interval = min(2 * interval, MAX_PROBE_INTERVAL)
+        return interval
+
+
+def _class_of_scheduler(app: Celery) -> type[ClaimingSchedulerMixin]:
     name = app.conf.get("zklock_beat_scheduler") or DEFAULT_SCHEDULER
     pairs: Any = load_extension_class_names("celery.beat_schedulers")
     found = symbol_by_name(name, aliases=dict(pairs))
@@ -229,4 +221,4 @@ def _class_of_inner(app: Celery) -> type[Led]:
             f"LeaderScheduler itself is for beat_scheduler, or `celery beat -S`"
         )
     facts = {"__module__": found.__module__, "__qualname__": found.__qualname__}
-    return type(found.__name__, (Led, found), facts)
+    return type(found.__name__, (ClaimingSchedulerMixin, found), facts)

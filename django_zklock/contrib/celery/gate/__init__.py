@@ -1,15 +1,40 @@
-"""The gate: tasks wait for their locks in the worker's main process, which holds them while the tasks run.
+"""The gate: tasks wait for their locks in the worker's main process, which holds the locks while the tasks run.
 
-A task that waits takes no slot, and one that dies frees its lock at once, because what holds it is not what died.
+A task that waits takes no slot. If its process dies, the main process releases its lock at once.
 
-``step`` puts a ``Gate`` into the worker; each request of a locked task becomes a ``Waiter`` with a ``Place`` in
-ZooKeeper's line; when it runs, ``header`` and ``Board`` tell the task of its lock, and ``takeover`` makes a hold of
-that.
+``bootstep`` puts a ``Gate`` into the worker. Each request of a locked task becomes a ``LockedRequest``, whose
+``TaskAttempts`` acquire the lock. When the task runs, ``handover`` makes its hold from the ``Ticket`` in its message
+and from the ``Scoreboard``.
 """
 
 from __future__ import annotations
 
-from django_zklock.contrib.celery.gate import inspection
-from django_zklock.contrib.celery.gate.step import install
+import sys
+from importlib import import_module
+from typing import Any
 
-__all__ = ["inspection", "install"]
+from celery.signals import worker_init
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Put a gate into every worker of this process; calling it again changes nothing.
+
+    Celery's pools and kazoo are imported when a worker starts: a web process does not need them.
+    """
+    worker_init.connect(_install, dispatch_uid="django_zklock.gate.install", weak=False)
+    if "celery.worker.control" in sys.modules:
+        # `celery inspect` has no worker, and must know the commands.
+        import_module("django_zklock.contrib.celery.inspect")
+
+
+def _install(sender: Any, **_facts: Any) -> None:
+    from django_zklock.contrib.celery.gate import bootstep
+
+    import_module("django_zklock.contrib.celery.inspect")
+    # Before the pool forks, so that its children share the memory.
+    import_module("django_zklock.zk.wire.client")
+    bootstep.install()
+    # That was for the workers that start after this one.
+    sender.app.steps["consumer"].add(bootstep.GateStep)

@@ -1,7 +1,7 @@
-"""Where the gate meets Celery: everything that Celery does for a request is done in one thread.
+"""The thread of the gate: all calls into Celery on behalf of a request are made there, one after the other.
 
-That is the worker's own loop, where it has one. Where it has none (a broker without an event loop, gevent, eventlet)
-a thread of ours takes its place, one for the gate.
+It is the worker's event loop. Where the worker has none (a broker without an event loop, gevent, eventlet) the gate
+has a thread of its own.
 """
 
 from __future__ import annotations
@@ -10,95 +10,97 @@ import contextlib
 import logging
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
-from django_zklock.zk.alarm import Alarm
+from django_zklock.zk.timers import TimerThread
+from django_zklock.zk.waiting import AutoResetEvent
 
 logger = logging.getLogger("django_zklock.celery")
 
 
-class Loop(Protocol):
-    """Runs calls, one after the other and in order."""
+class Loop(ABC):
+    """Runs calls one after the other, in order. Any thread may post; posting never blocks."""
+
+    def __init__(self) -> None:
+        self.timers = TimerThread()
+        self._calls: deque[Callable[[], object]] = deque()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Have ``call`` run soon. From any thread; never blocks."""
+        """Run ``call`` soon."""
+        self._calls.append(call)
+        self._wake()
+
+    def call_later(self, delay: float, call: Callable[[], object]) -> None:
+        """Run ``call`` after ``delay`` seconds."""
+        self.timers.call_later(delay, partial(self.post, call))
+
+    @abstractmethod
+    def _wake(self) -> None: ...
+
+    def _run_all(self) -> None:
+        while self._calls:
+            call = self._calls.popleft()
+            try:
+                call()
+            except Exception:
+                logger.exception("event=gate_failed call=%r", call)
 
 
-class HubLoop:
-    """The worker's event loop.
+class HubLoop(Loop):
+    """The worker's event loop, woken through a pipe of the gate.
 
-    Woken through a pipe of our own: kombu's ``call_soon`` neither keeps the order nor, before kombu 5.6, wakes a loop
-    that waits.
+    kombu's ``call_soon`` does not keep the order, and before kombu 5.6 it does not wake a loop that waits.
     """
 
     def __init__(self) -> None:
-        self._calls: deque[Callable[[], object]] = deque()
-        self._ear, self._bell = os.pipe()
-        for end in (self._ear, self._bell):
+        super().__init__()
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
-        # A ring is under way that the loop has not heard yet.
-        self._rung = False
+        # The pipe has a byte that the loop has not read yet.
+        self._is_woken = False
 
     def attach(self, hub: Any) -> None:
-        """Listen in ``hub``, which forgets everybody when its connection to the broker is lost."""
-        hub.add_reader(self._ear, self._answer)
-        self._ring()
+        """Listen in ``hub``, which removes its readers when the connection to the broker is lost."""
+        hub.add_reader(self._read_end, self._run)
+        self._write()
 
-    def post(self, call: Callable[[], object]) -> None:
-        self._calls.append(call)
-        if not self._rung:
-            self._ring()
+    def _wake(self) -> None:
+        if not self._is_woken:
+            self._write()
 
-    def _ring(self) -> None:
-        self._rung = True
-        with contextlib.suppress(BlockingIOError):  # it rings all the time
-            os.write(self._bell, b".")
+    def _write(self) -> None:
+        self._is_woken = True
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
+            os.write(self._write_end, b".")
 
-    def _answer(self) -> None:
+    def _run(self) -> None:
         try:
-            os.read(self._ear, 4096)
+            os.read(self._read_end, 4096)
         except BlockingIOError:
             return
-        # Before the calls are looked at: whoever posts from here on rings again.
-        self._rung = False
-        _run_all(self._calls)
+        # Before the calls are run: a call that is posted from here on wakes the loop again.
+        self._is_woken = False
+        self._run_all()
 
 
-class ThreadLoop:
-    """A thread, or a greenlet, of the gate's own."""
+class ThreadLoop(Loop):
+    """A thread or a greenlet of the gate."""
 
     def __init__(self) -> None:
-        self._calls: deque[Callable[[], object]] = deque()
-        self._alarm = Alarm()
+        super().__init__()
+        self._event = AutoResetEvent()
         self._thread = threading.Thread(target=self._run, name="zklock-gate", daemon=True)
         self._thread.start()
 
-    def post(self, call: Callable[[], object]) -> None:
-        self._calls.append(call)
-        self._alarm.ring()
+    def _wake(self) -> None:
+        self._event.set()
 
     def _run(self) -> None:
         while True:
-            self._alarm.wait()
-            _run_all(self._calls)
-
-
-class WorkerLoop:
-    """The worker's thread, where it waits for messages and does other things in between, at least every two seconds."""
-
-    def __init__(self, consumer: Any) -> None:
-        self._consumer = consumer
-
-    def post(self, call: Callable[[], object]) -> None:
-        self._consumer.call_soon(call)
-
-
-def _run_all(calls: deque[Callable[[], object]]) -> None:
-    while calls:
-        call = calls.popleft()
-        try:
-            call()
-        except Exception:
-            logger.exception("event=gate_failed call=%r", call)
+            self._event.wait()
+            self._run_all()

@@ -1,0 +1,217 @@
+"""Breaking and revoking a lock: the page that asks for a reason, the action, and its entry in the admin's log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.widgets import AdminTextInputWidget
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import PermissionDenied
+from django.db import Error, router, transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_zklock.admin.detail import MAX_ENTRIES, rows
+from django_zklock.admin.reader import AliasReader
+from django_zklock.connections import connections
+from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
+from django_zklock.models import Lock
+from django_zklock.zk import formatting
+from django_zklock.zk.ops import actions
+from django_zklock.zk.ops.snapshots import QueueEntry
+from django_zklock.zk.pool import Pool
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrOrPromise
+
+logger = logging.getLogger("django_zklock.admin")
+
+TEMPLATE = "admin/django_zklock/lock/confirmation.html"
+MAX_REASON = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """What a user can do to a holder.
+
+    ``name`` is the last part of the address, and of the permission before ``_lock``. ``reason_prefix`` precedes
+    the user's name in the reason that the holder reads; ``log_verb`` begins the entry in the log.
+    """
+
+    name: str
+    title: StrOrPromise
+    button: StrOrPromise
+    done: StrOrPromise
+    reason_prefix: str
+    log_verb: str
+    act: Callable[[Pool, QueueEntry, str], None]
+
+    def is_allowed(self, request: HttpRequest) -> bool:
+        """Return whether the user has the permission."""
+        return request.user.has_perm(f"django_zklock.{self.name}_lock")
+
+    def reason_for_holder(self, request: HttpRequest, reason: str) -> str:
+        """Return the reason as the holder reads it."""
+        return f"{self.reason_prefix} {request.user.get_username()}: {reason}"
+
+
+def _break(pool: Pool, entry: QueueEntry, reason: str) -> None:
+    actions.break_lock(pool, entry.path, token=entry.token, why=reason, timeout=pool.options.connect_timeout)
+
+
+def _revoke(pool: Pool, entry: QueueEntry, reason: str) -> None:
+    actions.revoke(pool, entry.path, reason, timeout=pool.options.connect_timeout)
+
+
+BREAK = Action(
+    name="break",
+    title=gettext_lazy("Break this lock?"),
+    button=gettext_lazy("Break the lock"),
+    done=gettext_lazy("The lock was broken: “%(holder)s” does not hold it any more."),
+    reason_prefix="broken by",
+    log_verb="Broken",
+    act=_break,
+)
+REVOKE = Action(
+    name="revoke",
+    title=gettext_lazy("Request release of this lock?"),
+    button=gettext_lazy("Request release"),
+    done=gettext_lazy("Release was requested from “%(holder)s”, which holds the lock until its code releases it."),
+    reason_prefix="asked by",
+    log_verb="Release requested",
+    act=_revoke,
+)
+
+
+class ReasonForm(forms.Form):
+    """The reason, and which holder was shown to the user: its node and its token."""
+
+    node = forms.CharField(max_length=256, widget=forms.HiddenInput)
+    token = forms.IntegerField(widget=forms.HiddenInput)
+    reason = forms.CharField(
+        label=gettext_lazy("Reason"),
+        max_length=MAX_REASON,
+        widget=AdminTextInputWidget,
+        help_text=gettext_lazy("The holder gets this text, and the log keeps it."),
+    )
+
+
+def confirm(request: HttpRequest, lock: Lock, action: Action, url: str, context: dict[str, Any]) -> HttpResponse:
+    """Show the form on GET; on POST act on the holder that was shown, and redirect to ``url``, the lock's page.
+
+    Raises ``PermissionDenied`` if the user has no permission.
+    """
+    if not action.is_allowed(request):
+        raise PermissionDenied
+    form = ReasonForm(request.POST) if request.method == "POST" else None
+    node = request.POST.get("node", "") if form else request.GET.get("node", "")
+    reader = AliasReader(lock.alias)
+    snapshot = reader.read_lock(lock.name, MAX_ENTRIES)
+    shown = rows(snapshot) if snapshot else []
+    holder = next((row for row in shown if row.entry.held and row.entry.node == node), None)
+    if snapshot is None or holder is None or (form and form.data.get("token") != holder.token):
+        messages.error(request, reader.error or _not_held())
+        return redirect(url)
+    # The name of the znode may contain only the beginning of the key.
+    lock.key = snapshot.key
+    if form and form.is_valid() and _act(request, lock, holder.entry, action, form.cleaned_data["reason"]):
+        return redirect(url)
+    variables = {
+        "title": action.title,
+        "subtitle": str(lock),
+        "original": lock,
+        "action": action,
+        "form": form or ReasonForm(initial={"node": holder.entry.node, "token": holder.entry.token}),
+        "holder": holder,
+        "snapshot": snapshot,
+        "url": url,
+    }
+    return TemplateResponse(request, TEMPLATE, context | variables)
+
+
+def _act(request: HttpRequest, lock: Lock, entry: QueueEntry, action: Action, reason: str) -> bool:
+    """Act, tell the user the outcome, and return whether it is known."""
+
+    def act() -> None:
+        action.act(connections[lock.alias], entry, action.reason_for_holder(request, reason))
+
+    logged = known = True
+    try:
+        logged = _write_log(request, lock, entry, action.log_verb, reason, act=act)
+    except NotHeld:
+        messages.error(request, _not_held())
+    except ZooKeeperUnavailable as error:
+        # ZooKeeper may have carried out the request before the connection was lost.
+        known = False
+        logged = _write_log(request, lock, entry, f"{action.log_verb}, outcome not known", reason)
+        messages.error(request, formatting.escape_controls(str(error)))
+    except ZkLockError as error:
+        messages.error(request, formatting.escape_controls(str(error)))
+    else:
+        messages.success(request, action.done % {"holder": entry.owner})
+    if not logged:
+        messages.warning(request, _("The action is not in the log: writing to the database failed."))
+    return known
+
+
+def _not_held() -> str:
+    return _("Nothing was done: the holder that was shown does not hold this lock any more.")
+
+
+def _write_log(
+    request: HttpRequest,
+    lock: Lock,
+    entry: QueueEntry,
+    verb: str,
+    reason: str,
+    *,
+    act: Callable[[], None] | None = None,
+) -> bool:
+    """Add an entry to the log, then call ``act``, in one transaction; return whether the entry was written.
+
+    An error of ``act`` removes the entry again. If the database cannot be written, ``act`` is called all the same.
+    """
+    acted = act is None
+    try:
+        with transaction.atomic(using=router.db_for_write(LogEntry)):
+            _add_log_entry(request, lock, entry, f"{verb}: {entry.owner}", reason)
+            if act is not None:
+                act()
+            acted = True
+    except Error as error:
+        if act is not None and not acted:
+            act()
+        logger.warning(
+            "event=not_logged action=%r user=%s alias=%s key=%r node=%s reason=%r error=%r",
+            verb, request.user.pk, lock.alias, lock.key, entry.node, reason, error,
+        )  # fmt: skip
+        return False
+    return True
+
+
+def _add_log_entry(request: HttpRequest, lock: Lock, entry: QueueEntry, what: str, reason: str) -> None:
+    text = f"{what}, node {formatting.escape_controls(entry.node)}, token {entry.token}. Reason: {reason}"
+    # Views of the admin require a login.
+    assert request.user.pk is not None
+    # CHANGE and not DELETION, because the log entry links to the page of the lock.
+    LogEntry.objects.log_actions(request.user.pk, [lock], CHANGE, text, single_object=True)
+
+
+def latest_log_entries(lock: Lock, count: int) -> QuerySet[LogEntry]:
+    """Return the latest log entries about ``lock``."""
+    kind = ContentType.objects.get_for_model(Lock, for_concrete_model=False)
+    return (
+        LogEntry.objects.filter(content_type=kind, object_id=lock.pk)
+        .select_related("user")
+        .order_by("-action_time")[:count]
+    )

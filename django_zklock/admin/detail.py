@@ -1,0 +1,150 @@
+"""The page of one lock: its queue, with a bar for the time of each contender."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.apps import apps
+from django.contrib.admin.utils import quote
+from django.db import Error, transaction
+from django.urls import NoReverseMatch, reverse
+from django.utils.safestring import SafeString
+from django.utils.timezone import now
+from django.utils.translation import gettext as _
+
+from django_zklock.admin.format import KINDS, STATES, age_html, local_time, process_text, work_text
+from django_zklock.admin.reader import AliasReader
+from django_zklock.models import Lock
+from django_zklock.zk import formatting
+from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry, Span
+
+logger = logging.getLogger("django_zklock.admin")
+
+# A queue can have ten thousand waiters.
+MAX_ENTRIES = 100
+RESULTS_APP = "django_celery_results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """The time of a contender in the queue, as SVG lengths on a scale that ends now."""
+
+    start: str
+    length: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One entry of the queue, as texts."""
+
+    entry: QueueEntry
+    work: str
+    where: str
+    # Empty if django-celery-results has no result of the task.
+    result_url: str
+    state: Any
+    kind: Any
+    since: datetime
+    age: SafeString
+    token: str
+    session: str
+    node: str
+    bar: Bar
+    blockers: str
+
+
+def context(lock: Lock) -> dict[str, Any]:
+    """Read the queue of ``lock`` and return the variables of the template."""
+    reader = AliasReader(lock.alias)
+    snapshot = reader.read_lock(lock.name, MAX_ENTRIES)
+    variables = {"error": reader.error, "snapshot": snapshot, "read_at": now()}
+    if snapshot is None:
+        return variables
+    shown = rows(snapshot)
+    last_break = reader.last_break(snapshot)
+    return variables | {
+        "path": formatting.escape_controls(snapshot.path),
+        "state": STATES[snapshot.state],
+        "kind": KINDS[snapshot.kind],
+        "rows": shown,
+        "holders": [row for row in shown if row.entry.held],
+        "more": len(snapshot.nodes) - len(shown),
+        "begin": min((row.since for row in shown), default=None),
+        "limit": min((entry.limit for entry in snapshot.holders if entry.limit), default=None),
+        "last_break": last_break,
+        "broken_at": local_time(last_break.at) if last_break else None,
+        "foreign": [formatting.escape_controls(name) for name in snapshot.unknown_nodes[:MAX_ENTRIES]],
+        "more_foreign": len(snapshot.unknown_nodes) - MAX_ENTRIES,
+    }
+
+
+def rows(snapshot: LockSnapshot) -> list[Row]:
+    """Return a row for each entry of the queue whose data was read."""
+    entries = snapshot.entries
+    urls = celery_result_urls([task for task in map(_task_id, entries) if task])
+    # The server's clock may be ahead of ours.
+    end = max([time.time(), *(entry.since for entry in entries)])
+    begin = min([entry.since for entry in entries], default=end)
+    return [
+        Row(
+            entry=entry,
+            work=work_text(entry),
+            where=process_text(entry),
+            result_url=urls.get(_task_id(entry), ""),
+            state=STATES["held" if entry.held else "waiting"],
+            kind=KINDS[entry.kind],
+            since=local_time(entry.since),
+            age=age_html(entry),
+            # Text, because a number would get the thousands separators of the language.
+            token=str(entry.token),
+            session=f"0x{entry.session_id:x}",
+            node=formatting.escape_controls(entry.node),
+            bar=_bar(entry.since, begin, end),
+            blockers=_positions(snapshot.blockers_of(entry)),
+        )
+        for entry in entries
+    ]
+
+
+def celery_result_urls(task_ids: Collection[str]) -> dict[str, str]:
+    """Return the admin page of the result of each task that django-celery-results has in this database.
+
+    If its table cannot be read, return nothing: the page of a lock does not depend on it.
+    """
+    if not task_ids or not apps.is_installed(RESULTS_APP):
+        return {}
+    results = apps.get_model(RESULTS_APP, "TaskResult").objects.filter(task_id__in=task_ids)
+    try:
+        # Without a savepoint a failed query would break a transaction around the page.
+        with transaction.atomic(using=results.db):
+            found = list(results.values_list("task_id", "pk"))
+        return {task: reverse(f"admin:{RESULTS_APP}_taskresult_change", args=(quote(key),)) for task, key in found}
+    except Error as error:
+        logger.warning("event=no_results error=%r", error)
+        return {}
+    except NoReverseMatch:
+        # The project does not register results in its admin.
+        return {}
+
+
+def _task_id(entry: QueueEntry) -> str:
+    identity = entry.identity
+    return identity.work.id if identity and identity.work and identity.work.kind == "task" else ""
+
+
+def _bar(since: float, begin: float, end: float) -> Bar:
+    """Return a bar of at least one percent, so that a contender that has just joined is visible."""
+    share = (end - since) / (end - begin) if end > begin else 1.0
+    length = max(1.0, share * 100)
+    return Bar(start=f"{100 - length:.1f}%", length=f"{length:.1f}%")
+
+
+def _positions(spans: Iterable[Span]) -> str:
+    """Return spans of positions as a short text, for example "0, 2-5"."""
+    texts = [str(first) if first == last else f"{first}\u2013{last}" for first, last in spans]
+    return ", ".join([*texts[:3], _("and others")] if len(texts) > 3 else texts)

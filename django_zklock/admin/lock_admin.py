@@ -1,0 +1,257 @@
+"""The admin of live locks: each request reads ZooKeeper, and two actions with a confirmation page change it."""
+# ruff: noqa: ARG002 - Django defines the arguments of overridden methods
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import update_wrapper
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import django
+from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied, SuspiciousOperation
+from django.forms import Media, Script
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
+
+from django_zklock import conf
+from django_zklock.admin import actions, detail, filters, json_views
+from django_zklock.admin.actions import Action
+from django_zklock.admin.changelist import LockChangeList
+from django_zklock.admin.ensembles import read_ensembles
+from django_zklock.admin.format import KINDS, STATES, age_html, bidi_isolate, process_text, work_text
+from django_zklock.admin.reader import readers
+from django_zklock.models import Lock
+from django_zklock.zk.ops.snapshots import QueueEntry
+
+if TYPE_CHECKING:
+    LockModelAdmin = admin.ModelAdmin[Lock]
+else:
+    LockModelAdmin = admin.ModelAdmin
+
+MAX_LOG_ENTRIES = 5
+
+View = Callable[..., HttpResponse]
+
+
+@admin.register(Lock)
+class LockAdmin(LockModelAdmin):
+    """Show the locks in use; break or revoke them with the permission for it."""
+
+    list_display = ("key_text", "state", "holder", "age", "waiters", "kind", "token", "alias")
+    list_display_links = ("key_text",)
+    list_filter = filters.ALL
+    list_per_page = 100
+    search_fields = ("key",)
+    search_help_text = _("Part of a key, or a pattern for whole keys with * and ?.")
+    show_facets = admin.ShowFacets.NEVER
+    actions = None
+    ordering = ()
+    sortable_by = ("key_text", "state", "kind", "holder", "age", "waiters", "token")
+    change_list_template = "admin/django_zklock/lock/change_list.html"
+
+    class Media:
+        css = {"all": ("django_zklock/admin.css",)}  # noqa: RUF012 - Django's own shape
+        js = (Script("django_zklock/live.js", defer=True),)
+
+    # Addresses.
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the addresses of the list and of the lock pages, without those for adding and deleting."""
+        known = [
+            url for url in super().get_urls() if url.name and url.name.endswith(("_changelist", "_change", "_history"))
+        ]
+        return [
+            path("json/", self._json_view(self.json_list_view), name="django_zklock_lock_json_list"),
+            path("ensembles/", self._page_view(self.ensembles_view), name="django_zklock_lock_ensembles"),
+            path("<path:object_id>/json/", self._json_view(self.json_lock_view), name="django_zklock_lock_json"),
+            path("<path:object_id>/break/", self._page_view(self.break_view), name="django_zklock_lock_break"),
+            path("<path:object_id>/revoke/", self._page_view(self.revoke_view), name="django_zklock_lock_revoke"),
+            *known,
+        ]
+
+    def _page_view(self, view: View) -> View:
+        def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            if not self.has_view_permission(request):
+                raise PermissionDenied
+            request.current_app = self.admin_site.name
+            return view(request, *args, **kwargs)
+
+        return self.admin_site.admin_view(update_wrapper(wrapped, view))
+
+    def _json_view(self, view: View) -> View:
+        """Return ``view`` with every refusal as JSON, because a script cannot use a login page."""
+
+        def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            if not (self.admin_site.has_permission(request) and self.has_view_permission(request)):
+                return json_views.error(HTTPStatus.FORBIDDEN, "log in as staff with the permission to view locks")
+            if request.method not in {"GET", "HEAD"}:
+                return HttpResponseNotAllowed(["GET", "HEAD"])
+            try:
+                return view(request, *args, **kwargs)
+            except Http404:
+                return json_views.error(HTTPStatus.NOT_FOUND, "no such lock")
+
+        return update_wrapper(wrapped, view)
+
+    # Permissions.
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
+        return False
+
+    # Pages.
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return LockChangeList
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        context = {"title": _("Locks in use"), "read_at": now()}
+        return super().changelist_view(request, context | (extra_context or {}))
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show the queue of one lock. The page is read-only, although Django calls it the change view."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        # The links of the template need it.
+        request.current_app = self.admin_site.name
+        lock = self._lock(request, object_id)
+        variables = detail.context(lock)
+        if variables["snapshot"] is not None:
+            # The name of the znode may contain only the beginning of the key.
+            lock.key = variables["snapshot"].key
+        context = self._context(request) | {
+            "title": _("Lock"),
+            "subtitle": str(lock),
+            "original": lock,
+            "change": True,
+            "tools_within": django.VERSION < (6, 1),
+            "actions": [action for action in (actions.REVOKE, actions.BREAK) if action.is_allowed(request)],
+            "log_entries": actions.latest_log_entries(lock, MAX_LOG_ENTRIES),
+        }
+        return TemplateResponse(
+            request, "admin/django_zklock/lock/lock.html", context | variables | (extra_context or {})
+        )
+
+    def break_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        return self._confirmation(request, object_id, actions.BREAK)
+
+    def revoke_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        return self._confirmation(request, object_id, actions.REVOKE)
+
+    def ensembles_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the servers of each alias."""
+        context = self._context(request) | {
+            "title": _("Ensembles"),
+            "original": _("Ensembles"),
+            "ensembles": read_ensembles(readers()),
+        }
+        return TemplateResponse(request, "admin/django_zklock/lock/ensembles.html", context)
+
+    def json_list_view(self, request: HttpRequest) -> HttpResponse:
+        """Return what the list shows for the same parameters."""
+        try:
+            changelist = self.get_changelist_instance(request)
+        except (IncorrectLookupParameters, SuspiciousOperation):
+            return json_views.error(HTTPStatus.BAD_REQUEST, "unknown parameter of the list")
+        assert isinstance(changelist, LockChangeList)
+        return json_views.lock_list(changelist)
+
+    def json_lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Return what the page of a lock shows."""
+        return json_views.one_lock(self._lock(request, object_id))
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Lock | None:
+        """Return the lock with this id, in use or not; ``None`` if no lock can have it."""
+        lock = Lock.from_id(object_id)
+        try:
+            known = lock.alias in conf.aliases()
+        except ImproperlyConfigured:
+            known = False
+        return lock if known and lock.has_legal_name else None
+
+    def _lock(self, request: HttpRequest, object_id: str) -> Lock:
+        lock = self.get_object(request, unquote(object_id))
+        if lock is None:
+            raise Http404
+        return lock
+
+    def _confirmation(self, request: HttpRequest, object_id: str, action: Action) -> HttpResponse:
+        lock = self._lock(request, object_id)
+        url = reverse("admin:django_zklock_lock_change", args=(quote(lock.pk),), current_app=self.admin_site.name)
+        return actions.confirm(request, lock, action, url, self._context(request))
+
+    def _context(self, request: HttpRequest) -> dict[str, Any]:
+        return self.admin_site.each_context(request) | {
+            "opts": self.opts,
+            "has_view_permission": True,
+            # Only our own: the pages have no form fields of a model.
+            "media": Media(self.Media),
+        }
+
+    # Columns. Text from ZooKeeper goes through formatting.escape_controls and is escaped.
+
+    @admin.display(description=_("key"), ordering="key")
+    def key_text(self, lock: Lock) -> str:
+        return bidi_isolate(lock.key)
+
+    @admin.display(description=_("state"), ordering="state")
+    def state(self, lock: Lock) -> str:
+        reasons = [entry.revoked for entry in lock.snapshot.holders if entry.revoked]
+        text = STATES[lock.snapshot.state]
+        if not reasons:
+            return str(text)
+        return format_html('{} <div class="quiet" title="{}">{}</div>', text, reasons[0], _("release requested"))
+
+    @admin.display(description=_("kind"), ordering="kind")
+    def kind(self, lock: Lock) -> str:
+        return str(KINDS[lock.snapshot.kind])
+
+    @admin.display(description=_("holder"), ordering="holder")
+    def holder(self, lock: Lock) -> str:
+        texts = [_holder(entry) for entry in lock.snapshot.holders]
+        more = lock.snapshot.holder_count - len(texts)
+        if more > 0:
+            texts.append(
+                format_html("{}", ngettext("and %(count)s more", "and %(count)s more", more) % {"count": more})
+            )
+        return format_html_join("", "<div>{}</div>", ((text,) for text in texts))
+
+    @admin.display(description=_("age"), ordering="age")
+    def age(self, lock: Lock) -> str:
+        return age_html(lock.snapshot.holders[0]) if lock.snapshot.holders else ""
+
+    @admin.display(description=_("waiters"), ordering="waiters")
+    def waiters(self, lock: Lock) -> int:
+        return lock.snapshot.waiter_count
+
+    @admin.display(description=_("token"), ordering="token")
+    def token(self, lock: Lock) -> str:
+        # Text, because a number would get the thousands separators of the language.
+        return str(lock.snapshot.holders[0].token) if lock.snapshot.holders else ""
+
+
+def _holder(entry: QueueEntry) -> SafeString:
+    work, where = bidi_isolate(work_text(entry)), process_text(entry)
+    return format_html('{} <div class="quiet">{}</div>', work, bidi_isolate(where)) if where else work

@@ -1,0 +1,69 @@
+"""``zk_lock`` and ``current_lock``: locks of the configured ensembles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from django_zklock import signals
+from django_zklock.conf import DEFAULT_ALIAS
+from django_zklock.connections import connections
+from django_zklock.work import current_work
+from django_zklock.zk.held import Held, current
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.rules import rule
+from django_zklock.zk.waiting import Timeout
+
+Mode = Literal["exclusive", "read", "write"]
+
+
+def zk_lock(
+    key: str | Sequence[str],
+    *,
+    mode: Mode = "exclusive",
+    limit: int | None = None,
+    reentrant: bool = True,
+    using: str = DEFAULT_ALIAS,
+    timeout: Timeout = None,
+    template: str | None = None,
+) -> Lock:
+    """Return the lock named ``key`` of the ensemble ``ZKLOCK[using]``. No I/O.
+
+    A list or tuple of keys makes one lock of all of them. Acquiring it takes all keys or none. Code that acquires
+    keys only in this way cannot deadlock, whatever the order of the keys.
+
+    ``mode``: any number of owners can hold a lock as ``"read"`` at the same time, and only one as ``"write"`` or
+    ``"exclusive"``. The queue is first in, first out: a reader waits for a writer that came before it. With ``limit``
+    the lock is a semaphore that ``limit`` owners can hold at the same time. If callers use different limits, none of
+    them is exceeded.
+
+    ``timeout`` (seconds or ``timedelta``) is the default of ``acquire`` and ``aacquire``, and the timeout of ``with``
+    and ``async with``: ``None`` waits without a limit, 0 tries once. ``template`` is a name that many keys share
+    (``"invoice:{invoice_id}"``), by which signals and metrics tell locks apart; it changes nothing else.
+
+    Raise ``ValueError`` for an empty key, a key of more than 1 kB or of invalid text, a key that occurs twice, more
+    keys than fit in one request (a thousand do), an unknown mode and a negative timeout; ``TypeError`` for a key or a
+    template that is not a ``str``, a limit that is not positive, a limit with a mode and a timeout of another type;
+    ``ImproperlyConfigured`` for an alias that is not configured.
+    """
+    return Lock(
+        key,
+        connections[using],
+        rule=rule(mode, limit),
+        reentrant=reentrant,
+        timeout=timeout,
+        listener=signals.listener,
+        work=current_work,
+        template=template,
+    )
+
+
+def current_lock(key: str | None = None, *, using: str | None = None) -> Held | None:
+    """Return the innermost hold of the calling asyncio task, greenlet or thread, ``None`` if it holds nothing.
+
+    With ``key``, return the innermost hold of that lock of the alias ``using``, by default ``"default"``. With
+    ``using`` alone, return the innermost hold of any lock of that alias.
+    """
+    if using is None and key is not None:
+        using = DEFAULT_ALIAS
+    return current(key, using)

@@ -1,0 +1,286 @@
+"""The undocumented parts of Celery, kombu and billiard that the gate uses.
+
+All uses are here, in ``task_run.py``, in ``bootstep.py``, or in ``tasks.py`` beside this package.
+``tests/unit/contrib/celery/gate/test_celery_internals.py`` checks each of them in the installed Celery.
+
+========================================================  ==========================================================
+What is used                                              Without it
+========================================================  ==========================================================
+``consumer.on_task_request``                              no gate: tasks wait for their locks in their slots
+``controller.semaphore``, ``process_task``                the pool's own queue gives the slots
+``LaxBoundedSemaphore._waiting``                          a granted request waits behind those without a lock
+``QoS.callback``, ``QoS.prev``                            waiting requests use up the prefetch window
+``state.reserved_requests``, ``active_requests``,         no gate
+``task_ready``
+``Request.__dict__``: ``on_accepted``, ``on_success``,    no gate
+``on_failure``, ``on_timeout`` of one request
+``Request._apply_result``, ``Pool._cache``                a job that Celery drops keeps its lock until the worker ends
+``Consumer._active_tags`` of kombu                        a message of a topic exchange is rejected, not published
+``QoS.restore_unacked`` of kombu's Redis transport        waiting tasks are delivered in reverse order after a shutdown
+``Channel.visibility_timeout`` of a virtual transport     half an hour is assumed
+``worker.wait_for_soft_shutdown``                         waiting tasks keep their places during a soft shutdown
+``celery._state.get_current_task``                        no task and no ticket is found: tasks lock for themselves
+``celery._state._get_active_apps``,                       a lock above ``@shared_task`` fails when it is decorated
+``connect_on_app_finalize``, ``PromiseProxy.__then__``
+``Task._orig_run`` and the closure of autoretry           autoretry retries conflicts; a warning says so
+``celery.app.base`` around a body (``pydantic=True``)     such a task waits in its slot; the doctor says so
+``pool.forking_enable``, ``is_green``, ``limit``,         the gate does not know the pool
+``num_processes``
+========================================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery.concurrency import prefork, thread
+from celery.worker import state
+from celery.worker.request import Request
+from kombu import Producer
+
+logger = logging.getLogger("django_zklock.celery")
+
+# Seconds, for a broker without a visibility timeout. RabbitMQ waits 30 minutes for an acknowledgement.
+VISIBILITY_TIMEOUT = 1800.0
+# The largest number that AMQP can encode, in two bytes.
+MAX_PREFETCH = 65535
+
+# Headers about one delivery, or about the encoding of the body.
+_OF_A_DELIVERY = {"compression", "x-delivery-count", "x-acquired-count"}
+_PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id")
+
+
+# Pools.
+
+
+def is_prefork(pool: Any) -> bool:
+    """Return whether tasks run in child processes of this one."""
+    return isinstance(pool, prefork.TaskPool)
+
+
+def knows_lock(pool: Any) -> bool:
+    """Return whether tasks in ``pool`` can use a lock that this process holds.
+
+    A solo pool has no gate: its only thread runs the tasks.
+    """
+    if is_prefork(pool):
+        # A child that was not forked has no scoreboard.
+        return bool(pool.forking_enable)
+    return bool(pool.is_green) or isinstance(pool, thread.TaskPool)
+
+
+def has_job(pool: Any, request: Request) -> bool:
+    """Return whether the prefork ``pool`` still has the job of ``request``, begun or not."""
+    # A weak reference: only billiard's cache keeps the job alive.
+    reference: Any = getattr(request, "_apply_result", None)
+    job = reference() if reference is not None else None
+    return job is not None and job._job in pool._pool._cache  # noqa: SLF001 - the pool drops jobs without a callback
+
+
+def is_active(request: Request) -> bool:
+    """Return whether the task runs, according to Celery."""
+    return request in state.active_requests
+
+
+# Slots.
+
+
+class SemaphoreSlots:
+    """The slots of a prefork pool in a worker with an event loop, which Celery's semaphore counts."""
+
+    def __init__(self, controller: Any) -> None:
+        self._controller = controller
+
+    def acquire(self, call: Callable[[], object]) -> None:
+        self._controller.semaphore.acquire(call)
+
+    def acquire_next(self, call: Callable[[], object]) -> None:
+        semaphore = self._controller.semaphore
+        waiting = getattr(semaphore, "_waiting", None)
+        if semaphore.value > 0 or waiting is None:
+            semaphore.acquire(call)
+        else:
+            waiting.appendleft((call, (), {}))
+
+    def release(self) -> None:
+        self._controller.semaphore.release()
+
+    def submit(self, call: Callable[[], object]) -> None:
+        call()
+
+
+def count_free(pool: Any, waiting: int) -> int:
+    """Return how many tasks ``pool`` could begin now, in a worker without a semaphore for its slots.
+
+    ``waiting`` is the number of reserved requests that wait at the gate.
+    """
+    # Early versions of Celery report the running greenlets as processes, and not the limit.
+    limit = pool.num_processes if is_prefork(pool) else pool.limit
+    return int(limit) - (len(state.reserved_requests) - waiting)
+
+
+def gives_slots(controller: Any) -> bool:
+    """Return whether Celery's semaphore counts the slots of the pool."""
+    counts = getattr(controller, "_process_task_sem", None)
+    return counts is not None and bool(controller.process_task == counts)
+
+
+def blocks_when_full(controller: Any) -> bool:
+    """Return whether handing a task to a full pool blocks."""
+    if is_prefork(controller.pool):
+        return not controller.use_eventloop and bool(controller.pool_putlocks)
+    return bool(controller.pool.is_green)
+
+
+# The prefetch window.
+
+
+class PrefetchWindow:
+    """The maximum of unacknowledged messages in this worker: Celery's number plus ``widening``.
+
+    Only Celery changes its own number, by countdowns, reconnects and remote control. ``widening`` is added when the
+    number is sent, so the two cannot drift apart.
+    """
+
+    def __init__(self) -> None:
+        self.widening = 0
+        self._qos: Any = None
+
+    def attach(self, qos: Any) -> None:
+        """Use the counter of a new connection to the broker."""
+        send = qos.callback
+
+        def set_prefetch_count(prefetch_count: int) -> Any:
+            return send(prefetch_count=self._widened(prefetch_count))
+
+        qos.callback = set_prefetch_count
+        self._qos = qos
+        self._refresh()
+
+    def widen(self, count: int) -> None:
+        """Let the broker deliver ``count`` messages in addition to Celery's number."""
+        if count != self.widening:
+            self.widening = count
+            self._refresh()
+
+    @property
+    def size(self) -> int:
+        """The number of messages that the broker may deliver; 0 means no limit."""
+        return self._widened(self._qos.value) if self._qos is not None else 0
+
+    def _widened(self, count: int) -> int:
+        return min(count + self.widening, MAX_PREFETCH) if count else 0
+
+    def _refresh(self) -> None:
+        # Celery's loop sends its number as soon as it differs from the number in `prev`.
+        if self._qos is not None:
+            self._qos.prev = None
+
+
+# Messages.
+
+
+def visibility_timeout(consumer: Any) -> float:
+    """Return the seconds after which the broker delivers an unacknowledged message again."""
+    options = consumer.app.conf.broker_transport_options or {}
+    channel = getattr(consumer.task_consumer, "channel", None)
+    timeout = options.get("visibility_timeout") or getattr(channel, "visibility_timeout", None)
+    return float(timeout or VISIBILITY_TIMEOUT)
+
+
+def is_better_published(consumer: Any, request: Request) -> bool:
+    """Return whether to publish the message of ``request`` again, instead of rejecting it.
+
+    RabbitMQ's quorum queues drop a message that was rejected too often (20 times by default since 4.0), and queues of
+    SQS with a redrive policy move it to another queue. A virtual transport sends a rejected message to all queues that
+    are bound to its exchange.
+    """
+    driver = consumer.connection.transport.driver_type if consumer.connection else None
+    if driver == "sqs":
+        return True
+    if driver != "amqp":
+        exchange = (request.message.delivery_info or {}).get("exchange")
+        bound = _bound(consumer, exchange)
+        return bool(exchange) and (not bound or any(queue.exchange.type != "direct" for queue in bound))
+    if "x-delivery-count" in (request.message.headers or {}):
+        return True
+    queues = consumer.app.amqp.queues
+    return any((queues[name].queue_arguments or {}).get("x-queue-type") == "quorum" for name in queues)
+
+
+def queue_of(consumer: Any, request: Request) -> str | None:
+    """Return the name of the queue of the message of ``request``, if it can be found out."""
+    facts = request.message.delivery_info or {}
+    if not facts.get("exchange"):
+        name: str | None = facts.get("routing_key")
+        return name
+    tag, active = facts.get("consumer_tag"), getattr(consumer.task_consumer, "_active_tags", {})
+    found = [name for name, each in active.items() if each == tag]
+    if not found:
+        # A virtual transport does not report it.
+        queues = _bound(consumer, facts["exchange"]) or list(consumer.task_consumer.queues)
+        if len(queues) > 1:
+            queues = [queue for queue in queues if queue.routing_key == facts.get("routing_key")]
+        found = [queue.name for queue in queues]
+    return found[0] if len(found) == 1 else None
+
+
+def _bound(consumer: Any, exchange: str | None) -> list[Any]:
+    """Return the queues of this worker that are bound to ``exchange``, according to the settings."""
+    queues = consumer.task_consumer.queues
+    return [queue for queue in queues if queue.exchange is not None and queue.exchange.name == exchange]
+
+
+def give_back(request: Request) -> None:
+    """Let the broker deliver the message of ``request`` again."""
+    state.task_ready(request)
+    request.reject(requeue=True)
+
+
+def publish_again(request: Request, queue: str, headers: dict[str, Any]) -> None:
+    """Send the message of ``request`` to its ``queue`` again, with more ``headers``, and then acknowledge it.
+
+    It is not sent to its exchange, from which other queues may have got the message too.
+
+    Both go over the same connection, so the broker does not get the acknowledgement without the new message. If the
+    connection is lost between the two, the broker has both messages.
+    """
+    message = request.message
+    kept = {name: value for name, value in (message.headers or {}).items() if name not in _OF_A_DELIVERY}
+    properties = {name: message.properties[name] for name in _PROPERTIES if message.properties.get(name) is not None}
+    if message.properties.get("expiration"):
+        # Milliseconds in a message, seconds in publish().
+        properties["expiration"] = float(message.properties["expiration"]) / 1000
+    Producer(message.channel, auto_declare=False).publish(
+        message.body,
+        exchange="",
+        routing_key=queue,
+        headers={**kept, **headers},
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        **properties,
+    )
+    state.task_ready(request)
+    request.acknowledge()
+
+
+def restore_in_order(consumer: Any) -> None:
+    """Restore the unacknowledged messages of a closed Redis channel in their order.
+
+    kombu puts one message after the other at the head of the queue, the oldest first, which reverses them.
+    """
+    channel: Any = getattr(consumer.task_consumer, "channel", None)
+    qos: Any = getattr(channel, "qos", None)
+    restore, delivered = getattr(qos, "restore_by_tag", None), getattr(qos, "_delivered", None)
+    if restore is None or delivered is None:
+        return
+
+    def restore_unacked(client: Any = None) -> None:
+        with channel.conn_or_acquire(client) as connection:
+            for tag in reversed(list(delivered)):
+                restore(tag, client=connection)
+        delivered.clear()
+
+    qos.restore_unacked = restore_unacked

@@ -1,0 +1,161 @@
+"""The children of a worker's main process: their ends, and the locks that they let their parent release.
+
+One thread waits for the end of each child (``pidfd_open``, Linux 5.3) and reads the pipe that all children inherit.
+Celery reports a dead child ten seconds later (``worker_lost_wait``), and its lock would not be free until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import struct
+import threading
+from collections.abc import Callable
+
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import WorkerLostError
+
+from django_zklock.exceptions import LockLost
+
+logger = logging.getLogger("django_zklock.celery")
+
+_NONCE = struct.Struct("=Q")
+# Poll interval in seconds where pidfd is not available.
+_POLL_INTERVAL = 0.05
+
+
+class ChildWatcher:
+    """Calls ``on_release`` with each nonce that a child has sent, on the thread of this class."""
+
+    def __init__(self, on_release: Callable[[int], None]) -> None:
+        self._on_release = on_release
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
+            os.set_blocking(end, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._read_end, selectors.EVENT_READ)
+        # By process: its descriptor, and the callbacks for its end by nonce. Guarded by _changing, which is reentrant
+        # because a signal handler that ends the worker may interrupt the owner.
+        self._watched: dict[int, tuple[int | None, dict[int, Callable[[], None]]]] = {}
+        self._changing = threading.RLock()
+        self._thread: threading.Thread | None = None
+
+    # Called by the parent.
+
+    def add(self, pid: int, nonce: int, on_end: Callable[[], None]) -> None:
+        """Call ``on_end`` when the child ``pid`` has ended, at once if it has already."""
+        with self._changing:
+            self._start()
+            if pid not in self._watched:
+                try:
+                    descriptor = self._open(pid)
+                except ProcessLookupError:
+                    descriptor = -1
+                if descriptor != -1:
+                    self._watched[pid] = (descriptor, {})
+                    if descriptor is not None:
+                        self._selector.register(descriptor, selectors.EVENT_READ, pid)
+            if pid in self._watched:
+                self._watched[pid][1][nonce] = on_end
+                return
+        on_end()
+
+    def discard(self, pid: int, nonce: int) -> None:
+        """Remove the callback that :meth:`add` has added for ``nonce``."""
+        with self._changing:
+            if pid in self._watched:
+                self._watched[pid][1].pop(nonce, None)
+
+    def kill(self, pid: int) -> None:
+        """Kill the child ``pid`` if it is watched and has not ended."""
+        with self._changing, contextlib.suppress(ProcessLookupError):
+            descriptor, _ = self._watched.get(pid, (-1, {}))
+            if descriptor is None:
+                os.kill(pid, signal.SIGKILL)
+            elif descriptor != -1:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="zklock-children", daemon=True)
+            self._thread.start()
+
+    @staticmethod
+    def _open(pid: int) -> int | None:
+        try:
+            return os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise
+        except (AttributeError, OSError):  # not on this system
+            os.kill(pid, 0)
+            return None
+
+    def _run(self) -> None:
+        while True:
+            polls = any(descriptor is None for descriptor, _ in list(self._watched.values()))
+            try:
+                for key, _ in self._selector.select(_POLL_INTERVAL if polls else None):
+                    if key.fileobj == self._read_end:
+                        self._read()
+                    else:
+                        self._ended(key.data)
+                if polls:
+                    self._poll()
+            except Exception:
+                logger.exception("event=child_watcher_failed")
+
+    def _poll(self) -> None:
+        for pid, (descriptor, _) in list(self._watched.items()):
+            if descriptor is None:
+                try:
+                    os.kill(pid, 0)
+                except ProcessLookupError:
+                    self._ended(pid)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            received = os.read(self._read_end, 4096 * _NONCE.size)
+            for (nonce,) in _NONCE.iter_unpack(received):
+                self._on_release(nonce)
+
+    def _ended(self, pid: int) -> None:
+        with self._changing:
+            descriptor, calls = self._watched.pop(pid, (None, {}))
+            if descriptor is not None:
+                self._selector.unregister(descriptor)
+                os.close(descriptor)
+        for call in calls.values():
+            call()
+
+    # Called by a child.
+
+    def send_release(self, nonce: int) -> None:
+        """Let the parent release the lock of ``nonce``; if the pipe is full, it does so when the child ends."""
+        with contextlib.suppress(OSError):
+            os.write(self._write_end, _NONCE.pack(nonce))
+
+
+class ChildEndedError(LockLost, WorkerLostError):
+    """``LockLost`` in the result of the task, and the loss of a child to Celery."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LockLost(str(self), key=self.key).__reduce__()
+
+
+# The result backend stores an error by these names.
+ChildEndedError.__module__ = LockLost.__module__
+ChildEndedError.__name__ = ChildEndedError.__qualname__ = LockLost.__name__
+
+
+def ended_child_failure(key: str) -> ExceptionInfo:
+    """Return the failure of a task whose child was killed because its lock was lost."""
+    try:
+        # Celery expects an exception with a traceback.
+        raise ChildEndedError(  # noqa: TRY301
+            f"lock {key!r} was lost, and its task was ended; another contender may hold it now", key=key
+        )
+    except ChildEndedError:
+        return ExceptionInfo()

@@ -1,0 +1,342 @@
+"""One request of a locked task, from its delivery to the end of its task.
+
+::
+
+    QUEUED --slot--> JOINING --granted or refused--------------> RUNNING --end of the task--> OVER
+      ^                '--another contender is first--> PARKED      ^
+      |                                                   |         |
+      |                                          granted, refused   |
+      |                                                   v         |
+      '--no slot, and another worker waits behind------ READY --slot'
+
+A request asks for its lock when its worker has a slot for it, so that a busy worker does not hold a lock that an idle
+worker could use. The slot is returned while the request waits for its lock. Before RUNNING the request belongs to the
+gate, from then on to Celery.
+
+A request that cannot be served here goes to its slot without the lock, and the task acquires the lock there, as
+without the gate: when ZooKeeper does not answer, and when a granted lock was released because no slot was free.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
+from typing import Any
+
+from celery.exceptions import TaskRevokedError
+from celery.worker.request import Request
+
+from django_zklock.contrib.celery.gate import ticket as tickets
+from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
+from django_zklock.contrib.celery.gate.scoreboard import ScoreboardSlot
+from django_zklock.contrib.celery.gate.task_run import Stage, TaskRun
+from django_zklock.contrib.celery.gate.worker import MAX_READY, AttemptId, GateWorker
+from django_zklock.locked_call import LockedCall
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
+
+logger = logging.getLogger("django_zklock.celery")
+
+# Seconds for which a slot waits for ZooKeeper's first answer. Then the task waits for it, as without the gate.
+MAX_JOINING = 1.0
+
+# The stages with an attempt to step.
+ACQUIRING = frozenset({Stage.JOINING, Stage.PARKED, Stage.READY})
+
+
+class LockedRequest(TaskRun):
+    """A request of a locked task: it waits for a slot, for its lock, and for the next slot.
+
+    ``step`` and ``check`` run in the gate's loop. ``requests`` are those at the same gate, by nonce; the request
+    removes itself at its end.
+    """
+
+    def __init__(
+        self,
+        worker: GateWorker,
+        requests: MutableMapping[int, LockedRequest],
+        request: Request,
+        call: LockedCall,
+        lock: Lock,
+    ) -> None:
+        self.contended = False
+        self.attempt: AttemptId = (request.id, request.request_dict.get("retries") or 0)
+        attempts = TaskAttempts(
+            lock,
+            call.timeout,
+            Work(kind="task", name=request.task.name, id=request.id),
+            deadline=_read_deadline(worker, request, self.attempt) if call.timeout else None,
+            wake=self._wake,
+            on_change=self._on_change,
+        )
+        super().__init__(
+            worker,
+            request,
+            lock,
+            attempts,
+            ends_child=call.on_lost == "terminate",
+            on_over=lambda nonce: requests.pop(nonce, None),
+        )
+        self._requests: Mapping[int, LockedRequest] = requests
+        # When the message was delivered (monotonic clock).
+        self._delivered = float(vars(request).get("zklock_delivered", time.monotonic()))
+        # It has left the queue, and the task acquires the lock in its slot.
+        self._acquires_in_slot = False
+        self._awaits_slot = False
+
+    # Slots.
+
+    def enter(self) -> None:
+        """Wait for a slot like every request."""
+        self._awaits_slot = True
+        self.worker.slots.acquire(partial(self.run, self._on_slot))
+
+    def _enter_next(self) -> None:
+        """Wait for the next slot, before all requests that have no lock."""
+        if not self._awaits_slot:
+            self._awaits_slot = True
+            self.worker.acquire_next(partial(self.run, self._on_slot), lambda: self.stage is Stage.OVER)
+
+    def _on_slot(self) -> None:
+        self._slot_generation = self.worker.generation
+        with self._changing:
+            self._awaits_slot = submits = False
+            if self.stage is Stage.QUEUED and not self._acquires_in_slot:
+                if self.request.revoked():
+                    # Celery has announced and acknowledged it.
+                    self.finish()
+                else:
+                    self.attempts.start()
+                    self._begin_joining()
+                return
+            if self.stage is Stage.READY and not self.attempts.is_decided():
+                # The lock was lost while the request waited for the slot.
+                self._begin_joining()
+                return
+            if self.stage in {Stage.QUEUED, Stage.READY}:
+                self._move(Stage.RUNNING)
+                submits = True
+        if submits:
+            self._submit()
+        else:
+            self._release_slot()
+
+    def _begin_joining(self) -> None:
+        self._move(Stage.JOINING)
+        self.worker.loop.call_later(MAX_JOINING, self._step_safely)
+        self._wake()
+
+    # Acquiring.
+
+    def _wake(self) -> None:
+        if self.stage in ACQUIRING:
+            self.worker.loop.post(self._step_safely)
+
+    def _step_safely(self) -> None:
+        self.run(self.step)
+
+    def step(self) -> None:
+        """Move on if the attempt has come further."""
+        with self._changing:
+            if self.stage not in ACQUIRING or self.attempts.current is None:
+                return
+            before, decided = self.stage, self.attempts.is_decided()
+            # A short wait may be over before the holder is known.
+            is_contended = self.attempts.current.newly_contended() or (decided and before is Stage.PARKED)
+            if is_contended and not self.contended:
+                self.contended = True
+                self.worker.send_event("waiting", self.as_dict())
+            if before is Stage.JOINING:
+                self._step_joining(decided=decided)
+            elif decided and before is Stage.PARKED:
+                self._move(Stage.READY)
+            elif not decided and before is Stage.READY:
+                self._move(Stage.PARKED)
+            now = self.stage
+        if now is not before:
+            if now is Stage.RUNNING:
+                self._submit()
+            elif before is Stage.JOINING:
+                self._release_slot()
+            elif now is Stage.READY:
+                self._enter_next()
+                if self.worker.has_no_slot:
+                    self._if_followed(self._release_ready)
+        self.worker.schedule_check(self.next_check)
+
+    def _step_joining(self, *, decided: bool) -> None:
+        attempt = self.attempts.current
+        assert attempt is not None
+        if decided:
+            self._move(Stage.RUNNING)
+        elif attempt.in_queue and attempt.connected:
+            self._move(Stage.PARKED)
+        elif time.monotonic() - self._moved >= MAX_JOINING:
+            # In an outage of ZooKeeper the slots pace the requests, as without the gate.
+            logger.warning(
+                "event=zookeeper_silent key=%r task=%s consequence=the_task_acquires_in_its_slot",
+                self.lock.key, self.request.id,
+            )  # fmt: skip
+            self._acquire_in_slot()
+            self._move(Stage.RUNNING)
+
+    def _acquire_in_slot(self) -> None:
+        self.attempts.abandon()
+        self._acquires_in_slot = True
+
+    @property
+    def _waits_without_slot(self) -> bool:
+        return self.stage in {Stage.PARKED, Stage.READY} or (self.stage is Stage.QUEUED and self._acquires_in_slot)
+
+    # The contenders behind it.
+
+    def _if_followed(self, then: Callable[[], None]) -> None:
+        self.attempts.if_followed(self._paths_at_gate, self.worker.loop.post, then)
+
+    def _paths_at_gate(self) -> set[str]:
+        """Return the full paths of the nodes of the requests that wait at this gate for one key.
+
+        Behind the node of a request for several keys other contenders may wait for another one of its keys.
+        """
+        found = [request.node_paths for request in list(self._requests.values())]
+        return {paths[0] for paths in found if len(paths) == 1}
+
+    @property
+    def node_paths(self) -> list[str]:
+        """The full paths of the nodes of a request that waits at the gate."""
+        attempt = self.attempts.current
+        if self.stage not in ACQUIRING or attempt is None:
+            return []
+        return list(attempt.contender.node_paths.values())
+
+    def _release_ready(self) -> None:
+        with self._changing:
+            if self.stage is not Stage.READY or self.attempts.refusal is not None:
+                return
+            logger.info("event=no_slot key=%r task=%s consequence=acquires_in_its_slot", self.lock.key, self.request.id)
+            self._acquire_in_slot()
+            self._move(Stage.QUEUED)
+
+    # The hand-over to the pool.
+
+    def _submit(self) -> None:
+        self._since = time.time()
+        try:
+            header = self._sign()
+        except Exception:
+            logger.exception("event=not_signed task=%s consequence=the_task_locks_for_itself", self.request.id)
+            header = None
+            self._acquire_in_slot()
+        if header is not None:
+            self.request.request_dict[tickets.HEADER] = header
+        self.worker.slots.submit(partial(self.run, self._hand_over))
+
+    def _hand_over(self) -> None:
+        """Hand the request to the pool, which has the slot from then on."""
+        try:
+            self.request.execute_using_pool(self.worker.pool)
+        except TaskRevokedError:
+            # Celery has announced and acknowledged it.
+            self.finish()
+        else:
+            self._slot_generation = None
+
+    def _sign(self) -> str | None:
+        """Return the ticket for the task, as a header; ``None`` if the task acquires its lock as without the gate."""
+        attempt, scoreboard = self.attempts.current, self.worker.scoreboard
+        if attempt is None:
+            return self._ticket(acquires=True).sign() if self.attempts.deadline else None
+        if self.attempts.refusal is not None:
+            return self._ticket(refusal=tickets.refusal(self.attempts.refusal)).sign()
+        if scoreboard is not None:
+            self._slot = ScoreboardSlot.open(scoreboard, self.nonce, attempt.contender)
+            if self._slot is None:
+                logger.error("event=scoreboard_full key=%r consequence=the_task_locks_for_itself", self.lock.key)
+                self._acquire_in_slot()
+                return None
+            self._on_change()
+        self.worker.send_event("held", self.as_dict())
+        return self._ticket(nodes=attempt.contender.node_paths, token=attempt.contender.token or 0).sign()
+
+    def _ticket(self, **facts: Any) -> tickets.Ticket:
+        contender = self.attempts.current.contender if self.attempts.current is not None else None
+        holder = contender.holder if contender is not None and self.contended else None
+        defaults: dict[str, Any] = {"nodes": {}, "token": 0}
+        return tickets.Ticket(
+            **defaults | facts,
+            task=self.request.id,
+            origin=self.worker.origin,
+            slot=self._slot.number if self._slot is not None else 0,
+            nonce=self.nonce,
+            keys=list(self.lock.keys),
+            since=self._since,
+            waited=time.monotonic() - self.attempts.began,
+            contended=self.contended,
+            session_timeout=contender.session.timeout if contender is not None else 0.0,
+            holder=holder.encode().decode() if holder is not None else None,
+            deadline=self.attempts.deadline,
+        )
+
+    # The ends without a run.
+
+    def leave(self, *, wait: bool = True) -> bool:
+        """Finish the request unless its task runs.
+
+        Return ``False`` if ``wait`` is false and another thread is at work on the request.
+        """
+        if not self._changing.acquire(blocking=wait):
+            return False
+        try:
+            if self.stage is not Stage.RUNNING:
+                self.worker.deadlines.keep(self.attempt, self.attempts.deadline)
+                self.finish()
+        finally:
+            self._changing.release()
+        return True
+
+    def _on_error(self) -> None:
+        if self.stage is Stage.OVER or (self.stage is Stage.RUNNING and self._slot_generation is None):
+            # The task belongs to the pool.
+            return
+        self.finish()
+        self.worker.loop.post(self._give_back)
+
+    def _give_back(self) -> None:
+        self.worker.give_back(self.request, self.attempt, self.attempts.deadline)
+
+    # What no callback reports.
+
+    @property
+    def next_check(self) -> float | None:
+        """The seconds after which there is something to check, if nothing happens."""
+        attempt = self.attempts.current
+        return attempt.next_wakeup() if attempt is not None and self.stage in {Stage.JOINING, Stage.PARKED} else None
+
+    def check(self, now: float) -> None:
+        """Check for revocation, expiry, age, and for a run that Celery has dropped."""
+        if self.stage is Stage.RUNNING:
+            self.check_run(now)
+        elif self.stage is Stage.OVER:
+            return
+        elif self.request.revoked():
+            # Celery has announced and acknowledged it.
+            self.finish()
+        elif (age := now - self._delivered) > self.worker.max_wait and self.stage is not Stage.JOINING:
+            logger.info("event=given_back key=%r task=%s age=%.0f", self.lock.key, self.request.id, age)
+            self.finish()
+            self._give_back()
+        elif self.stage is Stage.READY and now - self._moved > MAX_READY and self.attempts.refusal is None:
+            self._if_followed(self._release_ready)
+        elif self.stage is Stage.JOINING or self.next_check == 0:
+            self.step()
+
+
+def _read_deadline(worker: GateWorker, request: Request, attempt: AttemptId) -> float | None:
+    """Return until when the task waits, from its message or from the last delivery."""
+    try:
+        number, deadline = (request.message.headers or {})[tickets.DEADLINE_HEADER]
+        return float(deadline) if number == attempt[1] else None
+    except (KeyError, TypeError, ValueError):
+        return worker.deadlines.pop(attempt)

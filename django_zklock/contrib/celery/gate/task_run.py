@@ -1,0 +1,332 @@
+"""The run of a locked task in the pool: the hold that it uses, and the end of both."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker.request import Request
+
+from django_zklock import signals
+from django_zklock.contrib.celery.gate import celery_internals
+from django_zklock.contrib.celery.gate import ticket as tickets
+from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
+from django_zklock.contrib.celery.gate.child_watcher import ended_child_failure
+from django_zklock.contrib.celery.gate.scoreboard import HoldState, ScoreboardSlot
+from django_zklock.contrib.celery.gate.worker import MAX_READY, GateWorker
+from django_zklock.zk.held import Held
+from django_zklock.zk.lock import Lock
+
+logger = logging.getLogger("django_zklock.celery")
+
+# Seconds after which a child's claim of a withdrawn hold is visible here.
+CLAIM_DELAY = 0.2
+
+# The methods of a request by which the pool reports to Celery; the gate replaces them.
+_CALLBACKS = ("on_accepted", "on_success", "on_failure", "on_timeout")
+# Failures that the pool itself reports, before or after the end of the child. All others come from the child.
+_POOL_FAILURES = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
+
+
+class Stage(enum.Enum):
+    """The stage of a request; see the picture in :mod:`~django_zklock.contrib.celery.gate.request`."""
+
+    QUEUED = "queued"
+    JOINING = "joining"
+    PARKED = "parked"
+    READY = "ready"
+    RUNNING = "running"
+    OVER = "over"
+
+
+class TaskRun(ABC):
+    """A request from the hand-over to the pool until its end; the subclass has all that comes before.
+
+    Celery calls the callbacks from its own threads, and any thread may call :meth:`finish`. ``_changing`` guards
+    ``stage`` and the decisions that depend on it.
+    """
+
+    def __init__(
+        self,
+        worker: GateWorker,
+        request: Request,
+        lock: Lock,
+        attempts: TaskAttempts,
+        *,
+        ends_child: bool,
+        on_over: Callable[[int], object],
+    ) -> None:
+        self.worker = worker
+        self.request = request
+        self.lock = lock
+        self.attempts = attempts
+        # Names the request, and its hold on the scoreboard and in the ticket.
+        self.nonce = secrets.randbits(63) | 1
+        self.stage = Stage.QUEUED
+        self.pid: int | None = None
+        # Whether the child is killed when the lock is lost.
+        self._ends_child = ends_child
+        self._on_over = on_over
+        self._changing = threading.RLock()
+        self._moved = time.monotonic()
+        # The slot of Celery's pool, in which generation of slots; ``None`` once the pool has it.
+        self._slot_generation: int | None = None
+        # The slot of the scoreboard, and since when the hold is in it (Unix epoch).
+        self._slot: ScoreboardSlot | None = None
+        self._since = 0.0
+        # The task has taken the hold, in this process or a child.
+        self._claimed = False
+        self._withdrawing = False
+        # The body has released the lock.
+        self._released = False
+        # Celery has dropped the request while the body runs.
+        self._dropped = False
+        self._ended_child = False
+        self._callbacks = {name: getattr(request, name) for name in _CALLBACKS}
+        replacements = (self._on_accepted, self._on_success, self._on_failure, self._on_timeout)
+        for name, replacement in zip(_CALLBACKS, replacements, strict=True):
+            setattr(request, name, replacement)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.stage.value} {self.lock.key!r} task={self.request.id}>"
+
+    def run(self, step: Callable[[], object]) -> None:
+        """Call ``step``; after an error the slot and the lock are free, and the broker has the message."""
+        try:
+            step()
+        except Exception:
+            self.worker.counts["failed"] += 1
+            logger.exception("event=step_failed task=%s consequence=delivered_again", self.request.id)
+            self._on_error()
+
+    @abstractmethod
+    def _on_error(self) -> None:
+        """Return the slot, release the lock, and let the broker deliver the message again."""
+
+    @property
+    @abstractmethod
+    def _waits_without_slot(self) -> bool:
+        """Whether the request waits in addition to Celery's own prefetch window."""
+
+    @abstractmethod
+    def _if_followed(self, then: Callable[[], None]) -> None:
+        """Call ``then`` in the loop if a contender of another worker, or of a body of this one, waits behind."""
+
+    def _move(self, stage: Stage) -> None:
+        self.stage = stage
+        self._moved = time.monotonic()
+        self.worker.set_parked(self.nonce, parked=self._waits_without_slot)
+
+    def _release_slot(self) -> None:
+        generation, self._slot_generation = self._slot_generation, None
+        if generation is not None and generation == self.worker.generation:
+            self.worker.slots.release()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the state of the request, for ``celery inspect`` and events."""
+        attempt = self.attempts.current
+        holder = attempt.contender.holder if attempt is not None and self.stage is Stage.PARKED else None
+        return {
+            "id": self.request.id,
+            "name": self.request.task.name,
+            "key": self.lock.key,
+            "alias": self.lock.pool.name,
+            "kind": self.lock.rule.kind.value,
+            "state": self.stage.value,
+            "holder": str(holder) if holder is not None else None,
+            "token": attempt.contender.token if attempt is not None and attempt.granted else None,
+            "pid": self.pid,
+            "seconds": round(time.monotonic() - self._moved, 3),
+        }
+
+    # The hold.
+
+    def take_hold(self, lock: Lock, *, waited: float) -> Held | None:
+        """Return the hold for the thread or greenlet of this process that runs the task; ``None`` if there is none."""
+        with self._changing:
+            attempt = self.attempts.current
+            if self.stage is not Stage.RUNNING or self._claimed or attempt is None or self.attempts.refusal is not None:
+                return None
+            self._claimed = True
+            if not attempt.granted:
+                # A body never begins with a lock that is lost.
+                logger.warning(
+                    "event=lost_before_start key=%r task=%s consequence=acquires_again", lock.key, self.request.id
+                )
+                attempt.end()
+                return None
+        return attempt.hold(lock, waited=waited, since=self._since)
+
+    def _on_change(self) -> None:
+        # Runs on the session's threads too.
+        slot = self._slot
+        if slot is not None and slot.update() is HoldState.LOST and self._ends_child:
+            self.worker.loop.post(self._end_child)
+
+    # The pool calls these.
+
+    def _on_accepted(self, pid: int, accepted: float) -> None:
+        self.pid = pid
+        self._moved = time.monotonic()
+        self._watch_child(pid)
+        # The lock may be lost already.
+        self._on_change()
+        self._callbacks["on_accepted"](pid, accepted)
+
+    def _on_success(self, result: Any, **options: Any) -> Any:
+        self.finish()
+        return self._callbacks["on_success"](result, **options)
+
+    def _on_failure(self, failure: Any, *facts: Any, **options: Any) -> Any:
+        if self._ended_child:
+            return None
+        # Celery may publish the request again, with its headers.
+        self.request.request_dict.pop(tickets.HEADER, None)
+        error = getattr(failure.exception, "exc", failure.exception)
+        if not (isinstance(error, _POOL_FAILURES) and self._is_watched):
+            self.finish()
+        return self._callbacks["on_failure"](failure, *facts, **options)
+
+    def _on_timeout(self, soft: bool, timeout: float) -> Any:  # noqa: FBT001 - Celery's signature
+        # The child is killed after this call; the lock of a watched child is free when it has ended.
+        if not soft and not self._is_watched:
+            self.finish()
+        return self._callbacks["on_timeout"](soft, timeout)
+
+    # The child.
+
+    def _watch_child(self, pid: int) -> None:
+        if self.worker.child_watcher is not None:
+            self.worker.child_watcher.add(pid, self.nonce, self._on_child_end)
+
+    @property
+    def _is_watched(self) -> bool:
+        return self.worker.child_watcher is not None and self.pid is not None
+
+    def _end_child(self) -> None:
+        with self._changing:
+            watcher = self.worker.child_watcher
+            if self.stage is not Stage.RUNNING or self.pid is None or watcher is None or self._ended_child:
+                return
+            if self._released or self._slot is None or self._slot.claimed_by is None:
+                # The body does not run under this hold: it has ended, or it acquires the lock itself.
+                return
+            self._ended_child = True
+        logger.warning("event=child_ended key=%r task=%s pid=%d reason=lost", self.lock.key, self.request.id, self.pid)
+        watcher.kill(self.pid)
+
+    def _on_child_end(self) -> None:
+        self.finish()
+        if self._ended_child:
+            # Celery would notice ten seconds later, and without the reason.
+            self.worker.loop.post(lambda: self._callbacks["on_failure"](ended_child_failure(self.lock.key)))
+
+    # The ends.
+
+    def release(self) -> None:
+        """Release the lock: the body has ended, and the task has not."""
+        if self.stage is Stage.RUNNING and self.attempts.current is not None:
+            self._released = True
+            self.attempts.end()
+            if self._slot is not None:
+                self._slot.announce_deletion()
+            if self._dropped:
+                self.finish()
+
+    def finish(self) -> None:
+        """Release the lock and all else but a slot of the pool; any thread may call it, more than once."""
+        with self._changing:
+            if self.stage is Stage.OVER:
+                return
+            before = self.stage
+            self._move(Stage.OVER)
+        self.attempts.end()
+        if self._slot is not None:
+            self._slot.close()
+        if self.worker.child_watcher is not None and self.pid is not None:
+            self.worker.child_watcher.discard(self.pid, self.nonce)
+        self._on_over(self.nonce)
+        if before is Stage.RUNNING:
+            self.worker.loop.post(lambda: self.worker.send_event("released", self.as_dict()))
+        if self._slot_generation is not None:
+            self.worker.loop.post(self._release_slot)
+        # The request refers to us: without this only the garbage collector frees both.
+        for name in _CALLBACKS:
+            vars(self.request).pop(name, None)
+
+    # What no callback reports.
+
+    def check_run(self, now: float) -> None:
+        """Finish a run that Celery has dropped, and withdraw a hold that others wait for and the task does not take."""
+        self.reconcile()
+        holds = self.attempts.current is not None and self.attempts.refusal is None
+        is_claimed = self._claimed or (self._slot is not None and self._slot.claimed_by is not None)
+        if holds and not is_claimed and not self._withdrawing and now - self._moved > MAX_READY:
+            self._if_followed(self._withdraw)
+
+    def reconcile(self) -> None:
+        """Finish a run that Celery has dropped, in a pool that drops jobs."""
+        if self.stage is not Stage.RUNNING or self.worker.scoreboard is None or self._dropped:
+            return
+        if self._released and not celery_internals.has_job(self.worker.pool, self.request):
+            # The body has ended. Before Celery 5.7 a pool that has lost the broker does not report it.
+            self.finish()
+            return
+        if self._slot_generation is not None or celery_internals.is_active(self.request):
+            return
+        if not celery_internals.has_job(self.worker.pool, self.request):
+            self._drop()
+
+    def _drop(self) -> None:
+        """Finish a request that Celery has dropped; a body that runs nevertheless keeps its lock until its end."""
+        self._dropped = True
+        self.worker.counts["reconciled"] += 1
+        logger.warning("event=dropped key=%r task=%s consequence=lock_released", self.lock.key, self.request.id)
+        signals.send(
+            signals.dropped, **signals.common_arguments(self.lock), task=self.request.task.name, id=self.request.id
+        )
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Release a hold that the task has not taken, so that it acquires the lock itself; finish a dropped request."""
+        with self._changing:
+            if self.stage is not Stage.RUNNING or self._withdrawing:
+                return
+            self._withdrawing = True
+            if self._slot is None:
+                # A thread of this process takes the hold under the same lock.
+                self._end_withdrawal()
+                return
+        self._slot.withdraw()
+        self.worker.loop.call_later(CLAIM_DELAY, partial(self.run, self._end_withdrawal))
+
+    def _end_withdrawal(self) -> None:
+        with self._changing:
+            self._withdrawing = False
+            if self.stage is not Stage.RUNNING:
+                return
+            claimed_by = self._slot.claimed_by if self._slot is not None else None
+            if self._slot is not None and claimed_by is not None and not self._released:
+                self._slot.restore()
+                if self.pid is None:
+                    self.pid = claimed_by
+                    self._watch_child(claimed_by)
+                return
+            if self._claimed and not self._dropped:
+                return
+            self._claimed = True
+        if self._dropped:
+            self.finish()
+            return
+        logger.info("event=not_claimed key=%r task=%s consequence=acquires_for_itself", self.lock.key, self.request.id)
+        if self._slot is not None:
+            self._slot.close()
+        self.attempts.end()

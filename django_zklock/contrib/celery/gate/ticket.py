@@ -1,0 +1,98 @@
+"""The ticket: the header by which a worker's main process informs a task about its lock.
+
+A producer can put any header into a message. So the ticket is signed with Django's signing framework, and names the
+task, the process that has written it and a nonce. The worker removes this header from every message that it receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from django.core.signing import BadSignature, Signer
+
+from django_zklock import exceptions
+from django_zklock.exceptions import ZkLockError
+from django_zklock.zk import node_data
+
+HEADER = "zklock_hold"
+# In a message that is published again: the number of the task's retries, and the deadline of its wait in that attempt
+# (seconds since the Unix epoch). A retry has a timeout of its own.
+DEADLINE_HEADER = "zklock_deadline"
+_SALT = "django_zklock.contrib.celery.gate"
+_ERRORS = ("LockTimeout", "AlreadyAwaited", "LockConflict", "ZooKeeperUnavailable")
+
+
+class TicketRejected(Exception):  # noqa: N818 - it says what becomes of the header
+    """The ticket cannot be trusted, for the reason in the message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ticket:
+    """What a task needs to know about its lock: the keys, and what the main process has acquired or decided.
+
+    ``origin`` is the main process, ``slot`` and ``nonce`` name the slot of its scoreboard, ``nodes`` has the full path
+    of the node in each queue by the path of the queue. ``since`` and ``deadline`` are in seconds since the Unix epoch,
+    ``waited`` and ``session_timeout`` in seconds. ``contended`` says that the task had to wait, ``refusal`` why it has
+    no lock. With ``acquires`` the task acquires its lock itself. Whenever it does, it may wait until ``deadline``.
+    """
+
+    task: str
+    origin: str
+    slot: int
+    nonce: int
+    keys: list[str]
+    nodes: dict[str, str]
+    token: int
+    since: float
+    waited: float
+    contended: bool
+    session_timeout: float
+    holder: str | None = None
+    refusal: dict[str, Any] | None = None
+    acquires: bool = False
+    deadline: float | None = None
+
+    def sign(self) -> str:
+        """Return the header."""
+        return Signer(salt=_SALT).sign_object(asdict(self))
+
+    def error(self) -> ZkLockError | None:
+        """Return the refusal as an error."""
+        return _error(self.refusal) if self.refusal is not None else None
+
+
+def read(header: object, *, task_id: str, origins: Container[str]) -> Ticket:
+    """Return the ticket of the task ``task_id``; ``origins`` are the main processes of the workers here.
+
+    Raises :class:`TicketRejected` unless one of these has written it for this task.
+    """
+    try:
+        facts = Signer(salt=_SALT).unsign_object(str(header))
+        ticket = Ticket(**facts)
+    except (BadSignature, TypeError, ValueError) as error:
+        raise TicketRejected("its signature is not ours") from error
+    if ticket.task != task_id:
+        raise TicketRejected(f"it is for task {ticket.task}")
+    if ticket.origin not in origins:
+        raise TicketRejected("it is of another worker process")
+    return ticket
+
+
+def refusal(error: ZkLockError) -> dict[str, Any]:
+    """Return ``error`` as JSON."""
+    kind = next((name for name in _ERRORS if isinstance(error, getattr(exceptions, name))), "ZkLockError")
+    return {
+        "kind": kind,
+        "message": str(error),
+        "key": error.key,
+        "timeout": error.timeout,
+        "holder": error.holder.encode().decode() if error.holder else None,
+    }
+
+
+def _error(facts: dict[str, Any]) -> ZkLockError:
+    kind: type[ZkLockError] = getattr(exceptions, facts["kind"])
+    holder = node_data.decode_identity(facts["holder"].encode()) if facts["holder"] else None
+    return kind(facts["message"], key=facts["key"], timeout=facts["timeout"], holder=holder)

@@ -1,0 +1,215 @@
+"""The worker of a gate: what all of its locked requests share."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from celery.worker.request import Request
+
+from django_zklock.contrib.celery.gate import celery_internals
+from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
+from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop
+from django_zklock.contrib.celery.gate.scoreboard import Scoreboard
+from django_zklock.contrib.celery.gate.slots import CountedSlots, Slots
+from django_zklock.contrib.celery.gate.ticket import DEADLINE_HEADER
+
+logger = logging.getLogger("django_zklock.celery")
+
+# Interval in seconds of the check for what no callback reports, such as a revoked task.
+CHECK_INTERVAL = 1.0
+# Seconds for which a granted lock waits for a slot, if a contender of another worker or of a body waits behind it.
+MAX_READY = 1.0
+# Requests that may wait in a worker in addition to Celery's own prefetch window, unless a setting limits them.
+MAX_PARKED = 300
+# Number of deadlines from which those that have passed are removed.
+MAX_DEADLINES = 1000
+
+AttemptId = tuple[str, int]
+"""The id of a task and the number of its retries."""
+
+
+class _NextSlot(NamedTuple):
+    since: float
+    on_slot: Callable[[], object]
+    is_over: Callable[[], bool]
+
+
+class Deadlines:
+    """The deadlines of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch."""
+
+    def __init__(self) -> None:
+        self._deadlines: dict[AttemptId, float] = {}
+
+    def keep(self, attempt: AttemptId, deadline: float | None) -> None:
+        """Keep ``deadline`` for the next delivery of the same message."""
+        if deadline is None:
+            return
+        if len(self._deadlines) >= MAX_DEADLINES:
+            now = time.time()
+            self._deadlines = {attempt: each for attempt, each in self._deadlines.items() if each > now}
+        self._deadlines[attempt] = deadline
+
+    def pop(self, attempt: AttemptId) -> float | None:
+        """Return the deadline of the last delivery, and remove it."""
+        return self._deadlines.pop(attempt, None)
+
+
+class GateWorker:
+    """A Celery worker with a gate: its loop, slots, children, events, prefetch window and settings.
+
+    ``on_release`` is called with the nonce of a request when its task has released the lock in a child, on the
+    thread of the child watcher; ``on_check`` in the loop when requests are to be checked. ``count_waiting`` returns how
+    many requests have no slot.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        *,
+        on_release: Callable[[int], None],
+        on_check: Callable[[], None],
+        count_waiting: Callable[[], int],
+    ) -> None:
+        self.consumer = consumer
+        self.pid = os.getpid()
+        self.loop: Loop = HubLoop() if consumer.hub else ThreadLoop()
+        # Only where tasks run in child processes.
+        self.scoreboard = Scoreboard() if celery_internals.is_prefork(consumer.pool) else None
+        self.child_watcher = ChildWatcher(on_release) if self.scoreboard is not None else None
+        self.origin = self.scoreboard.origin if self.scoreboard is not None else secrets.token_hex(8)
+        self.window = celery_internals.PrefetchWindow()
+        self.deadlines = Deadlines()
+        # Grows when Celery counts its slots anew.
+        self.generation = 0
+        # Events that should not happen, by name.
+        self.counts: Counter[str] = Counter()
+        self._on_check = on_check
+        self._count_waiting = count_waiting
+        self._next: deque[_NextSlot] = deque()
+        self._parked: set[int] = set()
+        # Reentrant, because a signal handler that ends the worker may interrupt the owner.
+        self._counting = threading.RLock()
+        self._check_due = math.inf
+
+    @property
+    def pool(self) -> Any:
+        """The pool of the worker."""
+        return self.consumer.pool
+
+    # Slots.
+
+    @cached_property
+    def slots(self) -> Slots:
+        """The slots of the pool."""
+        controller = self.consumer.controller
+        if celery_internals.gives_slots(controller):
+            return celery_internals.SemaphoreSlots(controller)
+        return CountedSlots(controller, self.loop, self._count_waiting)
+
+    def acquire_next(self, on_slot: Callable[[], object], is_over: Callable[[], bool]) -> None:
+        """Call ``on_slot`` with the next free slot, in the order of these calls, unless ``is_over`` is true by then."""
+        self._next.append(_NextSlot(time.monotonic(), on_slot, is_over))
+        self.slots.acquire_next(self._on_next_slot)
+
+    def _on_next_slot(self) -> None:
+        while self._next:
+            first = self._next.popleft()
+            if not first.is_over():
+                first.on_slot()
+                return
+        self.slots.release()
+
+    @property
+    def has_no_slot(self) -> bool:
+        """Whether a request has waited too long for the next free slot."""
+        while self._next and self._next[0].is_over():
+            self._next.popleft()
+        return bool(self._next) and time.monotonic() - self._next[0].since > MAX_READY
+
+    def reset_slots(self) -> None:
+        """Drop all calls that wait for a slot, as Celery does when it loses the broker."""
+        self.generation += 1
+        self._next.clear()
+        if isinstance(self.slots, CountedSlots):
+            self.slots.clear()
+
+    # The prefetch window.
+
+    def set_parked(self, nonce: int, *, parked: bool) -> None:
+        """Count the request ``nonce`` as one that waits in addition to Celery's own window, or no longer."""
+        with self._counting:
+            if parked:
+                self._parked.add(nonce)
+            else:
+                self._parked.discard(nonce)
+            self.window.widen(min(len(self._parked), self.max_parked))
+
+    @property
+    def parked(self) -> int:
+        """How many requests wait in addition to Celery's own window."""
+        return len(self._parked)
+
+    @cached_property
+    def max_parked(self) -> int:
+        """How many requests may wait in addition to Celery's own window."""
+        chosen = self.consumer.app.conf.get("zklock_gate_max_parked")
+        return MAX_PARKED if chosen is None else max(0, int(chosen))
+
+    def give_back(self, request: Request, attempt: AttemptId, deadline: float | None) -> None:
+        """Let the broker deliver ``request`` again: at the end of its queue, or where it was."""
+        self.counts["given_back"] += 1
+        headers = {DEADLINE_HEADER: [attempt[1], deadline]} if deadline is not None else {}
+        queue = celery_internals.queue_of(self.consumer, request)
+        is_better_published = celery_internals.is_better_published(self.consumer, request)
+        if queue is not None and (headers or is_better_published):
+            celery_internals.publish_again(request, queue, headers)
+        else:
+            self.deadlines.keep(attempt, deadline)
+            celery_internals.give_back(request)
+
+    # Time.
+
+    @property
+    def max_wait(self) -> float:
+        """Seconds after its delivery when a message goes back to the broker, unless its task runs."""
+        chosen = self.consumer.app.conf.get("zklock_gate_max_wait")
+        # The other half is for the task itself, which may be acknowledged late.
+        return float(chosen) if chosen is not None else celery_internals.visibility_timeout(self.consumer) / 2
+
+    def schedule_check(self, delay: float | None = None) -> None:
+        """Check the requests in ``delay`` seconds, and in ``CHECK_INTERVAL`` at the latest."""
+        due = time.monotonic() + min(CHECK_INTERVAL if delay is None else delay, CHECK_INTERVAL)
+        if due < self._check_due:
+            self._check_due = due
+            self.loop.call_later(due - time.monotonic(), self._check)
+
+    def _check(self) -> None:
+        self._check_due = math.inf
+        self._on_check()
+
+    # Events.
+
+    def send_event(self, what: str, facts: dict[str, Any]) -> None:
+        """Send a Celery event, ``zklock-waiting``, ``zklock-held`` or ``zklock-released``, if events are enabled."""
+        events = self.consumer.event_dispatcher
+        if events is None or not events.enabled:
+            return
+        if events.groups:
+            # Remote control enables the groups that Celery knows.
+            (events.groups.add if "task" in events.groups else events.groups.discard)("zklock")
+        # Celery has its own names for the facts that every event has.
+        renamed = {"id": "uuid", "pid": "child"}
+        try:
+            events.send(f"zklock-{what}", **{renamed.get(name, name): value for name, value in facts.items()})
+        except Exception:
+            # The connection for events may be the one that was lost; tasks do not depend on it.
+            logger.exception("event=event_not_sent what=%s task=%s", what, facts["id"])

@@ -1,0 +1,276 @@
+"""Celery tasks and their locks: putting a lock into a task, finding the first lock of a body, naming the holder."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import logging
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from celery import Task
+from celery._state import (  # type: ignore[attr-defined]
+    _get_active_apps,
+    connect_on_app_finalize,
+    get_current_task,
+)
+from celery.local import PromiseProxy, Proxy, maybe_evaluate
+from celery.signals import task_prerun
+
+from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
+from django_zklock.locked_call import LockedCall, key_through, locked_call_of
+from django_zklock.work import resolvers
+from django_zklock.zk.node_data import Work
+
+logger = logging.getLogger("django_zklock.celery")
+
+Wrap = Callable[..., Callable[..., Any]]
+
+REFUSALS = (LockConflict, LockTimeout)
+
+_LOCKS = "__zklock__"
+_ASYNC_TASK = (
+    "zk_locked cannot lock the task {}: its body is async, and Celery never awaits it; write a plain function, which "
+    "can call asyncio.run()"
+)
+
+# `@zk_locked` above `@shared_task`: the lock goes into the task that Celery has made or will make.
+
+
+def is_task(target: object) -> bool:
+    """Return whether ``target`` is a Celery task or the proxy of one, without evaluating the proxy."""
+    # A proxy reports the class of its task, and to ask for that evaluates the proxy.
+    return issubclass(type(target), (Proxy, Task))
+
+
+def is_task_class(target: type) -> bool:
+    """Return whether ``target`` is a class of Celery tasks."""
+    return issubclass(target, Task)
+
+
+def body_of(target: type[Task[..., Any]]) -> Callable[..., Any]:
+    """Return the ``run`` of a class of tasks; raise ``TypeError`` if the class has none of its own."""
+    if target.run is Task.run:
+        raise TypeError(f"{target.__qualname__} has no run() to lock: decorate the class that has it")
+    if inspect.iscoroutinefunction(target.run):
+        raise TypeError(_ASYNC_TASK.format(target.__qualname__))
+    return target.run
+
+
+def lock_task(target: Any, wrap: Wrap) -> Any:
+    """Put the lock around the body of ``target`` in every app that has the task, and return ``target``."""
+    lock = _lock_once(wrap)
+    if type(target) is PromiseProxy:
+        # Made by `@app.task`: evaluated when its app is finalized, or now if the app is.
+        target.__then__(lambda: lock(maybe_evaluate(target)))
+    elif not issubclass(type(target), Proxy):
+        lock(target)
+    _lock_everywhere(target, lock)
+    return target
+
+
+def _lock_everywhere(target: Any, lock: Callable[[Any], None]) -> None:
+    # Celery's decorators make one task in each app: now in finalized apps, later in the others. The proxy of
+    # `@shared_task` looks up the task of the current app. At the end of an app's finalization its task exists.
+    def lock_in(app: Any) -> None:
+        task = app.tasks.get(target.name)
+        if task is not None and _user_function(task) is _user_function(target):
+            lock(task)
+
+    if not _decorators:
+        connect_on_app_finalize(_on_finalize)
+    _decorators.append(lock_in)
+    if type(target) is Proxy:
+        # Made by `@shared_task`, the only decorator that adds tasks to finalized apps.
+        for app in _get_active_apps():
+            if app.finalized:
+                lock_in(app)
+
+
+# In the order of decoration, which is the order of the locks on one task. Celery keeps its own callbacks in a set: two
+# processes would take the same two locks in different orders, and deadlock.
+_decorators: list[Callable[[Any], None]] = []
+
+
+def _on_finalize(app: Any) -> None:
+    def lock_all(**_facts: Any) -> None:
+        for lock_in in _decorators:
+            lock_in(app)
+
+    app.on_after_finalize.connect(lock_all, weak=False)
+
+
+def _refuse_coroutines(app: Any) -> None:
+    """Refuse the calls of locked tasks whose body is async, when ``app`` has made its tasks."""
+
+    def check_all(**_facts: Any) -> None:
+        for task in app.tasks.values():
+            body, _own = _body(task)
+            if inspect.iscoroutinefunction(body) and locked_call_of(body) is not None:
+                _refuse_calls(task)
+
+    app.on_after_finalize.connect(check_all, weak=False)
+
+
+def _refuse_calls(task: Any) -> None:
+    # Not an error here: Celery only logs the errors of its signals' receivers.
+    @functools.wraps(_user_function(task))
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
+        raise TypeError(_ASYNC_TASK.format(task.name))
+
+    task.run = refuse
+
+
+def _user_function(task: Any) -> Any:
+    """Return the function that the user wrote, without its wrappers."""
+    body = getattr(task, "_orig_run", task.run)
+    return inspect.unwrap(getattr(body, "__func__", body))
+
+
+def _lock_once(wrap: Wrap) -> Callable[[Any], None]:
+    """Return a function that puts the lock into a task, at most once into each task."""
+    mark = object()
+
+    def lock(task: Any) -> None:
+        marks = vars(task).setdefault(_LOCKS, [])
+        if mark in marks:
+            return
+        marks.append(mark)
+        if inspect.iscoroutinefunction(_user_function(task)):
+            _refuse_calls(task)
+            return
+        # Inside of autoretry's wrapper: the lock must be free before the task is sent again.
+        name = "_orig_run" if hasattr(task, "_orig_run") else "run"
+        body = getattr(task, name)
+        if isinstance(body, types.MethodType):
+            # `bind=True`: the key may be made from the task too.
+            setattr(task, name, types.MethodType(wrap(body.__func__), task))
+        else:
+            setattr(task, name, wrap(body))
+
+    return lock
+
+
+# The task that runs here, and its locks.
+
+
+def running_task() -> Any:
+    """Return the task that a worker runs here; ``None`` in a direct call, and in eager mode."""
+    task: Any = get_current_task()
+    if task is None or task.request.called_directly or task.request.is_eager:
+        return None
+    return task
+
+
+def outermost_lock(task: Any) -> tuple[LockedCall | None, tuple[Any, ...]]:
+    """Return the locked call that is the body of ``task``, if it is one, and the arguments that the body is bound to.
+
+    With ``pydantic=True`` Celery wraps the body, and the key is made of the converted arguments.
+    """
+    body, own = _body(task)
+    call, is_converted = _locked_call(body)
+    if call is not None and is_converted:
+        call = dataclasses.replace(call, key=key_through(body, call))
+    return call, own
+
+
+def is_call_of_message(task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether ``call`` is the outermost lock of the running ``task``, called with the message's arguments.
+
+    A ``__call__`` of the task's class can change the arguments, and can call other functions under a lock. Arguments
+    that Celery has converted cannot be compared.
+    """
+    body, own = _body(task)
+    outermost, is_converted = _locked_call(body)
+    if outermost is not call:
+        return False
+    if is_converted:
+        return True
+    expected, named = (*own, *task.request.args), task.request.kwargs
+    return (
+        len(args) == len(expected)
+        and all(given is meant for given, meant in zip(args, expected, strict=True))
+        and kwargs.keys() == named.keys()
+        and all(kwargs[name] is named[name] for name in named)
+    )
+
+
+def hidden_lock(task: Any) -> tuple[LockedCall | None, str]:
+    """Return the lock that the body of ``task`` takes below a decorator of another kind, and the decorator's name."""
+    body, _own = _body(task)
+    wrappers = [each for each in _wrappers(body) if not _is_defined_in(each, "celery.app.base")]
+    call = next((call for each in wrappers if (call := locked_call_of(each)) is not None), None)
+    code = getattr(wrappers[0], "__code__", None)
+    if code is None:
+        return call, type(wrappers[0]).__qualname__
+    # The name comes from the code: functools.wraps has given the wrapper the name of the body.
+    return call, f"{wrappers[0].__globals__['__name__']}.{code.co_qualname.partition('.<locals>')[0]}"
+
+
+def _body(task: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the function that ``task`` runs, without autoretry's wrapper, and the arguments that it is bound to."""
+    body = getattr(task, "_orig_run", task.run)
+    return (body.__func__, (body.__self__,)) if isinstance(body, types.MethodType) else (body, ())
+
+
+def _locked_call(body: Any) -> tuple[LockedCall | None, bool]:
+    """Return the locked call that ``body`` is, and whether Celery converts the arguments (``pydantic=True``)."""
+    call = locked_call_of(body)
+    if call is None and _is_defined_in(body, "celery.app.base"):
+        return locked_call_of(body.__wrapped__), True
+    return call, False
+
+
+def _wrappers(function: Any) -> Iterator[Any]:
+    """Yield ``function``, the function that it wraps, and so on."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _is_defined_in(function: Any, module: str) -> bool:
+    """Return whether ``module`` contains the code of ``function``; ``functools.wraps`` changes ``__module__``."""
+    return bool(getattr(function, "__globals__", {}).get("__name__") == module)
+
+
+class CeleryTask:
+    """Names the running task as the holder."""
+
+    def work(self) -> Work | None:
+        task: Any = get_current_task()
+        if task is None or not task.request.id:
+            return None
+        return Work(kind="task", name=task.name, id=task.request.id)
+
+
+def install() -> None:
+    """Register the resolver of the holder once, and exclude conflicts from the retries of tasks."""
+    if not any(isinstance(resolver, CeleryTask) for resolver in resolvers):
+        resolvers.append(CeleryTask())
+    connect_on_app_finalize(_refuse_coroutines)
+    task_prerun.connect(_exclude_from_autoretry, dispatch_uid="django_zklock.task", weak=False)
+
+
+def _exclude_from_autoretry(sender: Any, **_facts: Any) -> None:
+    """Add conflicts to the task's ``dont_autoretry_for``, unless ``autoretry_for`` names them.
+
+    ``autoretry_for=(Exception,)`` means failed attempts. A conflict is not a failed attempt, and must not use up the
+    retries.
+    """
+    if not hasattr(sender, "_orig_run"):
+        return
+    run: Any = next((each for each in _wrappers(sender.run) if _is_defined_in(each, "celery.app.autoretry")), None)
+    # Celery reads these options once, when it makes the task: before a lock is put above it.
+    options = dict(zip(run.__code__.co_freevars, run.__closure__, strict=True)) if run is not None else {}
+    if not {"autoretry_for", "dont_autoretry_for"} <= options.keys():
+        logger.warning("event=autoretry_unknown task=%s consequence=conflicts_are_retried", sender.name)
+        return
+    # The wrapper has copied the signature of the body with its `self`, and Task.retry would require that argument.
+    vars(run).pop("__signature__", None)
+    if any(issubclass(kind, ZkLockError) for kind in options["autoretry_for"].cell_contents):
+        return
+    excluded = options["dont_autoretry_for"]
+    if not set(REFUSALS) <= set(excluded.cell_contents):
+        excluded.cell_contents = (*excluded.cell_contents, *REFUSALS)

@@ -1,0 +1,283 @@
+"""The project's Celery app, as far as its locks depend on it: tasks, time limits and the broker's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from celery.app import app_or_default
+from celery.app.trace import task_has_custom
+
+from django_zklock.contrib.celery.gate.bootstep import is_wanted
+from django_zklock.contrib.celery.gate.celery_internals import VISIBILITY_TIMEOUT
+from django_zklock.contrib.celery.retry import RetryLater
+from django_zklock.contrib.celery.tasks import hidden_lock, outermost_lock
+from django_zklock.doctor import celery_workers
+from django_zklock.doctor.finding import Finding, abbreviate
+from django_zklock.locked_call import LockedCall
+
+
+class LockedTask(NamedTuple):
+    """A task of the project with a lock of the examined alias. ``bypass`` says why it does not wait at the gate."""
+
+    task: Any
+    call: LockedCall
+    bypass: str | None
+
+    @property
+    def limit(self) -> float | None:
+        """The seconds after which Celery ends the task; ``None`` without a limit."""
+        # Early versions of Celery do not copy the app's limits to its tasks.
+        conf = self.task.app.conf
+        return (
+            self.task.time_limit
+            or self.task.soft_time_limit
+            or conf.task_time_limit
+            or conf.task_soft_time_limit
+            or None
+        )
+
+    @property
+    def policy(self) -> str:
+        """Its conflict policy, as text."""
+        chosen = self.call.on_conflict
+        name = chosen if isinstance(chosen, str) else getattr(chosen, "__qualname__", type(chosen).__name__)
+        return name if self.bypass is None else f"{name}, without the gate"
+
+    @property
+    def delay(self) -> float:
+        """The longest countdown, in seconds, from its policies, its autoretry and beat."""
+        policies = (self.call.on_conflict, self.call.on_unavailable)
+        delays = [each.max_delay for each in policies if isinstance(each, RetryLater)]
+        if getattr(self.task, "autoretry_for", ()):
+            kwargs = getattr(self.task, "retry_kwargs", {})
+            backoff = getattr(self.task, "retry_backoff_max", 600) if getattr(self.task, "retry_backoff", False) else 0
+            delays.append(backoff or kwargs.get("countdown") or self.task.default_retry_delay)
+        entries = (self.task.app.conf.beat_schedule or {}).values()
+        sent = [entry.get("options") or {} for entry in entries if entry.get("task") == self.task.name]
+        delays += [options.get("countdown") or 0 for options in sent]
+        return max(delays, default=0)
+
+
+def examine(alias: str, session_timeout: float) -> Iterator[Finding]:
+    """Examine the current app, if the project has one, for the locks of ``alias``, in about 2 seconds at most."""
+    app: Any = app_or_default()
+    # Celery creates a default app if the project has none.
+    if app.main == "default" and not app.set_as_current:
+        return
+    yield _gate(app)
+    try:
+        # Like a worker at its start.
+        app.loader.import_default_modules()
+        tasks = _locked_tasks(app, alias)
+        visibility = _visibility_timeout(app)
+        limited = _queues_with_limits(app)
+    except Exception as error:  # noqa: BLE001 - the project's code runs here
+        yield Finding(
+            id="celery.tasks",
+            level="error",
+            subject=app.main or "app",
+            found=f"the tasks, or the library of the broker, cannot be imported: {error!r}",
+            advice="Correct this first: a worker would not start either.",
+        )
+        return
+    wait = _wait_at_gate(app, visibility)
+    yield _tasks(tasks, alias)
+    yield _bypass(tasks)
+    yield _time_limits(tasks)
+    yield _visibility(tasks, visibility, wait)
+    yield _countdowns(tasks, visibility, wait)
+    yield _max_wait(app, visibility)
+    yield _delivery_limits(limited)
+    yield _session_timeout(session_timeout, tasks, visibility)
+    terminated = [each.task.name for each in tasks if each.call.on_lost == "terminate"]
+    yield from celery_workers.examine(app, terminated)
+
+
+def _locked_tasks(app: Any, alias: str) -> list[LockedTask]:
+    found = []
+    for _name, task in sorted(app.tasks.items()):
+        call, _own = outermost_lock(task)
+        bypass = None if getattr(task, "zklock_gate", True) else "zklock_gate=False"
+        if call is None:
+            call, decorator = hidden_lock(task)
+            bypass = f"below {decorator}, which may change the arguments"
+        if call is not None and call.using == alias:
+            found.append(LockedTask(task, call, bypass))
+    return found
+
+
+def _visibility_timeout(app: Any) -> float | None:
+    """Return the seconds after which the broker delivers an unacknowledged message again, if there is a limit."""
+    chosen = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+    transport = app.connection_for_read().get_transport_cls()
+    default = VISIBILITY_TIMEOUT if transport.driver_type == "amqp" else None
+    timeout = chosen or getattr(getattr(transport, "Channel", None), "visibility_timeout", default)
+    return float(timeout) if timeout else None
+
+
+def _wait_at_gate(app: Any, visibility: float | None) -> float:
+    """Return the longest time, in seconds from its delivery, that a message may wait at the gate."""
+    if not is_wanted(app):
+        return 0.0
+    chosen = app.conf.get("zklock_gate_max_wait")
+    return float(chosen) if chosen is not None else (visibility or 0.0) / 2
+
+
+def _queues_with_limits(app: Any) -> list[str]:
+    """Return the app's queues that limit deliveries, each with its limit if it is set."""
+    if app.connection_for_read().get_transport_cls().driver_type != "amqp":
+        return []
+    found = []
+    for name, queue in sorted(app.amqp.queues.items()):
+        arguments = queue.queue_arguments or {}
+        limit = arguments.get("x-delivery-limit")
+        counts = limit is not None or arguments.get("x-queue-type") == "quorum"
+        if counts and limit != -1 and "x-dead-letter-exchange" not in arguments:
+            found.append(name if limit is None else f"{name} ({limit})")
+    return found
+
+
+def _gate(app: Any) -> Finding:
+    finding = partial(Finding, id="celery.gate", subject=f"app {app.main}")
+    if is_wanted(app):
+        return finding(level="ok", found="tasks wait for their locks at the gate")
+    return finding(
+        level="info",
+        found="the gate is switched off: each waiting task occupies a slot of its worker",
+        advice="Remove CELERY_ZKLOCK_GATE = False.",
+    )
+
+
+def _tasks(tasks: Sequence[LockedTask], alias: str) -> Finding:
+    policies = abbreviate([f"{each.task.name} ({each.policy})" for each in tasks])
+    return Finding(
+        id="celery.tasks",
+        level="ok",
+        subject=f"{len(tasks)} with a lock",
+        found=policies or f"no task has a lock of {alias} as its outermost decorator",
+    )
+
+
+def _bypass(tasks: Sequence[LockedTask]) -> Finding:
+    finding = partial(Finding, id="celery.bypass")
+    reasons = [f"{each.task.name} ({each.bypass})" for each in tasks if each.bypass is not None]
+    doubtful = [each.task.name for each in tasks if each.bypass is None and task_has_custom(each.task, "__call__")]
+    reasons += [f"{name} (its own __call__, if that changes the arguments or the thread)" for name in doubtful]
+    if reasons:
+        return finding(
+            level="info",
+            subject=f"{len(reasons)} without the gate",
+            found=f"these acquire their locks in the task and occupy a slot while they wait: {abbreviate(reasons)}",
+            advice="Put @zk_locked above the other decorators of the body.",
+        )
+    return finding(level="ok", subject="tasks", found="no task bypasses the gate")
+
+
+def _time_limits(tasks: Sequence[LockedTask]) -> Finding:
+    finding = partial(Finding, id="celery.time-limits")
+    unlimited = [each.task.name for each in tasks if each.limit is None]
+    if unlimited:
+        return finding(
+            level="info",
+            subject=f"{len(unlimited)} without",
+            found=f"these may hold their locks for ever: {abbreviate(unlimited)}",
+            advice="Set their time_limit, or CELERY_TASK_TIME_LIMIT.",
+        )
+    return finding(level="ok", subject="time limits", found="every task with a lock has a time limit")
+
+
+def _visibility(tasks: Sequence[LockedTask], visibility: float | None, wait: float) -> Finding:
+    finding = partial(Finding, id="celery.visibility-timeout")
+    if visibility is None:
+        return finding(level="ok", subject="none", found="the broker has no visibility timeout")
+    subject = f"{visibility:g} s"
+    # Without the gate the whole timeout is available to the task.
+    late = [
+        each.task.name
+        for each in tasks
+        if each.task.acks_late and (each.limit or 0) > visibility - (0.0 if each.bypass else wait)
+    ]
+    if late:
+        return finding(
+            level="warning",
+            subject=subject,
+            found=f"with acks_late these may run longer than the rest of it after {wait:g} s at the gate, and are then "
+            f"delivered again while they run: {abbreviate(late)}",
+            advice="Set a shorter time_limit, a longer visibility timeout of the broker (RabbitMQ: consumer_timeout), "
+            "or a smaller CELERY_ZKLOCK_GATE_MAX_WAIT.",
+        )
+    return finding(level="ok", subject=subject, found="no task with acks_late has a longer time limit")
+
+
+def _countdowns(tasks: Sequence[LockedTask], visibility: float | None, wait: float) -> Finding:
+    finding = partial(Finding, id="celery.countdowns")
+    if visibility is None:
+        return finding(level="ok", subject="none", found="the broker has no visibility timeout")
+    left = max(0.0, visibility - wait)
+    subject = f"{left:g} s"
+    late = [f"{each.task.name} ({each.delay:g} s)" for each in tasks if each.delay > left]
+    if late:
+        return finding(
+            level="warning",
+            subject=subject,
+            found=f"the countdown of these is longer than the rest of the visibility timeout after {wait:g} s at the "
+            f"gate: {abbreviate(late)}",
+            advice="Set a shorter countdown, retry_backoff_max or RetryLater(max_delay=...), or a longer visibility "
+            "timeout of the broker (RabbitMQ: consumer_timeout).",
+        )
+    return finding(level="ok", subject=subject, found="no known countdown is longer")
+
+
+def _max_wait(app: Any, visibility: float | None) -> Finding:
+    finding = partial(Finding, id="celery.max-wait")
+    chosen = app.conf.get("zklock_gate_max_wait")
+    if chosen is None:
+        return finding(
+            level="ok",
+            subject="CELERY_ZKLOCK_GATE_MAX_WAIT",
+            found="is not set: tasks wait at the gate for at most half of the visibility timeout",
+        )
+    subject = f"CELERY_ZKLOCK_GATE_MAX_WAIT {float(chosen):g} s"
+    if visibility is not None and float(chosen) > visibility / 2:
+        return finding(
+            level="warning",
+            subject=subject,
+            found=f"more than half of the visibility timeout of {visibility:g} s: the rest after the wait may be too "
+            "short for a countdown or for a task with acks_late, which is then delivered again",
+            advice="Set at most half of the visibility timeout, or remove the setting.",
+        )
+    return finding(level="ok", subject=subject, found="at least the same time remains for the task itself")
+
+
+def _delivery_limits(limited: Sequence[str]) -> Finding:
+    finding = partial(Finding, id="celery.delivery-limits", subject="queues")
+    if limited:
+        return finding(
+            level="info",
+            found="these discard a message after too many deliveries without an acknowledgement, since RabbitMQ 4.0 by "
+            f"default after 20: {abbreviate(limited)}; each shutdown and each lost connection counts as a delivery "
+            "for all waiting tasks",
+            advice="Set their x-dead-letter-exchange, or an x-delivery-limit of -1 (RabbitMQ 4).",
+        )
+    return finding(level="ok", found="no known queue limits deliveries")
+
+
+def _session_timeout(session_timeout: float, tasks: Sequence[LockedTask], visibility: float | None) -> Finding:
+    finding = partial(Finding, id="celery.session-timeout", subject=f"session timeout {session_timeout:g} s")
+    if visibility is not None and session_timeout >= visibility:
+        return finding(
+            level="warning",
+            found=f"the broker delivers a task again after {visibility:g} s, when the lock of a dead worker may still "
+            "be held",
+            advice="Set a shorter SESSION_TIMEOUT, or a longer visibility timeout.",
+        )
+    shorter = [each.task.name for each in tasks if each.limit is not None and each.limit < session_timeout]
+    if shorter:
+        return finding(
+            level="info",
+            found=f"when a host fails, the locks of these stay longer than the tasks may run: {abbreviate(shorter)}",
+            advice="Set a shorter SESSION_TIMEOUT if waiters cannot wait that long.",
+        )
+    return finding(level="ok", found="no task has a shorter time limit")

@@ -1,0 +1,308 @@
+"""The key of a lock, made from the arguments of a call by a template or a callable."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import string
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from django.db.models import Model
+
+from django_zklock.zk import paths
+
+KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], "str | tuple[str, ...]"]
+"""Takes the positional and the keyword arguments of a call and returns the key, or the keys to take together."""
+
+Chooser = Callable[[inspect.BoundArguments], tuple[Sequence[Any], Mapping[str, Any]]]
+"""Takes the arguments of a call and returns the arguments for the key callable."""
+
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+>")
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_CONTEXT_ARGUMENTS = {"self", "cls", "request"}
+_PERCENT = re.compile(r"%(\(\w+\))?[sdr]")
+# Django's method_decorator decorates a method at each call; a warning is given once.
+_warned: dict[Any, Any] = {}
+
+
+def compile_key(key: str | Sequence[str] | Callable[..., Any], function: Callable[..., Any]) -> KeyMaker:
+    """Return the key maker of ``function`` for a template over its arguments or a callable that takes them.
+
+    A list or tuple of templates, or a callable that returns a list or tuple, names keys to take together.
+
+    If all parameters of a callable have names that ``function`` has too, the callable is called by name with those
+    that it declares. Otherwise it gets the leading arguments by position. Defaults of ``function`` are arguments too.
+
+    Raise ``TypeError`` for any other key; ``ValueError`` for an empty or malformed template, a template that names an
+    argument that ``function`` does not have, and a callable that needs more arguments than there are.
+    """
+    if isinstance(key, str):
+        return _template(key, function)
+    if callable(key):
+        return _callable(key, function)
+    if isinstance(key, (list, tuple)) and key and all(isinstance(each, str) for each in key):
+        makers = [_template(each, function) for each in key]
+        return lambda args, kwargs: tuple(str(make(args, kwargs)) for make in makers)
+    raise TypeError(f'the key must be a template like "invoice:{{invoice_id}}" or a callable, got {key!r}')
+
+
+def metric_name(key: str | Sequence[str] | Callable[..., Any], function: Callable[..., Any]) -> str:
+    """Return the name that all keys of ``function`` share in metrics.
+
+    That is the template, or all templates with commas between. For a function as ``key`` it is the qualified name of
+    that function, and for a callable without a name, such as a lambda, the qualified name of ``function``.
+    """
+    if isinstance(key, str):
+        return key
+    if isinstance(key, (list, tuple)):
+        return ", ".join(key)
+    is_named = isinstance(key, (types.FunctionType, types.MethodType)) and key.__name__ != "<lambda>"
+    named: Any = key if is_named else function
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature that calls of ``function`` have to match."""
+    if isinstance(function, functools.partial):
+        # Django's method_decorator copies __wrapped__, the method with `self`, to a partial of the bound method.
+        function = functools.partial(function.func, *function.args, **function.keywords)
+    return inspect.signature(function)
+
+
+def warn_of_mistakes(
+    key: str | Sequence[str] | Callable[..., Any], function: Callable[..., Any], *, needs_field: bool
+) -> None:
+    """Warn if a template has a ``%s``, and, with ``needs_field``, if no template has a field although calls differ.
+
+    Calls differ if ``function`` has an argument without a default, other than ``self``, ``cls`` and ``request``.
+    """
+    if callable(key):
+        return
+    templates = [key] if isinstance(key, str) else key
+    for template in templates:
+        text = "".join(literal for literal, *_field in _formatter.parse(template))
+        if found := _PERCENT.search(text):
+            _warn(
+                function,
+                f"lock key {template!r} of {function.__qualname__} has {found[0]}, which is not replaced: write "
+                f"{{name}}, with the name of an argument",
+            )
+    required = [
+        parameter.name
+        for parameter in signature_of(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in _COLLECTING
+        and parameter.name not in _CONTEXT_ARGUMENTS
+    ]
+    if needs_field and required and not any(field for template in templates for field in _fields(template)):
+        _warn(
+            function,
+            f"lock key {key!r} of {function.__qualname__} has no field, so all calls share one lock, whatever "
+            f"{' and '.join(required)} may be: name an argument, as in {{{required[0]}}}, or add template= if one lock "
+            f"for all calls is meant",
+        )
+
+
+def _warn(function: Callable[..., Any], message: str) -> None:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    # At the line of the function, however many decorators are between.
+    file, line = (code.co_filename, code.co_firstlineno) if code else (__file__, 1)
+    warnings.warn_explicit(message, UserWarning, file, line, module=function.__module__, registry=_warned)
+
+
+def key_text(value: object) -> str:
+    """Return the text that stands for ``value`` in a key: the same in every process.
+
+    A model instance becomes ``app_label.model:pk``; a proxy model counts as its concrete model. Equal dicts have the
+    same text, whatever the order of their entries, also inside of other dicts, lists and tuples.
+
+    Raise ``ValueError`` for ``None``, for an unsaved instance, and for a value whose text is empty or differs from
+    process to process: an address in memory, or the members of a set in their random order.
+    """
+    _reject_none(value)
+    if isinstance(value, Model):
+        meta = value._meta  # noqa: SLF001 - Django's documented API
+        # A composite primary key is a tuple, and a part of it may be None.
+        if value.pk is None or (isinstance(value.pk, tuple) and None in value.pk):
+            raise ValueError(f"an unsaved {meta.label} has no primary key to lock by")
+        concrete = meta.concrete_model or type(value)
+        return f"{concrete._meta.label_lower}:{value.pk}"  # noqa: SLF001
+    return _stable(str(_ordered(value)), value)
+
+
+def _ordered(value: Any) -> Any:
+    """Return ``value`` with the entries of the dicts in it sorted; raise ``ValueError`` for a set in it.
+
+    A container with its own ``__repr__`` or ``__str__``, such as a named tuple, is returned as it is.
+    """
+    if isinstance(value, AbstractSet):
+        raise ValueError(  # noqa: TRY004 - the content of the value is wrong, as in _stable()
+            f"a value in a lock key must read the same in every process, and a set has no order, got {value!r}; "
+            f"use a sorted list"
+        )
+    kind: Any = type(value)
+    if isinstance(value, Mapping):
+        entries = [(_ordered(key), _ordered(each)) for key, each in value.items()]
+        if (kind.__repr__, kind.__str__) == (dict.__repr__, object.__str__):
+            return dict(sorted(entries, key=lambda entry: repr(entry[0])))
+    elif isinstance(value, (list, tuple)):
+        members = [_ordered(each) for each in value]
+        for plain in (list, tuple):
+            if (kind.__repr__, kind.__str__) == (plain.__repr__, object.__str__):
+                return plain(members)
+    return value
+
+
+def _reject_none(value: object) -> None:
+    if value is None:
+        raise ValueError(
+            "a value in a lock key must not be None, which all calls without the value would share; a callable as the "
+            "key can replace it"
+        )
+
+
+def _stable(text: str, value: object) -> str:
+    if not text:
+        raise ValueError(f"a value in a lock key must not be empty, got {value!r}")
+    if _ADDRESS.search(text):
+        raise ValueError(
+            f"a value in a lock key must read the same in every process, got {text!r}; use an attribute of it, or give "
+            f"{type(value).__name__} a __str__"
+        )
+    return text
+
+
+class _Formatter(string.Formatter):
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        _reject_none(value)
+        return super().convert_field(_ordered(value) if conversion else value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return _stable(format(value, format_spec), value) if format_spec else key_text(value)
+
+
+_formatter = _Formatter()
+
+
+def _template(template: str, function: Callable[..., Any]) -> KeyMaker:
+    if not template:
+        raise ValueError("a lock key must not be empty")
+    try:
+        fields = list(_fields(template))
+    except ValueError as error:
+        raise ValueError(f"lock key {template!r} is not a template: {error}; write {{{{ for a brace") from error
+    signature = signature_of(function)
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    for field in fields:
+        name = re.split(r"[.\[]", field, maxsplit=1)[0]
+        if not name.isidentifier():
+            raise ValueError(f"lock key {template!r}: name the argument, as in {{invoice_id}}, instead of {{{field}}}")
+        if name not in signature.parameters and not open_ended:
+            raise ValueError(
+                f"lock key {template!r} names {name!r}, which is no argument of {function.__qualname__}; "
+                f"it has: {', '.join(signature.parameters) or 'none'}"
+            )
+    if not fields:
+        constant = paths.check_key(template.format())
+        return lambda _args, _kwargs: constant
+
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        arguments = _named(_bound(signature, function, args, kwargs))
+        try:
+            return _formatter.vformat(template, (), arguments)
+        except (KeyError, AttributeError, IndexError, TypeError) as error:
+            raise ValueError(f"lock key {template!r} cannot be made from this call: {error!r}") from error
+        except ValueError as error:
+            raise ValueError(f"lock key {template!r}: {error}") from error
+
+    return make
+
+
+def _fields(template: str) -> Iterator[str]:
+    """Yield the names of the fields of a template, including those inside of format specifications."""
+    for _, name, specification, conversion in _formatter.parse(template):
+        if name is not None:
+            if conversion not in {None, "r", "s", "a"}:
+                raise ValueError(f"unknown conversion !{conversion}")
+            yield name
+            yield from _fields(specification or "")
+
+
+def _callable(key: Callable[..., Any], function: Callable[..., Any]) -> KeyMaker:
+    if inspect.iscoroutinefunction(key):
+        raise TypeError(f"the key callable of {function.__qualname__} must not be async, got {key!r}")
+    signature = signature_of(function)
+    choose = _chooser(key, function, signature)
+
+    def text(made: object) -> str:
+        if made is None:
+            raise ValueError(f"the key callable of {function.__qualname__} returned None instead of a key")
+        return key_text(made)
+
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | tuple[str, ...]:
+        positional, named = choose(_bound(signature, function, args, kwargs))
+        made = key(*positional, **named)
+        return tuple(map(text, made)) if isinstance(made, (list, tuple)) else text(made)
+
+    return make
+
+
+def _chooser(key: Callable[..., Any], function: Callable[..., Any], signature: inspect.Signature) -> Chooser:
+    """Return the function that chooses the arguments for the callable ``key``, by name or by position."""
+    try:
+        parameters = list(inspect.signature(key).parameters.values())
+    except (TypeError, ValueError):  # some builtins have no signature
+        return lambda bound: (bound.args, bound.kwargs)
+    names = {p.name for p in parameters if p.kind in _BY_NAME}
+    required = {p.name for p in parameters if p.kind in _BY_NAME and p.default is p.empty}
+    places = sum(p.kind in _BY_POSITION for p in parameters)
+    takes_more = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    own_names = takes_more or any(p.kind is p.POSITIONAL_ONLY for p in parameters)
+    collected = {p.name for p in signature.parameters.values() if p.kind in _COLLECTING}
+
+    def choose(bound: inspect.BoundArguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        named = _named(bound)
+        if not own_names and required <= named.keys() and (names & named.keys() or not names):
+            return (), {k: v for k, v in named.items() if k in names or (takes_any and k not in collected)}
+        positional = bound.args if takes_more else bound.args[:places]
+        rest = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return positional, {k: v for k, v in named.items() if k in rest} | (bound.kwargs if takes_any else {})
+
+    if not any(p.kind in _COLLECTING for p in signature.parameters.values()):
+        by_name = not own_names and required <= signature.parameters.keys()
+        wanted = sum(p.kind in _BY_POSITION and p.default is p.empty for p in parameters)
+        if not by_name and wanted > len(signature.parameters):
+            raise ValueError(
+                f"the key callable of {function.__qualname__} takes {', '.join(p.name for p in parameters)}; "
+                f"the arguments are: {', '.join(signature.parameters) or 'none'}"
+            )
+    return choose
+
+
+def _bound(
+    signature: inspect.Signature, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.BoundArguments:
+    """Return the arguments of a call with the defaults, or raise the same ``TypeError`` as the call itself."""
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{function.__qualname__}() {error}") from None
+    bound.apply_defaults()
+    return bound
+
+
+def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
+    """Return all arguments by name; those collected by ``**`` also by their own names."""
+    named: dict[str, Any] = {}
+    for name, parameter in bound.signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            named |= bound.arguments[name]
+    return named | bound.arguments

@@ -1,0 +1,350 @@
+"""Calling a function under its lock, and what follows if the lock is not granted, is lost or cannot be asked for.
+
+A :class:`LockedCall` keeps no state between calls: any number of threads can share one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from django.core.management.base import BaseCommand
+
+from django_zklock import interrupt, signals
+from django_zklock.conflict import AcquireRetries, Conflict, OnConflict, OnLost, OnUnavailable
+from django_zklock.connections import connections
+from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
+from django_zklock.key_template import KeyMaker, signature_of
+from django_zklock.work import current_work
+from django_zklock.zk import owners
+from django_zklock.zk.held import Held
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
+from django_zklock.zk.rules import Rule
+
+logger = logging.getLogger("django_zklock.locked_call")
+
+Outcome = tuple[Held | None, ZkLockError | None]
+"""The result of acquiring: a hold, or the error that explains why there is none."""
+
+
+class TimeLeft(NamedTuple):
+    """The rest of a call's timeout in seconds, after a part was spent in another process; ``None`` for no limit."""
+
+    seconds: float | None
+
+
+class Offer(Protocol):
+    """The lock of a call that was chosen before the call began."""
+
+    @property
+    def lock(self) -> Lock: ...
+
+    def take(self) -> Outcome | TimeLeft | None:
+        """Return the outcome if the lock was acquired or refused already; the calling context owns the hold.
+
+        After ``TimeLeft`` the call acquires the lock within that time, after ``None`` within its own timeout.
+        """
+
+
+acquire_hooks: list[Callable[[LockedCall, tuple[Any, ...], dict[str, Any]], Offer | None]] = []
+"""Hooks that may know the lock of a call already, as Celery's gate knows the locks of its tasks.
+
+Each hook is called with the locked call and its arguments, before the key is made. The first offer counts.
+"""
+
+terminate_hooks: list[Callable[[], Callable[[], None] | None]] = []
+"""Hooks that know how to end the process of the running call, for ``on_lost="terminate"``.
+
+The first function that a hook returns is used. It is called from a background thread, and ends more than the call.
+"""
+
+_ATTRIBUTE = "__zklock_call__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedCall:
+    """How one function is called under its lock. ``timeout`` is in seconds, ``None`` for no limit."""
+
+    function: Callable[..., Any]
+    key: KeyMaker
+    rule: Rule
+    using: str
+    reentrant: bool
+    timeout: float | None
+    on_conflict: OnConflict
+    on_lost: OnLost
+    on_unavailable: OnUnavailable
+    template: str
+    # The function is the `handle` of a command if its first argument is a command.
+    is_handle: bool = False
+
+    def wrap(self) -> Callable[..., Any]:
+        """Return the function that takes the lock and then calls ours: a coroutine function if ours is one."""
+        if inspect.iscoroutinefunction(self.function):
+
+            @functools.wraps(self.function)
+            async def alocked(*args: Any, **kwargs: Any) -> Any:
+                return await self.acall(args, kwargs)
+
+            return self._with_signature(alocked)
+
+        @functools.wraps(self.function)
+        def locked(*args: Any, **kwargs: Any) -> Any:
+            return self.call(args, kwargs)
+
+        return self._with_signature(locked)
+
+    def _with_signature(self, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        # The wrapper is part of the value: functools.wraps copies attributes to every function put around it.
+        setattr(wrapper, _ATTRIBUTE, (wrapper, self))
+        # Celery checks the arguments of a task by inspect.getfullargspec, which does not follow __wrapped__.
+        with contextlib.suppress(TypeError, ValueError):
+            wrapper.__signature__ = signature_of(self.function)  # type: ignore[attr-defined]
+        return wrapper
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function under the lock that these arguments name."""
+        if _wanted_key.get() == id(self):
+            raise _KeyFound(self.key(args, kwargs))
+        offer = next((offer for hook in acquire_hooks if (offer := hook(self, args, kwargs))), None)
+        lock = self.lock(args, kwargs, functools.partial(self._work, args)) if offer is None else offer.lock
+        owner = owners.caller().owner
+        try:
+            held, refusal = self._acquire(lock, offer)
+            if refusal is not None and not self._may_run_unprotected(refusal):
+                return self._handle_refusal(lock, self._conflict(lock, args, kwargs, refusal), refusal)
+            result = self._run(held, args, kwargs)
+            self._reject_coroutine(result)
+            if held is not None:
+                held._finish(raising=self.on_lost != "ignore")
+            return result
+        except BaseException:
+            owner.release_since(lock)
+            raise
+        finally:
+            refusal = None  # its traceback refers to this frame
+
+    async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Await the coroutine function under the lock that these arguments name."""
+        lock = self.lock(args, kwargs, functools.partial(self._work, args))
+        owner = owners.caller().owner
+        try:
+            held, refusal = await self._aacquire(lock)
+            if refusal is not None and not self._may_run_unprotected(refusal):
+                return await self._ahandle_refusal(lock, self._conflict(lock, args, kwargs, refusal), refusal)
+            result = await self._arun(held, args, kwargs)
+            if held is not None:
+                await held._afinish(raising=self.on_lost != "ignore")
+            return result
+        except GeneratorExit:  # nothing can be awaited any more
+            owner.release_since(lock)
+            raise
+        except BaseException:
+            for held in [held for held in reversed(owner.holds) if held.lock is lock]:
+                await held.arelease()
+            raise
+        finally:
+            refusal = None
+
+    def _run(self, held: Held | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if held is None or self.on_lost in {"raise", "ignore"}:
+            return self.function(*args, **kwargs)
+        ways = (way for hook in terminate_hooks if (way := hook()))
+        if self.on_lost == "terminate" and (terminate := next(ways, None)):
+            forget = held._when_lost(terminate)
+            try:
+                return self.function(*args, **kwargs)
+            finally:
+                forget()
+        return interrupt.run(held, functools.partial(self.function, *args, **kwargs))
+
+    async def _arun(self, held: Held | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if held is None or self.on_lost in {"raise", "ignore"}:
+            return await self.function(*args, **kwargs)
+        return await interrupt.arun(held, self.function(*args, **kwargs))
+
+    # Errors are returned and not raised, so that neither the body nor a callable as a policy runs inside of an
+    # `except`: Celery's Task.retry and logging.exception read sys.exc_info().
+
+    def _acquire(self, lock: Lock, offer: Offer | None) -> Outcome:
+        timeout = self.timeout
+        outcome = offer.take() if offer is not None else None
+        if isinstance(outcome, TimeLeft):
+            timeout = outcome.seconds
+        elif outcome is not None:
+            return outcome
+        retries = AcquireRetries(lock, timeout, current_work())
+        while True:
+            try:
+                return lock.acquire(retries.timeout), None
+            except (LockTimeout, LockConflict) as error:
+                if not retries.should_retry(error):
+                    return None, error
+            except ZooKeeperUnavailable as error:
+                return None, error
+
+    async def _aacquire(self, lock: Lock) -> Outcome:
+        retries = AcquireRetries(lock, self.timeout, current_work())
+        while True:
+            try:
+                return await lock.aacquire(retries.timeout), None
+            except (LockTimeout, LockConflict) as error:
+                if not retries.should_retry(error):
+                    return None, error
+            except ZooKeeperUnavailable as error:
+                return None, error
+
+    def _reject_coroutine(self, result: object) -> None:
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(
+                f"{self.name} returned a coroutine, which would run after the release of the lock: put @zk_locked "
+                f"directly above its `async def`"
+            )
+
+    def lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], work: Callable[[], Work | None]) -> Lock:
+        """Return the lock of a call with these arguments; ``work`` returns what the call is a part of."""
+        return self.lock_of(self.key(args, kwargs), work)
+
+    def lock_of(self, key: str | Sequence[str], work: Callable[[], Work | None]) -> Lock:
+        """Return the lock of a call whose key is ``key``."""
+        return Lock(
+            key,
+            connections[self.using],
+            rule=self.rule,
+            reentrant=self.reentrant,
+            listener=signals.listener,
+            work=work,
+            template=self.template,
+            sole_waiter=self.on_conflict == "coalesce",
+        )
+
+    def _work(self, args: tuple[Any, ...]) -> Work:
+        if (found := current_work()) is not None:
+            return found
+        if self._is_command(args):
+            return Work(kind="command", name=type(args[0]).__module__.rpartition(".")[2])
+        return Work(kind="function", name=self.name)
+
+    def _is_command(self, args: tuple[Any, ...]) -> bool:
+        return self.is_handle and bool(args) and isinstance(args[0], BaseCommand)
+
+    @property
+    def name(self) -> str:
+        """The function's name in messages."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def _conflict(self, lock: Lock, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: ZkLockError) -> Conflict:
+        return Conflict(
+            key=lock.key,
+            function=self.name,
+            holder=refusal.holder,
+            waited=self.timeout,
+            args=args,
+            kwargs=kwargs,
+            unavailable=refusal if isinstance(refusal, ZooKeeperUnavailable) else None,
+        )
+
+    def _may_run_unprotected(self, refusal: ZkLockError) -> bool:
+        if not isinstance(refusal, ZooKeeperUnavailable) or self.on_unavailable != "run":
+            return False
+        logger.error("event=unprotected key=%r function=%s error=%s", refusal.key, self.name, refusal)
+        return True
+
+    def _handle_refusal(self, lock: Lock, conflict: Conflict, refusal: ZkLockError) -> Any:
+        """Send the signals of a call without a lock, and skip it or apply the policy."""
+        reason = _reason(refusal)
+        arguments = self._signal_arguments(lock, conflict, reason)
+        signals.send(signals.refused, **arguments)
+        if not self._should_skip(reason):
+            return self._apply_policy(conflict, refusal)
+        signals.send(signals.skipped, **arguments)
+        return self._skipped_result(conflict, reason)
+
+    async def _ahandle_refusal(self, lock: Lock, conflict: Conflict, refusal: ZkLockError) -> Any:
+        reason = _reason(refusal)
+        arguments = self._signal_arguments(lock, conflict, reason)
+        await signals.asend(signals.refused, **arguments)
+        if not self._should_skip(reason):
+            result = self._apply_policy(conflict, refusal)
+            return await result if inspect.isawaitable(result) else result
+        await signals.asend(signals.skipped, **arguments)
+        return self._skipped_result(conflict, reason)
+
+    def _should_skip(self, reason: str) -> bool:
+        if reason == "unavailable":
+            return self.on_unavailable == "skip"
+        return reason == "coalesced" or self.on_conflict == "skip"
+
+    def _apply_policy(self, conflict: Conflict, refusal: ZkLockError) -> Any:
+        policy = self.on_conflict if conflict.unavailable is None else self.on_unavailable
+        if callable(policy):
+            return policy(conflict)
+        if conflict.unavailable is not None or policy in {"wait", "coalesce"}:
+            raise refusal
+        raise conflict.error() from refusal
+
+    def _signal_arguments(self, lock: Lock, conflict: Conflict, reason: str) -> dict[str, Any]:
+        return {**signals.common_arguments(lock), "holder": conflict.holder, "function": self.name, "reason": reason}
+
+    def _skipped_result(self, conflict: Conflict, reason: str) -> Any:
+        """Log the skipped call and return a result that differs from every result of real work."""
+        holder = str(conflict.holder) if conflict.holder else None
+        logger.warning("event=skipped key=%r function=%s reason=%s holder=%r", conflict.key, self.name, reason, holder)
+        if self._is_command(conflict.args):
+            # Django writes what `handle` returns, and that must be text.
+            why = f"held by {holder}" if holder else "taken"
+            if reason == "unavailable":
+                why = "ZooKeeper cannot be reached"
+            return f"Skipped: lock {conflict.key!r}: {why}."
+        return {"zklock": "skipped", "key": conflict.key, "reason": reason, "holder": holder}
+
+
+def _reason(refusal: ZkLockError) -> str:
+    if isinstance(refusal, ZooKeeperUnavailable):
+        return "unavailable"
+    return "coalesced" if isinstance(refusal, AlreadyAwaited) else "conflict"
+
+
+def locked_call_of(function: Callable[..., Any]) -> LockedCall | None:
+    """Return how ``function`` takes its lock; ``None`` unless a call of it takes a lock first of all."""
+    wrapper, call = getattr(function, _ATTRIBUTE, (None, None))
+    return call if wrapper is function else None
+
+
+# The id of the locked call that returns only its key and does not run.
+_wanted_key: contextvars.ContextVar[int | None] = contextvars.ContextVar("django_zklock_wanted_key", default=None)
+
+
+class _KeyFound(BaseException):
+    """Carries the key of a call out through the function that converted the arguments."""
+
+    def __init__(self, key: str | tuple[str, ...]) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def key_through(wrapper: Callable[..., Any], call: LockedCall) -> KeyMaker:
+    """Return the key maker of ``call`` for the arguments of ``wrapper``, which converts them and calls ``call``.
+
+    The key maker calls ``wrapper``, which runs as far as the locked call; that takes no lock.
+    """
+
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | tuple[str, ...]:
+        token = _wanted_key.set(id(call))
+        try:
+            wrapper(*args, **kwargs)
+        except _KeyFound as found:
+            return found.key
+        finally:
+            _wanted_key.reset(token)
+        raise ValueError(f"the key of {call.name} is not known: the function around it did not call it")
+
+    return make

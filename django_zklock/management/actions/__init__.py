@@ -1,1 +1,0 @@
-"""What ``manage.py zklock`` can do: a module for each action."""

@@ -1,0 +1,1 @@
+"""The subcommands of ``manage.py zklock``, one module each."""

@@ -1,0 +1,77 @@
+"""What several subcommands share: their errors, the holders of a lock, and the reason for acting on them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError
+
+from django_zklock.connections import connections
+from django_zklock.exceptions import ZkLockError
+from django_zklock.management.subcommands import _output
+from django_zklock.management.subcommands._output import Terminal
+from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN
+from django_zklock.zk.formatting import escape_controls
+from django_zklock.zk.ops import snapshots
+from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
+from django_zklock.zk.pool import Pool
+
+
+@contextmanager
+def as_command_errors() -> Iterator[None]:
+    """Raise wrong settings, wrong arguments and errors of ZooKeeper as ``CommandError``."""
+    try:
+        yield
+    except (ZkLockError, ImproperlyConfigured, ValueError) as error:
+        raise CommandError(one_line(error), returncode=COULD_NOT_RUN) from error
+
+
+def one_line(error: Exception) -> str:
+    """Return the text of an error in one line, without control characters: it may quote data of other clients."""
+    return escape_controls(str(error))
+
+
+def find_holders(
+    terminal: Terminal, using: str, key: str, node: str | None
+) -> tuple[Pool, LockSnapshot, Sequence[QueueEntry]]:
+    """Return the pool of an alias, the queue of a lock, and its holders; with ``node`` only the holder of that name.
+
+    If there is none, a message is written, with the other holders. Raises ``CommandError`` if ZooKeeper cannot be read.
+    """
+    with as_command_errors():
+        pool = connections[using]
+        snapshot = snapshots.one_lock(pool, key, timeout=pool.options.connect_timeout)
+    holders = [entry for entry in snapshot.holders if node is None or entry.node == node]
+    if not holders:
+        with_node = "" if node is None else f" with node {escape_controls(node)}"
+        terminal.write(f"Lock {escape_controls(key)} has no holder{with_node}.\n")
+        write_holders(snapshot, terminal)
+    return pool, snapshot, holders
+
+
+def write_holders(snapshot: LockSnapshot, terminal: Terminal) -> None:
+    """Write the holders of a lock; nothing if it has none."""
+    if snapshot.holders:
+        terminal.write(f"It is held by:\n{_output.entry_table(snapshot, snapshot.holders, terminal)}")
+
+
+def require_reason(given: str | None, terminal: Terminal) -> str:
+    """Return the value of ``--reason``, or ask for one on a terminal; raise ``CommandError`` if it is empty."""
+    text = given if given is not None or not terminal.can_ask else terminal.ask("Reason: ")
+    if not text or not text.strip():
+        raise CommandError("a reason is required: --reason", returncode=COULD_NOT_RUN)
+    return text.strip()
+
+
+def operator() -> str:
+    """Return the user and the host of this command, as the holder will read them."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user; KeyError until Python 3.13
+        user = f"user {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,276 @@
+"""What the subcommands write: tables for people, JSON for programs, and the terminal, file or pipe that gets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import accumulate
+from typing import Any
+
+from django.core.management.base import OutputWrapper
+from django.core.management.color import Style
+
+from django_zklock import serializers
+from django_zklock.zk.formatting import escape_controls, format_duration
+from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
+
+# A table shows this number of unknown nodes and of ranges of positions; JSON has all.
+MAX_UNKNOWN_NODES = 10
+MAX_RANGES = 3
+
+COLUMN_GAP = "  "
+# A column that is cut to the width of the terminal keeps at least this width.
+MIN_WIDTH = 12
+# Where nothing is cut, a longer text sticks out of its column.
+MAX_WIDTH = 100
+
+
+class Terminal:
+    """Standard output: a terminal, a file or a pipe.
+
+    ``styles`` maps words such as "held" to functions that colour them; it is empty if colours are off. ``closed`` is
+    true after the reader has closed the pipe.
+    """
+
+    def __init__(self, stdout: OutputWrapper, style: Style | None) -> None:
+        self.closed = False
+        self.styles: Mapping[str, Callable[[str], str]] = {}
+        if style is not None:
+            self.styles = {
+                "held": style.SUCCESS,
+                "waiting": style.WARNING,
+                "revoked": style.NOTICE,
+                "ok": style.SUCCESS,
+                "warning": style.WARNING,
+                "error": style.ERROR,
+            }
+        self._stdout = stdout
+
+    @property
+    def is_a_tty(self) -> bool:
+        """Whether standard output is a terminal."""
+        return self._stdout.isatty()
+
+    @property
+    def width(self) -> int | None:
+        """The number of columns; ``None`` if nothing has to be cut."""
+        return shutil.get_terminal_size().columns if self.is_a_tty else None
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether questions can be asked."""
+        return self.is_a_tty and sys.stdin.isatty()
+
+    def write(self, text: str) -> None:
+        """Write ``text`` unchanged and flush it; a closed pipe is not an error."""
+        encoding = getattr(self._stdout, "encoding", None) or "utf-8"
+        try:
+            # Characters that the terminal cannot encode are written as escapes.
+            self._stdout.write(text.encode(encoding, "backslashreplace").decode(encoding), ending="")
+            self._stdout.flush()
+        except BrokenPipeError:
+            # The reader has exited, for example `head`. Python would raise again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.closed = True
+
+    def ask(self, question: str) -> str:
+        """Return the answer; an empty one at the end of input."""
+        self.write(question)
+        return sys.stdin.readline().strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a table; ``elastic``: may be cut to fit the terminal; ``coloured``: its words have styles."""
+
+    name: str
+    elastic: bool = False
+    coloured: bool = False
+
+
+ALIAS_COLUMN = Column(name="ALIAS")
+LOCK_COLUMNS = (
+    Column(name="KEY", elastic=True),
+    Column(name="STATE", coloured=True),
+    Column(name="KIND"),
+    Column(name="AGE"),
+    Column(name="WAITERS"),
+    Column(name="TOKEN"),
+    Column(name="HOLDER", elastic=True),
+)
+ENTRY_COLUMNS = (
+    Column(name="POSITION"),
+    Column(name="STATE", coloured=True),
+    Column(name="KIND"),
+    Column(name="AGE"),
+    Column(name="WAITS FOR"),
+    Column(name="HOLDER"),
+    # Last, what is copied rather than read: a terminal wraps the row here.
+    Column(name="SINCE (UTC)"),
+    Column(name="TOKEN"),
+    Column(name="NODE"),
+)
+
+Found = Mapping[str, Sequence[LockSnapshot]]
+"""The locks that were found, by alias."""
+
+
+def lock_table(found: Found, terminal: Terminal) -> str:
+    """Return one row for each lock, with a column for the alias if there are several."""
+    now = time.time()
+    columns: Sequence[Column] = (ALIAS_COLUMN, *LOCK_COLUMNS)
+    rows = [(alias, *_lock_row(snapshot, now)) for alias, locks in found.items() for snapshot in locks]
+    if len(found) == 1:
+        columns, rows = columns[1:], [row[1:] for row in rows]
+    return table(columns, rows, width=terminal.width, styles=terminal.styles)
+
+
+def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
+    """Return one row for each contender of one lock, and below the table what does not fit into it."""
+    if not snapshot.nodes and not snapshot.unknown_nodes:
+        return f"Lock {escape_controls(snapshot.key)} is free: it has no holder and no waiter.\n"
+    text = entry_table(snapshot, snapshot.entries, terminal) if snapshot.entries else ""
+    for entry in snapshot.entries:
+        if entry.revoked is not None:
+            text += f"Position {entry.position}: release requested ({entry.revoked})\n"
+    if snapshot.unknown_nodes:
+        text += f"Nodes of unknown recipes: {_join_names(snapshot.unknown_nodes)}\n"
+    return text
+
+
+def entry_table(snapshot: LockSnapshot, entries: Sequence[QueueEntry], terminal: Terminal) -> str:
+    """Return one row for each of these entries of the queue of ``snapshot``."""
+    now = time.time()
+    rows = [_entry_row(entry, snapshot, now) for entry in entries]
+    # Nothing is cut: the holder must be readable and the node must be complete when copied.
+    return table(ENTRY_COLUMNS, rows, width=None, styles=terminal.styles)
+
+
+def locks_json(found: Found) -> str:
+    """Return all locks with their queues as one JSON object; each lock is one line of text."""
+    now = time.time()
+    # Without indentation the encoder is much faster.
+    locks = [
+        _ascii_json(serializers.serialize_lock(alias, snapshot, now))
+        for alias, locks in found.items()
+        for snapshot in locks
+    ]
+    return '{"locks": [' + ",".join(f"\n  {lock}" for lock in locks) + ("\n" if locks else "") + "]}\n"
+
+
+def object_json(value: dict[str, Any]) -> str:
+    """Return one JSON object, indented."""
+    return _ascii_json(value, indent=2) + "\n"
+
+
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int | None,
+    styles: Mapping[str, Callable[[str], str]],
+) -> str:
+    """Return one line of text for each row, below a header.
+
+    With ``width`` long texts are cut so that a row fits. ``styles`` colours words, see :class:`Terminal`.
+    """
+    header = [column.name for column in columns]
+    sizes = [max(map(_display_width, texts)) for texts in zip(header, *rows, strict=True)]
+    if width is None:
+        # One text of a thousand characters must not pad every other row to that length.
+        sizes = [min(size, MAX_WIDTH) for size in sizes]
+    else:
+        elastic = [number for number, column in enumerate(columns) if column.elastic]
+        _shrink(sizes, elastic, sum(sizes) + len(COLUMN_GAP) * (len(sizes) - 1) - width)
+    coloured = [number for number, column in enumerate(columns) if column.coloured] if styles else []
+    lines = []
+    for row in (header, *rows):
+        cells = [_fit(cell, size, cut=width is not None) for cell, size in zip(row, sizes, strict=True)]
+        for number in coloured:
+            if row[number] in styles:
+                cells[number] = styles[row[number]](cells[number])
+        lines.append(COLUMN_GAP.join(cells).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _ascii_json(value: dict[str, Any], indent: int | None = None) -> str:
+    # Pure ASCII contains no character that a terminal would interpret.
+    return json.dumps(value, ensure_ascii=True, indent=indent)
+
+
+def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
+    holders = snapshot.holders
+    holder = holders[0].owner if holders else "-"
+    if snapshot.holder_count > 1:
+        holder += f" and {snapshot.holder_count - 1} more"
+    return (
+        escape_controls(snapshot.key),
+        "revoked" if any(entry.revoked is not None for entry in holders) else snapshot.state,
+        snapshot.kind or "-",
+        format_duration(now - holders[0].since) if holders else "-",
+        str(snapshot.waiter_count),
+        str(holders[0].token) if holders else "-",
+        holder,
+    )
+
+
+def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
+    return (
+        str(entry.position),
+        ("held" if entry.revoked is None else "revoked") if entry.held else "waiting",
+        entry.kind if entry.limit is None else f"{entry.kind} of {entry.limit}",
+        format_duration(now - entry.since),
+        _ranges(snapshot.blockers_of(entry)),
+        entry.owner,
+        f"{datetime.fromtimestamp(entry.since, UTC):%Y-%m-%d %H:%M:%S}",
+        str(entry.token),
+        escape_controls(entry.node),
+    )
+
+
+def _ranges(ranges: Sequence[tuple[int, int]]) -> str:
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:MAX_RANGES]]
+    if len(ranges) > MAX_RANGES:
+        shown.append("…")
+    return ", ".join(shown) or "-"
+
+
+def _join_names(names: Sequence[str]) -> str:
+    text = ", ".join(map(escape_controls, names[:MAX_UNKNOWN_NODES]))
+    return text if len(names) <= MAX_UNKNOWN_NODES else f"{text} and {len(names) - MAX_UNKNOWN_NODES} more"
+
+
+def _shrink(sizes: list[int], elastic: Sequence[int], excess: int) -> None:
+    """Take ``excess`` columns off the elastic sizes, always from the widest, and stop at the minimum."""
+    while excess > 0:
+        widest = max(elastic, key=lambda number: sizes[number])
+        if sizes[widest] <= MIN_WIDTH:
+            return
+        sizes[widest] -= 1
+        excess -= 1
+
+
+def _fit(text: str, size: int, *, cut: bool) -> str:
+    excess = _display_width(text) - size
+    if excess > 0 and cut:
+        ends = list(accumulate(map(_display_width, text)))
+        text = text[: bisect_right(ends, size - 1)] + "…"
+        excess = _display_width(text) - size
+    return text + " " * -excess
+
+
+def _display_width(text: str) -> int:
+    """Return the number of columns that ``text`` takes in a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )

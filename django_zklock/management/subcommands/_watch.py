@@ -1,0 +1,176 @@
+"""The two views of ``zklock watch``: a log of changes, and a terminal screen that is redrawn."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from django_zklock import serializers
+from django_zklock.management.subcommands import _output
+from django_zklock.management.subcommands._output import Terminal
+from django_zklock.zk.formatting import escape_controls
+from django_zklock.zk.ops.search import LockFilter
+from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
+
+# Control sequences of terminals (ECMA-48; line wrapping is DEC's). Wrapping is switched back on after each frame, so
+# nothing has to be restored at the end.
+CLEAR_SCREEN = "\x1b[2J"
+CURSOR_HOME = "\x1b[H"
+CLEAR_TO_END_OF_LINE = "\x1b[K"
+CLEAR_BELOW = "\x1b[J"
+WRAP_OFF = "\x1b[?7l"
+WRAP_ON = "\x1b[?7h"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One change in a queue.
+
+    ``what`` is "taken" (granted without waiting, as far as seen), "handed over" (granted to a waiter), "released",
+    "joined", "left" (without having held) or "revoked" (release requested). ``snapshot`` is the queue that contains
+    ``entry``: after the change, or before it if the entry is gone.
+    """
+
+    what: str
+    snapshot: LockSnapshot
+    entry: QueueEntry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One record of the log: a change of a lock, or with ``note`` instead one of the connection to ZooKeeper."""
+
+    moment: datetime
+    what: str
+    alias: str
+    change: Change | None = None
+    note: str | None = None
+
+    @property
+    def time(self) -> str:
+        """The time at which the change was seen."""
+        return f"{self.moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def diff(before: LockSnapshot | None, after: LockSnapshot | None) -> Iterator[Change]:
+    """Return the changes of one lock between two reads: removed entries first, then new and changed ones."""
+    old, new = _by_node(before), _by_node(after)
+    if before is not None:
+        for node, entry in old.items():
+            if node not in new:
+                yield Change(what="released" if entry.held else "left", snapshot=before, entry=entry)
+    if after is not None:
+        for node, entry in new.items():
+            earlier = old.get(node)
+            if earlier is None:
+                yield Change(what="taken" if entry.held else "joined", snapshot=after, entry=entry)
+            elif entry.held and not earlier.held:
+                yield Change(what="handed over", snapshot=after, entry=entry)
+            if entry.revoked is not None and (earlier is None or earlier.revoked is None):
+                yield Change(what="revoked", snapshot=after, entry=entry)
+
+
+def event_text(event: Event) -> str:
+    """Return time, event, key and contender, separated by tabs."""
+    change = event.change
+    if change is None:
+        return "\t".join((event.time, event.what, "-", event.note or ""))
+    contender = change.entry.owner
+    if event.what == "revoked":
+        contender += f": {change.entry.revoked}"
+    return "\t".join((event.time, event.what, escape_controls(change.snapshot.key), contender))
+
+
+def event_json(event: Event) -> str:
+    """Return one JSON object in ASCII."""
+    change, lock = event.change, {"alias": event.alias, "key": None, "path": None, "place": None}
+    if change is not None:
+        lock = serializers.serialize_change(event.alias, change.snapshot, change.entry, event.moment.timestamp())
+    return json.dumps({"time": event.time, "event": event.what, **lock, "note": event.note})
+
+
+class EventLog:
+    """Writes the changes since the last read of the locks that ``lock_filter`` matches; the first read is silent."""
+
+    def __init__(
+        self, terminal: Terminal, alias: str, lock_filter: LockFilter, format_event: Callable[[Event], str]
+    ) -> None:
+        self._terminal = terminal
+        self._alias = alias
+        self._lock_filter = lock_filter
+        self._format_event = format_event
+        self._before: dict[str, LockSnapshot] | None = None
+        self._error = ""
+
+    def show(self, locks: Sequence[LockSnapshot]) -> None:
+        """Write the changes from the last read to ``locks``."""
+        now = datetime.now(UTC)
+        if self._error:
+            self._error = ""
+            self._write(now, "reachable", note="ZooKeeper can be read again")
+        after = {snapshot.path: snapshot for snapshot in locks}
+        if self._before is not None:
+            for path in sorted(self._before.keys() | after.keys()):
+                self._compare(now, self._before.get(path), after.get(path))
+        self._before = after
+
+    def show_error(self, error: str) -> None:
+        """Write that ZooKeeper could not be read, once for each outage."""
+        if not self._error:
+            self._write(datetime.now(UTC), "unreachable", note=error)
+        self._error = error
+
+    def _compare(self, now: datetime, before: LockSnapshot | None, after: LockSnapshot | None) -> None:
+        known = [snapshot for snapshot in (before, after) if snapshot is not None]
+        if any(self._lock_filter.matches(snapshot, now.timestamp()) for snapshot in known):
+            for change in diff(before, after):
+                self._write(now, change.what, change=change)
+
+    def _write(self, now: datetime, what: str, *, change: Change | None = None, note: str | None = None) -> None:
+        event = Event(moment=now, what=what, alias=self._alias, change=change, note=note)
+        self._terminal.write(self._format_event(event) + "\n")
+
+
+class LiveView:
+    """Redraws the locks of ``alias``, or the queue of ``key``, in the same place of a terminal."""
+
+    def __init__(self, terminal: Terminal, alias: str, key: str | None, interval: float) -> None:
+        self._terminal = terminal
+        self._alias = alias
+        self._one_lock = key is not None
+        self._title = "Locks" if key is None else f"Lock {escape_controls(key)}"
+        self._interval = f"every {interval:g} s, Ctrl-C ends"
+        self._text = ""
+        terminal.write(CLEAR_SCREEN)
+
+    def show(self, locks: Sequence[LockSnapshot]) -> None:
+        """Draw what was just read."""
+        if self._one_lock:
+            self._text = _output.queue_table(locks[0], self._terminal)
+        else:
+            self._text = _output.lock_table({self._alias: locks}, self._terminal)
+        self._draw(f"{self._title}, read at {_now()} UTC, {self._interval}")
+
+    def show_error(self, error: str) -> None:
+        """Draw the error above the result of the last successful read."""
+        self._draw(f"{self._title}, not read at {_now()} UTC, {self._interval}", error)
+
+    def _draw(self, *header: str) -> None:
+        rows = [*header, "", *self._text.splitlines()]
+        height = shutil.get_terminal_size().lines
+        # The cursor stays in the last row of the terminal.
+        if len(rows) >= height:
+            rows[height - 2 :] = [f"… and {len(rows) - height + 2} more"]
+        frame = "".join(f"{row}{CLEAR_TO_END_OF_LINE}\n" for row in rows)
+        self._terminal.write(f"{WRAP_OFF}{CURSOR_HOME}{frame}{CLEAR_BELOW}{WRAP_ON}")
+
+
+def _by_node(snapshot: LockSnapshot | None) -> Mapping[str, QueueEntry]:
+    return {entry.node: entry for entry in snapshot.entries} if snapshot else {}
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%H:%M:%S}"

@@ -1,0 +1,94 @@
+"""Options that several subcommands have, and the conversion of their values."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError
+from typing import TYPE_CHECKING, Any
+
+from django_zklock.conf import DEFAULT_ALIAS
+from django_zklock.zk import waiting
+from django_zklock.zk.ops.search import COLUMNS, KINDS, STATES, LockFilter, Ordering
+
+if TYPE_CHECKING:
+    # The base class of parsers and of argument groups.
+    from argparse import _ActionsContainer
+
+UNITS = {"s": 1, "m": 60, "h": 60 * 60, "d": 24 * 60 * 60}
+
+
+def add_alias(parser: _ActionsContainer) -> None:
+    """Add the option for the ensemble."""
+    parser.add_argument(
+        "--using",
+        metavar="ALIAS",
+        default=DEFAULT_ALIAS,
+        help="the alias of the ensemble in ZKLOCK (default: %(default)s)",
+    )
+
+
+def add_key(parser: ArgumentParser) -> None:
+    """Add the argument for the key of a lock."""
+    parser.add_argument("key", metavar="KEY")
+
+
+def add_node(parser: ArgumentParser) -> None:
+    """Add the option that chooses one of several holders."""
+    parser.add_argument("--node", metavar="NODE", help="only the holder with this node, as shown by `show`")
+
+
+def add_reason(parser: ArgumentParser) -> None:
+    """Add the option for the reason that the holder will read."""
+    parser.add_argument("--reason", metavar="TEXT", help="why; shown to the holder (default: ask on a terminal)")
+
+
+def add_format(parser: ArgumentParser) -> None:
+    """Add the option for the output format."""
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+
+
+def add_filters(parser: ArgumentParser) -> None:
+    """Add the options that filter, sort and limit locks; see :func:`lock_filter` and :func:`ordering`."""
+    parser.add_argument("--state", choices=STATES, default="", help="only locks in this state")
+    parser.add_argument("--kind", choices=KINDS, default="", help="only locks with a contender of this kind")
+    parser.add_argument("--host", metavar="TEXT", default="", help="only locks with a contender on such a host")
+    parser.add_argument("--task", metavar="TEXT", default="", help="only locks with a contender with such work")
+    parser.add_argument(
+        "--older-than",
+        metavar="SECONDS",
+        type=seconds,
+        default=0.0,
+        help="only locks held at least this time: 90, 15m, 2h, 1d",
+    )
+    parser.add_argument("--sort", choices=tuple(COLUMNS), default="key", help="sort by this (default: %(default)s)")
+    parser.add_argument("--reverse", action="store_true", help="sort in descending order")
+    parser.add_argument("--limit", metavar="NUMBER", type=count, help="at most this number of locks")
+
+
+def lock_filter(
+    pattern: str | None, *, state: str, kind: str, host: str, task: str, older_than: float, **_options: Any
+) -> LockFilter:
+    """Return the filter that the options of :func:`add_filters` describe, with a pattern for the key."""
+    return LockFilter(key=pattern or "", state=state, kind=kind, host=host, task=task, older=older_than)
+
+
+def ordering(*, sort: str, reverse: bool, **_options: Any) -> Ordering:
+    """Return the order that the options of :func:`add_filters` describe."""
+    return Ordering(column=sort, reverse=reverse)
+
+
+def seconds(text: str) -> float | None:
+    """Return the seconds of a time like ``90``, ``1.5``, ``90s``, ``15m``, ``2h`` or ``1d``; ``None`` is for ever."""
+    unit = UNITS.get(text[-1:])
+    try:
+        return waiting.seconds(float(text[:-1]) * unit if unit else float(text))
+    except ValueError as error:
+        raise ArgumentTypeError(
+            f"must be a number of seconds, not negative, or a time like 15m, 2h or 1d, got {text!r}"
+        ) from error
+
+
+def count(text: str) -> int:
+    """Return a positive integer."""
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise ArgumentTypeError(f"must be a positive integer, got {text!r}")

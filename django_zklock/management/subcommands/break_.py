@@ -1,0 +1,70 @@
+"""``zklock break``: take a lock away from its holder."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from django_zklock.exceptions import NotHeld
+from django_zklock.management.subcommands import _common, _output, arguments
+from django_zklock.management.subcommands._output import Terminal
+from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, FOUND_PROBLEM, OK
+from django_zklock.zk.formatting import escape_controls
+from django_zklock.zk.ops import actions, snapshots
+from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
+from django_zklock.zk.pool import Pool
+
+HELP = "take a lock away from its holder, without stopping the holder's work"
+
+WARNING = """\
+Breaking does not stop the holder's work: it can go on while the next holder works.
+Stop it first, or request its release: manage.py zklock revoke
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    arguments.add_key(parser)
+    arguments.add_alias(parser)
+    arguments.add_node(parser)
+    arguments.add_reason(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+
+
+def run(
+    terminal: Terminal, *, key: str, using: str, node: str | None, reason: str | None, yes: bool, **_options: Any
+) -> int:
+    if not yes and not terminal.can_ask:
+        message = "this is not a terminal; --yes breaks the lock without asking for confirmation"
+        raise CommandError(message, returncode=COULD_NOT_RUN)
+    pool, snapshot, holders = _common.find_holders(terminal, using, key, node)
+    if not holders:
+        return FOUND_PROBLEM
+    terminal.write(_output.entry_table(snapshot, holders, terminal))
+    if len(holders) > 1:
+        message = f"lock {escape_controls(key)} has {len(holders)} holders; choose one by its node, with --node"
+        raise CommandError(message, returncode=COULD_NOT_RUN)
+    terminal.write(WARNING)
+    why = _common.require_reason(reason, terminal)
+    if not yes and not _confirmed(holders[0], terminal):
+        terminal.write("Nothing was broken.\n")
+        return FOUND_PROBLEM
+    return _break(terminal, pool, snapshot, holders[0], f"broken by {_common.operator()}: {why}")
+
+
+def _confirmed(holder: QueueEntry, terminal: Terminal) -> bool:
+    return terminal.ask(f'Break the lock of {holder.owner}? Type "yes": ') == "yes"
+
+
+def _break(terminal: Terminal, pool: Pool, snapshot: LockSnapshot, holder: QueueEntry, why: str) -> int:
+    timeout = pool.options.connect_timeout
+    with _common.as_command_errors():
+        try:
+            actions.break_lock(pool, holder.path, token=holder.token, why=why, timeout=timeout)
+        except NotHeld as error:
+            terminal.write(f"Nothing was broken: {_common.one_line(error)}.\n")
+            _common.write_holders(snapshots.one_lock(pool, snapshot.key, timeout=timeout), terminal)
+            return FOUND_PROBLEM
+    terminal.write(f"Lock {escape_controls(snapshot.key)} was broken; it was held by {holder.owner}.\n")
+    return OK

@@ -1,0 +1,83 @@
+"""``zklock revoke``: request the release of a lock from its holders."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from django_zklock.exceptions import NotHeld
+from django_zklock.management.subcommands import _common, arguments
+from django_zklock.management.subcommands._output import Terminal
+from django_zklock.management.subcommands.exit_codes import FOUND_PROBLEM, OK
+from django_zklock.zk.ops import actions, snapshots
+from django_zklock.zk.ops.snapshots import QueueEntry
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.waiting import Deadline
+
+HELP = "request the release of a lock from its holders"
+
+# Seconds between two reads of the queue with --wait.
+POLL_INTERVAL = 0.5
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    arguments.add_key(parser)
+    arguments.add_alias(parser)
+    arguments.add_node(parser)
+    arguments.add_reason(parser)
+    parser.add_argument(
+        "--wait", metavar="SECONDS", type=arguments.seconds, default=0.0, help="wait until they have released it"
+    )
+
+
+def run(
+    terminal: Terminal,
+    *,
+    key: str,
+    using: str,
+    node: str | None,
+    reason: str | None,
+    wait: float | None,
+    **_options: Any,
+) -> int:
+    pool, _snapshot, holders = _common.find_holders(terminal, using, key, node)
+    if not holders:
+        return FOUND_PROBLEM
+    why = f"asked by {_common.operator()}: {_common.require_reason(reason, terminal)}"
+    with _common.as_command_errors():
+        revoked = _revoke(terminal, pool, holders, why)
+        if wait == 0:
+            return OK
+        remaining = _wait(pool, key, {entry.node for entry in revoked}, Deadline.after(wait))
+    for entry in remaining:
+        terminal.write(f"Still held by {entry.owner}.\n")
+    if remaining:
+        return FOUND_PROBLEM
+    terminal.write("All of them have released the lock.\n")
+    return OK
+
+
+def _revoke(terminal: Terminal, pool: Pool, holders: Sequence[QueueEntry], why: str) -> list[QueueEntry]:
+    """Return the holders that got the request."""
+    revoked = []
+    for entry in holders:
+        try:
+            actions.revoke(pool, entry.path, why, timeout=pool.options.connect_timeout)
+        except NotHeld:
+            terminal.write(f"Already released by {entry.owner}.\n")
+        else:
+            revoked.append(entry)
+            terminal.write(f"Release requested from {entry.owner}. The holder decides when to release.\n")
+    return revoked
+
+
+def _wait(pool: Pool, key: str, nodes: Collection[str], deadline: Deadline) -> list[QueueEntry]:
+    """Wait until none of these nodes holds the lock; return those that still hold it at the deadline."""
+    while True:
+        snapshot = snapshots.one_lock(pool, key, timeout=pool.options.connect_timeout)
+        remaining = [entry for entry in snapshot.holders if entry.node in nodes]
+        if not remaining or deadline.passed:
+            return remaining
+        time.sleep(min(POLL_INTERVAL, deadline.capped(POLL_INTERVAL).remaining() or 0.0))

@@ -1,0 +1,33 @@
+"""``zklock show``: the queue of one lock."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django_zklock import serializers
+from django_zklock.connections import connections
+from django_zklock.management.subcommands import _common, _output, arguments
+from django_zklock.management.subcommands._output import Terminal
+from django_zklock.management.subcommands.exit_codes import FOUND_PROBLEM, OK
+from django_zklock.zk.ops import snapshots
+
+HELP = "show the queue of one lock"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    arguments.add_key(parser)
+    arguments.add_alias(parser)
+    arguments.add_format(parser)
+
+
+def run(terminal: Terminal, *, key: str, using: str, format: str, **_options: Any) -> int:  # noqa: A002 - the option's
+    with _common.as_command_errors():
+        pool = connections[using]
+        snapshot = snapshots.one_lock(pool, key, timeout=pool.options.connect_timeout)
+    if format == "json":
+        terminal.write(_output.object_json(serializers.serialize_lock(using, snapshot, time.time())))
+    else:
+        terminal.write(_output.queue_table(snapshot, terminal))
+    return OK if snapshot.holders else FOUND_PROBLEM

@@ -1,0 +1,97 @@
+"""``zklock watch``: follow the changes of locks."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from django_zklock.connections import connections
+from django_zklock.exceptions import ZkLockError
+from django_zklock.management.subcommands import _common, _watch, arguments
+from django_zklock.management.subcommands._output import Terminal
+from django_zklock.management.subcommands._watch import EventLog, LiveView
+from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, OK
+from django_zklock.zk import paths
+from django_zklock.zk.ops import search, snapshots
+from django_zklock.zk.ops.search import LockFilter, Ordering
+from django_zklock.zk.ops.snapshots import LockSnapshot
+from django_zklock.zk.pool import Pool
+
+HELP = "follow the changes of locks, until Ctrl-C"
+
+DEFAULT_INTERVAL = 2.0
+MIN_INTERVAL = 0.2
+
+ReadLocks = Callable[[float], Sequence[LockSnapshot]]
+"""Takes the timeout in seconds."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("key", metavar="KEY", nargs="?", help="the queue of this lock; without it, the list of locks")
+    parser.add_argument("--match", metavar="KEYPATTERN", help="only locks whose key contains or matches this")
+    arguments.add_filters(parser)
+    arguments.add_alias(parser)
+    parser.add_argument("--format", choices=("text", "json"), help="write changes, also on a terminal")
+    parser.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        type=_interval,
+        default=DEFAULT_INTERVAL,
+        help="time between two reads (default: %(default)g)",
+    )
+
+
+def run(
+    terminal: Terminal,
+    *,
+    key: str | None,
+    match: str | None,
+    using: str,
+    format: str | None,  # noqa: A002 - the option's name
+    interval: float,
+    **options: Any,
+) -> int:
+    lock_filter = arguments.lock_filter(match, **options)
+    if key is not None and lock_filter != LockFilter():
+        raise CommandError("filters have no meaning with KEY", returncode=COULD_NOT_RUN)
+    with _common.as_command_errors():
+        pool = connections[using]
+        if key is not None:
+            paths.check_key(key)
+    view: LiveView | EventLog
+    if terminal.is_a_tty and format is None:
+        read = _reader(pool, key, lock_filter, arguments.ordering(**options), options["limit"])
+        view = LiveView(terminal, using, key, interval)
+    else:
+        # Only the key filters the read. A lock that stops matching another filter was not released, and one that
+        # starts to match was not just taken: the log needs the states before and after.
+        read = _reader(pool, key, LockFilter(key=lock_filter.key), Ordering(), None)
+        view = EventLog(terminal, using, lock_filter, _watch.event_json if format == "json" else _watch.event_text)
+    # An outage is shown and the watch goes on; wrong settings end it.
+    with _common.as_command_errors(), suppress(KeyboardInterrupt):
+        while not terminal.closed:
+            next_read = time.monotonic() + interval
+            try:
+                view.show(read(pool.options.connect_timeout))
+            except ZkLockError as error:
+                view.show_error(_common.one_line(error))
+            time.sleep(max(0.0, next_read - time.monotonic()))
+    return OK
+
+
+def _reader(pool: Pool, key: str | None, lock_filter: LockFilter, ordering: Ordering, limit: int | None) -> ReadLocks:
+    if key is not None:
+        return lambda timeout: [snapshots.one_lock(pool, key, timeout=timeout)]
+    return lambda timeout: search.find(pool, lock_filter, ordering, limit=limit, timeout=timeout)
+
+
+def _interval(text: str) -> float:
+    value = arguments.seconds(text)
+    if value is None or value < MIN_INTERVAL:
+        raise ArgumentTypeError(f"must be a finite time of at least {MIN_INTERVAL:g} s, got {text!r}")
+    return value

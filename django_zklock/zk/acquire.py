@@ -1,0 +1,325 @@
+"""One acquisition of a lock, by a blocking or an asyncio caller.
+
+Both call :meth:`Acquisition.poll` and then sleep; they differ in how they sleep. Every way out but a
+:class:`~django_zklock.zk.held.Held` goes through :meth:`Acquisition.end`, which leaves no node.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from django_zklock.zk import failures
+from django_zklock.zk.contender import State
+from django_zklock.zk.held import Held
+from django_zklock.zk.owners import Caller
+from django_zklock.zk.timers import boottime
+from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from django_zklock.zk.contender import Contender
+    from django_zklock.zk.listener import LockValue
+    from django_zklock.zk.owners import Owner
+
+# Seconds after the deadline for reading the holder, which the error names: the last known one may be gone.
+HOLDER_READ_GRACE = 0.2
+# A healthy ensemble may leave a request unanswered for this long, because it or this machine is busy. A shorter timeout
+# does not mean that ZooKeeper is unavailable. Seconds.
+MAX_NORMAL_DELAY = 0.1
+
+
+class Acquisition:
+    """One acquisition, used by one caller, once.
+
+    ``timeout`` is in seconds; ``None`` waits for ever and 0 tries once. It also limits how long ZooKeeper may take to
+    answer; with ``None`` and 0 that limit is the connect timeout of the pool.
+    """
+
+    # Thousands may wait in one process.
+    __slots__ = (
+        "__weakref__", "_asked_at", "_began", "_contention", "_deadline", "_held", "_holder_deadline", "_holder_reads",
+        "_in_queue", "_kept", "_owner", "_pending_signals", "_response_deadline", "_thread", "_wake", "contender",
+        "is_pending", "lock", "may_be_taken", "timeout",
+    )  # fmt: skip
+
+    def __init__(
+        self, lock: LockValue, timeout: float | None, wake: Callable[[], None], caller: Caller | None = None
+    ) -> None:
+        self.lock = lock
+        self.timeout = timeout
+        # Whether a taken lock is a result, and not an error that names the holder.
+        self.may_be_taken = False
+        # From its start until it is granted, refused or abandoned.
+        self.is_pending = False
+        # A weak reference: this object lives as long as the node, and a forgotten hold is to be noticed.
+        self._held: Callable[[], Held | None] = _nothing
+        self._kept: Held | None = None
+        self._owner: Callable[[], Owner | None] = _nothing if caller is None else ref(caller.owner)
+        self._thread: Callable[[], Owner | None] = (
+            _nothing if caller is None or caller.thread is None else ref(caller.thread)
+        )
+        self._wake = wake
+        self._began = time.monotonic()
+        # On the clock of leases.
+        self._asked_at = boottime()
+        self._deadline = Deadline.after(timeout)
+        self._response_deadline = self._new_response_deadline()
+        self._in_queue = False
+        # Until when the holder is read after the deadline, and how often it had been read before that.
+        self._holder_deadline: Deadline | None = None
+        self._holder_reads = 0
+        # The signals that are sent at most once. The thread that sends one takes it out: the caller's or a background
+        # thread.
+        self._pending_signals = ["lost", "revoked"]
+        self._contention = False
+        self.contender = self._new_contender()
+        if caller is not None:
+            caller.owner.add_acquisition(self)
+
+    def start(self) -> None:
+        """Let the contender join. Does not wait."""
+        self.is_pending = True
+        self.contender.session.post(self.contender.join)
+
+    def _new_response_deadline(self) -> Deadline:
+        return self._deadline if self.timeout else Deadline.after(self.lock.pool.options.connect_timeout)
+
+    def _new_contender(self) -> Contender:
+        contender = self.lock._new_contender(wait=self.timeout != 0, notify=self._changed)
+        # A timeout also limits the wait for ZooKeeper during an outage.
+        contender.has_deadline = bool(self.timeout)
+        return contender
+
+    def poll(self) -> bool:
+        """Return ``True`` when the acquisition is decided, ``False`` to sleep until :meth:`next_wakeup`.
+
+        Raises ``LockTimeout``, ``AlreadyAwaited``, ``ZooKeeperUnavailable`` or another ``ZkLockError``.
+        """
+        contender = self.contender
+        if contender.lost is not None:
+            # It was granted and lost again before this caller polled.
+            contender.session.post(contender.leave)
+            self._response_deadline = self._new_response_deadline()
+            self.contender = self._new_contender()
+            self.start()
+            return False
+        if contender.state is State.HELD:
+            owner = self._owner()
+            assert owner is not None, "the caller of poll() has the owner"
+            held = Held(
+                self.lock, contender, waited=time.monotonic() - self._began, caller=Caller(owner, self._thread())
+            )
+            self.keep(held)
+            return True
+        if contender.error is not None:
+            raise failures.refused(self.lock, contender, self.timeout, contender.error) from contender.error
+        if contender.taken and self.may_be_taken:
+            self.is_pending = False
+            return True
+        if contender.state is State.WAITING and contender.holder_reads and not self._in_queue:
+            self._in_queue = self._contention = True
+        self._check_deadlines()
+        return False
+
+    @property
+    def held(self) -> Held | None:
+        """What was granted."""
+        return self._held()
+
+    def keep(self, held: Held) -> None:
+        """Send the signals about ``held``, which is the result of this acquisition."""
+        self.is_pending = False
+        self._held = ref(held)
+        self._send_signals()
+
+    def _check_deadlines(self) -> None:
+        contender = self.contender
+        if self._holder_deadline is not None:
+            if contender.holder_reads != self._holder_reads:
+                raise self._timed_out()
+            if self._holder_deadline.passed:
+                is_known = contender.taken or self._waits_surely or self._has_received
+                raise self._timed_out() if is_known else self._unanswered()
+        elif contender.taken:
+            self._read_holder()
+        elif not contender.answered:
+            if self._response_deadline.passed:
+                raise self._timed_out() if self._is_normal_delay() else self._unanswered()
+        elif self._deadline.passed:
+            if not contender.session.connected:
+                raise self._timed_out() if self._waits_surely else self._unanswered()
+            self._read_holder()
+
+    @property
+    def _waits_surely(self) -> bool:
+        """Whether our node is behind another one, also if ZooKeeper cannot be reached at this moment."""
+        return self.contender.answered and not self.contender.session.lease_expired
+
+    def _is_normal_delay(self) -> bool:
+        """Whether ZooKeeper seems healthy, and only the timeout was too short for an answer."""
+        if not self.timeout or self.contender.refusal is not None:
+            return False
+        return self._has_received or (self.contender.session.connected and self.timeout <= MAX_NORMAL_DELAY)
+
+    @property
+    def _has_received(self) -> bool:
+        """Whether there is a connection, and ZooKeeper has sent anything since our request."""
+        session = self.contender.session
+        return session.connected and session.wire.received > self._asked_at
+
+    def _read_holder(self) -> None:
+        self._holder_reads, self._holder_deadline = self.contender.holder_reads, Deadline.after(HOLDER_READ_GRACE)
+        self.contender.session.post(self.contender.refresh_holder)
+
+    def next_wakeup(self) -> float | None:
+        """Return the seconds after which :meth:`poll` has something to decide without an event; ``None`` for ever."""
+        if self._holder_deadline is not None:
+            return self._holder_deadline.remaining()
+        return (self._deadline if self.contender.answered else self._response_deadline).remaining()
+
+    def newly_contended(self) -> bool:
+        """Return ``True`` once, when the caller has begun to wait."""
+        contention, self._contention = self._contention, False
+        return contention
+
+    def end(self) -> None:
+        """Leave in any state. It may be called at any time and more than once."""
+        self.is_pending = False
+        for held in self._registered():
+            held.release()
+        self.contender.session.post(self.contender.leave)
+
+    async def aend(self) -> None:
+        """Leave like :meth:`end`, and wait for the receivers of signals."""
+        self.is_pending = False
+        registered = self._registered()
+        self.contender.session.post(self.contender.leave)
+        for held in registered:
+            await held.arelease()
+
+    def _registered(self) -> list[Held]:
+        # Not self.held: the exception may have come after the hold was registered with its owner and before keep().
+        owner = self._owner()
+        return [] if owner is None else [held for held in owner.holds if held._is_on(self.contender)]
+
+    def _changed(self) -> None:
+        # Under the monitor.
+        self._wake()
+        self._send_signals()
+
+    def _send_signals(self) -> None:
+        contender, held = self.contender, self.held
+        if held is None:
+            return
+        if contender.lost is not None and contender.loss_reason_pending:
+            # Keeps the hold alive until the reason is known: the block may end before.
+            self._kept = held
+        elif contender.lost is not None and self._take_signal("lost"):
+            held._report_loss(contender.lost)
+            self._kept = None
+        if contender.revoked is not None and self._take_signal("revoked"):
+            held._report_revocation(contender.revoked)
+
+    def _take_signal(self, name: str) -> bool:
+        """Return whether the signal was not sent yet; taking it out is atomic."""
+        try:
+            self._pending_signals.remove(name)
+        except ValueError:
+            return False
+        return True
+
+    def _timed_out(self) -> Exception:
+        return failures.timed_out(self.lock, self.contender, self.timeout)
+
+    def _unanswered(self) -> Exception:
+        return failures.unanswered(self.lock, self.contender, self.timeout, time.monotonic() - self._began)
+
+
+def _nothing() -> None:
+    return None
+
+
+def acquire(lock: LockValue, timeout: float | None, caller: Caller) -> Held:
+    """Acquire ``lock``, blocking the calling thread; raise like :meth:`Acquisition.poll` if it is not granted."""
+    changed = AutoResetEvent()
+    return granted(_run(Acquisition(lock, timeout, changed.set, caller), changed))
+
+
+def try_acquire(lock: LockValue, caller: Caller) -> Held | None:
+    """Acquire ``lock`` if it is free; block the calling thread until ZooKeeper answers."""
+    changed = AutoResetEvent()
+    acquisition = Acquisition(lock, 0, changed.set, caller)
+    acquisition.may_be_taken = True
+    return _run(acquisition, changed)
+
+
+# These are no coroutines themselves: thousands may wait, and each coroutine takes memory.
+
+
+def aacquire(lock: LockValue, timeout: float | None, caller: Caller) -> Coroutine[Any, Any, Held | None]:
+    """Acquire ``lock`` without a thread; raise like :meth:`Acquisition.poll` if it is not granted."""
+    changed = AsyncAutoResetEvent()
+    return _arun(Acquisition(lock, timeout, changed.set, caller), changed)
+
+
+def atry_acquire(lock: LockValue, caller: Caller) -> Coroutine[Any, Any, Held | None]:
+    """Acquire ``lock`` if it is free."""
+    changed = AsyncAutoResetEvent()
+    acquisition = Acquisition(lock, 0, changed.set, caller)
+    acquisition.may_be_taken = True
+    return _arun(acquisition, changed)
+
+
+def _run(acquisition: Acquisition, changed: AutoResetEvent) -> Held | None:
+    try:
+        # A call, because in CPython the jump back of a loop is not covered by the `try` around it.
+        return _wait(acquisition, changed)
+    except BaseException:
+        try:
+            acquisition.end()
+        except BaseException:  # raised in this thread meanwhile: a time limit, Ctrl-C
+            acquisition.end()
+            raise
+        raise
+
+
+def _wait(acquisition: Acquisition, changed: AutoResetEvent) -> Held | None:
+    lock, listener = acquisition.lock, acquisition.lock.listener
+    acquisition.start()
+    while not acquisition.poll():
+        if acquisition.newly_contended():
+            listener.notify("contended", lock, holder=acquisition.contender.holder)
+        changed.wait(acquisition.next_wakeup())
+    held = acquisition.held
+    if held is not None:
+        listener.notify("acquired", lock, held=held)
+    return held
+
+
+async def _arun(acquisition: Acquisition, changed: AsyncAutoResetEvent) -> Held | None:
+    lock, listener = acquisition.lock, acquisition.lock.listener
+    try:
+        acquisition.start()
+        while not acquisition.poll():
+            if acquisition.newly_contended():
+                await listener.anotify("contended", lock, holder=acquisition.contender.holder)
+            await changed.wait(acquisition.next_wakeup())
+        held = acquisition.held
+        if held is not None:
+            await listener.anotify("acquired", lock, held=held)
+        return held
+    except GeneratorExit:  # nothing can be awaited any more
+        acquisition.end()
+        raise
+    except BaseException:
+        await acquisition.aend()
+        raise
+
+
+def granted(held: Held | None) -> Held:
+    """Return the hold of an acquisition that ends with a hold or an error."""
+    assert held is not None, "an acquisition that waits ends with a hold or an error"
+    return held

@@ -1,0 +1,33 @@
+"""Text for people about locks. What other clients have written into the tree is escaped."""
+
+from __future__ import annotations
+
+MINUTE = 60
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+
+
+def escape_controls(text: str) -> str:
+    r"""Return ``text`` with what a terminal or a browser would interpret or hide written as ``\x1b`` and the like.
+
+    These are control characters, line breaks and the marks that change the direction of writing.
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in its two largest units; a negative one, from clocks that disagree, as 0 s."""
+    whole = max(0, int(seconds))
+    if whole < MINUTE:
+        return f"{whole} s"
+    if whole < HOUR:
+        return f"{whole // MINUTE} min"
+    if whole < DAY:
+        return _pair(whole // HOUR, "h", whole % HOUR // MINUTE, "min")
+    return _pair(whole // DAY, "d", whole % DAY // HOUR, "h")
+
+
+def _pair(large: int, large_unit: str, small: int, small_unit: str) -> str:
+    return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"

@@ -1,0 +1,255 @@
+"""Listings of a queue, shared by all contenders of one session.
+
+ZooKeeper answers the requests of a connection in their order, so a listing that was requested after a node's creation
+has that node in it (Programmer's Guide, "Consistency Guarantees"). That holds for every contender of the session, so
+all that ask before the next write share one ``getChildren``: many contenders that join together read a queue of ten
+thousand once, and not ten thousand times. Only one listing of a long queue is requested at a time. Then contenders
+that join one by one share it too, when a listing takes longer than the time between two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from django_zklock.zk import node_data, wire
+from django_zklock.zk.logs import DeferredLogger
+from django_zklock.zk.node_data import Identity
+from django_zklock.zk.queue import (
+    Node,
+    Queue,
+    parse_name,
+    sequence_is_reliable,
+    sort_by_creation,
+    sort_by_sequence,
+)
+
+if TYPE_CHECKING:
+    from django_zklock.zk.rules import Rule
+    from django_zklock.zk.session import Session
+    from django_zklock.zk.wire import KazooException, ZnodeStat
+
+logger = DeferredLogger("django_zklock.listing")
+
+# A queue with this number of names or more is long: waiting in it takes longer than a listing.
+LONG = 100
+
+OnNames = Callable[["list[str] | None", "KazooException | None"], None]
+"""Takes the names of all nodes in no order, or the error that the server answered."""
+OnQueue = Callable[[Queue, "KazooException | None"], None]
+"""Takes the queue in its true order, or an empty one and the error that the server answered."""
+OnHolder = Callable[["Identity | None"], None]
+"""Takes the owner of a node; ``None`` if its data does not tell, or the node is deleted."""
+
+
+class SharedListing:
+    """The listings of the queue at ``path`` for the contenders of one session.
+
+    Every method runs under ``session.monitor``. The callback is called once, or never if the connection is lost before
+    the answer; then the contender asks again on the next connection.
+    """
+
+    __slots__ = (
+        "__weakref__", "_epoch", "_holder_requests", "_is_under_way", "_nodes", "_on_names", "_on_queue", "_posted",
+        "_session", "local_head", "path",
+    )  # fmt: skip
+
+    def __init__(self, session: Session, path: str) -> None:
+        self.path = path
+        # A node of our session that was granted an exclusive lock, so no node is or ever will be before it.
+        self.local_head: str | None = None
+        self._session = session
+        # The requests of this epoch of the session that have not been sent.
+        self._epoch = session.epoch
+        self._on_names: list[OnNames] = []
+        self._on_queue: list[OnQueue] = []
+        self._holder_requests: dict[str, list[OnHolder]] = {}
+        self._posted = False
+        # A listing was requested and not answered yet.
+        self._is_under_way = False
+        # The nodes of the newest listing, because the next one has mostly the same names.
+        self._nodes: dict[str, Node] = {}
+
+    def list_names(self, use: OnNames) -> None:
+        """Request the names of all nodes."""
+        self._renew()
+        self._on_names.append(use)
+        self._post()
+
+    def list_queue(self, use: OnQueue) -> None:
+        """Request the queue in its true order."""
+        self._renew()
+        self._on_queue.append(use)
+        self._post()
+
+    def watch_queue(self, use: OnQueue, triggered: Callable[[bool], None]) -> Callable[[], None]:
+        """Request the queue, and call ``triggered`` once when it changes. Return what removes the watch."""
+        return self._session.wire.children(self.path, partial(self._listed, [], [use]), triggered)
+
+    def read_holder(self, name: str, found: OnHolder) -> None:
+        """Read the owner of the node with that name."""
+        self._renew()
+        self._holder_requests.setdefault(name, []).append(found)
+        self._post()
+
+    def read_first_holder(self, rule: Rule, own: str | None, found: OnHolder) -> None:
+        """Read the owner of the first node that blocks by ``rule``, if that is not the ``own`` node."""
+
+        def listed(queue: Queue, refusal: KazooException | None) -> None:
+            first = next((node.name for node in queue if node.kind in rule.conflicts or rule.limit), None)
+            if refusal is not None and wire.is_temporary(refusal):
+                self._session.retries.add(partial(self.read_first_holder, rule, own, found), refusal)
+            elif refusal is None and first is not None and first != own:
+                self.read_holder(first, found)
+            else:
+                found(None)
+
+        self.list_queue(listed)
+
+    def make_parent(self, data: bytes, refused: Callable[[KazooException], None]) -> None:
+        """Create the parent node of the queue; ``refused`` is called with an error that the server answers.
+
+        The creation that follows in the same write shows whether that error matters.
+        """
+        self._session.wire.ensure(self.path, data, partial(self._made, refused), container=True)
+
+    def _made(self, refused: Callable[[KazooException], None], _value: object, error: KazooException | None) -> None:
+        if error is not None and not isinstance(error, wire.NodeExistsError):
+            logger.debug("event=ensure_refused path=%s error=%r", self.path, error)
+            refused(error)
+
+    def parse(self, names: Iterable[str]) -> list[Node]:
+        """Return the nodes with known names, in the order of their sequence numbers."""
+        known = self._nodes
+        parsed = [(name, known.get(name) or parse_name(name)) for name in names]
+        self._nodes = {name: node for name, node in parsed if node is not None}
+        return sort_by_sequence(self._nodes.values())
+
+    def _renew(self) -> None:
+        if self._epoch != self._session.epoch:
+            # What was requested on an earlier connection is requested again by its contender.
+            self._epoch, self._is_under_way = self._session.epoch, False
+            self._on_names, self._on_queue, self._holder_requests = [], [], {}
+
+    def _post(self) -> None:
+        # A posted call runs last before the write, so requests that are queued until then are sent before it.
+        if not self._posted:
+            self._posted = True
+            self._session.post(self._ask)
+
+    def _ask(self) -> None:
+        self._posted = False
+        if self._epoch != self._session.epoch or not self._session.connected:
+            return
+        holder_requests, self._holder_requests = self._holder_requests, {}
+        for name, callbacks in holder_requests.items():
+            self._session.wire.get(f"{self.path}/{name}", partial(self._holder_read, name, callbacks))
+        if (self._on_names or self._on_queue) and not (self._is_under_way and len(self._nodes) >= LONG):
+            on_names, self._on_names = self._on_names, []
+            on_queue, self._on_queue = self._on_queue, []
+            self._is_under_way = True
+            self._session.wire.children(self.path, partial(self._answered, on_names, on_queue))
+
+    def _answered(
+        self, on_names: list[OnNames], on_queue: list[OnQueue], names: list[str] | None, error: KazooException | None
+    ) -> None:
+        self._is_under_way = False
+        if self._on_names or self._on_queue:
+            self._post()
+        self._listed(on_names, on_queue, names, error)
+
+    def _listed(
+        self, on_names: list[OnNames], on_queue: list[OnQueue], names: list[str] | None, error: KazooException | None
+    ) -> None:
+        for each in on_names:
+            _call(each, names, error)
+        if not on_queue:
+            return
+        if error is not None and not isinstance(error, wire.NoNodeError):
+            self._call_all(on_queue, Queue(), error)
+        else:
+            self._order(self.parse(names or ()), partial(self._call_all, on_queue))
+
+    def _call_all(self, on_queue: list[OnQueue], queue: Queue, refusal: KazooException | None) -> None:
+        for each in on_queue:
+            _call(each, queue, refusal)
+
+    def _holder_read(
+        self, name: str, callbacks: list[OnHolder], value: tuple[bytes, ZnodeStat] | None, error: KazooException | None
+    ) -> None:
+        if error is not None and wire.is_temporary(error):
+            for each in callbacks:
+                self._session.retries.add(partial(self.read_holder, name, each), error)
+            return
+        holder = node_data.decode_identity(value[0]) if value is not None else None
+        for each in callbacks:
+            _call(each, holder)
+
+    def _order(self, nodes: list[Node], use: OnQueue, known: dict[str, int] | None = None) -> None:
+        """Call ``use`` with the queue in its true order.
+
+        Where the sequence numbers do not give the order, the transactions that created the nodes do, and they are read
+        after the list. If a node is deleted in between, the remaining nodes may never have been the whole queue: a node
+        that is not in the list may have seen the deleted one before ours. So the queue is listed again, and ``known``
+        has what was read before. A node that only the second list has is behind all nodes of both lists, or is the read
+        node of a client whose write node is deleted; so if it is deleted too, it can be left out.
+        """
+        if sequence_is_reliable(nodes):
+            use(Queue(nodes), None)
+            return
+        if known is None:
+            logger.warning("event=sequence_end path=%s consequence=ordered_by_czxid", self.path)
+        czxids = dict(known or {})
+        unread = [node.name for node in nodes if node.name not in czxids]
+        deleted = False
+        refusals: list[KazooException] = []
+
+        def read(name: str, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
+            nonlocal deleted
+            if value is not None:
+                czxids[name] = value[1].czxid
+            elif isinstance(error, wire.NoNodeError):
+                deleted = True
+            elif error is not None:
+                refusals.append(error)
+            # Replies come in the order of the requests, so the last one completes the set.
+            if name == unread[-1]:
+                complete()
+
+        def complete() -> None:
+            if deleted and known is None and not refusals:
+                self._session.wire.children(self.path, partial(self._listed_again, use, czxids))
+                return
+            existing = ((node, czxids[node.name]) for node in nodes if node.name in czxids)
+            use(Queue(sort_by_creation(existing)), refusals[0] if refusals else None)
+
+        for name in unread:
+            self._session.wire.get(f"{self.path}/{name}", partial(read, name))
+        if not unread:
+            complete()
+
+    def _listed_again(
+        self, use: OnQueue, known: dict[str, int], names: list[str] | None, error: KazooException | None
+    ) -> None:
+        if error is not None and not isinstance(error, wire.NoNodeError):
+            use(Queue(), error)
+        else:
+            self._order(self.parse(names or ()), use, known)
+
+
+def shared_listing(session: Session, path: str) -> SharedListing:
+    """Return the listings of the queue at ``path`` for all contenders of ``session``. Any thread may call this."""
+    # Two threads at once may make two of them. Then their contenders share less; nothing else depends on it.
+    listing = session.shared.get(path)
+    if listing is None:
+        listing = session.shared[path] = SharedListing(session, path)
+    return listing
+
+
+def _call(callback: Callable[..., None], *values: object) -> None:
+    """Call one of several callbacks. An error in it is logged, so that the others are called too."""
+    try:
+        callback(*values)
+    except Exception:
+        logger.exception("event=callback_failed callback=%r", callback)

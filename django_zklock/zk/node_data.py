@@ -1,0 +1,199 @@
+"""The data of nodes: the owner of a contender's node, a request to release it, and the data of the lock's own node.
+
+The data is JSON of at most 4 kB. Every client of ZooKeeper can write anything there, so nothing that is read is
+trusted: each field is checked and cut.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from django_zklock.zk.formatting import escape_controls
+
+MAX_BYTES = 4096
+# Every identity can be cut to this number of bytes.
+MIN_BYTES = 512
+MAX_FIELD = 256
+# The reason of a request to release.
+MAX_REVOKE_REASON = 256
+# The reason of a break, and the name of the broken node.
+MAX_BREAK_REASON = 512
+MAX_NODE = 256
+VERSION = 1
+
+# What Apache Curator writes instead of the data to request a release (``Revoker``).
+CURATOR_REVOKE = b"__REVOKE__"
+REVOKE = "revoke"
+
+
+# The owner of a contender's node.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What runs under the lock: ``kind`` is "task", "command", "function" or "label"."""
+
+    kind: str
+    name: str
+    id: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}" + (f" [{self.id}]" if self.id else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """The host, process, thread and work of one contender."""
+
+    host: str
+    pid: int
+    thread: str = ""
+    work: Work | None = field(default=None)
+
+    def __str__(self) -> str:
+        process = f"pid {self.pid} on {self.host}"
+        return f"{self.work} ({process})" if self.work else process
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; several times as fast as ``asdict``, as lists of locks are long."""
+        return {**vars(self), "work": dict(vars(self.work)) if self.work else None}
+
+    def encode(self, room: int = MAX_BYTES) -> bytes:
+        """Return the node data for this identity; long texts are cut until it fits in ``room`` bytes, at least 512."""
+        data = b""
+        for limit in (MAX_FIELD, 64, 16, 4):
+            values = _cut(self.as_dict(), limit)
+            values["v"] = VERSION
+            data = _dump(values)
+            if len(data) <= room:
+                break
+        return data
+
+
+_HOST = socket.gethostname()
+
+
+def current_identity(work: Work | None) -> Identity:
+    """Return the identity of the calling thread."""
+    return Identity(host=_HOST, pid=os.getpid(), thread=threading.current_thread().name, work=work)
+
+
+def decode_identity(data: bytes) -> Identity | None:
+    """Return the owner that node data names; ``None`` if it is not in our form, as that of kazoo and Curator."""
+    values = _load(data)
+    if values is None or values.get("v") != VERSION:
+        return None
+    host, pid = values.get("host"), values.get("pid")
+    if not isinstance(host, str) or not isinstance(pid, int) or not _is_sane(pid):
+        return None
+    return Identity(host=_text(host), pid=pid, thread=_text(values.get("thread")), work=_work(values.get("work")))
+
+
+def _cut(values: dict[str, Any], limit: int) -> dict[str, Any]:
+    return {
+        name: _cut(value, limit) if isinstance(value, dict) else value[:limit] if isinstance(value, str) else value
+        for name, value in values.items()
+    }
+
+
+def _work(value: object) -> Work | None:
+    if not isinstance(value, dict):
+        return None
+    return Work(**{entry.name: _text(value.get(entry.name)) for entry in fields(Work)})
+
+
+def _text(value: object) -> str:
+    # Error messages and logs repeat it: no line breaks, no control characters, no lone surrogate, which has no UTF-8.
+    text = value[:MAX_FIELD] if isinstance(value, str) else ""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
+
+
+def _is_sane(value: float) -> bool:
+    # JSON has no bound on numbers; a larger one is no pid, and breaks the code that formats it.
+    return not isinstance(value, bool) and -1e15 < value < 1e15
+
+
+# A request to release.
+
+
+def decode_revoke(data: bytes) -> str | None:
+    """Return the reason for which node data requests a release; ``None`` if it does not."""
+    if data == CURATOR_REVOKE:
+        return "asked by a client of Apache Curator"
+    values = _load(data, max_bytes=None) if REVOKE.encode() in data else None
+    reason = None if values is None else values.get(REVOKE)
+    return escape_controls(reason[:MAX_REVOKE_REASON]) if isinstance(reason, str) and reason else None
+
+
+def encode_revoke(data: bytes, reason: str) -> bytes:
+    """Return ``data`` with a request to release added; the reason is cut to 256 characters."""
+    values = _load(data, max_bytes=None)
+    return CURATOR_REVOKE if values is None else _dump({**values, REVOKE: reason[:MAX_REVOKE_REASON]})
+
+
+# The lock's own node, which is the parent of the queue.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """The name of a node that was deleted to break the lock, and the reason."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockNodeData:
+    """The key of the lock, where the name of its node has not room for it, and the last break."""
+
+    key: str = ""
+    removal: Removal | None = None
+
+    def encode(self) -> bytes:
+        """Return the node data: the bare key until the lock is broken. The reason is cut to 512 characters."""
+        if self.removal is None:
+            return self.key.encode()
+        removed = {"node": self.removal.node, "why": self.removal.why[:MAX_BREAK_REASON]}
+        return _dump({"v": VERSION, "key": self.key, "removed": removed})
+
+
+def decode_lock_node(data: bytes) -> LockNodeData | None:
+    """Return what the data of a lock's node says; ``None`` for data that is longer than ours can be."""
+    if len(data) > MAX_BYTES:
+        return None
+    values = _load(data)
+    if values is None or values.get("v") != VERSION or not isinstance(values.get("key"), str):
+        return LockNodeData(key=data.decode(errors="replace"))
+    return LockNodeData(key=values["key"], removal=_removal(values.get("removed")))
+
+
+def _removal(values: object) -> Removal | None:
+    if not isinstance(values, dict):
+        return None
+    node, why = values.get("node"), values.get("why")
+    if not (isinstance(node, str) and isinstance(why, str) and why):
+        return None
+    return Removal(node=node[:MAX_NODE], why=why[:MAX_BREAK_REASON])
+
+
+# JSON.
+
+
+def _dump(values: dict[str, Any]) -> bytes:
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def _load(data: bytes, max_bytes: int | None = MAX_BYTES) -> dict[str, Any] | None:
+    if max_bytes is not None and len(data) > max_bytes:
+        return None
+    try:
+        # Decoded here: given bytes, json would first detect their encoding.
+        values = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None

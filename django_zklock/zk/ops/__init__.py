@@ -1,0 +1,1 @@
+"""Operations on the locks of other processes: find, show, revoke, break and prune them."""

@@ -1,0 +1,214 @@
+"""Changes to the locks of other processes: break a lock, request its release, and prune lock nodes without use.
+
+A lock that is broken is lost for its holder; the code that runs there goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django_zklock.exceptions import NotHeld
+from django_zklock.zk import formatting, node_data, paths, requests, wire
+from django_zklock.zk.node_data import LockNodeData, Removal
+from django_zklock.zk.ops import snapshots
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.requests import Reply, Request, RequestScript
+from django_zklock.zk.session import Session
+from django_zklock.zk.waiting import Deadline
+
+if TYPE_CHECKING:
+    from django_zklock.zk.wire import KazooException, Wire, ZnodeStat
+
+logger = logging.getLogger("django_zklock.breaking")
+
+# The maximum of deletions under way: other requests of the session wait behind them.
+MAX_DELETIONS = 128
+
+_GONE = "is gone: its owner has released the lock, or its session has ended"
+
+
+def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float) -> None:
+    """Delete the node at the full path ``node`` for the reason ``why``, if it still has that fencing token.
+
+    A holder loses its lock; the loss names the reason if the ACL lets us write it to the lock node. A waiter joins the
+    queue again, at its end. Takes at most ``timeout`` seconds. Raises ``NotHeld`` if the node is gone,
+    ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, ``ZkLockError`` if it refuses, ``ValueError`` without
+    a reason.
+    """
+    if not why.strip():
+        raise ValueError("say why the lock is taken away")
+    lock, _, name = node.rpartition("/")
+    session = pool.inspection()
+    script = _Break(session.wire, lock, Removal(node=name, why=why), token).script
+    requests.run(session, script, action=f"delete {node}", timeout=timeout, mutates=True)
+    logger.warning("event=removed path=%s node=%s token=%s reason=%r", lock, name, token, why)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastBreak:
+    """The last break of a lock: the name of the deleted node, why, and when, in seconds since the Unix epoch."""
+
+    node: str
+    why: str
+    at: float
+
+
+def last_break(pool: Pool, lock: str, *, timeout: float | None) -> LastBreak | None:
+    """Return the last break of the lock at the path ``lock``; ``None`` if there was none since the node was created.
+
+    ZooKeeper deletes a lock node a while after the last node in its queue. Takes at most ``timeout`` seconds; raises
+    what :func:`break_lock` raises.
+    """
+    session = pool.inspection()
+    script = partial(requests.read_many, session, [wire.Read(lock)])
+    (found,) = requests.run(session, script, action=f"read {lock}", timeout=timeout)
+    if not isinstance(found, tuple):
+        return None
+    data, stat = found
+    written = node_data.decode_lock_node(data)
+    if written is None or written.removal is None:
+        return None
+    why = formatting.escape_controls(written.removal.why)
+    return LastBreak(node=written.removal.node, why=why, at=stat.mtime / 1000.0)
+
+
+class _Break:
+    """The request script of one break; what it has to know after a reconnect is kept here."""
+
+    def __init__(self, connection: Wire, lock: str, removal: Removal, token: int) -> None:
+        self._wire = connection
+        self._lock = lock
+        self._removal = removal
+        self._node = f"{lock}/{removal.node}"
+        self._token = token
+        # The node existed, and a deletion was sent whose reply may have been lost with the connection.
+        self._sent = False
+        # Whether to write the reason to the lock node in the same transaction.
+        self._with_note = True
+
+    def script(self) -> RequestScript[None]:
+        # The node may have been created through another server.
+        self._wire.sync(self._node)
+        try:
+            (_data, stat), (data, lock_stat) = yield [
+                partial(self._wire.get, self._node),
+                partial(self._wire.get, self._lock),
+            ]
+            if stat.czxid != self._token:
+                raise NotHeld(f"{self._node} is another one by now")
+            self._sent = True
+            yield [self._deletion(stat, data, lock_stat)]
+        except wire.NoNodeError as error:
+            if not self._sent:
+                raise NotHeld(f"{self._node} {_GONE}") from error
+        except wire.BadVersionError:
+            # The node was written meanwhile, by its owner or with a revoke request.
+            yield from self._retry(with_note=self._with_note)
+        except wire.NoAuthError:
+            # The missing permission may be that to write the note.
+            if not self._with_note:
+                raise
+            yield from self._retry(with_note=False)
+
+    def _retry(self, *, with_note: bool) -> RequestScript[None]:
+        self._sent, self._with_note = False, with_note
+        yield from self.script()
+
+    def _deletion(self, stat: ZnodeStat, data: bytes, lock_stat: ZnodeStat) -> Request:
+        key = self._key(data) if self._with_note else None
+        if key is None:
+            return partial(self._wire.delete, self._node, version=stat.version)
+        note = self._lock, LockNodeData(key=key, removal=self._removal).encode(), lock_stat.version
+        return partial(self._wire.delete_with_note, self._node, stat.version, note)
+
+    def _key(self, data: bytes) -> str | None:
+        """Return the key in the data of the lock node, maybe empty; ``None`` if another client wrote that data."""
+        written = node_data.decode_lock_node(data)
+        if written is None:
+            return None
+        return written.key if not written.key or paths.names_key(written.key, self._lock.rpartition("/")[2]) else None
+
+
+def revoke(pool: Pool, node: str, why: str, *, timeout: float) -> None:
+    """Request that the owner of the node at the full path ``node`` releases its lock, for the reason ``why``.
+
+    Takes at most ``timeout`` seconds. Raises ``NotHeld`` if the node is gone, ``ZooKeeperUnavailable`` if ZooKeeper
+    does not answer in time, ``ZkLockError`` if it refuses, ``ValueError`` without a reason.
+    """
+    if not why.strip():
+        raise ValueError("give a reason for the request to release")
+    session = pool.inspection()
+
+    def script() -> RequestScript[None]:
+        # The node may have been created through another server.
+        session.wire.sync(node)
+        try:
+            ((data, stat),) = yield [partial(session.wire.get, node)]
+            yield [partial(session.wire.set, node, node_data.encode_revoke(data, why), version=stat.version)]
+        except wire.BadVersionError:
+            # The owner has written to its node meanwhile.
+            yield from script()
+        except wire.NoNodeError as error:
+            raise NotHeld(f"{node} {_GONE}") from error
+
+    requests.run(session, script, action=f"write {node}", timeout=timeout, mutates=True)
+
+
+def find_idle(pool: Pool, *, timeout: float | None) -> list[str]:
+    """Return the names of lock nodes with an empty queue.
+
+    ZooKeeper deletes those that are containers, a while after the last node in them. It keeps the persistent nodes that
+    other clients (kazoo) create, and containers that never had a node. A server does not tell which nodes are
+    containers, so all are returned. Takes at most ``timeout`` seconds. Raises what
+    :func:`django_zklock.zk.ops.snapshots.all_locks` raises.
+    """
+    deadline = Deadline.after(timeout)
+    root = pool.options.root
+    session = pool.inspection()
+    names = snapshots.list_names(pool, timeout=deadline.remaining())
+    script = partial(requests.read_many, session, [wire.Read(f"{root}/{name}") for name in names])
+    found = requests.run(session, script, action=f"read what is in {root}", timeout=deadline.remaining())
+    return [name for name, outcome in zip(names, found, strict=True) if _is_idle(outcome)]
+
+
+def prune(pool: Pool, names: Sequence[str], *, timeout: float | None) -> list[str]:
+    """Delete the lock nodes with these names whose queue is empty; return the names of those that are gone.
+
+    A contender that is about to join such a queue creates the lock node again. Takes at most ``timeout`` seconds.
+    Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, and ``ZkLockError`` if it refuses.
+    """
+    root = pool.options.root
+    session = pool.inspection()
+    script = partial(_prune, session, root, names)
+    return requests.run(session, script, action=f"delete what is in {root}", timeout=timeout, mutates=True)
+
+
+def _is_idle(outcome: Any) -> bool:
+    """Whether the node was read and has no children; an ephemeral node is no lock node."""
+    if not isinstance(outcome, tuple):
+        return False
+    stat: ZnodeStat = outcome[1]
+    return (stat.numChildren, stat.ephemeralOwner) == (0, 0)
+
+
+def _prune(session: Session, root: str, names: Sequence[str]) -> RequestScript[list[str]]:
+    gone: list[str] = []
+    for start in range(0, len(names), MAX_DELETIONS):
+        batch = names[start : start + MAX_DELETIONS]
+        answers = yield [partial(_delete_if_empty, session, f"{root}/{name}") for name in batch]
+        gone += (name for name, is_gone in zip(batch, answers, strict=True) if is_gone)
+    return gone
+
+
+def _delete_if_empty(session: Session, path: str, reply: Reply) -> None:
+    """Delete a node without children; the reply tells whether the node is gone."""
+
+    def answered(_value: Any, error: KazooException | None) -> None:
+        refusal = None if isinstance(error, (wire.NoNodeError, wire.NotEmptyError)) else error
+        reply(not isinstance(error, wire.NotEmptyError), refusal)
+
+    session.wire.delete(path, answered)

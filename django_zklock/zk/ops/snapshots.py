@@ -1,0 +1,317 @@
+"""Snapshots of locks: their queues as read from ZooKeeper, without taking a lock.
+
+The names of the nodes in a queue show how many hold the lock and how many wait; the data of each node shows its owner.
+So :func:`list_queues` lists the nodes of many locks in few requests, and :func:`read_entries` reads the data of those
+that are shown. Nodes that are deleted in between are left out. Nodes of unknown lock recipes are reported by name.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import takewhile
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from django_zklock.zk import node_data, paths, queue, requests, rules, wire
+from django_zklock.zk.formatting import escape_controls
+from django_zklock.zk.node_data import Identity
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.queue import LEASES, Kind, Node, Queue
+from django_zklock.zk.requests import RequestScript
+from django_zklock.zk.session import Session
+from django_zklock.zk.waiting import Deadline
+
+if TYPE_CHECKING:
+    from django_zklock.zk.wire import ZnodeStat
+
+Span = tuple[int, int]
+"""The first and the last of consecutive positions in a queue."""
+
+# How often the holders of a lock are listed until none of them leaves before its data is read.
+MAX_LISTS = 5
+# Readers and writers in turns make as many spans as there are entries.
+MAX_SPANS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueEntry:
+    """One node in a queue. ``since`` is its creation at the server, in seconds since the Unix epoch."""
+
+    node: str
+    path: str
+    kind: str
+    sequence: int
+    position: int
+    held: bool
+    token: int
+    session_id: int
+    since: float
+    identity: Identity | None
+    # How many may hold at once according to this contender; only semaphores of this package have it.
+    limit: int | None = None
+    # The reason of the revoke request, if there is one.
+    revoked: str | None = None
+
+    @property
+    def owner(self) -> str:
+        """Its owner as text without control characters: work, process and host, or the session if that is all."""
+        if self.identity is None:
+            return f"unknown client, session 0x{self.session_id:x}"
+        return escape_controls(str(self.identity))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockSnapshot:
+    """One lock and its queue, first come first.
+
+    ``nodes`` are all nodes of the queue, by their names; ``entries`` are the first of them, as far as their data was
+    read. ``unknown_nodes`` are the names of children that belong to no known lock recipe.
+    """
+
+    key: str
+    path: str
+    nodes: tuple[Node, ...] = ()
+    entries: tuple[QueueEntry, ...] = ()
+    unknown_nodes: tuple[str, ...] = ()
+
+    @property
+    def holders(self) -> tuple[QueueEntry, ...]:
+        """The holders among ``entries``."""
+        return tuple(entry for entry in self.entries if entry.held)
+
+    @property
+    def waiters(self) -> tuple[QueueEntry, ...]:
+        """The waiters among ``entries``."""
+        return tuple(entry for entry in self.entries if not entry.held)
+
+    @cached_property
+    def holder_count(self) -> int:
+        """The number of holders in the whole queue."""
+        # Behind a waiter there are only waiters.
+        return sum(1 for _ in takewhile(lambda node: _holds(node, self._queue), self.nodes))
+
+    @property
+    def waiter_count(self) -> int:
+        """The number of waiters in the whole queue."""
+        return len(self.nodes) - self.holder_count
+
+    @property
+    def state(self) -> str:
+        """Return "held", "unknown" (only nodes of unknown recipes) or "free"."""
+        # By every rule the first node of a queue holds the lock.
+        if self.nodes:
+            return "held"
+        return "unknown" if self.unknown_nodes else "free"
+
+    @property
+    def kind(self) -> str:
+        """The kind of lock that the first node holds; empty without a node."""
+        return self.nodes[0].kind.value if self.nodes else ""
+
+    def blockers_of(self, entry: QueueEntry) -> list[Span]:
+        """Return the positions that ``entry`` waits for, at most the first 20 spans; none if it holds the lock.
+
+        A waiter for a semaphore waits until any of the leases is released.
+        """
+        if entry.held:
+            return []
+        rule = rules.RULES[Kind(entry.kind)]
+        kinds = rule.conflicts if rule.has_room(entry.node, self._queue) else rule.conflicts | LEASES
+        if kinds not in self._spans:
+            self._spans[kinds] = list(self._find_spans(kinds))
+        spans = self._spans[kinds]
+        before = spans[: min(bisect_left(spans, (entry.position,)), MAX_SPANS)]
+        return [(first, min(last, entry.position - 1)) for first, last in before]
+
+    @cached_property
+    def _queue(self) -> Queue:
+        return Queue(self.nodes)
+
+    @cached_property
+    def _spans(self) -> dict[frozenset[Kind], list[Span]]:
+        return {}
+
+    def _find_spans(self, kinds: frozenset[Kind]) -> Iterator[Span]:
+        """Yield all spans of nodes of these kinds."""
+        first = None
+        for position, node in enumerate(self.nodes):
+            if node.kind in kinds:
+                first = position if first is None else first
+            elif first is not None:
+                yield first, position - 1
+                first = None
+        if first is not None:
+            yield first, len(self.nodes) - 1
+
+
+def all_locks(pool: Pool, *, timeout: float) -> list[LockSnapshot]:
+    """Read every lock in use with its whole queue, in at most ``timeout`` seconds; return them sorted by key.
+
+    Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, and ``ZkLockError`` if it refuses.
+    """
+    deadline = Deadline.after(timeout)
+    found = list_queues(pool, list_names(pool, timeout=deadline.remaining()), timeout=deadline.remaining())
+    locks = read_entries(pool, found, timeout=deadline.remaining())
+    return sorted((lock for lock in locks if lock.nodes or lock.unknown_nodes), key=attrgetter("key"))
+
+
+def one_lock(pool: Pool, key: str, *, timeout: float) -> LockSnapshot:
+    """Read the queue of one lock in at most ``timeout`` seconds; it may be empty.
+
+    Raises what :func:`all_locks` raises, and ``ValueError`` for a key that cannot name a lock.
+    """
+    paths.check_key(key)
+    deadline = Deadline.after(timeout)
+    found = list_queues(pool, [paths.escape(key)], timeout=deadline.remaining())
+    if not found:
+        return LockSnapshot(key=key, path=pool.path(key))
+    return replace(read_entries(pool, found, timeout=deadline.remaining())[0], key=key)
+
+
+def holders(pool: Pool, keys: Sequence[str], *, timeout: float) -> tuple[Identity | None, ...]:
+    """Return the identities of the owners that hold any of ``keys``, in at most ``timeout`` seconds.
+
+    They come in the order of the keys, and those of one key in the order of its queue. An owner that holds more than
+    one of the keys counts once. Raises what :func:`all_locks` raises.
+    """
+    deadline = Deadline.after(timeout)
+    names = [paths.escape(key) for key in keys]
+    for _ in range(MAX_LISTS):
+        listed = list_queues(pool, names, timeout=deadline.remaining())
+        depth = max((lock.holder_count for lock in listed), default=0)
+        found = read_entries(pool, listed, timeout=deadline.remaining(), limit=depth)
+        # If a holder left in between, a node whose data was not read may hold now.
+        if [len(lock.nodes) for lock in found] == [len(lock.nodes) for lock in listed]:
+            break
+    owners: list[tuple[int, Identity | None]] = []
+    for lock in found:
+        here = [(entry.session_id, entry.identity) for entry in lock.holders]
+        owners += [owner for owner in here if owner not in owners]
+    return tuple(identity for _session, identity in owners)
+
+
+def list_names(pool: Pool, *, timeout: float | None) -> list[str]:
+    """Return the sorted names of all lock nodes, in use or not; raises what :func:`all_locks` raises.
+
+    See :mod:`~django_zklock.zk.paths` for the relation of names and keys.
+    """
+    root = pool.options.root
+    session = pool.inspection()
+    return sorted(requests.run(session, partial(_list_root, session, root), action=f"list {root}", timeout=timeout))
+
+
+def list_queues(pool: Pool, names: Sequence[str], *, timeout: float | None) -> list[LockSnapshot]:
+    """Read the queues of the locks with these names, without ``entries``; locks without any node are left out.
+
+    Raises what :func:`all_locks` raises.
+    """
+    root = pool.options.root
+    session = pool.inspection()
+    script = partial(_list, session, root, names)
+    found = requests.run(session, script, action=f"list what is in {root}", timeout=timeout)
+    return [_parse_queue(root, *listing) for listing in found if listing[1]]
+
+
+def read_entries(
+    pool: Pool, locks: Sequence[LockSnapshot], *, timeout: float | None, limit: int | None = None
+) -> list[LockSnapshot]:
+    """Return ``locks`` with their first ``limit`` entries, by default with all; raises what :func:`all_locks` raises.
+
+    Nodes that were deleted since the queues were listed are left out.
+    """
+    session = pool.inspection()
+    # Where the sequence numbers are not reliable, the order is known only when every node is read.
+    chosen = [lock.nodes[: limit if queue.sequence_is_reliable(lock.nodes) else None] for lock in locks]
+    reads = [wire.Read(f"{lock.path}/{node.name}") for lock, nodes in zip(locks, chosen, strict=True) for node in nodes]
+    script = partial(requests.read_many, session, reads)
+    outcomes = iter(requests.run(session, script, action=f"read what is in {pool.options.root}", timeout=timeout))
+    return [
+        _add_entries(lock, [(node, _unless_refused(next(outcomes))) for node in nodes])
+        for lock, nodes in zip(locks, chosen, strict=True)
+    ]
+
+
+def _list_root(session: Session, root: str) -> RequestScript[list[str]]:
+    names: list[str] = []
+    # The locks may have been taken through other servers; without a sync the list may be older than this call.
+    session.wire.sync(root)
+    with suppress(wire.NoNodeError):
+        (names,) = yield [partial(session.wire.children, root)]
+    return names
+
+
+def _list(session: Session, root: str, names: Sequence[str]) -> RequestScript[list[tuple[str, list[str], bytes]]]:
+    """Return the name of each lock, its children, and its data if the name does not contain the whole key."""
+    session.wire.sync(root)
+    listings = yield from requests.read_many(session, [wire.Read(f"{root}/{name}", children=True) for name in names])
+    shortened = [name for name in names if paths.is_shortened(name)]
+    contents = yield from requests.read_many(session, [wire.Read(f"{root}/{name}") for name in shortened])
+    data = {name: _unless_refused(content)[0] for name, content in zip(shortened, contents, strict=True) if content}
+    return [
+        (name, _unless_refused(listing) or [], data.get(name, b""))
+        for name, listing in zip(names, listings, strict=True)
+    ]
+
+
+def _unless_refused(outcome: Any) -> Any:
+    if isinstance(outcome, wire.KazooException):
+        raise outcome
+    return outcome
+
+
+def _parse_queue(root: str, name: str, children: Sequence[str], data: bytes) -> LockSnapshot:
+    parsed = [queue.parse_name(child) for child in children]
+    return LockSnapshot(
+        key=_key(name, data),
+        path=f"{root}/{name}",
+        nodes=tuple(queue.sort_by_sequence(node for node in parsed if node)),
+        unknown_nodes=tuple(sorted(child for child, node in zip(children, parsed, strict=True) if node is None)),
+    )
+
+
+def _key(name: str, data: bytes) -> str:
+    """Return the key of a lock node; the name itself if another client made the node and no key has that name."""
+    key = paths.unescape(name)
+    if key is None:
+        written = node_data.decode_lock_node(data)
+        key = written.key if written else None
+    return key if key and paths.names_key(key, name) else name
+
+
+def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, ZnodeStat] | None]]) -> LockSnapshot:
+    """Return ``lock`` with the entries of its first nodes, whose data is in ``found``."""
+    read = [(node, *content) for node, content in found if content is not None]
+    first = [node for node, _data, _stat in read]
+    if not queue.sequence_is_reliable(first):
+        first = queue.sort_by_creation((node, stat.czxid) for node, _data, stat in read)
+    nodes = (*first, *lock.nodes[len(found) :])
+    order = Queue(nodes)
+    contents = {node.name: (data, stat) for node, data, stat in read}
+    entries = (_entry(lock.path, (node, *contents[node.name]), order, position) for position, node in enumerate(first))
+    return replace(lock, nodes=nodes, entries=tuple(entries))
+
+
+def _entry(path: str, content: tuple[Node, bytes, ZnodeStat], order: Queue, position: int) -> QueueEntry:
+    node, data, stat = content
+    return QueueEntry(
+        node=node.name,
+        path=f"{path}/{node.name}",
+        kind=node.kind.value,
+        sequence=node.sequence,
+        position=position,
+        held=_holds(node, order),
+        token=stat.czxid,
+        session_id=stat.ephemeralOwner,
+        since=stat.ctime / 1000.0,
+        identity=node_data.decode_identity(data),
+        limit=node.limit,
+        revoked=node_data.decode_revoke(data),
+    )
+
+
+def _holds(node: Node, order: Queue) -> bool:
+    return rules.RULES[node.kind].holds(node.name, order)

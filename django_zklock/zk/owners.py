@@ -1,0 +1,265 @@
+"""The owners of holds, found at the call: an asyncio task, a greenlet, a thread, or a job of an executor.
+
+A thread-local is not enough. A library may patch threads after this module was imported, and then all greenlets of a
+thread share it; and many tasks run their synchronous code in one thread. A context variable is not enough either. A new
+task, and in Python 3.14 perhaps a new thread, gets a copy of its creator's context, but not its creator's locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+from weakref import WeakSet, ref
+
+from django_zklock.zk import bridges
+
+# By the id of the task, greenlet, thread or job, with which the entry goes: two that compare equal are two owners.
+_owners: dict[int, Owner] = {}
+
+
+class Owner:
+    """A task, a greenlet, a thread or a job, with its holds and acquisitions.
+
+    It exists as long as that does; a hold (:class:`~.held.Held`) refers to it weakly. ``holds`` has the innermost last.
+
+    Code that runs for an owner behind a bridge is an owner of its own: a call. It may use what the owner holds while
+    that waits for it. The owner may use what the call holds when the call has ended, and not before: an owner that was
+    cancelled, or interrupted, no longer waits, while the call goes on under its lock.
+    """
+
+    # Thousands of tasks may wait in one process.
+    __slots__ = ("__weakref__", "_acquisitions", "_calls", "_guests", "_of", "holds", "serves")
+
+    def __init__(self, of: Any, *, serves: bool = False) -> None:
+        self.holds: list[Any] = []
+        self._acquisitions: list[Callable[[], Any]] = []
+        self._calls: list[Owner] = []
+        self._guests: WeakSet[Any] | None = None
+        # Whether this is a thread or a greenlet that does jobs of an executor, one after the other.
+        self.serves = serves
+        number, forget = id(of), _owners.pop
+        self._of = ref(of, lambda _gone: forget(number, None))
+
+    def is_of(self, what: Any) -> bool:
+        """Whether this is the owner that ``what`` is."""
+        return self._of() is what
+
+    def add_call(self, call: Owner) -> None:
+        """Note that ``call`` runs for this owner, which waits for it."""
+        if call not in self._calls:
+            self._calls = [each for each in self._calls if not each.ended or each.available()] + [call]
+
+    def available(self) -> list[Any]:
+        """Return what this owner may use, innermost last: its own holds, and those of its calls that have ended."""
+        if not self._calls:
+            return self.holds
+        return [held for call in self._calls if call.ended for held in call.available()] + self.holds
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will run no more."""
+        of = self._of()
+        if isinstance(of, asyncio.Task):
+            return of.done()
+        if isinstance(of, threading.Thread):
+            return not of.is_alive()
+        if of is None:
+            return True
+        # A job has a future, and a greenlet says that it is dead.
+        future = getattr(of, "future", None)
+        return bool(getattr(of, "dead", False) if future is None else future.done())
+
+    @property
+    def guests(self) -> list[Any]:
+        """What was acquired in this thread for other owners. To wait for one of them here can be to wait for itself."""
+        return [] if self._guests is None else list(self._guests)
+
+    def add_guest(self, held: Any) -> None:
+        """Note that ``held`` was acquired in this thread, which is ours, for another owner."""
+        if self._guests is None:
+            self._guests = WeakSet()
+        self._guests.add(held)
+
+    @property
+    def acquisitions(self) -> list[Any]:
+        """What this owner is acquiring at the moment: a task can begin several acquisitions at once."""
+        alive = [acquisition for acquisition in (get() for get in self._acquisitions) if acquisition is not None]
+        return [acquisition for acquisition in alive if acquisition.is_pending]
+
+    def add_acquisition(self, acquisition: Any) -> None:
+        """Note that this owner is acquiring a lock (:class:`~.acquire.Acquisition`)."""
+        self._acquisitions = [*map(ref, self.acquisitions), ref(acquisition)]
+
+    def release_since(self, lock: object, depth: int = 0) -> None:
+        """Release what was acquired through the object ``lock`` since this owner had ``depth`` holds.
+
+        A time limit or Ctrl-C can be raised in a thread between the return of an acquiring call and the moment its
+        caller keeps the hold. The caller's ``except BaseException`` calls this. It is no context manager: leaving one
+        runs Python code, in which the next exception can be raised.
+        """
+        for held in reversed(self.holds[depth:]):
+            if held.lock is lock:
+                held.release()
+
+
+class Caller(NamedTuple):
+    """The owner that a lock is acquired for, and the thread that is blocked if the owner has to wait.
+
+    ``thread`` is ``None`` where no other owner needs that thread. ``outer`` are the owners that wait for this one, the
+    nearest first.
+    """
+
+    owner: Owner
+    thread: Owner | None
+    outer: tuple[Owner, ...] = ()
+
+    def available(self) -> list[Any]:
+        """Return the holds that the calling code may use, innermost last."""
+        if not self.outer:
+            return self.owner.available()
+        return [held for owner in (*reversed(self.outer), self.owner) for held in owner.available()]
+
+    def others(self) -> list[Any]:
+        """Return what was acquired in the thread for other owners."""
+        if self.thread is None:
+            return []
+        own = [] if self.thread is self.owner else self.thread.holds
+        available = self.available()
+        return [held for held in (*own, *self.thread.guests) if held not in available]
+
+
+def caller() -> Caller:
+    """Find the owner that the calling code is, and those that wait for it."""
+    loop = running_loop()
+    task = None if loop is None else asyncio.current_task(loop)
+    if task is not None:
+        return _of_task(task)
+    frame = sys._getframe(1)
+    thread = _of_thread(threading.current_thread(), frame)
+    greenlet = _greenlet()
+    if greenlet is None:
+        found = Caller(thread, thread)
+    else:
+        # Where threads are patched, a greenlet that waits lets the others go on.
+        found = Caller(_of_thread(greenlet, frame), thread if _blocks_thread() else None)
+    if found.owner.serves or bridges.is_crossed():
+        return _served(found, frame)
+    return found
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop whose code calls, if any.
+
+    asyncio keeps it by thread. In a thread with several greenlets the loop runs in one of them, and may be in the
+    middle of a task while another one runs.
+    """
+    try:
+        loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+    getcurrent = _getcurrent()
+    run_forever = getattr(type(loop), "run_forever", None)
+    # A loop that is not written in Python, such as uvloop's, cannot be seen at work.
+    runs = getattr(run_forever, "__code__", None)
+    if getcurrent is None or runs is None:
+        return loop
+    greenlet = getcurrent()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # A greenlet that a task has started runs for that task, as SQLAlchemy's do.
+        if any(each.f_code is runs and each.f_locals.get("self") is loop for each in bridges.outwards(frame)):
+            return loop
+        greenlet = greenlet.parent
+        frame = None if greenlet is None else greenlet.gr_frame
+    return None
+
+
+def _of(what: Any) -> Owner:
+    owner = _owners.get(id(what))
+    return owner if owner is not None and owner.is_of(what) else _enter(what, Owner(what))
+
+
+def _enter(what: Any, owner: Owner) -> Owner:
+    found = _owners.setdefault(id(what), owner)
+    if not found.is_of(what):
+        found = _owners[id(what)] = owner
+    return found
+
+
+def _of_thread(what: Any, frame: FrameType) -> Owner:
+    """Return the owner that a thread or a greenlet is, in which ``frame`` runs."""
+    owner = _owners.get(id(what))
+    if owner is not None and owner.is_of(what):
+        return owner
+    return _enter(what, Owner(what, serves=any(map(_is_worker, bridges.outwards(frame)))))
+
+
+def _of_task(task: asyncio.Task[Any]) -> Caller:
+    owner = _of(task)
+    waiting = bridges.waiting_thread(task)
+    if waiting is not None and _blocks_thread():
+        ident, frame = waiting
+        thread = next((thread for thread in threading.enumerate() if thread.ident == ident), None)
+        if thread is not None:
+            # Found out anew each time: that thread may be torn out of its wait, and then the task is on its own.
+            found = _of_thread(thread, frame)
+            return _called(owner, None, _served(Caller(found, found), frame))
+    return Caller(owner, None)
+
+
+def _called(call: Owner, thread: Owner | None, by: Caller) -> Caller:
+    by.owner.add_call(call)
+    return Caller(call, thread, (by.owner, *by.outer))
+
+
+def _served(found: Caller, frame: FrameType) -> Caller:
+    """Find the owner that ``frame`` is, in a thread, ``found``, that runs code for other owners too.
+
+    That is the job that the code is a part of. If it is a call of ``sync_to_async``, the task that waits for it, if one
+    can be found, is an outer owner.
+    """
+    call, bridge_job, job = bridges.call_code(), bridges.job_code(), _job_code()
+    blocked = task = None
+    for each in bridges.outwards(frame):
+        code = each.f_code
+        if code is call:
+            blocked = blocked or (found.thread if bridges.blocks_all(each) else None)
+            task = task or bridges.waiting_task(each)
+        elif code is job or code is bridge_job:
+            owner = _of(each.f_locals["self"])
+            return Caller(owner, blocked) if task is None else _called(owner, blocked, _of_task(task))
+    return found if task is None else _of_task(task)._replace(thread=blocked)
+
+
+def _getcurrent() -> Callable[[], Any] | None:
+    """Return the function that tells the calling greenlet, if any library has greenlets."""
+    return getattr(sys.modules.get("greenlet"), "getcurrent", None)
+
+
+def _greenlet() -> Any:
+    """Return the calling greenlet; ``None`` in the main one of its thread, which stands for the thread."""
+    getcurrent = _getcurrent()
+    greenlet = None if getcurrent is None else getcurrent()
+    return None if greenlet is None or greenlet.parent is None else greenlet
+
+
+def _blocks_thread() -> bool:
+    """Whether waiting for a lock of ``threading`` blocks the thread, with all its greenlets."""
+    return type(threading.Lock()).__module__ == "_thread"
+
+
+def _is_worker(frame: FrameType) -> bool:
+    executor: Any = sys.modules.get("concurrent.futures.thread")
+    worker = getattr(executor, "_worker", None)
+    return worker is not None and frame.f_code is worker.__code__
+
+
+def _job_code() -> CodeType | None:
+    """Return the code that runs a job in a thread of an executor; ``None`` if there is none."""
+    executor: Any = sys.modules.get("concurrent.futures.thread")
+    item = getattr(executor, "_WorkItem", None)
+    return None if item is None else item.run.__code__

@@ -1,0 +1,224 @@
+"""The queue of a lock: the names of its nodes, and their order. No I/O here.
+
+The names are Apache Curator's (``InterProcessMutex``, ``InterProcessReadWriteLock``, protection prefix
+``_c_<guid>-``); those of kazoo (``<uuid>__lock__``, ``<uuid>__rlock__``) count as contenders too.
+
+A name tells more than the kind. Curator's GUIDs are UUIDs of version 4 and ours of version 8 (RFC 9562: for custom
+use), so a node of ours is recognized without a read. A lease of ours has the limit of its caller in its name,
+``_c_<guid>-4-lease-``, so that every contender can keep the limits of all holders.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import uuid
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple
+
+SEQUENCE_END = 2**31 - 1
+# Sequence numbers are trusted as far as this from the end of the 32-bit counter. Beyond the end, ZooKeeper 3.6 and
+# newer assign the same number repeatedly (ZOOKEEPER-2719; Programmer's Guide, "Sequence Nodes").
+SEQUENCE_MARGIN = 2**20
+# A larger limit is no limit in practice, and would make the name longer.
+MAX_LIMIT = 10**9 - 1
+
+
+class Kind(enum.Enum):
+    """What a contender asks for."""
+
+    EXCLUSIVE = "exclusive"
+    WRITE = "write"
+    READ = "read"
+    LEASE = "lease"
+
+
+_INFIXES = {Kind.EXCLUSIVE: "lock-", Kind.WRITE: "__WRIT__", Kind.READ: "__READ__", Kind.LEASE: "lease-"}
+_KINDS = {infix: kind for kind, infix in _INFIXES.items()} | {
+    "__lock__": Kind.EXCLUSIVE,
+    "__rlock__": Kind.READ,
+}
+# Java's "%010d" counts the minus sign of a sequence number that has wrapped around.
+_NAME = re.compile(
+    r"(?:_c_(?P<guid>[0-9a-f-]{36})-(?:(?P<limit>[1-9][0-9]{0,8})-(?=lease-))?)?"
+    r"(?P<infix>lock-|lease-|__WRIT__|__READ__)(?P<sequence>[0-9]{10}|-[0-9]{9,10})"
+    r"|(?P<uuid>[0-9a-f]{32})(?P<kazoo>__lock__|__rlock__)(?P<number>[0-9]{10}|-[0-9]{9,10})",
+)
+
+
+class Node(NamedTuple):
+    """One node of a queue, as far as its name tells. ``limit`` is the limit of a lease of ours."""
+
+    name: str
+    kind: Kind
+    guid: str
+    sequence: int
+    limit: int | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this package has created it."""
+        return self.guid[13:15] == "-8"
+
+    @property
+    def may_downgrade(self) -> bool:
+        """Whether its client may become a reader, by a read node of the same sequence (Curator 5.5, CURATOR-621).
+
+        The read node is then a predecessor of every node behind this one, although it is created later than they are.
+        """
+        return self.kind is Kind.WRITE and not self.is_ours
+
+    @property
+    def may_be_downgraded(self) -> bool:
+        """Whether it may be the read node of a writer that has become a reader."""
+        return self.kind is Kind.READ and not self.is_ours
+
+    def was_downgraded_from(self, other: Node) -> bool:
+        """Whether this is the read node of the client whose write node is ``other``."""
+        return self.may_be_downgraded and other.may_downgrade and self.sequence == other.sequence
+
+
+def new_guid() -> str:
+    """Return an id for one creation: a UUID of version 8."""
+    raw = bytearray(os.urandom(16))
+    raw[6] = raw[6] & 0x0F | 0x80
+    raw[8] = raw[8] & 0x3F | 0x80
+    return str(uuid.UUID(bytes=bytes(raw)))
+
+
+def name_prefix(guid: str, kind: Kind, limit: int | None = None) -> str:
+    """Return the name of a node before ZooKeeper appends the sequence."""
+    number = f"{min(limit, MAX_LIMIT)}-" if limit is not None else ""
+    return f"_c_{guid}-{number}{_INFIXES[kind]}"
+
+
+def parse_name(name: str) -> Node | None:
+    """Parse a node's name; return ``None`` if it belongs to no lock recipe that is known here."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    infix = found["infix"] or found["kazoo"]
+    guid = found["guid"] or found["uuid"] or ""
+    limit = int(found["limit"]) if found["limit"] else None
+    return Node(name, _KINDS[infix], guid, int(found["sequence"] or found["number"]), limit)
+
+
+def parse_names(names: Iterable[str]) -> list[Node]:
+    """Return the nodes with known names, in the order of their sequence numbers."""
+    return sort_by_sequence(node for name in names if (node := parse_name(name)))
+
+
+def sort_by_sequence(nodes: Iterable[Node]) -> list[Node]:
+    """Sort by sequence number; the read node of a writer that became a reader comes behind its write node."""
+    return sorted(nodes, key=lambda node: (node.sequence, node.kind is Kind.READ))
+
+
+def sequence_is_reliable(nodes: Sequence[Node]) -> bool:
+    """Whether sequence numbers alone give the true order of sorted nodes; if not, use :func:`sort_by_creation`."""
+    if not nodes:
+        return True
+    if nodes[0].sequence < 0 or nodes[-1].sequence >= SEQUENCE_END - SEQUENCE_MARGIN:
+        return False
+    return len({node.sequence for node in nodes}) == len(nodes) or all(
+        later.may_be_downgraded and (earlier.may_downgrade or earlier.may_be_downgraded)
+        for earlier, later in pairwise(nodes)
+        if earlier.sequence == later.sequence
+    )
+
+
+def sort_by_creation(created: Iterable[tuple[Node, int]]) -> list[Node]:
+    """Sort nodes by the transaction that created each.
+
+    The read node of a writer that became a reader is sorted by its sequence number: before the nodes with later ones.
+    """
+    nodes: list[Node] = []
+    for node, _czxid in sorted(created, key=itemgetter(1)):
+        position = len(nodes)
+        while node.may_be_downgraded and position and _is_later(nodes[position - 1].sequence, node.sequence):
+            position -= 1
+        nodes.insert(position, node)
+    return nodes
+
+
+def _is_later(sequence: int, other: int) -> bool:
+    # The counter has 32 bits, and no node stays in the queue while half of them are used.
+    return 0 < (sequence - other) % 2**32 < 2**31
+
+
+LEASES = frozenset({Kind.LEASE})
+
+
+class Queue:
+    """The nodes of one queue in their true order, from one listing.
+
+    Many contenders of a session can share it, so what is computed for one is kept for the others.
+    """
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self._nodes = list(nodes)
+        self._positions = {node.name: position for position, node in enumerate(nodes)}
+        # The nodes of some kinds, and their positions.
+        self._of: dict[frozenset[Kind], tuple[Sequence[int], list[Node]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Queue {' '.join(node.name for node in self._nodes)}>"
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._positions
+
+    def of(self, kinds: frozenset[Kind]) -> list[Node]:
+        """Return the nodes of these kinds."""
+        return self._select(kinds)[1]
+
+    def before(self, name: str, kinds: frozenset[Kind]) -> list[Node]:
+        """Return the nodes of these kinds before the one with that name; raise ``LookupError`` if it is missing.
+
+        The write node of a writer that became a reader is left out: both nodes belong to one client.
+        """
+        return self.of(kinds)[: self.count_before(name, kinds)]
+
+    def count_before(self, name: str, kinds: frozenset[Kind]) -> int:
+        """Return how many nodes :meth:`before` returns."""
+        positions, nodes = self._select(kinds)
+        position = self._positions[name]
+        count = bisect_left(positions, position)
+        if count and self._nodes[position].was_downgraded_from(nodes[count - 1]):
+            count -= 1
+        return count
+
+    @cached_property
+    def room(self) -> int:
+        """How many of the first leases may hold together, so that the limit of each of them is kept.
+
+        A lease whose name has no limit is not ours and sets none.
+        """
+        limit: int | None = None
+        for position, node in enumerate(self.of(LEASES)):
+            if node.limit is not None and (limit is None or node.limit < limit):
+                limit = node.limit
+            if limit is not None and position >= limit:
+                return position
+        return len(self.of(LEASES))
+
+    @cached_property
+    def lowest_limit(self) -> int | None:
+        """The lowest limit of all leases, if one has any."""
+        return min((node.limit for node in self.of(LEASES) if node.limit is not None), default=None)
+
+    def _select(self, kinds: frozenset[Kind]) -> tuple[Sequence[int], list[Node]]:
+        if kinds not in self._of:
+            # The hash of an enum member is computed in Python, so no set is used; mostly all kinds are wanted.
+            chosen = tuple(kinds)
+            positions: Sequence[int] = range(len(self._nodes))
+            if len(chosen) < len(Kind):
+                positions = [position for position, node in enumerate(self._nodes) if node.kind in chosen]
+            self._of[kinds] = positions, [self._nodes[position] for position in positions]
+        return self._of[kinds]

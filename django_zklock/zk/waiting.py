@@ -1,0 +1,188 @@
+"""Deadlines, and events that no exception can break.
+
+``threading.Event`` and ``threading.Condition`` take their inner lock in Python code. If a time limit or Ctrl-C is
+raised in a thread at that point, the lock stays taken for ever, and the next thread that sets the event hangs; here
+that would be the thread of the connection. A plain lock is taken and released in C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+Timeout = float | timedelta | None
+"""Seconds, a ``timedelta``, or ``None`` for ever."""
+
+
+class Unset(Enum):
+    """The type of :data:`UNSET`."""
+
+    UNSET = "UNSET"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+UNSET: Final = Unset.UNSET
+"""The argument was not given, which differs from ``None``."""
+
+# Seconds. A signal that arrives just before the main thread begins to wait does not interrupt the wait, nor does one
+# that the system delivers to another thread: its handler runs when the main thread wakes up.
+# https://docs.python.org/3/library/signal.html#execution-of-python-signal-handlers
+SIGNAL_CHECK_INTERVAL = 1.0
+
+
+def seconds(timeout: Timeout, name: str = "timeout") -> float | None:
+    """Return ``timeout`` as plain seconds.
+
+    Raises ``TypeError`` for anything but a real number, a ``timedelta`` or ``None``, and ``ValueError`` for a
+    negative one or NaN. Infinity is the same as ``None``.
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    # bool is an int in Python, but `timeout=True` is a mistake, not one second.
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"{name} must be seconds, a timedelta or None, got {timeout!r}")
+    if math.isnan(timeout) or timeout < 0:
+        raise ValueError(f"{name} must not be negative, got {timeout!r}; None waits for ever, 0 tries once")
+    # The platform cannot wait longer than this.
+    return None if timeout > threading.TIMEOUT_MAX else float(timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment on the monotonic clock; ``None`` is never. It is made once, at the public door, and handed down."""
+
+    at: float | None
+
+    @classmethod
+    def after(cls, timeout: float | None) -> Deadline:
+        """Return the deadline ``timeout`` seconds from now."""
+        return cls(None if timeout is None else time.monotonic() + timeout)
+
+    def remaining(self) -> float | None:
+        """Return the seconds left, never below zero; ``None`` when there is no end."""
+        return None if self.at is None else max(0.0, self.at - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the moment has come."""
+        return self.at is not None and time.monotonic() >= self.at
+
+    def capped(self, limit: float) -> Deadline:
+        """Return the earlier of this deadline and ``limit`` seconds from now."""
+        other = time.monotonic() + limit
+        return Deadline(other if self.at is None else min(self.at, other))
+
+
+class AutoResetEvent:
+    """An event that any thread sets and one thread waits for. The wait resets it, also if it was set several times."""
+
+    __slots__ = ("_unset",)
+
+    def __init__(self) -> None:
+        # Taken while the event is not set.
+        self._unset = threading.Lock()
+        self._unset.acquire()
+
+    def set(self) -> None:
+        """Wake the waiting thread, or the next that waits. Never blocks, never raises."""
+        with contextlib.suppress(RuntimeError):  # set already
+            self._unset.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for at most ``timeout`` seconds and reset the event; return ``False`` if it was not set.
+
+        In the main thread the handler of a signal runs within a second, and what it raises ends the wait.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return self._unset.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._unset.acquire(timeout=_until(end)):
+            if end is not None and end <= time.monotonic():
+                return False
+        return True
+
+
+def _until(end: float | None) -> float:
+    """Return how long to wait before the next check for signals, if the whole wait ends at ``end``."""
+    return SIGNAL_CHECK_INTERVAL if end is None else min(max(end - time.monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)
+
+
+class AsyncAutoResetEvent:
+    """An event that any thread sets and one task waits for, in the loop in which it was made."""
+
+    __slots__ = ("_is_set", "_loop", "_waiting")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._is_set = False
+        self._waiting: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Wake the waiting task, or the next that waits. Never blocks, never raises."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits in it
+            self._loop.call_soon_threadsafe(self._set_in_loop)
+
+    def _set_in_loop(self) -> None:
+        self._is_set = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def wait(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - its end is no error
+        """Wait for at most ``timeout`` seconds and reset the event."""
+        # asyncio.wait_for can lose a cancellation that comes together with the event (Python before 3.12).
+        timer = None if timeout is None else self._loop.call_later(timeout, self._set_in_loop)
+        try:
+            if not self._is_set:
+                self._waiting = self._loop.create_future()
+                await self._waiting
+        finally:
+            self._waiting = None
+            if timer is not None:
+                timer.cancel()
+        self._is_set = False
+
+
+class DaemonCall(Generic[T]):
+    """A call in a daemon thread, for what blocks and may have no time limit, such as the lookup of a host name.
+
+    It begins at once. A call that does not return is abandoned, and does not keep the interpreter from exiting.
+    """
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        # One of the two has one element when the call is over.
+        self._outcome: list[T] = []
+        self._failure: list[Exception] = []
+        # Thread.join raises an error of eventlet's own when it times out.
+        self._over = AutoResetEvent()
+        threading.Thread(target=self._run, name="zklock-call", daemon=True).start()
+
+    def result(self, deadline: Deadline) -> T:
+        """Wait, once, for what the call returns or raises; raise ``TimeoutError`` if it is not over at ``deadline``."""
+        self._over.wait(deadline.remaining())
+        if self._failure:
+            raise self._failure[0]
+        if not self._outcome:
+            raise TimeoutError("not done in time")
+        return self._outcome[0]
+
+    def _run(self) -> None:
+        try:
+            self._outcome.append(self._call())
+        except Exception as error:  # noqa: BLE001 - raised again by result()
+            self._failure.append(error)
+        self._over.set()

@@ -1,0 +1,110 @@
+"""The lease: how long a session is certain to live at the server, proven by requests and their answers.
+
+Only the leader of an ensemble ends sessions. A follower answers reads and pings itself. It reports the sessions that
+have sent something in its answer to the leader's next ping, which comes every half tick. So the answer to a read proves
+nothing about the leader, and a follower that is cut off from the leader still answers for ``syncLimit`` ticks.
+
+The proof is this. Let P1 and P2 be requests that the leader must see (writes and ``sync``), both over one connection,
+with P2 sent after the answer to P1 arrived. Let the answer to some request A arrive at least ``margin`` before P1 was
+sent. The requests that a follower forwards and its answers to pings share one ordered stream, and so do the pings and
+answers in the other direction. The leader handled P1 after it was sent. Within the ``margin`` before that, the leader
+sent a ping. The follower received the ping after A and before the answer to P1. Its answer to the ping, which reports
+the session, reached the leader before P2. So when P2 is answered, the leader counts the session timeout from the
+sending of A or later.
+
+A new session is created by a majority of the servers; its timeout counts from the sending of the handshake. When a
+session moves to a new connection, the server tells its leader, but that leader may have lost its followers: a leader
+that was stopped for a while still accepts sessions for a moment when it goes on. So the handshake counts only after a
+write over that connection is answered: then a majority has committed it.
+
+``margin`` must cover half a tick, and the time for which a leader that has lost its followers still answers ``sync``: a
+tick and a half (``Leader.lead``, ``LearnerHandler.synced``, ZooKeeper 3.6 to 3.9). A client does not know the length of
+a tick. A quarter of the session timeout is enough where the timeout is at least six ticks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+MARGIN = 1 / 4
+# The maximum drift between the clocks of client and leader over one session timeout, as a share of it.
+CLOCK_SHARE = 1 / 50
+# The resolution of the recorded times of answers, as a share of the margin.
+_RESOLUTION = 1 / 16
+NEVER = float("-inf")
+
+
+class Sent(NamedTuple):
+    """One request under way: when it was sent, and what its answer proves if the leader must see the request."""
+
+    at: float
+    # The sending time of the newest request that was answered a margin before this one was sent.
+    before: float = NEVER
+    # The latest `before` of the requests to the leader that were answered before this one was sent.
+    proves: float = NEVER
+
+
+class Lease:
+    """The lease of a session, updated by the connection's thread; times are in seconds of the boot-time clock.
+
+    ``timeout`` is the negotiated session timeout, ``None`` before the first session. Any thread may read ``end``.
+    """
+
+    def __init__(self) -> None:
+        self.timeout: float | None = None
+        self.end = NEVER
+        self._margin = 0.0
+        # The times at which answers arrived on this connection and their requests were sent, oldest first.
+        self._answered: deque[tuple[float, float]] = deque()
+        self._first = NEVER
+        # The sending time of the handshake while it does not count yet.
+        self._handshake: float | None = None
+
+    def connected(self, timeout: float, sent: float, now: float, *, moved: bool) -> None:
+        """Start a connection whose handshake was sent at ``sent``; ``moved`` if the session had a connection before.
+
+        The proof of an earlier connection stays valid.
+        """
+        self.timeout = timeout
+        self._margin = timeout * MARGIN
+        self._answered.clear()
+        self._answered.append((now, sent))
+        self._first = NEVER
+        self._handshake = sent if moved else None
+        if not moved:
+            self._renew(sent)
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether the handshake does not count yet."""
+        return self._handshake is not None
+
+    def forwarded(self, now: float) -> Sent:
+        """Return the record of a request, sent now, that the leader must see."""
+        return Sent(now, self._newest_before(now - self._margin), self._first)
+
+    def answered(self, sent: Sent, now: float, *, proof: bool, written: bool = False) -> None:
+        """Record an answer.
+
+        ``proof`` means that the leader has executed the request, ``written`` that a majority has committed it.
+        """
+        answers = self._answered
+        if not answers or now - answers[-1][0] >= self._margin * _RESOLUTION:
+            answers.append((now, sent.at))
+        if proof:
+            self._first = max(self._first, sent.before)
+            self._renew(sent.proves)
+        if written and self._handshake is not None:
+            self._renew(self._handshake)
+            self._handshake = None
+
+    def _newest_before(self, moment: float) -> float:
+        answers = self._answered
+        while len(answers) > 1 and answers[1][0] <= moment:
+            answers.popleft()
+        return answers[0][1] if answers and answers[0][0] <= moment else NEVER
+
+    def _renew(self, since: float) -> None:
+        if self.timeout is not None and since > NEVER:
+            self.end = max(self.end, since + self.timeout * (1 - CLOCK_SHARE))

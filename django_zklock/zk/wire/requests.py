@@ -1,0 +1,249 @@
+"""The requests of a client, each with a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
+from kazoo.protocol.serialization import (
+    CheckVersion,
+    Create,
+    Create2,
+    Delete,
+    GetACL,
+    GetChildren,
+    GetData,
+    SetData,
+    Sync,
+    Transaction,
+)
+from kazoo.protocol.states import ZnodeStat
+
+from django_zklock.zk.logs import DeferredLogger
+from django_zklock.zk.wire.multi_read import MultiRead, Read
+from django_zklock.zk.wire.options import ConnectionOptions, acl_entry, parse_acl
+from django_zklock.zk.wire.results import InlineResult, Reply
+from django_zklock.zk.wire.watches import Watch, Watcher, WatchRegistry, remove_request
+
+logger = DeferredLogger("django_zklock.wire")
+
+EPHEMERAL_SEQUENTIAL = 3
+CONTAINER = 4
+
+# The length of a request that every server reads, unless its jute.maxbuffer is set. After a longer one the server drops
+# the connection, with all other requests in it.
+MAX_REQUEST = 0xFFFFF
+# A server adds the sequence to the path of a creation when it writes its log and sends it to the other servers.
+LOG_OVERHEAD = 10
+
+
+class CreateContainer(Create2):
+    """The request for a container node (opcode 19, ZOOKEEPER-2163); kazoo has no method for it."""
+
+    type = 19
+
+
+def creation_size(options: ConnectionOptions, stems: Sequence[str]) -> int:
+    """Return the bytes that :meth:`Requests.create_all` of these stems takes, besides the data of each."""
+    _, slash, chroot = options.hosts.partition("/")
+    create = Create("", b"", parse_acl(options.acl), EPHEMERAL_SEQUENTIAL)
+    nothing, one = (len(Transaction(each).serialize()) for each in ([], [create]))
+    header = 8
+    each = one - nothing + len((slash + chroot).encode()) + LOG_OVERHEAD
+    return header + nothing + len(stems) * each + sum(len(stem.encode()) for stem in stems)
+
+
+class Requests:
+    """What a client can ask a server. Requests are made on the connection's thread, and leave together in one write."""
+
+    def __init__(self, client: KazooClient, acl: Sequence[Any], monitor: AbstractContextManager[Any]) -> None:
+        self.acl = acl
+        self._client = client
+        self._chroot = client.chroot or ""
+        self._monitor = monitor
+        # Used under the monitor: without a connection, waiters that leave discard their watches in the timers' thread.
+        self._watches = WatchRegistry(client)
+
+    def notify(self, callback: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Call ``callback`` under the monitor; an error in it must not end kazoo's connection thread."""
+        try:
+            with self._monitor:
+                callback(*arguments, **options)
+        except Exception:
+            logger.exception("event=listener_failed method=%r", callback)
+
+    def create(self, path: str, data: bytes, reply: Callable[[tuple[str, ZnodeStat] | None, Any], None]) -> None:
+        """Create an ephemeral sequential node; the reply has its name and stat."""
+
+        def strip(value: tuple[str, ZnodeStat] | None, error: KazooException | None) -> None:
+            reply(None if value is None else (value[0].rpartition("/")[2], value[1]), error)
+
+        self._send(Create2(self._chroot + path, data, self.acl, EPHEMERAL_SEQUENTIAL), strip)
+
+    def ensure(self, path: str, data: bytes, reply: Reply, *, container: bool) -> None:
+        """Create ``path`` as a container or as a persistent node, and what is missing above it as persistent nodes.
+
+        A node above ``path`` that exists is no error, and neither is a refusal there: the server checks the permission
+        to create before it checks whether the node exists. The reply is that for ``path``; if its parent is missing,
+        the first refusal above it.
+        """
+        refusals: list[KazooException] = []
+
+        def created(_value: Any, error: KazooException | None) -> None:
+            if error is not None and not isinstance(error, NodeExistsError):
+                refusals.append(error)
+
+        def replied(value: Any, error: KazooException | None) -> None:
+            reply(value, refusals[0] if isinstance(error, NoNodeError) and refusals else error)
+
+        full = self._chroot + path
+        slash = full.find("/", 1)
+        while slash != -1:
+            self._send(Create(full[:slash], b"", self.acl, 0), created)
+            slash = full.find("/", slash + 1)
+        request = CreateContainer if container else Create
+        self._send(request(full, data, self.acl, CONTAINER if container else 0), replied)
+
+    def create_all(
+        self, stems: Sequence[str], data: bytes, reply: Callable[[tuple[list[str], int] | None, Any], None]
+    ) -> None:
+        """Create an ephemeral sequential node at each stem, all or none.
+
+        The reply has their names, in the order of the stems, and the id of the one transaction that created them all.
+        """
+
+        def read(outcomes: list[Any] | None, error: KazooException | None) -> None:
+            if outcomes is None:
+                reply(None, error)
+            else:
+                # A reply is called as soon as it is read, so this is the transaction of its own answer.
+                reply(([name.rpartition("/")[2] for name in outcomes], self._client.last_zxid), None)
+
+        self._transact([Create(self._chroot + stem, data, self.acl, EPHEMERAL_SEQUENTIAL) for stem in stems], read)
+
+    def delete_if_all_exist(self, path: str, others: Sequence[str], reply: Reply) -> None:
+        """Delete a node of any version if all ``others`` exist in the same transaction; else change nothing."""
+        checks = [CheckVersion(self._chroot + other, -1) for other in others]
+        self._transact([*checks, Delete(self._chroot + path, -1)], reply)
+
+    def delete_with_note(self, path: str, version: int, note: tuple[str, bytes, int], reply: Reply) -> None:
+        """Delete a node of that version and write to another, or neither; ``note`` is its path, data and version."""
+        note_path, data, note_version = note
+        write = SetData(self._chroot + note_path, data, note_version)
+        self._transact([write, Delete(self._chroot + path, version)], reply)
+
+    def _transact(self, requests: list[Any], reply: Reply) -> None:
+        """Do all or nothing; the reply has the outcome of each, or the error of the one that failed."""
+
+        def read(outcomes: list[Any] | None, error: KazooException | None) -> None:
+            # For the other requests of a failed multi the errors only say that they were undone.
+            errors = [each for each in outcomes or () if isinstance(each, Exception)]
+            causes = [each for each in errors if not isinstance(each, (RolledBackError, RuntimeInconsistency))]
+            if outcomes is None or errors:
+                reply(None, error or (causes or errors)[0])
+            else:
+                reply(outcomes, None)
+
+        self._send(Transaction(requests), read)
+
+    def children(
+        self, path: str, reply: Callable[[list[str] | None, Any], None], watcher: Watcher | None = None
+    ) -> Callable[[], None]:
+        """List the names of the children, and watch for created and deleted ones; return what removes the watch."""
+        return self._read(GetChildren, path, reply, watcher)
+
+    def get(
+        self,
+        path: str,
+        reply: Callable[[tuple[bytes, ZnodeStat] | None, Any], None],
+        watcher: Watcher | None = None,
+    ) -> Callable[[], None]:
+        """Read data and stat, and watch the node if it exists; return what removes the watch.
+
+        There is no ``exists``: on a missing node it would leave a watch behind.
+        """
+        return self._read(GetData, path, reply, watcher)
+
+    def read_many(self, reads: Sequence[Read], reply: Callable[[list[Any] | None, Any], None]) -> None:
+        """Do all ``reads`` in one request; the reply has an outcome for each, see :class:`MultiRead`."""
+        self._send(MultiRead([read._replace(path=self._chroot + read.path) for read in reads]), reply)
+
+    def _read(
+        self, request: type[GetData | GetChildren], path: str, reply: Reply, watcher: Watcher | None
+    ) -> Callable[[], None]:
+        full = self._chroot + path
+        if watcher is None:
+            self._send(request(full, None), reply)
+            return lambda: None
+        watch = self._watches.add((request.type, full), partial(self.notify, watcher))
+
+        def answered(value: Any, error: KazooException | None) -> None:
+            if error is not None:
+                self._watches.discard(watch)
+            reply(value, error)
+            self._watches.answered(watch)
+
+        self._send(request(full, watch), answered)
+        return partial(self._remove_watch, watch)
+
+    def _remove_watch(self, watch: Watch) -> None:
+        if self._watches.remove(watch) and self._client._live.is_set() and not self._watches.is_watched(watch.key):
+            self._send(remove_request(watch), lambda _value, _error: None)
+
+    def acl_of(self, path: str, reply: Callable[[list[str] | None, Any], None]) -> None:
+        """Read the ACL of a node, as entries ``scheme:id:perms`` with perms out of ``cdrwa``."""
+
+        def read(value: tuple[list[Any], ZnodeStat] | None, error: KazooException | None) -> None:
+            reply(None if value is None else [acl_entry(each) for each in value[0]], error)
+
+        self._send(GetACL(self._chroot + path), read)
+
+    def set(self, path: str, data: bytes, reply: Reply, *, version: int = -1) -> None:
+        """Replace the data of a node, of any version unless one is given."""
+        self._send(SetData(self._chroot + path, data, version), reply)
+
+    def delete(self, path: str, reply: Reply, *, version: int = -1) -> None:
+        """Delete a node, of any version unless one is given."""
+        self._send(Delete(self._chroot + path, version), reply)
+
+    def sync(self, path: str, reply: Reply = lambda _value, _error: None) -> None:
+        """Make the server catch up with the leader before it answers what follows; the leader sees the request."""
+        self._send(Sync(self._chroot + path if path != "/" else self._chroot or "/"), reply)
+
+    def write_nothing(self, reply: Reply) -> None:
+        """Commit a transaction that changes nothing; reads that follow show every change committed before it."""
+        # Without the permission to read, the check fails, and the server commits a transaction all the same
+        # (``PrepRequestProcessor``).
+        self._send(Transaction([CheckVersion(self._chroot or "/", -1)]), reply)
+
+    def restore_watches(self, reply: Callable[[None, Any], None]) -> None:
+        """Set the watches of the last connection again.
+
+        Those whose nodes changed meanwhile are called before the reply.
+        """
+        requests = self._watches.set_requests()
+        errors: list[KazooException] = []
+        left = len(requests)
+
+        def answered(_value: Any, error: KazooException | None) -> None:
+            nonlocal left
+            left -= 1
+            if error is not None:
+                errors.append(error)
+            if left <= 0:
+                if not errors:
+                    self._watches.restored()
+                reply(None, errors[0] if errors else None)
+
+        for request in requests:
+            self._send(request, answered)
+        if not requests:
+            answered(None, None)
+
+    def _send(self, request: Any, reply: Reply) -> None:
+        self._client._queue.append((request, InlineResult(partial(self.notify, reply))))
+        self._client._connection.wake()

@@ -1,0 +1,33 @@
+"""The site under test, in its own process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.webserver import WebServer
+
+
+class Site(WebServer):
+    """The test project's admin, on a copy of a database, with ``zklock`` as its setting ``ZKLOCK``.
+
+    Not pytest-django's live server: Playwright runs an event loop in the test's thread, where Django refuses to use the
+    database.
+    """
+
+    def __init__(self, database: Path, zklock: Mapping[str, Mapping[str, Any]]) -> None:
+        # The demo's tests use port 8000.
+        super().__init__(preferred_port=None)
+        self._database = shutil.copy(database, self.folder)
+        self._zklock = json.dumps(zklock)
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **super().environment(),
+            "DJANGO_SETTINGS_MODULE": "tests.browser.site_settings",
+            "SITE_ZKLOCK": self._zklock,
+            "TESTPROJECT_DATABASE": str(self._database),
+        }

@@ -1,0 +1,1 @@
+"""What locks promise, on both kinds of server."""

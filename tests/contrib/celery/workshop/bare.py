@@ -1,8 +1,0 @@
-"""Settings of a project that uses the package, and does not have it among its apps."""
-
-from __future__ import annotations
-
-from . import settings
-from .settings import *  # noqa: F403 - all but the apps
-
-INSTALLED_APPS = [name for name in settings.INSTALLED_APPS if name != "django_zklock"]

@@ -1,0 +1,1 @@
+"""Several parts at once: workers, faults, load, ensembles, TLS."""

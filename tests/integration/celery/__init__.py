@@ -1,0 +1,1 @@
+"""Real workers on real brokers."""

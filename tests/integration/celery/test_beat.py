@@ -1,0 +1,1286 @@
+"""Several beats, one of which sends: as processes, and the leader's store by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from celery import Celery
+from celery.beat import PersistentScheduler, Scheduler, SchedulingError
+from django.core.exceptions import ImproperlyConfigured
+from kazoo.client import KazooClient
+from kazoo.security import make_acl, make_digest_acl
+from kombu import Connection
+from kombu.exceptions import OperationalError
+from services.project import PROJECT, ProjectProcess
+
+from django_zklock.connections import connections
+from django_zklock.contrib.celery.beat import LeaderScheduler
+from django_zklock.contrib.celery.beat.last_runs import KEEP_GONE, MAX_OFFSET, MAX_SKEW, ROLLOUT, LastRunStore
+from django_zklock.contrib.celery.beat.scheduler import MIN_PROBE_INTERVAL
+from django_zklock.exceptions import LockLost, ZkLockError, ZooKeeperUnavailable
+from django_zklock.testing import LoggedRequest, Opcode, ZooKeeperServer
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.ops import actions, snapshots
+from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.wire import ConnectionOptions
+from tests.support.django_layer import Recorder
+from tests.support.projects import PROJECTS
+from tests.support.refusing_server import Refusals
+from tests.support.servers.redis import Redis
+from tests.support.tcp_proxy import Proxy
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, wait_until
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = [pytest.mark.celery]
+
+KEY = "celery-beat:beatshop"
+LONG, SHORT = 40.0, 2.0
+# Starting Python with Django and Celery, on a busy machine.
+TIMEOUT = 30.0
+HOUR = 3600.0
+
+
+class Beat(ProjectProcess):
+    """``celery beat``, or a worker that embeds it."""
+
+    name: ClassVar[str] = "Celery beat"
+    start_timeout = 60.0
+
+    def __init__(self, environment: dict[str, str], *command: str) -> None:
+        super().__init__()
+        self._environment = environment
+        self._command = command or ("beat",)
+
+    def arguments(self) -> list[str]:
+        schedule = str(self.folder / "schedule")
+        return [sys.executable, "-m", "celery", "-A", "beatshop", *self._command, "-l", "INFO", "-s", schedule]
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), **self._environment}
+
+    def is_ready(self) -> bool:
+        return "beat: Starting" in self.written
+
+    @property
+    def written(self) -> str:
+        return self.log_tail(100_000)
+
+    def wait_written(self, event: str, count: int = 1) -> None:
+        """Wait until an event was logged ``count`` times."""
+        wait_until(
+            lambda: self.written.count(event) >= count or not self.is_running(), TIMEOUT, f"{event}\n{self.log_tail()}"
+        )
+        assert self.is_running(), self.log_tail(60)
+
+
+class Beatshop:
+    """Beats of one app, the tasks that they have sent, and their leader."""
+
+    def __init__(self, server: ZooKeeperServer, broker: Redis) -> None:
+        import redis
+
+        self.server = server
+        self.queue = f"beatshop-{uuid.uuid4().hex[:8]}"
+        self.root = f"/{self.queue}"
+        self.path = f"{self.root}/{KEY}"
+        self.broker = broker
+        self.board = redis.Redis.from_url(broker.url, decode_responses=True, socket_timeout=None)
+        self.beats: list[Beat] = []
+        self.pool = Pool(
+            "outside",
+            PoolOptions(connection=ConnectionOptions(hosts=server.hosts, session_timeout=20.0), root=self.root),
+        )
+
+    def beat(
+        self,
+        *command: str,
+        timeout: float = LONG,
+        scheduler: str = "celery.beat:Scheduler",
+        broker: str | None = None,
+        ahead: float = 0.0,
+    ) -> Beat:
+        """Start a beat with a schedule file of its own, whose clock is ``ahead`` by that many seconds."""
+        environment = {
+            "DJANGO_SETTINGS_MODULE": "beatshop.settings",
+            "CELERY_BROKER_URL": broker or self.broker.url,
+            "BEATSHOP_AHEAD": str(ahead),
+            "ZOOKEEPER_HOSTS": self.server.hosts,
+            "TESTPROJECT_QUEUE": self.queue,
+            "BEATSHOP_ROOT": self.root,
+            "BEATSHOP_SESSION_TIMEOUT": str(timeout),
+            "BEATSHOP_SCHEDULE": json.dumps({"pulse": 0.2, "hourly": HOUR}),
+            "BEATSHOP_SCHEDULER": scheduler,
+            "PYTHONPATH": os.pathsep.join([str(PROJECTS), str(PROJECT), *filter(None, sys.path)]),
+        }
+        beat = Beat(environment, *command)
+        self.beats.append(beat)
+        beat.start()
+        return beat
+
+    def sent(self, name: str) -> list[int]:
+        """Return the pids of the beats that have sent a task, in order."""
+        messages = [json.loads(message)["headers"] for message in reversed(self.board.lrange(self.queue, 0, -1))]
+        origins = [headers["origin"] for headers in messages if headers["task"] == f"beatshop.{name}"]
+        return [int(origin.partition("@")[0].removeprefix("gen")) for origin in origins]
+
+    def wait_sent(self, beat: Beat, count: int = 3, timeout: float = TIMEOUT) -> None:
+        """Wait until a beat has sent the pulse ``count`` times from now on."""
+        already = self.sent("pulse").count(beat.pid)
+        wait_until(
+            lambda: self.sent("pulse").count(beat.pid) >= already + count, timeout, f"a pulse\n{beat.log_tail()}"
+        )
+
+    def pids_in_queue(self) -> list[int]:
+        """Return the pids of the beats in the queue, the leader first."""
+        places = snapshots.one_lock(self.pool, KEY, timeout=5.0).entries
+        return [place.identity.pid for place in places if place.identity]
+
+    def wait_line(self, *beats: Beat, timeout: float = TIMEOUT) -> None:
+        pids = [beat.pid for beat in beats]
+        wait_until(lambda: self.pids_in_queue() == pids, timeout, f"{pids} in the queue, {self.pids_in_queue()}")
+
+    def session(self, beat: Beat) -> int:
+        """Return the id of a beat's session."""
+        places = snapshots.one_lock(self.pool, KEY, timeout=5.0).entries
+        return next(place.session_id for place in places if place.identity and place.identity.pid == beat.pid)
+
+    def asked(self, session: int) -> list[LoggedRequest]:
+        """Return the requests of a session, without its pings."""
+        requests = self.server.requests.all()
+        return [request for request in requests if request.session == session and request.opcode is not Opcode.PING]
+
+    def close(self) -> None:
+        for beat in self.beats:
+            beat.kill()
+            beat.close()
+        self.pool.close(2.0)
+        self.board.close()
+
+
+@pytest.fixture
+def server() -> Iterator[ZooKeeperServer]:
+    """Return a server of the test's own."""
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def beatshop(server: ZooKeeperServer, broker: Redis) -> Iterator[Beatshop]:
+    beatshop = Beatshop(server, broker)
+    yield beatshop
+    beatshop.close()
+
+
+class Clocks:
+    """The clocks of the beats and of the ZooKeeper in this process, as differences from the true time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.here = self.there = 0.0
+        true_time, true_nanoseconds, true_now = time.time, time.time_ns, Celery.now
+        monkeypatch.setattr(time, "time", lambda: true_time() + self.here)
+        monkeypatch.setattr(time, "time_ns", lambda: true_nanoseconds() + int(self.there * 1e9))
+        monkeypatch.setattr(Celery, "now", lambda app: true_now(app) + timedelta(seconds=self.here))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.here += seconds
+        self.there += seconds
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    return Clocks(monkeypatch)
+
+
+@contextmanager
+def outsider(server: ZooKeeperServer) -> Iterator[KazooClient]:
+    """Return a client with a connection of its own."""
+    client = KazooClient(hosts=server.hosts)
+    client.start(timeout=20)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def events(caplog: pytest.LogCaptureFixture, *levels: str) -> list[str]:
+    """Return the events that beat has logged at these levels."""
+    records = [each for each in caplog.records if each.name == "django_zklock.beat" and each.levelname in levels]
+    return [record.getMessage().split()[0] for record in records]
+
+
+def write_sent(server: ZooKeeperServer, path: str, data: bytes) -> None:
+    """Write a last run by hand."""
+    with outsider(server) as client:
+        client.create(path, data, makepath=True)
+
+
+# Beats.
+
+
+@pytest.mark.slow
+def test_beats__expired_and_stopped_leader(beatshop: Beatshop) -> None:
+    """Of two beats one sends, and the other sends no requests; a leader whose session ends joins the queue behind it.
+
+    When the new leader is stopped, the old one leads at once, in the same process.
+    """
+    first = beatshop.beat()
+    beatshop.wait_sent(first)
+    second = beatshop.beat()
+    beatshop.wait_line(first, second)
+    second.wait_written("event=beat_waits")
+    holder = snapshots.one_lock(beatshop.pool, KEY, timeout=5.0).holders[0].identity
+    assert str(holder).startswith("command celery beat (pid")
+    asleep = beatshop.session(second)
+    before = beatshop.asked(asleep)
+    beatshop.wait_sent(first)
+    assert beatshop.asked(asleep) == before
+    assert second.pid not in beatshop.sent("pulse")
+
+    beatshop.server.faults.expire(beatshop.session(first))
+    first.wait_written("event=beat_steps_down")
+    beatshop.wait_line(second, first)
+    beatshop.wait_sent(second)
+
+    second.signal(signal.SIGTERM)
+    # Less than the session timeout.
+    beatshop.wait_sent(first, timeout=LONG / 2)
+    assert second.wait(TIMEOUT) == 0
+    first.wait_written("event=beat_leads", 2)
+
+
+@pytest.mark.slow
+def test_beats__frozen_and_killed_leader(beatshop: Beatshop) -> None:
+    """A leader that is resumed after its session, and the leader after a killed one, send no run twice.
+
+    An entry that was due before is sent once.
+    """
+    write_sent(beatshop.server, f"{beatshop.path}/sent/hourly", json.dumps({"v": 1, "sent": 1.0}).encode())
+    first = beatshop.beat(timeout=SHORT)
+    wait_until(lambda: beatshop.sent("hourly"), TIMEOUT, "the task that has been due for long")
+    second = beatshop.beat(timeout=SHORT)
+    beatshop.wait_line(first, second)
+
+    first.pause()
+    beatshop.wait_sent(second)
+    count = beatshop.sent("pulse").count(first.pid)
+    first.resume()
+    first.wait_written("event=beat_steps_down")
+    beatshop.wait_line(second, first)
+    beatshop.wait_sent(second)
+    # A run that it may have claimed before, and was about to send.
+    assert beatshop.sent("pulse").count(first.pid) <= count + 1
+
+    second.kill()
+    beatshop.wait_sent(first)
+    assert beatshop.sent("hourly") == [first.pid]
+
+
+@pytest.mark.slow
+def test_beats__without_zookeeper(beatshop: Beatshop) -> None:
+    """A beat without ZooKeeper waits for it; a beat that loses it sends nothing until it is back."""
+    beatshop.server.stop()
+    beat = beatshop.beat(timeout=SHORT)
+    beat.wait_written("event=beat_cannot_stand")
+    assert beatshop.sent("pulse") == []
+    beatshop.server.start()
+    beatshop.wait_sent(beat)
+    beatshop.server.stop()
+    beat.wait_written("event=beat_steps_down")
+    count = len(beatshop.sent("pulse"))
+    beat.wait_written("event=beat_cannot_stand", 2)
+    assert len(beatshop.sent("pulse")) == count
+    beatshop.server.start()
+    beatshop.wait_sent(beat)
+    assert beat.written.count("event=beat_cannot_stand") == 2, "told once an outage"
+
+
+@pytest.mark.slow
+def test_beats__embedded_in_a_worker(beatshop: Beatshop) -> None:
+    """A worker's own beat takes part, and gives up the lead at once when its worker is stopped."""
+    worker = beatshop.beat(
+        "worker", "-B", "--concurrency", "1", "-Q", "nothing", "--without-mingle", "--without-gossip"
+    )
+    wait_until(beatshop.pids_in_queue, TIMEOUT, "the worker's beat in the queue")
+    (embedded,) = beatshop.pids_in_queue()
+    second = beatshop.beat()
+    wait_until(lambda: beatshop.pids_in_queue() == [embedded, second.pid], TIMEOUT, "both in the queue")
+    worker.signal(signal.SIGTERM)
+    beatshop.wait_sent(second, timeout=LONG / 2)
+    assert worker.wait(TIMEOUT) == 0
+
+
+@pytest.mark.slow
+def test_beats__clock_ahead(beatshop: Beatshop) -> None:
+    """A leader whose clock is an hour ahead logs an error, and does not silence the next leaders."""
+    first = beatshop.beat(ahead=HOUR)
+    beatshop.wait_sent(first)
+    first.wait_written("event=beat_clock_is_off")
+    second = beatshop.beat()
+    beatshop.wait_line(first, second)
+    first.signal(signal.SIGTERM)
+    beatshop.wait_sent(second)
+    assert first.wait(TIMEOUT) == 0
+    assert second.written.count("event=beat_sent_in_the_future") == 1
+    assert "event=beat_clock_is_off" not in second.written
+    # With a corrected clock its host leads like any other.
+    first = beatshop.beat()
+    beatshop.wait_line(second, first)
+    second.signal(signal.SIGTERM)
+    beatshop.wait_sent(first)
+    assert "event=beat_sent_in_the_future" not in first.written
+
+
+@pytest.mark.slow
+def test_beats__broker_out_of_reach_of_one(beatshop: Beatshop) -> None:
+    """A leader that cannot reach the broker gives up the lead, and joins the queue again when it can."""
+    write_sent(beatshop.server, f"{beatshop.path}/sent/hourly", json.dumps({"v": 1, "sent": 1.0}).encode())
+    with Proxy(("127.0.0.1", beatshop.broker.port)) as proxy:
+        proxy.refusing = True
+        first = beatshop.beat(broker=f"redis://{proxy.hosts}/0")
+        first.wait_written("event=beat_steps_down")
+        second = beatshop.beat()
+        beatshop.wait_sent(second)
+        assert beatshop.sent("hourly") == [second.pid]
+        # It does not come back to block the others either.
+        assert beatshop.pids_in_queue() == [second.pid]
+        assert first.written.count("event=beat_leads") == 1
+
+        proxy.refusing = False
+        beatshop.wait_line(second, first)
+        second.signal(signal.SIGTERM)
+        beatshop.wait_sent(first)
+
+        # Now while it leads alone.
+        proxy.refusing = True
+        proxy.cut()
+        first.wait_written("event=beat_steps_down", 2)
+        wait_until(lambda: beatshop.pids_in_queue() == [], TIMEOUT, "nothing in the queue")
+        proxy.refusing = False
+        beatshop.wait_sent(first)
+    assert beatshop.sent("hourly") == [second.pid]
+
+
+# The last runs.
+
+
+@pytest.fixture
+def lock(make_pool: MakePool) -> Lock:
+    return Lock("beat", make_pool(session_timeout=SHORT, connect_timeout=2.0))
+
+
+@pytest.fixture
+def last_runs(lock: Lock) -> LastRunStore:
+    """Return the last runs of a leader, with nothing stored."""
+    last_runs = LastRunStore(lock)
+    last_runs.load()
+    return last_runs
+
+
+def path_of(last_runs: LastRunStore, name: str) -> str:
+    return f"{last_runs._path}/{name}"
+
+
+def test_claim__two_leaders(lock: Lock, last_runs: LastRunStore) -> None:
+    """Of two beats that both believe to lead one claims an entry, and the other learns when it was sent."""
+    other = LastRunStore(lock)
+    other.load()
+    for _ in range(2):
+        assert last_runs.claim("e", 1)
+        assert not other.claim("e", 2)
+        assert other.last_sent("e") == last_runs.last_sent("e") != None  # noqa: E711 - all three
+    assert other.claim("e", 2)
+    assert not last_runs.claim("e", 1)
+    reader = LastRunStore(lock)
+    reader.load()
+    assert reader.last_sent("e") == other.last_sent("e")
+
+
+def test_claim__any_name(lock: Lock, last_runs: LastRunStore) -> None:
+    """The name of an entry may be any text."""
+    names = ["a/b", "..", "täglich 4 Uhr", "%2F", "x" * 2000]
+    assert all(last_runs.claim(name, 1) for name in names)
+    reader = LastRunStore(lock)
+    reader.load()
+    assert [reader.last_sent(name) for name in names] == [last_runs.last_sent(name) for name in names]
+    assert len(reader._runs) == len(names)
+
+
+@pytest.mark.parametrize(("opcode", "before"), [("create", 0), ("setData", 1)])
+def test_claim__reply_lost(server: ZooKeeperServer, last_runs: LastRunStore, opcode: str, before: int) -> None:
+    """A claim whose reply is lost with the connection is found after the reconnect, and not made twice."""
+    # So that the parent of the entries exists; each new entry ensures it nevertheless.
+    assert last_runs.claim("other", 1)
+    for _ in range(before):
+        assert last_runs.claim("e", 1)
+    cut = server.faults.cut_reply(opcode)
+    assert last_runs.claim("e", 1)
+    cut.wait(5.0)
+    page = last_runs._runs["e"]
+    assert page.version == before
+    assert page.sent is not None
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
+@pytest.mark.parametrize("opcode", ["sync", "getChildren", "getData", "multiRead", "create", "setData"])
+def test_last_runs__refused_for_now(
+    server: ZooKeeperServer, last_runs: LastRunStore, monkeypatch: pytest.MonkeyPatch, opcode: str, done: bool
+) -> None:
+    """A request that the server refuses for now, done or not, is repeated: an entry is read, and claimed once."""
+    assert last_runs.claim("other", 1)
+    refusals = Refusals(server, monkeypatch)
+    refusal = refusals.refuse(opcode, done=done)
+    if opcode in {"sync", "getData"}:
+        # They are read only where it is not known whether a write was done.
+        refusals.refuse("setData", times=1, done=True)
+    for version in range(2):
+        assert last_runs.claim("e", 1)
+        assert last_runs._runs["e"].version == version
+    last_runs.load()
+    assert set(last_runs._runs) == {"other", "e"}
+    assert last_runs._runs["e"].version == 1
+    assert refusal.count >= 1
+
+
+def test_claim__connection_lost(server: ZooKeeperServer, last_runs: LastRunStore) -> None:
+    """A claim that never reached the server is made after the reconnect."""
+    assert last_runs.claim("e", 1)
+    with server.faults.black_hole("requests") as hole:
+        claim = Runner(lambda: last_runs.claim("e", 1))
+        hole.requests.wait_for("setData")
+        server.faults.drop()
+    assert claim.result(10.0)
+
+
+def test_claim__session_ended_meanwhile(server: ZooKeeperServer, last_runs: LastRunStore) -> None:
+    """A claim is not made in the session after the one that had the lead."""
+    assert last_runs.claim("e", 1)
+    with server.faults.black_hole("requests") as hole:
+        claim = Runner(lambda: last_runs.claim("e", 1))
+        hole.requests.wait_for("setData")
+        server.faults.expire()
+        server.faults.drop()
+    assert isinstance(claim.outcome(10.0), ZooKeeperUnavailable)
+    last_runs.load()
+    assert last_runs._runs["e"].version == 0
+
+
+@pytest.mark.parametrize("deleted", ["e", ""])
+def test_claim__deleted_by_hand(server: ZooKeeperServer, last_runs: LastRunStore, deleted: str) -> None:
+    """An entry, or all entries, that were deleted by hand are written again."""
+    assert last_runs.claim("e", 1)
+    client = KazooClient(hosts=server.hosts)
+    client.start(timeout=20)
+    client.delete(path_of(last_runs, deleted).rstrip("/"), recursive=True)
+    client.stop()
+    client.close()
+    assert last_runs.claim("e", 1)
+    assert last_runs._runs["e"].version == 0
+
+
+def test_claim__session_ended(server: ZooKeeperServer, last_runs: LastRunStore) -> None:
+    """Nothing is claimed in a session that has ended."""
+    refused = server.faults.refuse()
+    server.faults.drop()
+    with pytest.raises(ZooKeeperUnavailable, match="ZooKeeper at"):
+        last_runs.claim("e", 1)
+    refused.end()
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"", b"null", b"[]", b"\xff", b'{"v": 2, "sent": 1}', b'{"v": 1}', b'{"v": 1, "sent": "soon"}', b"[" * 4000,
+     b'{"v": 1, "sent": 1e999}', b'{"v": 1, "sent": NaN}', b'{"v": 1, "sent": -1}', b'{"v": 1, "sent": null}'],
+)  # fmt: skip
+def test_load__nonsense(server: ZooKeeperServer, lock: Lock, junk: bytes) -> None:
+    """Unreadable data is ignored and overwritten."""
+    last_runs = LastRunStore(lock)
+    write_sent(server, path_of(last_runs, "e"), junk)
+    last_runs.load()
+    assert last_runs.last_sent("e") is None
+    assert last_runs.claim("e", 1)
+    assert last_runs.last_sent("e") is not None
+
+
+@pytest.mark.parametrize("ahead", [2 * MAX_SKEW, HOUR, 10 * 365 * 24 * HOUR])
+def test_load__from_the_future(
+    server: ZooKeeperServer, lock: Lock, caplog: pytest.LogCaptureFixture, ahead: float
+) -> None:
+    """A time that is too far in the future does not count; the time of the node does, with one warning."""
+    last_runs = LastRunStore(lock)
+    before = time.time()
+    for name in "ef":
+        write_sent(server, path_of(last_runs, name), json.dumps({"v": 1, "sent": before + ahead}).encode())
+    last_runs.load()
+    # ZooKeeper stores whole milliseconds.
+    assert all(before - 0.002 <= (last_runs.last_sent(name) or 0) <= time.time() for name in "eef")
+    assert events(caplog, "WARNING", "ERROR") == ["event=beat_sent_in_the_future"]
+
+
+def test_load__little_ahead(server: ZooKeeperServer, lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
+    """The time of a beat whose clock is a little ahead counts: it is the due time that was sent."""
+    last_runs = LastRunStore(lock)
+    sent = time.time() + MAX_SKEW
+    write_sent(server, path_of(last_runs, "e"), json.dumps({"v": 1, "sent": sent}).encode())
+    last_runs.load()
+    assert last_runs.last_sent("e") == sent
+    assert events(caplog, "WARNING", "ERROR") == []
+
+
+def test_load__reader_behind(lock: Lock, clocks: Clocks) -> None:
+    """A beat whose clock is behind counts from its own time of the other's write, and sends nothing twice."""
+    writer = LastRunStore(lock)
+    writer.load()
+    assert writer.claim("e", 1)
+    sent = writer.last_sent("e")
+    assert sent is not None
+    clocks.here = -HOUR
+    reader = LastRunStore(lock)
+    reader.load()
+    assert reader.last_sent("e") == pytest.approx(sent - HOUR, abs=MAX_SKEW)
+    # The due time that was sent is not sent again.
+    clocks.advance(HOUR)
+    assert reader.last_sent("e") == sent
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_clock__off(
+    lock: Lock, last_runs: LastRunStore, clocks: Clocks, caplog: pytest.LogCaptureFixture, sign: int
+) -> None:
+    """A leader whose clock differs much from ZooKeeper's logs one error until the clocks agree again."""
+
+    def errors() -> int:
+        return events(caplog, "ERROR").count("event=beat_clock_is_off")
+
+    clocks.here = sign * MAX_OFFSET / 2
+    assert last_runs.claim("e", 1)
+    assert last_runs.claim("e", 1)
+    assert errors() == 0
+    clocks.here = sign * MAX_OFFSET * 3
+    assert last_runs.claim("e", 1)
+    assert last_runs.claim("e", 1)
+    assert errors() == 1
+    clocks.there = clocks.here
+    assert last_runs.claim("e", 1)
+    clocks.there = 0.0
+    assert last_runs.claim("e", 1)
+    assert errors() == 2
+    # A new leader logs it before it sends.
+    LastRunStore(lock).load()
+    assert errors() == 3
+
+
+@pytest.mark.parametrize(
+    ("gone", "remembered", "is_new"),
+    [(ROLLOUT / 2, [], False), (ROLLOUT + 60, [], True), (ROLLOUT + 60, ["e"], False)],
+    ids=["rollout", "longer", "kept in a database"],
+)
+def test_reconcile__back(lock: Lock, clocks: Clocks, gone: float, remembered: list[str], is_new: bool) -> None:
+    """An entry that was missing during a rollout goes on; after a longer time it begins anew, for all leaders."""
+    first, second, third = (LastRunStore(lock) for _ in range(3))
+    first.load()
+    assert first.claim("e", 1)
+    sent = first.last_sent("e")
+    first.reconcile([], [])
+    clocks.advance(gone)
+    second.load()
+    before = time.time()
+    second.reconcile(["e"], remembered)
+    begun = second.last_sent("e")
+    assert begun is not None
+    assert begun >= before if is_new else begun == sent
+    clocks.advance(ROLLOUT + 60)
+    third.load()
+    third.reconcile(["e"], [])
+    assert third.last_sent("e") == begun
+    assert third.claim("e", 2)
+
+
+def test_reconcile__gone_for_long(lock: Lock, last_runs: LastRunStore, clocks: Clocks) -> None:
+    """The last run of an entry that is in no schedule any more is finally deleted."""
+    assert last_runs.claim("e", 1)
+    for passed, kept in [(0.0, True), (KEEP_GONE / 2, True), (KEEP_GONE, False)]:
+        clocks.advance(passed)
+        leader = LastRunStore(lock)
+        leader.load()
+        leader.reconcile([], [])
+        assert (leader.last_sent("e") is not None) == kept
+    last_runs.load()
+    assert last_runs.last_sent("e") is None
+
+
+def test_reconcile__of_another_release(lock: Lock, last_runs: LastRunStore) -> None:
+    """A leader without an entry does not keep others from claiming it, and does not hide what they have sent."""
+    other = LastRunStore(lock)
+    assert last_runs.claim("e", 1)
+    other.load()
+    other.reconcile([], [])
+    assert last_runs.claim("e", 1)
+    other.load()
+    assert other.claim("e", 2)
+    other.reconcile([], [])
+    assert not last_runs.claim("e", 1)
+    assert last_runs.last_sent("e") == other.last_sent("e")
+
+
+@pytest.mark.parametrize("outcome", ["overtaken", "deleted"])
+def test_reconcile__meanwhile(server: ZooKeeperServer, lock: Lock, last_runs: LastRunStore, outcome: str) -> None:
+    """A node that has changed since it was read is not overwritten."""
+    assert last_runs.claim("e", 1)
+    other = LastRunStore(lock)
+    other.load()
+    if outcome == "overtaken":
+        assert last_runs.claim("e", 1)
+    else:
+        with outsider(server) as client:
+            client.delete(path_of(last_runs, "e"))
+    sent = None if outcome == "deleted" else last_runs.last_sent("e")
+    other.reconcile([], [])
+    last_runs.load()
+    assert last_runs.last_sent("e") == sent
+    last_runs.reconcile(["e"], [])
+    assert last_runs.claim("e", 1)
+
+
+def test_reconcile__unknown_format(server: ZooKeeperServer, lock: Lock, clocks: Clocks) -> None:
+    """Data of a later release, which may run side by side with this one, is not changed."""
+    last_runs = LastRunStore(lock)
+    data = b'{"v": 2, "sent": 1.0}'
+    write_sent(server, path_of(last_runs, "e"), data)
+    for _ in range(2):
+        last_runs.load()
+        last_runs.reconcile([], [])
+        clocks.advance(2 * KEEP_GONE)
+    with outsider(server) as client:
+        assert client.get(path_of(last_runs, "e"))[0] == data
+
+
+def test_reconcile__clock_ahead(lock: Lock, clocks: Clocks) -> None:
+    """The time of a run is known even if its claim is too far in the future and the entry was marked as missing."""
+    writer, reader = LastRunStore(lock), LastRunStore(lock)
+    true = time.time()
+    clocks.here = HOUR
+    writer.load()
+    assert writer.claim("e", 1)
+    clocks.advance(HOUR / 2)
+    writer.reconcile([], [])
+    clocks.here -= HOUR
+    reader.load()
+    assert reader.last_sent("e") == pytest.approx(true, abs=MAX_SKEW)
+
+
+def test_take_back(lock: Lock, last_runs: LastRunStore) -> None:
+    """A claim without a message is undone for all beats, unless another beat has sent the entry since."""
+    assert last_runs.claim("e", 1)
+    before = last_runs.last_sent("e")
+    assert before is not None
+    assert last_runs.claim("e", 1)
+    assert last_runs.take_back("e", before)
+    other = LastRunStore(lock)
+    other.load()
+    assert last_runs.last_sent("e") == other.last_sent("e") == before
+    assert last_runs.claim("e", 1)
+    other.load()
+    assert other.claim("e", 2)
+    assert not last_runs.take_back("e", before)
+    assert last_runs.last_sent("e") == other.last_sent("e")
+
+
+def test_load__refused(server: ZooKeeperServer, lock: Lock) -> None:
+    """Last runs that this client may not read are an error, and not missing."""
+    last_runs = LastRunStore(lock)
+    write_sent(server, path_of(last_runs, "e"), b"")
+    client = KazooClient(hosts=server.hosts)
+    client.start(timeout=20)
+    client.set_acls(path_of(last_runs, "e"), [make_digest_acl("somebody", "else", all=True)])
+    client.stop()
+    client.close()
+    with pytest.raises(ZkLockError, match="NoAuth"):
+        last_runs.load()
+    with pytest.raises(ZkLockError, match="NoAuth"):
+        last_runs.claim("e", 1)
+
+
+# The scheduler.
+
+
+class Sends(Scheduler):
+    """Records what it sends."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.sent: list[str | None] = []
+        # The number of sent tasks at each time that it stored.
+        self.stored: list[int] = []
+        super().__init__(*args, **options)
+
+    def sync(self) -> None:
+        self.stored.append(len(self.sent))
+
+    def send_task(self, *args: Any, **_options: Any) -> None:
+        self.sent.append(args[0])
+
+
+class Failing(Sends):
+    """Fails to store."""
+
+    def close(self) -> None:
+        raise OSError("the disk is full")
+
+
+@pytest.fixture
+def app(server: ZooKeeperServer, root: str, settings: Settings) -> Iterator[Celery]:
+    """Return an app whose beats record what they send, with one entry an hour."""
+    settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": 15, "CONNECT_TIMEOUT": 2}}
+    app = Celery("unit", broker="memory://", set_as_current=False)
+    app.conf.update(
+        zklock_beat_scheduler=f"{__name__}:Sends",
+        beat_schedule={"hourly": {"task": "hourly", "schedule": HOUR}},
+        beat_max_loop_interval=0.05,
+    )
+    yield app
+    app.close()
+    connections.reset()
+
+
+MakeScheduler = Callable[[], LeaderScheduler]
+
+
+@pytest.fixture
+def make_scheduler(app: Celery) -> Iterator[MakeScheduler]:
+    """Return a function that makes schedulers, like beats in one process."""
+    made: list[LeaderScheduler] = []
+
+    def make() -> LeaderScheduler:
+        made.append(LeaderScheduler(app))
+        return made[-1]
+
+    yield make
+    for scheduler in made:
+        scheduler.close()
+
+
+def leading(scheduler: LeaderScheduler) -> Any:
+    """Tick until the scheduler leads, and return the one that sends."""
+
+    def ticked() -> Any:
+        assert scheduler.tick() == 0.0
+        return scheduler._scheduler
+
+    return wait_until(ticked, 10.0, "the lead")
+
+
+def test_lead__nobody_before(make_scheduler: MakeScheduler) -> None:
+    """The first leader sends the entries that its own scheduler finds due, and has the schedule."""
+    scheduler = make_scheduler()
+    assert scheduler.schedule == {}
+    assert leading(scheduler).sent == []
+    assert list(scheduler.schedule) == ["hourly"]
+
+
+@pytest.mark.parametrize(("ago", "sends"), [(2 * HOUR, ["hourly"]), (HOUR / 2, [])])
+def test_lead__after_another(
+    server: ZooKeeperServer, root: str, make_scheduler: MakeScheduler, ago: float, sends: list[str]
+) -> None:
+    """A scheduler without stored state begins where the last leader has stopped."""
+    sent = time.time() - ago
+    page = f"{root}/celery-beat:unit/sent/hourly"
+    write_sent(server, page, json.dumps({"v": 1, "sent": sent}).encode())
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    scheduler.tick()
+    assert led.sent == sends
+    entry = led.schedule["hourly"]
+    assert entry.is_due()[1] == pytest.approx(HOUR if sends else HOUR - ago, abs=60)
+
+
+@pytest.mark.parametrize(("stored", "written"), [(5 * HOUR, 60.0), (60.0, 5 * HOUR)])
+def test_lead__schedule_file(
+    app: Celery, tmp_path: Path, server: ZooKeeperServer, root: str, stored: float, written: float
+) -> None:
+    """An entry that another leader has sent is not sent again, with an older or a newer schedule file."""
+    app.conf.zklock_beat_scheduler = "celery.beat:PersistentScheduler"
+    now = time.time()
+    file = PersistentScheduler(app, schedule_filename=str(tmp_path / "schedule"))
+    file.schedule["hourly"].last_run_at = datetime.fromtimestamp(now - stored, UTC)
+    file.close()
+    page = f"{root}/celery-beat:unit/sent/hourly"
+    write_sent(server, page, json.dumps({"v": 1, "sent": now - written}).encode())
+    scheduler = LeaderScheduler(app, schedule_filename=str(tmp_path / "schedule"))
+    led = leading(scheduler)
+    entry = led.schedule["hourly"]
+    assert entry.last_run_at.timestamp() == pytest.approx(now - 60)
+    assert not led.is_due(entry)[0]
+    scheduler.close()
+
+
+def test_lead__new_entry(server: ZooKeeperServer, root: str, make_scheduler: MakeScheduler) -> None:
+    """An entry that is added while a beat leads begins as its scheduler says, whatever was sent by that name before."""
+    page = f"{root}/celery-beat:unit/sent/new"
+    write_sent(server, page, json.dumps({"v": 1, "sent": 1.0}).encode())
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    led.add(name="new", task="new", schedule=HOUR)
+    scheduler.tick()
+    assert list(led.schedule) == ["hourly", "new"]
+    assert led.sent == []
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+def test_lead__after_another_clock(
+    app: Celery, make_scheduler: MakeScheduler, clocks: Clocks, caplog: pytest.LogCaptureFixture, ahead: float
+) -> None:
+    """A leader whose clock is wrong silences no other; both log what they find."""
+    app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
+    first, second = make_scheduler(), make_scheduler()
+    clocks.here = max(ahead, 0.0)
+    led = leading(first)
+    wait_until(lambda: first.tick() or len(led.sent) > 1, 10.0, "two")
+    first.close()
+    clocks.here = min(ahead, 0.0)
+    led = leading(second)
+    wait_until(lambda: second.tick() or len(led.sent) > 2, 10.0, "three")
+    # The beat with the wrong clock logs it, and the second one does not accept the time that the first has written.
+    assert events(caplog, "ERROR") == ["event=beat_clock_is_off"]
+    assert events(caplog, "WARNING") == ["event=beat_sent_in_the_future"]
+
+
+def test_tick__clock_set_back(
+    app: Celery, make_scheduler: MakeScheduler, clocks: Clocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A leader whose clock is corrected goes on at once."""
+    app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
+    scheduler = make_scheduler()
+    clocks.here = HOUR
+    led = leading(scheduler)
+    wait_until(lambda: scheduler.tick() or led.sent, 10.0, "the first")
+    clocks.here = 0.0
+    wait_until(lambda: scheduler.tick() or leading(scheduler) is not led, 10.0, "another scheduler")
+    led = leading(scheduler)
+    wait_until(lambda: scheduler.tick() or len(led.sent) > 1, 10.0, "the next")
+    assert events(caplog, "WARNING").count("event=beat_clock_was_set") == 1
+
+
+def test_lead__schedule_file_from_the_future(app: Celery, tmp_path: Path) -> None:
+    """A last run that was stored while the clock was ahead counts as sent when it is found."""
+    app.conf.zklock_beat_scheduler = "celery.beat:PersistentScheduler"
+    file = PersistentScheduler(app, schedule_filename=str(tmp_path / "schedule"))
+    file.schedule["hourly"].last_run_at = datetime.fromtimestamp(time.time() + 5 * HOUR, UTC)
+    file.close()
+    scheduler = LeaderScheduler(app, schedule_filename=str(tmp_path / "schedule"))
+    led = leading(scheduler)
+    scheduler.tick()
+    assert led.schedule["hourly"].last_run_at.timestamp() == pytest.approx(time.time(), abs=60)
+    scheduler.close()
+
+
+@pytest.mark.parametrize(("gone", "sends"), [(2 * HOUR, []), (ROLLOUT / 2, ["hourly"])], ids=["removed", "rollout"])
+def test_lead__entry_is_back(
+    app: Celery, make_scheduler: MakeScheduler, clocks: Clocks, gone: float, sends: list[str]
+) -> None:
+    """An entry that was removed and comes back begins anew; one that only an older release lacked is sent late."""
+    entry = {"task": "hourly", "schedule": HOUR}
+    first, without, again = make_scheduler(), make_scheduler(), make_scheduler()
+    led = leading(first)
+    assert led.last_runs.claim("hourly", 1)
+    first.close()
+    clocks.advance(0.9 * HOUR)
+    app.conf.beat_schedule = {"other": entry}
+    leading(without)
+    without.tick()
+    without.close()
+    clocks.advance(gone)
+    app.conf.beat_schedule = {"hourly": entry}
+    led = leading(again)
+    again.tick()
+    assert led.sent == sends
+    assert led.schedule["hourly"].is_due()[1] == pytest.approx(HOUR, abs=60)
+
+
+@pytest.mark.parametrize(("start", "is_kept"), [(-HOUR / 4, True), (-HOUR, False)], ids=["before", "since"])
+def test_lead__start_time(
+    server: ZooKeeperServer, root: str, make_scheduler: MakeScheduler, start: float, is_kept: bool
+) -> None:
+    """A run before the start time of an entry of django-celery-beat does not keep it from starting."""
+    now = time.time()
+    page = f"{root}/celery-beat:unit/sent/hourly"
+    write_sent(server, page, json.dumps({"v": 1, "sent": now - HOUR / 2}).encode())
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    entry = led.schedule["hourly"]
+    entry.model = SimpleNamespace(start_time=datetime.fromtimestamp(now + start, UTC))
+    long_ago = datetime.fromtimestamp(1.0, UTC)
+    entry.last_run_at = long_ago
+    led._load_last_run(entry)
+    assert (entry.last_run_at == long_ago) == is_kept
+
+
+# The broker.
+
+
+def make_due(led: Any) -> datetime:
+    """Store a run of every entry two hours ago."""
+    moment = datetime.fromtimestamp(time.time() - 2 * HOUR, UTC)
+    for entry in led.schedule.values():
+        entry.last_run_at = moment
+    led._heap = None
+    return moment
+
+
+def out_of_reach(*_args: Any, **_options: Any) -> None:
+    raise OperationalError("the connection was reset")
+
+
+def test_broker__cannot_be_reached(app: Celery, make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that cannot reach the broker claims nothing, and joins the queue again when it can."""
+    app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
+    first, second = make_scheduler(), make_scheduler()
+    led = leading(first)
+    monkeypatch.setattr(Connection, "ensure_connection", out_of_reach)
+    wait_until(lambda: first.tick() or first._probe_at, 10.0, "stepped down")
+    assert led.sent == []
+    assert led.last_runs.last_sent("often") is None
+    # The queue is empty, so the second one leads, and cannot reach the broker either.
+    led = leading(second)
+    wait_until(lambda: second.tick() or second._probe_at, 10.0, "stepped down too")
+    probed = first._probe_at
+    wait_until(lambda: first.tick() or first._probe_at != probed, 10.0, "probed again")
+    assert first._probe_at is not None
+    assert first._probe_interval > MIN_PROBE_INTERVAL
+    monkeypatch.undo()
+    led = leading(first)
+    wait_until(lambda: first.tick() or led.sent, 10.0, "sent")
+    assert first._probe_interval == MIN_PROBE_INTERVAL
+
+
+def test_broker__breaks_off(app: Celery, make_scheduler: MakeScheduler) -> None:
+    """An entry that could not be sent over a broken connection stays due, and is sent over the next one."""
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    before = make_due(led)
+    send, led.send_task = led.send_task, out_of_reach
+    wait_until(lambda: scheduler.tick() or led._failures, 10.0, "the failure")
+    assert led.last_runs.last_sent("hourly") == before.timestamp()
+    assert led.schedule["hourly"].last_run_at == before
+    assert led.stored[-1] == 0
+    led.send_task = send
+    wait_until(lambda: scheduler.tick() or led.sent, 10.0, "sent")
+    assert leading(scheduler) is led
+    assert led.schedule["hourly"].last_run_at.timestamp() == pytest.approx(time.time(), abs=60)
+
+
+def test_broker__breaks_off_each_time(
+    app: Celery, make_scheduler: MakeScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message that breaks the connection each time is given up, and does not delay others for long."""
+    app.conf.beat_schedule = {name: {"task": name, "schedule": HOUR} for name in ("bad", "good")}
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    make_due(led)
+    send = led.send_task
+
+    def send_good(name: str, *args: Any, **options: Any) -> None:
+        if name == "bad":
+            out_of_reach()
+        send(name, *args, **options)
+
+    led.send_task = send_good
+    wait_until(lambda: scheduler.tick() or events(caplog, "ERROR").count("event=beat_gives_up"), 20.0, "given up")
+    wait_until(lambda: scheduler.tick() or led.sent == ["good"], 10.0, "the other")
+    assert not led.schedule["bad"].is_due()[0]
+    assert leading(scheduler) is led
+
+
+def test_broker__refuses(app: Celery, make_scheduler: MakeScheduler) -> None:
+    """A message that the broker refuses is not sent again, as always with Celery."""
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    make_due(led)
+    tried = []
+
+    def refuse(*args: Any, **_options: Any) -> None:
+        tried.append(args)
+        raise ValueError("no such queue")
+
+    led.send_task = refuse
+    wait_until(lambda: scheduler.tick() or tried, 10.0, "tried")
+    assert led.last_runs.last_sent("hourly") == pytest.approx(time.time(), abs=60)
+    assert not led.schedule["hourly"].is_due()[0]
+
+
+def test_broker__error_of_another_tick(make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that connects in a tick of its own, like RedBeat, does not end its beat."""
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    monkeypatch.setattr(led, "tick", out_of_reach)
+    scheduler.tick()
+    assert scheduler._scheduler is None
+    wait_until(lambda: scheduler.tick() or scheduler._scheduler, 10.0, "the lead again")
+
+
+def test_broker__send_without_a_claim(make_scheduler: MakeScheduler) -> None:
+    """A run that was not claimed, by a scheduler with a tick of its own, is not taken back either."""
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    assert led.last_runs.claim("hourly", 1)
+    sent = led.last_runs.last_sent("hourly")
+    led.send_task = out_of_reach
+    with pytest.raises(SchedulingError):
+        led.apply_async(led.schedule["hourly"])
+    led.last_runs.load()
+    assert led.last_runs.last_sent("hourly") == sent
+
+
+def test_send__lead_lost_after_the_claim(
+    server: ZooKeeperServer, make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that a leader has claimed and may no longer send is due again, and the next leader sends it."""
+    first, second = make_scheduler(), make_scheduler()
+    led = leading(first)
+    make_due(led)
+    claim: Callable[[str, int], bool] = led.last_runs.claim
+
+    def claim_and_lose(name: str, token: int) -> bool:
+        claimed = claim(name, token)
+        with outsider(server) as client:
+            client.delete(led.held.node)
+        wait_until(lambda: led.held.lost, 10.0, "the loss")
+        return claimed
+
+    monkeypatch.setattr(led.last_runs, "claim", claim_and_lose)
+    wait_until(lambda: first.tick() or led.held.lost, 10.0, "the claim")
+    assert led.sent == []
+    led = leading(second)
+    wait_until(lambda: second.tick() or led.sent == ["hourly"], 10.0, "sent")
+
+
+def test_broker__row_of_a_database(make_scheduler: MakeScheduler) -> None:
+    """The count of django-celery-beat for a run that was not sent is corrected."""
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    entry = led.schedule["hourly"]
+    saved = []
+    before = datetime.fromtimestamp(1.0, UTC)
+    entry.model = SimpleNamespace(last_run_at=None, total_run_count=3, no_changes=False)
+    entry.save = lambda: saved.append((entry.model.last_run_at, entry.model.total_run_count))
+    entry.last_run_at = before
+    led._restore(entry)
+    assert saved == [(before, 2)]
+
+
+def test_tick__claimed_by_another(app: Celery, make_scheduler: MakeScheduler) -> None:
+    """A leader that does not know yet that it has lost the lead does not send what the next leader has sent."""
+    app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    wait_until(lambda: scheduler.tick() or led.sent, 10.0, "the first")
+    other = LastRunStore(led.held.lock)
+    other.load()
+    count = len(led.sent)
+    assert other.claim("often", 2)
+    entry = led.schedule["often"]
+    wait_until(lambda: entry.is_due()[0], 10.0, "due, as far as it knows")
+    assert not led.is_due(entry)[0]
+    assert led.last_runs.last_sent("often") == other.last_sent("often")
+    assert len(led.sent) == count
+    # It goes on with the next entry.
+    wait_until(lambda: scheduler.tick() or len(led.sent) > count, 10.0, "the next")
+
+
+def test_tick__read_again(app: Celery, make_scheduler: MakeScheduler) -> None:
+    """An entry whose database rounds its last run to whole seconds is not claimed again."""
+    app.conf.beat_schedule = {
+        "often": {"task": "often", "schedule": 0.1},
+        "hourly": {"task": "hourly", "schedule": HOUR},
+    }
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    assert led.last_runs.claim("hourly", 1)
+    page = led.last_runs._runs["hourly"]
+    entry = led.schedule["hourly"]
+    entry.last_run_at = datetime.fromtimestamp(1.0, UTC)
+    due, delay = led.is_due(entry)
+    assert not due
+    assert delay == pytest.approx(HOUR, abs=60)
+    assert led.last_runs._runs["hourly"] == page
+    assert led._heap is None, "or it would stand before the others"
+    wait_until(lambda: scheduler.tick() or led.sent, 10.0, "another")
+
+
+def test_tick__broken_lock(app: Celery, server: ZooKeeperServer, make_scheduler: MakeScheduler) -> None:
+    """A leader whose node was deleted claims nothing, although its session lives."""
+    app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    entry = led.schedule["often"]
+    client = KazooClient(hosts=server.hosts)
+    client.start(timeout=20)
+    client.delete(led.held.node)
+    client.stop()
+    client.close()
+    wait_until(lambda: led.held.lost and entry.is_due()[0], 10.0, "lost, and something due")
+    assert not led.is_due(entry)[0]
+    assert led.last_runs.last_sent("often") is None
+    assert leading(scheduler) is not led
+
+
+def test_tick__stores(app: Celery, make_scheduler: MakeScheduler) -> None:
+    """The scheduler stores after each sent task, and beat's own loop stores from time to time."""
+    app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.2}}
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    assert led.stored == [0]
+    wait_until(lambda: scheduler.tick() or len(led.sent) == 2, 10.0, "two")
+    assert led.stored == [0, 1, 2]
+
+
+def test_signals__acquired_and_contended(make_scheduler: MakeScheduler) -> None:
+    """The lead sends the signals of a lock."""
+    recorder = Recorder()
+    recorder.connect()
+    try:
+        first, second = make_scheduler(), make_scheduler()
+        leading(first)
+        wait_until(lambda: second.tick() or "contended" in recorder.names, 10.0, "the wait")
+        assert recorder.names == ["acquired", "contended"]
+        assert recorder.facts("acquired")["key"] == "celery-beat:unit"
+    finally:
+        recorder.disconnect()
+
+
+def test_tick__cannot_claim(
+    app: Celery, server: ZooKeeperServer, make_scheduler: MakeScheduler, settings: Settings
+) -> None:
+    """An entry that cannot be claimed is not sent."""
+    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": SHORT}}
+    app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    wait_until(lambda: scheduler.tick() or led.sent, 10.0, "the first")
+    with server.faults.refuse():
+        server.faults.drop()
+        entry = led.schedule["often"]
+        wait_until(lambda: entry.is_due()[0], 10.0, "due")
+        assert not led.is_due(entry)[0]
+        assert led.held.lost
+        assert not led.is_due(entry)[0]
+        with pytest.raises(LockLost):
+            led.apply_async(entry)
+        count = len(led.sent)
+        scheduler.tick()
+        assert scheduler._scheduler is None
+    assert len(led.sent) == count
+    leading(scheduler)
+
+
+def test_tick__asked_to_let_go(make_scheduler: MakeScheduler, server: ZooKeeperServer) -> None:
+    """A leader that is asked to release hands over to the next beat, and joins the queue behind it."""
+    first, second = make_scheduler(), make_scheduler()
+    led = leading(first)
+    second.tick()
+    actions.revoke(led.held.lock.pool, led.held.node, "maintenance", timeout=5.0)
+    wait_until(lambda: first.tick() or first._scheduler is None, 10.0, "the first stepped down")
+    leading(second)
+    first.tick()
+    assert first._scheduler is None
+    second.close()
+    leading(first)
+
+
+def test_lead__last_runs_unreadable(
+    server: ZooKeeperServer, root: str, make_scheduler: MakeScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A beat that cannot read the last runs does not lead, warns once, and tries again."""
+    page = f"{root}/celery-beat:unit/sent/hourly"
+    write_sent(server, page, b"")
+    client = KazooClient(hosts=server.hosts)
+    client.start(timeout=20)
+    before, _ = client.get_acls(page)
+    client.set_acls(page, [make_acl("world", "anyone", admin=True)])
+    scheduler = make_scheduler()
+    wait_until(lambda: scheduler.tick() or "beat_cannot_stand" in caplog.text, 10.0, "the refusal")
+    assert scheduler._scheduler is None
+    client.set_acls(page, before)
+    client.stop()
+    client.close()
+    leading(scheduler)
+
+
+def test_close__cannot_store(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    """The lead is given up even if the scheduler cannot store; closing again does nothing."""
+    app.conf.zklock_beat_scheduler = f"{__name__}:Failing"
+    first, second = LeaderScheduler(app), LeaderScheduler(app)
+    leading(first)
+    second.tick()
+    first.close()
+    assert "event=beat_not_stored" in caplog.text
+    leading(second)
+    first.close()
+    second.close()
+
+
+def test_configuration__names(app: Celery) -> None:
+    """Key and alias of the lock and the scheduler that sends come from the configuration; making it opens nothing."""
+    app.conf.update(zklock_beat_key="lead", zklock_beat_scheduler="celery.beat:PersistentScheduler")
+    scheduler = LeaderScheduler(app, lazy=True, schedule_filename="/nowhere/schedule")
+    assert scheduler.info.splitlines() == [
+        "    . lead -> lead, ZKLOCK['default']",
+        "    . sends -> celery.beat.PersistentScheduler",
+        "    . db -> /nowhere/schedule",
+    ]
+    assert scheduler.max_interval == 0.05
+    assert not list(connections["default"].sessions())
+    scheduler.sync()
+    scheduler.close()
+
+
+def test_close__in_the_middle_of_a_send(app: Celery, make_scheduler: MakeScheduler) -> None:
+    """A signal handler that closes beat during a send ends beat, and leaves the connection to the send."""
+    app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+
+    def send_and_be_told(*_args: Any, **_options: Any) -> None:
+        # Like Celery's handler for SIGTERM. Its exception is replaced by another one, from a `finally` of the send.
+        scheduler.close()
+        led.sent.append("connected" if "connection" in vars(led) else "closed")
+        raise ValueError("I/O operation on closed file")
+
+    led.send_task = send_and_be_told
+    wait_until(lambda: scheduler.tick() or led.sent, 10.0, "the send")
+    assert led.sent == ["connected"]
+    with pytest.raises(SystemExit):
+        scheduler.tick()
+    scheduler.close()
+    assert scheduler._scheduler is None
+    leading(make_scheduler())
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        ("zklock_beat_scheduler", "django_zklock.contrib.celery.beat:LeaderScheduler", ImproperlyConfigured),
+        ("zklock_beat_scheduler", "celery.beat:Nobody", AttributeError),
+        ("zklock_beat_using", "absent", ImproperlyConfigured),
+    ],
+)
+def test_configuration__wrong(app: Celery, option: str, value: str, error: type[Exception]) -> None:
+    """An error in the configuration ends beat when it starts, and not when it gets the lead."""
+    app.conf[option] = value
+    with pytest.raises(error):
+        LeaderScheduler(app, lazy=True)

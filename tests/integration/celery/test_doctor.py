@@ -1,0 +1,46 @@
+"""The doctor asks workers that run."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from celery.app import app_or_default
+from services.worker import Worker
+
+from tests.support.tree_reader import wait_until
+from tests.unit.doctor.test_celery import examine
+
+if TYPE_CHECKING:
+    from tests.support.workshop import OpenWorkshop
+
+
+def name_of(worker: Worker | None) -> str:
+    """Wait until the worker is connected to the broker, and return its name."""
+    assert worker is not None
+    log = worker.log
+    ready = wait_until(lambda: re.search(r"MainProcess\] (\S+) ready\.", log.read_text()), 30, "a ready worker")
+    return str(ready[1])
+
+
+@pytest.mark.zookeeper
+def test_workers__real(open_workshop: OpenWorkshop) -> None:
+    """Workers report gate and pool; a worker of a project without this app does not know the request."""
+    bare = {"DJANGO_SETTINGS_MODULE": "workshop.bare"}
+    before = app_or_default()
+    with (
+        open_workshop(concurrency=1) as workshop,
+        open_workshop(concurrency=1, pool="threads", environment=bare) as other,
+    ):
+        names = [name_of(each.worker) for each in (workshop, other)]
+        workshop.sender.set_current()
+        try:
+            found = examine()
+        finally:
+            before.set_current()
+    assert found["celery.broker"][0].level == "ok"
+    workers = {finding.subject: finding for finding in found["celery.workers"]}
+    assert [workers[name].level for name in names] == ["ok", "warning"]
+    assert "prefork" in workers[names[0]].found
+    assert "does not know of the gate" in workers[names[1]].found

@@ -1,0 +1,138 @@
+"""Connections to the broker that are lost: Celery drops requests then, and the gate must not keep their locks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support import broker_audit
+from tests.support.broker_audit import BROKERS, TIMEOUT
+from tests.support.servers.rabbitmq import RabbitMQ
+from tests.support.tree_reader import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+SLOTS = 3
+MULTIPLIER = 2
+# Locks that are free before this are not free because a session has ended.
+SESSION_TIMEOUT = 50.0
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((broker, gate), marks=getattr(param, "marks", ()), id=f"{broker}-{'gate' if gate else 'slot'}")
+        for param, broker in zip(BROKERS, ["redis", "rabbitmq"], strict=True)
+        for gate in (True, False)
+    ],
+)
+def case(request: pytest.FixtureRequest) -> tuple[RabbitMQ | None, bool]:
+    broker, gate = request.param
+    return broker_audit.broker_of(request, broker), gate
+
+
+@pytest.fixture(scope="module")
+def workshop(open_disposable: Any, case: tuple[RabbitMQ | None, bool]) -> Iterator[Any]:
+    rabbitmq, gate = case
+    environment = {"WORKSHOP_PREFETCH": str(MULTIPLIER)}
+    with open_disposable(
+        concurrency=SLOTS, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq, environment=environment
+    ) as workshop:
+        yield workshop
+
+
+@pytest.fixture
+def rabbitmq_or_redis(case: tuple[RabbitMQ | None, bool]) -> RabbitMQ | None:
+    return case[0]
+
+
+@pytest.fixture
+def gate(case: tuple[RabbitMQ | None, bool]) -> bool:
+    return case[1]
+
+
+def test_cuts_under_load__every_task_runs(workshop: Any, rabbitmq_or_redis: RabbitMQ | None, key: str) -> None:
+    """Six cuts while 120 short tasks of four keys run: none is lost, no two of a key run together, no lock is left.
+
+    Redis may lose a message whose delivery is cut off, with the gate and without: the server has removed it from the
+    list, and no worker has received it. Each task that a worker has received runs.
+    """
+    keys = [f"{key}-{number}" for number in range(4)]
+    cuts = 6
+    tasks = [workshop.send("workshop.journal.locked", keys[number % 4], key, number, 0.15) for number in range(120)]
+
+    def missing() -> list[int]:
+        found = broker_audit.runs(workshop, key)
+        return [number for number in range(120) if number not in found]
+
+    def is_done() -> bool:
+        if rabbitmq_or_redis is not None:
+            return not missing()
+        log = workshop.worker.log.read_text()
+        is_empty = broker_audit.messages(workshop).llen(workshop.queue) == 0
+        return is_empty and not any(f"[{tasks[number].id}] received" in log for number in missing())
+
+    for _ in range(cuts):
+        # The next comes while children are still at the tasks of before: Celery counts their slots as free.
+        broker_audit.wait_runs(workshop, key, min(len(broker_audit.runs(workshop, key)) + 2, 120))
+        broker_audit.cut_and_wait(workshop, rabbitmq_or_redis)
+    wait_until(is_done, TIMEOUT, "all received tasks have run")
+    assert len(missing()) <= cuts
+    counts = broker_audit.runs(workshop, key)
+    assert {entry["together"] for entry in broker_audit.entries(workshop, key)} == {1}
+    for each in keys:
+        workshop.wait_empty(each, TIMEOUT)
+    # What a child has been given and has not accepted is run by the child and delivered again.
+    assert counts.total() - 120 <= cuts * SLOTS
+    broker_audit.assert_as_before(workshop, key, prefetch=SLOTS * MULTIPLIER, slots=SLOTS)
+
+
+def test_cut_after_grant__lock_is_free(workshop: Any, rabbitmq_or_redis: RabbitMQ | None, gate: bool, key: str) -> None:
+    """A task that Celery drops on its way into a full pool is delivered again and runs, and its lock is free then."""
+    for _ in range(SLOTS):
+        workshop.send("idle", f"{key}:busy")
+    for _ in range(SLOTS):
+        workshop.entered(f"{key}:busy")
+    # Celery counts every slot as free after this.
+    broker_audit.cut_and_wait(workshop, rabbitmq_or_redis)
+    task = workshop.send("workshop.journal.locked", key, f"{key}:journal")
+    if gate:
+        workshop.wait_count(key, 1, TIMEOUT)
+    else:
+        wait_until(lambda: task.id in str(broker_audit.ask(workshop, "reserved")), TIMEOUT, "the worker has the task")
+    broker_audit.cut_and_wait(workshop, rabbitmq_or_redis)
+    # After each cut the idle ones are delivered again, and may run once more.
+    for _ in range(3 * SLOTS):
+        workshop.let_go(f"{key}:busy")
+    broker_audit.wait_runs(workshop, f"{key}:journal", 1)
+    workshop.wait_empty(key, TIMEOUT)
+    broker_audit.assert_as_before(workshop, key, prefetch=SLOTS * MULTIPLIER, slots=SLOTS)
+
+
+def test_cut_with_parked_tasks__prefetch_count(
+    workshop: Any, rabbitmq_or_redis: RabbitMQ | None, gate: bool, key: str
+) -> None:
+    """After a cut unrelated tasks run past those that wait for a lock, and the prefetch count is restored."""
+    workshop.send("idle", f"{key}:busy")
+    workshop.entered(f"{key}:busy")
+    broker_audit.cut_and_wait(workshop, rabbitmq_or_redis)
+    workshop.stranger.take(key)
+    for number in range(6):
+        workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
+    if gate:
+        workshop.wait_count(key, 7, TIMEOUT)
+    # The first acknowledgements after a cut restore the prefetch count. The idle one may run once more.
+    for _ in range(2):
+        workshop.let_go(f"{key}:busy")
+    for number in range(5):
+        workshop.send("workshop.journal.unlocked", f"{key}:unrelated", number)
+    if gate:
+        broker_audit.wait_runs(workshop, f"{key}:unrelated", 5)
+    workshop.stranger.release(key)
+    broker_audit.wait_runs(workshop, f"{key}:unrelated", 5)
+    broker_audit.wait_runs(workshop, f"{key}:journal", 6)
+    assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
+    workshop.wait_empty(key, TIMEOUT)
+    broker_audit.assert_as_before(workshop, key, prefetch=SLOTS * MULTIPLIER, slots=SLOTS)

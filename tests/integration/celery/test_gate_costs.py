@@ -1,0 +1,61 @@
+"""The costs of the gate: requests to ZooKeeper, and memory of the worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_zklock.testing import ZooKeeperServer
+from tests.support.proc_status import status
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+# Requests that the client makes by itself.
+UPKEEP = {"ping", "getData"}
+
+
+@pytest.fixture
+def server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer() as server:
+        yield server
+
+
+def test_uncontended__one_round_trip(open_workshop: Any, server: ZooKeeperServer, key: str) -> None:
+    """A task with a free lock costs one request to join, with the list in the same write, and one to release."""
+    with open_workshop(concurrency=2, session_timeout=30, server=server) as workshop:
+        workshop.result(workshop.send("shared_below", key))
+        server.requests.wait_for("delete")
+        server.requests.clear()
+        for number in range(1, 21):
+            assert workshop.result(workshop.send("shared_below", key))["key"] == key
+            server.requests.wait_for("delete", number)
+        counts = server.requests.counts()
+    assert {what: count for what, count in counts.items() if what not in UPKEEP} == {
+        "create2": 20,
+        "getChildren": 20,
+        "delete": 20,
+    }
+
+
+@pytest.mark.slow
+def test_parked__memory(open_workshop: Any, server: ZooKeeperServer, key: str) -> None:
+    """A waiting task takes less than 20 kB of the main process, and no thread."""
+    count = 1500
+    environment = {"WORKSHOP_SETTINGS": json.dumps({"CELERY_ZKLOCK_GATE_MAX_PARKED": count})}
+    with open_workshop(concurrency=4, session_timeout=30, server=server, environment=environment) as workshop:
+        # Load what is loaded at the first use.
+        for _ in range(20):
+            workshop.result(workshop.send("shared_below", key))
+        workshop.stranger.take(key)
+        server.requests.clear()
+        before = status(workshop.worker.pid)
+        for _ in range(count):
+            workshop.send("shared_below", key)
+        server.requests.wait_for("create2", count, timeout=60)
+        after = status(workshop.worker.pid)
+        assert after["VmRSS"] - before["VmRSS"] < 20 * count
+        # The thread of the log may have ended meanwhile.
+        assert after["Threads"] <= before["Threads"]

@@ -1,0 +1,111 @@
+"""Messages that go back to the broker: a delivery limit loses none, and their order and timeouts are kept."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.support import broker_audit
+from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
+from tests.support.servers.rabbitmq import RabbitMQ
+from tests.support.tree_reader import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+SESSION_TIMEOUT = 50.0
+
+
+def nodes_made(workshop: Any, key: str) -> int:
+    """Return how many contenders the queue has had, from the sequence number of the next node."""
+    return max((int(node[-10:]) + 1 for node in workshop.nodes(key)), default=0)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("rabbitmq")
+@WITH_AND_WITHOUT
+def test_delivery_limit__no_task_is_lost(open_disposable: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
+    """On a quorum queue with a delivery limit, tasks can go back to the broker any number of times, and run."""
+    count, limit = 5, 3
+    environment = broker_audit.settings(CELERY_TASK_DEFAULT_QUEUE_TYPE="quorum", CELERY_ZKLOCK_GATE_MAX_WAIT=1)
+    with open_disposable(
+        concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq, environment=environment
+    ) as workshop:
+        workshop.sender.conf.task_create_missing_queue_type = "quorum"
+        rabbitmq.limit_deliveries(workshop.queue, limit)
+        workshop.stranger.take(key)
+        for number in range(count):
+            workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
+        if gate:
+            # A task is a new contender after each return to the broker.
+            most = 1 + count * (limit + 2)
+            wait_until(lambda: nodes_made(workshop, key) >= most, TIMEOUT, "all have gone back more than the limit")
+        workshop.stranger.release(key)
+        broker_audit.wait_runs(workshop, f"{key}:journal", count)
+        assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
+        workshop.wait_empty(key, TIMEOUT)
+        broker_audit.assert_as_before(workshop, key, prefetch=20, slots=2)
+
+
+@WITH_AND_WITHOUT
+@pytest.mark.parametrize("broker_name", BROKERS)
+def test_timeout__over_all_deliveries(
+    open_disposable: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
+) -> None:
+    """A timeout longer than the maximum wait ends with LockTimeout: it does not begin anew with each delivery."""
+    with open_disposable(
+        concurrency=1,
+        session_timeout=SESSION_TIMEOUT,
+        gate=gate,
+        rabbitmq=broker_audit.broker_of(request, broker_name),
+        environment=broker_audit.settings(CELERY_ZKLOCK_GATE_MAX_WAIT=1),
+    ) as workshop:
+        workshop.stranger.take(key)
+        begun = time.monotonic()
+        task = workshop.send("workshop.journal.bounded", key, f"{key}:journal")
+        assert type(workshop.outcome(task)).__name__ == "LockTimeout"
+        assert time.monotonic() - begun >= 3
+        workshop.wait_count(key, 1)
+        assert broker_audit.entries(workshop, f"{key}:journal") == []
+        # The rest of a timeout after a delivery is short: that must not look like an outage of ZooKeeper.
+        unprotected = workshop.send("give_up_or_run_without", key)
+        assert type(workshop.outcome(unprotected)).__name__ == "LockTimeout"
+        broker_audit.assert_as_before(workshop, key, prefetch=10, slots=1)
+
+
+@WITH_AND_WITHOUT
+@pytest.mark.parametrize("broker_name", BROKERS)
+def test_warm_shutdown__order_of_waiting_tasks(
+    open_disposable: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
+) -> None:
+    """Tasks that waited when their worker was shut down run in the order in which they were sent."""
+    count = 200 if broker_name == "redis" else 50
+    with open_disposable(
+        concurrency=1,
+        session_timeout=SESSION_TIMEOUT,
+        gate=gate,
+        rabbitmq=broker_audit.broker_of(request, broker_name),
+        environment={"WORKSHOP_PREFETCH": "1"},
+    ) as workshop:
+        workshop.stranger.take(key)
+        for number in range(count):
+            workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
+        workshop.wait_count(key, count + 1 if gate else 2, TIMEOUT)
+        workshop.worker.signal(signal.SIGTERM)
+        if gate:
+            workshop.wait_count(key, 1, TIMEOUT)
+        else:
+            # The shutdown waits for the task in the slot.
+            workshop.wait_log("Warm shutdown")
+            workshop.stranger.release(key)
+        assert workshop.worker.wait(TIMEOUT) == 0
+        workshop.worker.stop()
+        workshop.worker.start()
+        if gate:
+            workshop.wait_count(key, count + 1, TIMEOUT)
+            workshop.stranger.release(key)
+        broker_audit.wait_runs(workshop, f"{key}:journal", count)
+        assert [entry["number"] for entry in broker_audit.entries(workshop, f"{key}:journal")] == list(range(count))
+        broker_audit.assert_as_before(workshop, key, prefetch=1, slots=1)

@@ -1,0 +1,166 @@
+"""However a task ends, the worker's main process releases its lock at once, and never before the body has ended.
+
+The session timeout is longer than every timeout here, so no lock is freed by it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.exceptions import TimeLimitExceeded
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+SESSION_TIMEOUT = 40.0
+# Seconds, less than the ten after which Celery itself reports a child as lost.
+SOON = 25.0
+LATE = {"WORKSHOP_LOST_WAIT": "100"}
+
+
+@pytest.fixture(scope="module")
+def workshop(open_workshop: Any) -> Iterator[Any]:
+    with open_workshop(concurrency=4, session_timeout=SESSION_TIMEOUT, environment=LATE) as workshop:
+        yield workshop
+
+
+@pytest.mark.parametrize("how", ["succeed", "fail", "retry", "ignore", "reject", "exit", "die"])
+def test_end__frees_the_lock(workshop: Any, key: str, how: str) -> None:
+    """A task that ends by itself, in any way, frees its lock, and the next waiter runs."""
+    workshop.send("end", key, f"{key}:gate", how)
+    first = workshop.entered(f"{key}:gate")
+    waiting = workshop.send("shared_below", key)
+    workshop.wait_count(key, 2)
+    workshop.let_go(f"{key}:gate")
+    assert waiting.outcome(SOON)["token"] > first["token"]
+    workshop.wait_empty(key, SOON)
+
+
+def test_soft_time_limit__frees_the_lock(workshop: Any, key: str) -> None:
+    """A soft time limit in the body frees the lock."""
+    task = workshop.send("hold", key, f"{key}:gate", soft_time_limit=1)
+    workshop.entered(f"{key}:gate")
+    assert type(workshop.outcome(task)).__name__ == "SoftTimeLimitExceeded"
+    workshop.wait_empty(key, SOON)
+
+
+def test_hard_time_limit__frees_the_lock_of_the_dead(workshop: Any, key: str) -> None:
+    """A hard time limit frees the lock when the child has ended, even if the child ignores SIGTERM."""
+    task = workshop.send("hold_stubbornly", key, f"{key}:gate", time_limit=1)
+    pid = workshop.entered(f"{key}:gate")["pid"]
+    waiting = workshop.send("look_for", key, pid)
+    assert waiting.outcome(SOON)["other"] in {"gone", "Z", "X"}
+    assert isinstance(workshop.outcome(task), TimeLimitExceeded)
+
+
+def test_killed_child__frees_the_lock(workshop: Any, key: str) -> None:
+    """The lock of a child that is killed is free at once, before Celery reports the child as lost."""
+    workshop.send("hold", key, f"{key}:gate")
+    pid = workshop.entered(f"{key}:gate")["pid"]
+    waiting = workshop.send("look_for", key, pid)
+    workshop.wait_count(key, 2)
+    os.kill(pid, signal.SIGKILL)
+    assert waiting.outcome(SOON)["other"] in {"gone", "Z", "X"}
+    workshop.wait_empty(key, SOON)
+
+
+def test_terminated__frees_the_lock(workshop: Any, key: str) -> None:
+    """The lock of a task that is revoked while it runs is free when its child has ended."""
+    task = workshop.send("hold", key, f"{key}:gate")
+    pid = workshop.entered(f"{key}:gate")["pid"]
+    waiting = workshop.send("look_for", key, pid)
+    workshop.wait_count(key, 2)
+    workshop.control.revoke(task.id, terminate=True, signal="SIGKILL")
+    assert waiting.outcome(SOON)["other"] in {"gone", "Z", "X"}
+    workshop.wait_empty(key, SOON)
+
+
+def test_release__inside_of_the_body(workshop: Any, key: str) -> None:
+    """A task may release its lock before its end; `wait=True` waits until the node is deleted."""
+    workshop.send("release_early", key, f"{key}:gate")
+    assert workshop.entered(f"{key}:gate")["key"] is None
+    assert workshop.nodes(key) == []
+    assert workshop.result(workshop.send("shared_below", key))["key"] == key
+    workshop.let_go(f"{key}:gate")
+
+
+@pytest.mark.slow
+def test_redelivered__after_its_child_was_killed(open_workshop: Any, key: str) -> None:
+    """A task that is delivered again because its child was killed finds no node of its first delivery, and runs."""
+    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT) as workshop:
+        task = workshop.send("hold_late", key, f"{key}:gate")
+        facts = workshop.entered(f"{key}:gate")
+        os.kill(facts["pid"], signal.SIGKILL)
+        workshop.wait_empty(key, SOON)
+        result = workshop.result(task)
+        assert (result["id"], result["key"]) == (task.id, key)
+        assert result["token"] > facts["token"]
+        assert workshop.board.get(f"{key}:gate:deliveries") == "2"
+
+
+@pytest.mark.slow
+def test_warm_shutdown__parked_tasks_go_back(workshop: Any, key: str) -> None:
+    """A worker in a warm shutdown finishes running tasks and returns waiting ones, which run after the next start."""
+    running = workshop.send("hold", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    waiting = [workshop.send("shared_below", key) for _ in range(3)]
+    workshop.wait_count(key, 4)
+    workshop.worker.signal(signal.SIGTERM)
+    workshop.wait_count(key, 1, SOON)
+    workshop.let_go(f"{key}:gate")
+    assert workshop.worker.wait(SOON) == 0
+    assert workshop.result(running)["key"] == key
+    workshop.wait_empty(key, SOON)
+    workshop.worker.stop()
+    workshop.worker.start()
+    for task in waiting:
+        assert workshop.result(task)["key"] == key
+
+
+def test_cold_shutdown__frees_everything(workshop: Any, key: str) -> None:
+    """A cold shutdown frees all locks and removes all waiters."""
+    workshop.send("hold", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    workshop.send("shared_below", key)
+    workshop.wait_count(key, 2)
+    try:
+        workshop.worker.signal(signal.SIGQUIT)
+        workshop.wait_empty(key, SOON)
+    finally:
+        workshop.worker.stop()
+        workshop.worker.start()
+
+
+def test_lost_broker__waiting_tasks_run_once(workshop: Any, key: str) -> None:
+    """When the connection to the broker is lost, waiting tasks leave the queue, are delivered again, and run once."""
+    workshop.send("hold", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    waiting = [workshop.send("contend", key, f"{key}:run") for _ in range(3)]
+    workshop.wait_count(key, 4)
+    workshop.board.client_kill_filter(_type="normal", skipme=True)
+    workshop.board.client_kill_filter(_type="pubsub", skipme=True)
+    workshop.let_go(f"{key}:gate")
+    for task in waiting:
+        assert workshop.result(task)["key"] == key
+    assert sorted(note["id"] for note in workshop.notes(f"{key}:run")) == sorted(task.id for task in waiting)
+    workshop.wait_empty(key, SOON)
+
+
+@pytest.mark.slow
+def test_killed_worker__runs_once_more(open_workshop: Any, key: str) -> None:
+    """A task of a killed worker waits at another one for the node of its first delivery, and runs once."""
+    with open_workshop(concurrency=1, session_timeout=4) as workshop:
+        task = workshop.send("hold_late", key, f"{key}:gate")
+        facts = workshop.entered(f"{key}:gate")
+        workshop.worker.kill()
+        workshop.start_another(concurrency=1)
+        # Redis delivers it again after the visibility timeout, which kombu checks every hundred seconds.
+        workshop.send("hold_late", key, f"{key}:gate", task_id=task.id)
+        result = workshop.result(task)
+        assert (result["id"], result["key"]) == (task.id, key)
+        assert result["token"] > facts["token"]
+        assert workshop.board.get(f"{key}:gate:deliveries") == "2"
+        workshop.wait_empty(key)

@@ -1,0 +1,203 @@
+"""What a task knows about the lock that its worker's main process holds for it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.app.base import Celery
+from django.core.signing import Signer
+
+from django_zklock.contrib.celery.gate import ticket as tickets
+from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
+from django_zklock.zk.ops import actions
+from tests.support.tree_reader import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+SESSION_TIMEOUT = 4.0
+
+
+@pytest.fixture(scope="module")
+def workshop(open_workshop: Any) -> Iterator[Any]:
+    with open_workshop(concurrency=3, session_timeout=SESSION_TIMEOUT) as workshop:
+        yield workshop
+
+
+def forged(task_id: str, **changes: Any) -> str:
+    """Return a signed ticket of an unknown worker."""
+    ticket = tickets.Ticket(
+        task=task_id, origin="0123456789abcdef", slot=0, nonce=1, keys=["forged"], nodes={}, token=1,
+        since=0.0, waited=0.0, contended=False, session_timeout=4.0,
+    )  # fmt: skip
+    return Signer(salt=tickets._SALT).sign_object(vars(ticket) | changes)
+
+
+def test_hold__is_the_main_process_s(workshop: Any, key: str) -> None:
+    """A task has the token and the node of the main process's hold, and no session of its own."""
+    workshop.result(workshop.send("shared_below", key))
+    before = workshop.sessions_begun()
+    task = workshop.send("report", key, f"{key}:gate")
+    facts = workshop.entered(f"{key}:gate")
+    (holder,) = workshop.holders(key)
+    assert holder.pid == workshop.worker.pid != facts["pid"]
+    assert str(holder.work) == f"task workshop.tasks.report [{task.id}]"
+    assert facts["node"] == f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}"
+    workshop.let_go(f"{key}:gate")
+    assert workshop.result(task) == {"lost": False, "token": facts["token"]}
+    assert workshop.sessions_begun() == before
+
+
+def test_hold__pydantic(workshop: Any, key: str) -> None:
+    """The same holds for a task whose arguments Celery converts, and the key is made of the converted arguments."""
+    if "pydantic" not in inspect.signature(Celery._task_from_fun).parameters:
+        pytest.skip("Celery 5.4 does not know pydantic")
+    pytest.importorskip("pydantic")
+    task = workshop.send("workshop.converted.convert", {"key": key}, f"{key}:gate")
+    facts = workshop.entered(f"{key}:gate")
+    (holder,) = workshop.holders(key)
+    assert holder.pid == workshop.worker.pid != facts["pid"]
+    assert facts["key"] == key
+    workshop.let_go(f"{key}:gate")
+    assert workshop.result(task)["type"] == "Order"
+    assert f"event=header_refused task={task.id}" not in workshop.worker.log.read_text()
+
+
+def test_nested__shares_the_node(workshop: Any, key: str) -> None:
+    """A task may acquire its own lock again, and other locks in its own process."""
+    result = workshop.result(workshop.send("nest", key))
+    assert result["inner"] == result["outer"] < result["other"]
+    workshop.wait_empty(key)
+    workshop.wait_empty(f"{key}:other")
+
+
+def test_lost__node_deleted(workshop: Any, key: str) -> None:
+    """A task whose node is deleted notices it, and fails with LockLost at its end."""
+    task = workshop.send("report", key, f"{key}:gate")
+    node = workshop.entered(f"{key}:gate")["node"]
+    workshop.delete(node)
+    # The next heartbeat of the main process finds it; there are seven in a session timeout.
+    workshop.wait_log(f"event=lost path={workshop.pool.path(key)}")
+    # The state is set when the reason has been read, before the reply to any later request.
+    workshop.result(workshop.send("shared_below", f"{key}:other"))
+    workshop.let_go(f"{key}:gate")
+    assert type(workshop.outcome(task)).__name__ == "LockLost"
+
+
+def test_lost__interrupts(workshop: Any, key: str) -> None:
+    """A task with `on_lost="interrupt"` is interrupted when its node is deleted, long before it would end."""
+    task = workshop.send("hold_interruptibly", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+    assert type(task.outcome(20)).__name__ == "LockLost"
+
+
+def test_lost__terminates(workshop: Any, key: str) -> None:
+    """With `on_lost="terminate"` the worker kills the child whose lock is lost, and the task fails with LockLost."""
+    task = workshop.send("hold_terminably", key, f"{key}:gate")
+    pid = workshop.entered(f"{key}:gate")["pid"]
+    workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+    assert type(task.outcome(8)).__name__ == "LockLost"
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "the child is gone")
+    assert workshop.result(workshop.send("shared_below", key))["key"] == key
+
+
+def test_lost__terminates_and_is_delivered_again(workshop: Any, key: str) -> None:
+    """With `acks_late` and `reject_on_worker_lost` the task is delivered again."""
+    task = workshop.send("hold_terminably_late", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+    assert task.outcome(8)["key"] == key
+
+
+def test_lost__somebody_has_broken_it(workshop: Any, key: str) -> None:
+    """A task whose lock was broken knows the reason, and so does its result."""
+    task = workshop.send("watch_itself", key, f"{key}:gate")
+    token = workshop.entered(f"{key}:gate")["token"]
+    # While the queue has other nodes, ZooKeeper does not delete the lock node with the reason.
+    workshop.send("hold", key, f"{key}:next")
+    node, _ = workshop.wait_count(key, 2)
+    path = f"{workshop.pool.path(key)}/{node}"
+    actions.break_lock(workshop.pool, path, token=token, why="broken by root: é" + "x" * 300, timeout=10)
+    note = workshop.board.blpop([f"{key}:gate:lost"], timeout=30)
+    assert note is not None
+    assert "its node was deleted: broken by root: éxxx" in json.loads(note[1])
+    error = workshop.outcome(task)
+    assert type(error).__name__ == "LockLost"
+    assert "broken by root: éxxx" in str(error)
+    workshop.let_go(f"{key}:next")
+
+
+def test_revoked__reason(workshop: Any, key: str) -> None:
+    """A task that is asked to release knows the reason."""
+    task = workshop.send("hold_until_revoked", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    [node] = workshop.nodes(key)
+    actions.revoke(workshop.pool, f"{workshop.pool.path(key)}/{node}", "asked by root: deploy", timeout=10)
+    assert workshop.result(task) == "asked by root: deploy"
+
+
+def test_lost__main_process_stands_still(workshop: Any, key: str) -> None:
+    """A task knows by its own clock that its lock is lost when the main process was stopped for too long."""
+    task = workshop.send("watch_itself", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    workshop.worker.signal(signal.SIGSTOP)
+    try:
+        note = workshop.board.blpop([f"{key}:gate:lost"], timeout=30)
+        assert note is not None
+        assert "the lease ran out" in json.loads(note[1])
+    finally:
+        workshop.worker.signal(signal.SIGCONT)
+    assert type(workshop.outcome(task)).__name__ == "LockLost"
+
+
+@pytest.mark.parametrize("kind", ["foreign", "unsigned", "of another task"])
+def test_header__forged(workshop: Any, key: str, kind: str) -> None:
+    """A header that a producer sends is removed with a warning in the log, and the task waits for its lock."""
+    workshop.stranger.take(key)
+    task_id = f"{key}-{kind[:2]}"
+    signed = {"foreign": forged(task_id), "unsigned": "e30:abc", "of another task": forged("somebody")}[kind]
+    task = workshop.send("shared_below", key, task_id=task_id, headers={tickets.HEADER: signed})
+    workshop.wait_count(key, 2)
+    workshop.wait_log(f"event=header_refused task={task_id}")
+    workshop.stranger.release(key)
+    assert workshop.result(task)["key"] == key
+
+
+def test_header__not_in_a_retry(workshop: Any, key: str) -> None:
+    """A task that is retried does not send the header of its first attempt."""
+    result = workshop.result(workshop.send("retry_itself", key))
+    assert (result["retries"], result["key"]) == (2, key)
+    assert f"event=header_refused task={result['id']}" not in workshop.worker.log_tail(500)
+
+
+def test_header__without_a_gate(open_workshop: Any, key: str) -> None:
+    """Without a gate the child refuses a forged header, and acquires the lock itself."""
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=False) as workshop:
+        workshop.stranger.take(key)
+        task = workshop.send("shared_below", key, task_id=key, headers={tickets.HEADER: forged(key)})
+        workshop.wait_count(key, 2)
+        workshop.wait_log(f"event=header_refused task={key}")
+        workshop.stranger.release(key)
+        assert workshop.result(task)["key"] == key
+        task = workshop.send("shared_below", key, task_id=f"{key}-2", headers={tickets.HEADER: "nonsense"})
+        assert workshop.result(task)["key"] == key
+        wait_until(lambda: "its signature is not ours" in workshop.worker.log_tail(500), 10, "the refusal is logged")
+
+
+def test_scoreboard__reasons() -> None:
+    """A reason is kept for each state, cut at a whole character; a reason for another nonce is not written."""
+    scoreboard = Scoreboard()
+    slot = scoreboard.open(1, 0.0)
+    assert slot is not None
+    scoreboard.set_state(slot, 1, HoldState.REVOKED, "deploy")
+    scoreboard.set_state(slot, 1, HoldState.LOST, "é" * 2000)
+    scoreboard.set_state(slot, 2, HoldState.REVOKED, "somebody else's")
+    assert scoreboard.state(slot, 1) is HoldState.LOST
+    assert scoreboard.reason(slot, HoldState.LOST) == "é" * 511
+    assert scoreboard.reason(slot, HoldState.REVOKED) == "deploy"

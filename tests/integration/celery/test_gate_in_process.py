@@ -1,0 +1,72 @@
+"""The gate of workers whose tasks run in the main process: threads and greenlets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+# Seconds, enough for a busy machine.
+SOON = 20.0
+
+
+@pytest.fixture(scope="module", params=["threads", "gevent"])
+def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
+    with open_workshop(pool=request.param, concurrency=1, session_timeout=4.0) as workshop:
+        yield workshop
+
+
+def test_hold__is_told_of_its_loss(workshop: Any, key: str) -> None:
+    """A task with `on_lost="interrupt"` is interrupted when its node is deleted."""
+    task = workshop.send("hold_interruptibly", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+    assert type(task.outcome(20)).__name__ == "LockLost"
+
+
+def test_terminate__interrupts(workshop: Any, key: str) -> None:
+    """`on_lost="terminate"` interrupts too, because the process runs other tasks as well."""
+    task = workshop.send("turn_terminably", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+    assert type(task.outcome(20)).__name__ == "LockLost"
+    assert workshop.result(workshop.send("shared_below", key))["key"] == key
+
+
+def test_release__inside_of_the_body(workshop: Any, key: str) -> None:
+    """A task may release its lock before its end."""
+    task = workshop.send("release_early", key, f"{key}:gate")
+    assert workshop.entered(f"{key}:gate")["key"] is None
+    assert workshop.nodes(key) == []
+    workshop.let_go(f"{key}:gate")
+    workshop.result(task)
+
+
+def test_granted_without_a_slot__lets_others(workshop: Any, key: str) -> None:
+    """A lock that is granted while the pool is busy is released if another contender waits; the task gets it later."""
+    workshop.send("idle", f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    task = workshop.send("shared_below", key)
+    workshop.wait_count(key, 1)
+    # Behind the granted request.
+    workshop.stranger.take(key)
+    workshop.let_go(f"{key}:gate")
+    workshop.wait_count(key, 2)
+    workshop.stranger.release(key)
+    assert workshop.result(task)["key"] == key
+    workshop.wait_empty(key)
+
+
+def test_header__replayed(workshop: Any, key: str) -> None:
+    """A ticket that a task has read is refused in another message."""
+    task = workshop.send("tell_header", key)
+    seen = workshop.result(task)
+    workshop.stranger.take(key)
+    again = workshop.send("shared_below", key, task_id=task.id, headers={"zklock_hold": seen})
+    workshop.wait_count(key, 2)
+    workshop.wait_log(f"event=header_refused task={task.id}")
+    workshop.stranger.release(key)
+    assert workshop.result(again) is not None

@@ -1,0 +1,80 @@
+"""The gate without an event loop of the broker: it has a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+SESSION_TIMEOUT = 40.0
+# Long before a session ends.
+SOON = 25.0
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def workshop(
+    request: pytest.FixtureRequest, open_workshop: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("broker")
+    # Celery's own check for dead children comes later than every timeout here.
+    environment = {"WORKSHOP_LOST_WAIT": "100"}
+    with open_workshop(
+        pool=request.param, concurrency=2, session_timeout=SESSION_TIMEOUT, folder=folder, environment=environment
+    ) as workshop:
+        yield workshop
+
+
+def test_contention__one_at_a_time(workshop: Any, key: str) -> None:
+    """Tasks for one key run one after the other, in the order of their tokens, and unrelated tasks run meanwhile."""
+    workshop.stranger.take(key)
+    sent = [workshop.send("contend", key, f"{key}:run") for _ in range(10)]
+    workshop.wait_count(key, 11)
+    assert workshop.result(workshop.send("idle"))["key"] is None
+    workshop.stranger.release(key)
+    for task in sent:
+        assert workshop.result(task)["key"] == key
+    notes = workshop.notes(f"{key}:run")
+    assert {note["together"] for note in notes} == {1}
+    assert [note["token"] for note in notes] == sorted(note["token"] for note in notes)
+    workshop.wait_empty(key)
+
+
+def test_ends__free_the_lock(workshop: Any, key: str) -> None:
+    """However a task ends, the next waiter runs."""
+    for how in ("succeed", "fail", "retry", "ignore"):
+        workshop.let_go(f"{key}:{how}")
+        workshop.send("end", key, f"{key}:{how}", how)
+        assert workshop.result(workshop.send("shared_below", key))["key"] == key
+    workshop.wait_empty(key, SOON)
+
+
+# The other pools have no children.
+@pytest.mark.parametrize("workshop", ["prefork"], indirect=True)
+def test_killed_child__frees_the_lock(workshop: Any, key: str) -> None:
+    """The lock of a child that is killed is free long before the session ends, and not before the child has ended."""
+    workshop.send("hold", key, f"{key}:gate")
+    pid = workshop.entered(f"{key}:gate")["pid"]
+    assert pid != workshop.worker.pid
+    waiting = workshop.send("look_for", key, pid)
+    workshop.wait_count(key, 2)
+    os.kill(pid, signal.SIGKILL)
+    assert waiting.outcome(SOON)["other"] in {"gone", "Z", "X"}
+    workshop.wait_empty(key, SOON)
+
+
+def test_shutdown__leaves_nothing(workshop: Any, key: str) -> None:
+    """A worker that is shut down removes its waiters from the queue."""
+    workshop.stranger.take(key)
+    workshop.send("shared_below", key)
+    workshop.wait_count(key, 2)
+    workshop.worker.stop(30)
+    try:
+        workshop.wait_count(key, 1, SOON)
+    finally:
+        workshop.stranger.release(key)
+        workshop.worker.start()

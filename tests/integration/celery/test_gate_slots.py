@@ -1,0 +1,216 @@
+"""Slots: a granted task gets the next one, a busy worker starves no task, and no error loses a slot."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from django_zklock.zk.lock import Lock
+from tests.support import broker_audit
+from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
+from tests.support.servers.redis import Redis
+from tests.support.tree_reader import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+SESSION_TIMEOUT = 50.0
+# Seconds, less than the session timeout.
+SOON = 20.0
+
+
+@pytest.fixture
+def result_backend() -> Iterator[Redis]:
+    """Return a server for results alone, which a test may stop."""
+    with Redis() as redis:
+        yield redis
+
+
+@pytest.fixture
+def with_results(result_backend: Redis) -> dict[str, str]:
+    """Return the environment of a worker that stores its results there, with short timeouts."""
+    options = {"retry_policy": {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}}
+    return {"WORKSHOP_PREFETCH": "4"} | broker_audit.settings(
+        CELERY_RESULT_BACKEND=result_backend.url, CELERY_RESULT_BACKEND_TRANSPORT_OPTIONS=options
+    )
+
+
+@contextlib.contextmanager
+def results_from(workshop: Any, result_backend: Redis) -> Iterator[None]:
+    """Let the workshop read results where the worker stores them."""
+    own, workshop.results = workshop.results, Celery("results", backend=result_backend.url, set_as_current=False)
+    try:
+        yield
+    finally:
+        workshop.results.close()
+        workshop.results = own
+
+
+def expire_after(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def wait_for(moment: datetime) -> None:
+    wait_until(lambda: datetime.now(UTC) > moment, TIMEOUT, f"it is {moment}")
+
+
+@WITH_AND_WITHOUT
+def test_error_between_grant_and_pool__slot_is_returned(
+    open_disposable: Any, result_backend: Redis, with_results: dict[str, str], gate: bool, key: str
+) -> None:
+    """A result backend that is away when an expired task is granted costs no slot and no lock, and loses no message."""
+    with (
+        open_disposable(
+            concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=with_results
+        ) as workshop,
+        results_from(workshop, result_backend),
+    ):
+        workshop.stranger.take(key)
+        expires = expire_after(3)
+        task = workshop.send("workshop.journal.locked", key, f"{key}:journal", expires=expires)
+        workshop.wait_count(key, 2)
+        result_backend.stop()
+        wait_for(expires)
+        workshop.stranger.release(key)
+        workshop.wait_empty(key, TIMEOUT)
+        result_backend.start()
+        # An error in Celery itself may end the worker; its supervisor would start it again.
+        if not workshop.worker.is_running():
+            workshop.worker.start()
+        broker_audit.assert_as_before(workshop, key, prefetch=8, slots=2)
+        wait_until(
+            lambda: task.state == "REVOKED" or broker_audit.runs(workshop, f"{key}:journal")[0] == 1,
+            TIMEOUT,
+            "the task is revoked, or has run",
+        )
+
+
+@pytest.mark.slow
+@WITH_AND_WITHOUT
+def test_error_of_one_request__others_time_out(
+    open_disposable: Any, result_backend: Redis, with_results: dict[str, str], gate: bool, key: str
+) -> None:
+    """An error with one task that expires does not delay the timeouts of the others."""
+    other = f"{key}:other"
+    with (
+        open_disposable(
+            concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=with_results
+        ) as workshop,
+        results_from(workshop, result_backend),
+    ):
+        workshop.stranger.take(key)
+        workshop.stranger.take(other)
+        expires = expire_after(2)
+        workshop.send("workshop.journal.locked", key, f"{key}:journal", expires=expires)
+        workshop.wait_count(key, 2)
+        workshop.send("workshop.journal.patient", other, f"{key}:journal")
+        workshop.wait_count(other, 2)
+        result_backend.stop()
+        wait_for(expires + timedelta(seconds=2))
+        result_backend.start()
+        workshop.wait_count(other, 1, SOON)
+
+
+@WITH_AND_WITHOUT
+def test_busy_worker__granted_task_has_the_next_slot(open_disposable: Any, gate: bool, key: str) -> None:
+    """The first in the queue runs although its worker is busy and others contend for the same lock all the time."""
+    count, seconds = 12, 1.5
+    with open_disposable(
+        concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, environment={"WORKSHOP_PREFETCH": "4"}
+    ) as workshop:
+        over = threading.Event()
+
+        def contend() -> None:
+            lock = Lock(key, workshop.pool)
+            while not over.is_set():
+                held = lock.acquire(60)
+                over.wait(0.2)
+                held.release()
+
+        workshop.stranger.take(key)
+        workshop.send("workshop.journal.locked", key, f"{key}:journal")
+        workshop.wait_count(key, 2)
+        threads = [threading.Thread(target=contend) for _ in range(2)]
+        for number, thread in enumerate(threads, 3):
+            thread.start()
+            workshop.wait_count(key, number)
+        try:
+            for number in range(count):
+                workshop.send("workshop.journal.unlocked", f"{key}:busy", number, seconds)
+            if gate:
+                broker_audit.wait_runs(workshop, f"{key}:busy", 1)
+            workshop.stranger.release(key)
+            broker_audit.wait_runs(workshop, f"{key}:journal", 1)
+            begun = len(broker_audit.entries(workshop, f"{key}:busy"))
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+            workshop.stranger.release_all()
+        assert begun <= count / 2
+
+
+@WITH_AND_WITHOUT
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_body_wants_the_lock__gets_it(open_disposable: Any, pool: str, gate: bool, key: str) -> None:
+    """A task in the only slot acquires in its body a lock that was granted to a task that waits for the slot."""
+    with open_disposable(pool=pool, concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
+        workshop.stranger.take(key)
+        waiting = workshop.send("workshop.journal.locked", key, f"{key}:journal")
+        workshop.wait_count(key, 2)
+        wanting = workshop.send("workshop.journal.lock_in_body", key, f"{key}:gate")
+        # Without the gate the first task has the slot.
+        workshop.board.blpop([f"{key}:gate:in"], timeout=2)
+        workshop.stranger.release(key)
+        workshop.let_go(f"{key}:gate")
+        assert workshop.result(wanting) > 0
+        broker_audit.wait_runs(workshop, f"{key}:journal", 1)
+        workshop.result(waiting)
+        workshop.wait_empty(key, SOON)
+        if pool == "solo":
+            assert broker_audit.ask(workshop, "zklock_gate")["gate"] is False
+
+
+@WITH_AND_WITHOUT
+def test_body_in_a_thread__runs(open_disposable: Any, gate: bool, key: str) -> None:
+    """A task whose body runs in another thread of the child runs, and its lock is free afterwards."""
+    with open_disposable(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
+        for _ in range(2):
+            assert workshop.result(workshop.send("workshop.journal.in_thread", key)) == {"key": key, "thread": True}
+            workshop.wait_empty(key, SOON)
+        broker_audit.assert_as_before(workshop, key, prefetch=10, slots=1)
+
+
+@WITH_AND_WITHOUT
+@pytest.mark.parametrize("broker_name", BROKERS)
+def test_limit_of_the_prefetch_count__unrelated_tasks_run(
+    open_disposable: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
+) -> None:
+    """`worker_eta_task_limit` stops no unrelated task while others wait, and the prefetch count is restored."""
+    environment = broker_audit.settings(CELERY_WORKER_ETA_TASK_LIMIT=8) | {"WORKSHOP_PREFETCH": "2"}
+    with open_disposable(
+        concurrency=2,
+        session_timeout=SESSION_TIMEOUT,
+        gate=gate,
+        rabbitmq=broker_audit.broker_of(request, broker_name),
+        environment=environment,
+    ) as workshop:
+        workshop.stranger.take(key)
+        for number in range(8):
+            workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
+        if gate:
+            workshop.wait_count(key, 9, TIMEOUT)
+        for number in range(3):
+            workshop.send("workshop.journal.unlocked", f"{key}:unrelated", number)
+        if gate:
+            broker_audit.wait_runs(workshop, f"{key}:unrelated", 3)
+        workshop.stranger.release(key)
+        broker_audit.wait_runs(workshop, f"{key}:journal", 8)
+        broker_audit.wait_runs(workshop, f"{key}:unrelated", 3)
+        assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
+        broker_audit.assert_as_before(workshop, key, prefetch=4, slots=2)

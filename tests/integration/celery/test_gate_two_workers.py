@@ -1,0 +1,47 @@
+"""Two workers in one process, as in tests with Celery's own fixtures: each has a gate of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+
+import pytest
+from services.project import PROJECT
+from services.zookeeper import ZooKeeper
+
+from tests.support.broker_audit import WITH_AND_WITHOUT
+from tests.support.projects import PROJECTS
+from tests.support.servers.redis import Redis
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+
+@WITH_AND_WITHOUT
+def test_two_workers__each_has_its_own_gate(zookeeper: ZooKeeper, broker: Redis, gate: bool, key: str) -> None:
+    """A task waits at the gate of the worker that has received it, and runs under the hold of that worker."""
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "workshop.settings",
+        "PYTHONPATH": os.pathsep.join([str(PROJECTS), str(PROJECT), *filter(None, sys.path)]),
+        "WORKSHOP_BOARD": broker.url,
+        "WORKSHOP_ROOT": f"/two-{uuid.uuid4().hex[:8]}",
+        "WORKSHOP_SESSION_TIMEOUT": "30",
+        "WORKSHOP_GATE": "1" if gate else "0",
+        "ZOOKEEPER_HOSTS": zookeeper.hosts,
+    }
+    script = [sys.executable, str(PROJECTS / "two_workers.py"), key]
+    process = subprocess.run(
+        script, env=environment, capture_output=True, text=True, check=False, timeout=100, stdin=subprocess.DEVNULL
+    )
+    assert process.returncode == 0, process.stderr
+    told = json.loads(process.stdout.splitlines()[-1])
+    keys = {name: f"{key}:{name}" for name in ("first", "second")}
+    assert told["ran"] == keys
+    if gate:
+        assert told["waiting"] == {name: [each] for name, each in keys.items()}
+    # A task that finds no hold of its worker's gate says so, and acquires for itself.
+    assert "locks_for_itself" not in process.stderr
+    assert "header_refused" not in process.stderr

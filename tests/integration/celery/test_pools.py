@@ -1,0 +1,94 @@
+"""Locked tasks on workers with every kind of pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_zklock.zk.ops import snapshots
+from tests.support.tree_reader import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+CONCURRENCY = {"prefork": 4, "threads": 4, "gevent": 20, "solo": 1}
+# With and without the gate.
+POOLS = [("prefork", True), ("prefork", False), ("threads", True), ("gevent", True), ("gevent", False), ("solo", True)]
+# Longer than every timeout here: no session times out.
+SESSION_TIMEOUT = 30.0
+
+
+@pytest.fixture(scope="module", params=POOLS, ids=lambda each: f"{each[0]}-{'gate' if each[1] else 'slot'}")
+def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
+    pool, gate = request.param
+    concurrency = CONCURRENCY[pool]
+    with open_workshop(pool=pool, concurrency=concurrency, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
+        yield workshop
+
+
+def test_contention__one_at_a_time(workshop: Any, key: str) -> None:
+    """40 tasks for one key all run, no two of them at once, with growing tokens."""
+    sent = [workshop.send("contend", key, f"{key}:run") for _ in range(40)]
+    for task in sent:
+        assert workshop.result(task)["key"] == key
+    notes = workshop.notes(f"{key}:run")
+    assert {note["id"] for note in notes} == {task.id for task in sent}
+    assert len(notes) == 40
+    assert {note["together"] for note in notes} == {1}
+    tokens = [note["token"] for note in notes]
+    assert tokens == sorted(set(tokens))
+    workshop.wait_empty(key)
+
+
+def test_retry__comes_back(workshop: Any, key: str) -> None:
+    """Tasks that go back to the broker on a conflict all run in the end, with unchanged retries."""
+    workshop.stranger.take(key)
+    sent = [workshop.send("come_back", key, f"{key}:run") for _ in range(6)]
+    wait_until(lambda: all(task.state == "RETRY" for task in sent), 30, "every task has gone back once")
+    workshop.stranger.release(key)
+    for task in sent:
+        result = workshop.result(task)
+        assert result["retries"] == 0
+        assert result["conflicts"] >= 1
+    notes = workshop.notes(f"{key}:run")
+    assert len(notes) == 6
+    assert {note["together"] for note in notes} == {1}
+
+
+def test_holder__is_the_task(workshop: Any, key: str) -> None:
+    """The identity of the holder has the name and the id of the task, and its process."""
+    task = workshop.send("hold", key, f"{key}:gate")
+    facts = workshop.entered(f"{key}:gate")
+    (place,) = snapshots.one_lock(workshop.pool, key, timeout=10).entries
+    assert place.held
+    assert place.identity is not None
+    assert place.identity.work is not None
+    assert str(place.identity.work) == f"task workshop.tasks.hold [{task.id}]"
+    # Its own process, or the main process that waits for it.
+    assert place.identity.pid in {facts["pid"], workshop.worker.pid}
+    assert place.token == facts["token"]
+    workshop.let_go(f"{key}:gate")
+    workshop.result(task)
+
+
+def test_skip__is_the_result(workshop: Any, key: str) -> None:
+    """A skipped task succeeds, with a result that says that it was skipped and names the holder."""
+    workshop.stranger.take(key)
+    result = workshop.result(workshop.send("skip", key))
+    assert result["holder"].startswith("label the stranger (pid ")
+    assert {**result, "holder": None} == {"zklock": "skipped", "key": key, "reason": "conflict", "holder": None}
+    workshop.stranger.release(key)
+    assert workshop.result(workshop.send("skip", key))["key"] == key
+
+
+def test_warm_shutdown__frees_sessions_at_once(workshop: Any, key: str) -> None:
+    """A worker that is shut down closes its sessions and frees their locks, long before they would time out."""
+    session = workshop.result(workshop.send("leak", key))
+    workshop.wait_count(key, 1)
+    workshop.worker.stop(30)
+    try:
+        workshop.wait_empty(key, SESSION_TIMEOUT / 3)
+        workshop.wait_session_gone(session, SESSION_TIMEOUT / 3)
+    finally:
+        workshop.worker.start()

@@ -1,0 +1,268 @@
+"""The model of the storm explains what may happen, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from tests.integration.celery.storm.journal import Row
+from tests.integration.celery.storm.model import Model
+from tests.integration.celery.storm.plan import Send
+from tests.integration.celery.storm.scene import MAX_WAIT, VISIBILITY_TIMEOUT
+
+pytestmark = pytest.mark.celery
+
+MAIN, CHILD = 10, 11
+SEND: dict[str, Any] = {
+    "number": 0,
+    "broker": "redis",
+    "policy": "wait",
+    "kind": "exclusive",
+    "late": True,
+    "failures": 0,
+    "keys": ("k",),
+    "lasts": 1.0,
+    "countdown": None,
+    "expires": None,
+    "revoked": None,
+    "terminate": False,
+    "priority": None,
+}
+OWN = "/here/django_zklock/contrib/celery/gate/gate.py:1 run"
+Change = Callable[[list[Row]], None]
+
+
+def message(task: str) -> dict[str, Any]:
+    return {"id": task, "retries": 0, "conflicts": 0}
+
+
+def course(task: str, begins: float, **properties: Any) -> list[Row]:
+    """Return the rows of a task that is sent, delivered, run under its lock, and acknowledged."""
+    send = Send(**SEND | {"at": begins} | properties)
+    began, same = begins + 0.2, message(task)
+    held = {"kind": send.kind, "keys": list(send.keys), "token": int(begins * 10), "lost": False}
+    done = {"state": "SUCCESS", "error": None, "text": "", "result": int(began * 1000)}
+    return [
+        {"at": begins, "what": "publish", "pid": 1, **same},
+        {"at": begins, "what": "published", "pid": 1, **same},
+        {"at": begins, "what": "send", "pid": 1, "id": task, "send": asdict(send)},
+        {"at": begins + 0.1, "what": "received", "pid": MAIN, "main": MAIN, **same},
+        {"at": began, "what": "acquired", "pid": CHILD, "lost": False},
+        {"at": began, "what": "begin", "pid": CHILD, **held, **same},
+        {"at": began + 1, "what": "end", "pid": CHILD, "began": began, "sure": began + 1, "lost": False, **same},
+        {"at": began + 1.1, "what": "done", "pid": CHILD, "main": MAIN, **done, **same},
+        {"at": began + 1.2, "what": "ack", "pid": MAIN, "main": MAIN, **same},
+        {"at": 100.0, "what": "stored", "pid": 1, "id": task, "status": "SUCCESS"},
+    ]
+
+
+def storm(*courses: list[Row], gate: bool = True) -> list[Row]:
+    start = {"at": 0.0, "what": "storm", "pid": 1, "seed": 1, "seconds": 60.0, "gate": gate}
+    return [start, *(row for rows in courses for row in rows)]
+
+
+def judge(rows: list[Row]) -> list[str]:
+    return [what for _, what in Model(sorted(rows, key=lambda row: row["at"]), workers=4).judge()]
+
+
+def without(*kinds: str) -> Change:
+    def change(rows: list[Row]) -> None:
+        rows[:] = [row for row in rows if row["what"] not in kinds]
+
+    return change
+
+
+def replace(what: str, **facts: Any) -> Change:
+    def change(rows: list[Row]) -> None:
+        for row in rows:
+            if row["what"] == what:
+                row.update(facts)
+
+    return change
+
+
+def add(*rows: Row) -> Change:
+    return lambda all_rows: all_rows.extend(rows)
+
+
+def both(first: Change, second: Change) -> Change:
+    def change(rows: list[Row]) -> None:
+        first(rows)
+        second(rows)
+
+    return change
+
+
+def failure(error: str, text: str = "") -> Change:
+    return replace("done", state="FAILURE", error=error, text=text)
+
+
+def skipped(reason: str, holder: str) -> Change:
+    return replace("done", result={"zklock": "skipped", "reason": reason, "holder": holder})
+
+
+AGAIN = {"at": 15.0, "what": "received", "pid": 20, "main": 20, **message("a")}
+LATER = AGAIN | {"at": 10 + VISIBILITY_TIMEOUT + 1}
+
+
+def test_undisturbed() -> None:
+    """Two tasks of one key, one after the other, are right."""
+    assert judge(storm(course("a", 10.0), course("b", 12.0))) == []
+
+
+@pytest.mark.parametrize(
+    ("properties", "change", "wrong"),
+    [
+        ({}, both(without("done"), replace("stored", status="PENDING")), "has not ended"),
+        ({}, failure("ValueError"), "has failed: ValueError"),
+        ({}, failure("LockConflict"), "has failed: LockConflict"),
+        ({"policy": "raise"}, failure("LockConflict", "held by task [a]"), "gave way to itself"),
+        ({"policy": "timeout"}, failure("LockTimeout"), "has given up after 1.3 s"),
+        ({"policy": "retry"}, failure("LockConflict"), "has given up after 1.3 s"),
+        ({}, skipped("conflict", "b"), "was skipped"),
+        ({"policy": "skip"}, skipped("conflict", "task [a]"), "was skipped"),
+        ({}, replace("done", result=1), "has a result without a body"),
+        ({}, replace("done", state="RETRY", error="Retry"), "retries, and nobody asked for that"),
+        ({}, add({"at": 11.0, "what": "revoked", "id": "a", "expired": False}), "was revoked, which nobody asked for"),
+        ({}, add({"at": 11.0, "what": "failed", "id": "a", "error": "KeyError", "text": ""}), "has failed in the main"),
+        ({}, add({"at": 11.0, "what": "failed", "id": "a", "error": "WorkerLostError", "text": ""}), "with its child"),
+        ({}, add(AGAIN), "was delivered 2 times, published 1 times"),
+        ({}, add(LATER), "was delivered 2 times, published 1 times"),
+        ({}, without("received"), "has run 1 times"),
+        ({"countdown": 1.0}, add(), "began 0.20 s after it was sent"),
+        ({}, replace("acquired", lost=True), "a lock that is lost was given to a body"),
+        ({"policy": "coalesce"}, skipped("coalesced", "b"), "nothing of its key has run"),
+        ({}, add({"at": 9.0, "what": "silent", "worker": 1, "stack": [OWN]}), "worker 1 does not answer"),
+        ({}, add({"at": 9.0, "what": "ended", "worker": 1, "traceback": [OWN]}), "worker 1 has ended by itself"),
+    ],
+)
+def test_wrong(properties: dict[str, Any], change: Change, wrong: str) -> None:
+    """The model finds what neither the policy nor the broker explains."""
+    rows = storm(course("a", 10.0, **properties))
+    change(rows)
+    assert any(wrong in found for found in judge(rows)), judge(rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "held"), [("exclusive", "exclusive"), ("read", "write"), ("write", "read"), ("several", "exclusive")]
+)
+def test_together(kind: str, held: str) -> None:
+    """Two bodies with conflicting locks do not run together, unless the first has lost its lock before."""
+    rows = storm(course("a", 10.0, kind=held), course("b", 10.5, kind=kind))
+    assert any("holds while a holds" in found for found in judge(rows))
+    # It found that at its first check.
+    for row in rows:
+        if row["what"] == "end" and row["id"] == "a":
+            row.update(sure=10.3, lost=True)
+    assert judge(rows) == []
+
+
+def test_together__readers() -> None:
+    """Readers run together."""
+    assert judge(storm(course("a", 10.0, kind="read"), course("b", 10.5, kind="read"))) == []
+
+
+def test_together__semaphore() -> None:
+    """A semaphore has no more holders than its limit."""
+    courses = [course(task, 10.0 + number / 10, kind="semaphore") for number, task in enumerate("abc")]
+    assert judge(storm(*courses[:2])) == []
+    assert any("more than 2 hold" in found for found in judge(storm(*courses)))
+
+
+def test_tokens() -> None:
+    """Tokens grow with each holder."""
+    rows = storm(course("a", 10.0), course("b", 12.0))
+    replace("begin", token=100)(rows)
+    assert judge(rows) == ["k: token 100 after 100 of a"]
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        {"at": 14.0, "what": "disconnected", "main": MAIN},
+        {"at": 14.0, "what": "killed", "main": MAIN},
+        {"at": 14.0, "what": "attempt", **message("a")},
+    ],
+    ids=lambda cause: cause["what"],
+)
+def test_delivered_again__explained(cause: Row) -> None:
+    """A lost connection, a dead worker and a second publication explain a second delivery."""
+    rows = storm(course("a", 10.0))
+    rows += [AGAIN, cause]
+    # Its acknowledgement was late.
+    replace("ack", at=16.0)(rows)
+    assert judge(rows) == []
+
+
+def test_delivered_again__acknowledged() -> None:
+    """A message that was acknowledged long before does not come back with a lost connection."""
+    rows = storm(course("a", 10.0))
+    rows += [AGAIN | {"at": 50.0}, {"at": 49.0, "what": "disconnected", "main": MAIN}]
+    assert any("was delivered 2 times" in found for found in judge(rows))
+
+
+@pytest.mark.parametrize(("gate", "wrong"), [(True, ["was kept for 21.0 s and not begun"]), (False, [])])
+def test_kept(*, gate: bool, wrong: list[str]) -> None:
+    """The gate keeps no message until Redis delivers it again; a slot may."""
+    rows = storm(course("a", 10.0), gate=gate)
+    # The first delivery is never begun; the second runs at once.
+    late = VISIBILITY_TIMEOUT + 1
+    for row in rows:
+        if row["what"] in {"begin", "acquired", "end", "done", "ack"}:
+            row["at"] += late
+            if row["what"] == "end":
+                row.update(began=row["began"] + late, sure=row["sure"] + late)
+            if row["what"] == "done":
+                row["result"] += int(late * 1000)
+    rows += [{"at": float(second), "what": "beat", "main": MAIN} for second in range(10, 40)]
+    rows.append({"at": 10.1 + late, "what": "received", "pid": 20, "main": 20, **message("a")})
+    assert [found.partition(",")[0] for found in judge(rows)] == wrong
+
+
+@pytest.mark.parametrize(("waited", "wrong"), [(1.0, ["was given back 1.0 s after its delivery"]), (MAX_WAIT, [])])
+def test_given_back(waited: float, wrong: list[str]) -> None:
+    """A message without a fault is returned after half the limit, and no sooner."""
+    rows = storm(course("a", 10.0))
+    at = 10.1 + waited
+    rows.append({"at": at, "what": "reject", "main": MAIN, "requeue": True, **message("a")})
+    assert judge(rows) == wrong
+
+
+def test_outage() -> None:
+    """A short outage of ZooKeeper explains some failures, but not those of a whole queue."""
+    fault = {"at": 9.0, "what": "fault", "fault": "zookeeper_frozen", "lasts": 2.0, "worker": 0}
+    few, many = ([course(f"t{number}", 10.0, keys=(f"k{number}",)) for number in range(count)] for count in (5, 60))
+    for courses, wrong in ((few, []), (many, ["60 tasks have failed because ZooKeeper was away"])):
+        rows = [*storm(*courses), fault]
+        failure("ZooKeeperUnavailable")(rows)
+        assert [found.partition(",")[0] for found in judge(rows)] == wrong
+
+
+def test_children() -> None:
+    """A child that was killed explains one failure."""
+    courses = [course(task, 10.0, late=False, keys=(task,)) for task in "ab"]
+    lost = [{"at": 11.0, "what": "failed", "id": task, "error": "WorkerLostError", "text": ""} for task in "ab"]
+    kill = {"at": 10.9, "what": "child_killed", "main": MAIN, "child": CHILD}
+    assert judge([*storm(*courses), lost[0], kill]) == []
+    assert judge([*storm(*courses), *lost, kill]) == ["2 tasks have failed with their children, 1 children were killed"]
+
+
+def test_farewell() -> None:
+    """A warm shutdown that does not end is explained if the event loop hangs."""
+    farewell = {"at": 90.0, "what": "farewell_too_long", "worker": 1, "main": MAIN, "stack": []}
+    beats = [{"at": float(second), "what": "beat", "main": MAIN} for second in range(25, 91)]
+    rows = [*storm(course("a", 10.0)), farewell]
+    assert judge([*rows, *beats]) == ["the warm shutdown of worker 1 did not end: []"]
+    assert judge([*rows, *beats[:30]]) == []
+
+
+def test_lost_on_its_way() -> None:
+    """A message that Redis has sent over a breaking connection is lost; one that was never sent is not explained."""
+    rows = storm(course("a", 10.0))
+    without("received", "acquired", "begin", "end", "done", "ack")(rows)
+    replace("stored", status="PENDING")(rows)
+    assert judge(rows) == ["has not ended (stored: PENDING)"]
+    assert judge([*rows, {"at": 10.5, "what": "disconnected", "main": MAIN}]) == []

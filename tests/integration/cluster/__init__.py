@@ -1,0 +1,1 @@
+"""Ensembles of real servers whose links are cut and whose sessions move."""

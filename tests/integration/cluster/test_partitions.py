@@ -1,0 +1,141 @@
+"""A holder that is cut off together with its server knows that its lock is lost before another contender holds."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from services.zookeeper import ZooKeeper
+
+from django_zklock.zk.listener import NullListener
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.timers import boottime
+from django_zklock.zk.wire import ConnectionOptions
+from tests.support.servers.cuttable_ensemble import Disturb, Peers
+from tests.support.threads import Runner
+from tests.support.tree_reader import wait_until
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.xdist_group("peers"), pytest.mark.timeout(300)]
+
+# Session timeout, tick and syncLimit. In the first two a follower that is cut off goes on answering for longer than a
+# session lives; the third has ZooKeeper's own defaults.
+SHORT = (4.0, 0.5, 12)
+WHOLE = [SHORT, (6.0, 1.0, 8), (15.0, 2.0, 5)]
+_numbers = itertools.count()
+logger = logging.getLogger("partitions")
+
+
+def silence(peers: Peers, node: ZooKeeper) -> None:
+    peers.silence(node)
+
+
+def silence_what_it_hears(peers: Peers, node: ZooKeeper) -> None:
+    peers.silence(node, "to")
+
+
+def silence_what_it_says(peers: Peers, node: ZooKeeper) -> None:
+    peers.silence(node, "from")
+
+
+def cut(peers: Peers, node: ZooKeeper) -> None:
+    peers.cut(node)
+
+
+def slow_and_silence(peers: Peers, node: ZooKeeper) -> None:
+    """What is said last is heard late."""
+    peers.slow(node, 0.1)
+    peers.silence(node, "from")
+
+
+def kill(_peers: Peers, node: ZooKeeper) -> None:
+    node.kill()
+
+
+# All of it takes half an hour; see `make partitions`.
+COMPLETE = bool(os.environ.get("ZKLOCK_PARTITIONS"))
+AT_FOLLOWER: list[Disturb] = [silence, silence_what_it_says, kill]
+AT_LEADER: list[Disturb] = [silence, cut]
+if COMPLETE:
+    AT_FOLLOWER += [silence_what_it_hears, cut, slow_and_silence]
+    AT_LEADER += [silence_what_it_hears, silence_what_it_says, kill]
+
+
+@pytest.fixture(scope="module", params=WHOLE if COMPLETE else [SHORT], ids=lambda each: f"T{each[0]:g}")
+def timeouts(request: pytest.FixtureRequest) -> tuple[float, float, int]:
+    """Return session timeout, tick and syncLimit."""
+    chosen: tuple[float, float, int] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def running(timeouts: tuple[float, float, int]) -> Iterator[Peers]:
+    """Return three servers that run."""
+    _session, tick, sync_limit = timeouts
+    with Peers(tick_time=tick, sync_limit=sync_limit) as peers:
+        yield peers
+
+
+@pytest.fixture
+def peers(running: Peers) -> Iterator[Peers]:
+    """Return three servers that follow each other, and repair what the test has done to them."""
+    running.heal()
+    yield running
+    running.heal()
+
+
+class Waiting(NullListener):
+    """Tells when its lock is waited for."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+
+    def notify(self, event: str, _lock: object, /, **_facts: Any) -> None:
+        if event == "contended":
+            self.begun.set()
+
+
+def pool(hosts: str, timeout: float) -> contextlib.closing[Pool]:
+    """Return a pool of one session, to be closed."""
+    connection = ConnectionOptions(hosts=hosts, session_timeout=timeout)
+    return contextlib.closing(Pool("p", PoolOptions(connection=connection, root="/partitions", connect_timeout=120.0)))
+
+
+def lost_before_another_holds(peers: Peers, node: ZooKeeper, disturb: Disturb, timeout: float) -> None:
+    """Hold by way of ``node``, disturb that, and compare the end of the lease with the moment when another holds."""
+    with pool(node.hosts, timeout) as here, pool(peers.others(node), timeout) as there:
+        key = str(next(_numbers))
+        held = Lock(key, here).acquire(timeout=60)
+        session = here.session(held.lock.paths[0])
+        first = session.lease_end
+        wait_until(lambda: session.lease_end > first, 60, "a heartbeat renews the lease")
+        listener = Waiting()
+        waiting = Runner(Lock(key, there, listener=listener).acquire)
+        assert listener.begun.wait(60)
+        disturb(peers, node)
+        other = waiting.result(150)
+        now, end, lost = boottime(), session.lease_end, held.lost
+        logger.info("T=%g: lost %.2f s before another held", timeout, now - end)
+        assert end < now
+        assert lost
+        other.release()
+        held.release()
+        peers.heal()
+
+
+@pytest.mark.parametrize("disturb", AT_FOLLOWER)
+def test_follower(peers: Peers, timeouts: tuple[float, float, int], disturb: Disturb) -> None:
+    """The holder's server is a follower."""
+    lost_before_another_holds(peers, peers.follower(), disturb, timeouts[0])
+
+
+@pytest.mark.parametrize("disturb", AT_LEADER)
+def test_leader(peers: Peers, timeouts: tuple[float, float, int], disturb: Disturb) -> None:
+    """The holder's server is the leader, and the others elect another one."""
+    lost_before_another_holds(peers, peers.ensemble.leader(), disturb, timeouts[0])

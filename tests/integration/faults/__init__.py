@@ -1,0 +1,1 @@
+"""Locks while servers and networks fail."""

@@ -1,0 +1,524 @@
+"""Faults at exactly the byte or the request where they hurt most, which no real server can be made to have."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from django_zklock.exceptions import LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
+from django_zklock.testing import Opcode, ZooKeeperServer, acl
+from django_zklock.testing.tree import Change, Created, Deleted
+from django_zklock.zk.creation import MAX_ENSURES
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.ops import snapshots
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.queue import Kind, name_prefix
+from django_zklock.zk.rules import semaphore
+from tests.support.byte_cuts import HEADER, LANES, LENGTH, TEXT, idle, session_of, sweep
+from tests.support.loss_recorder import Losses
+from tests.support.server_hooks import Moments
+from tests.support.tcp_proxy import DOWN, UP, Proxy
+from tests.support.threads import Runner, waiting_in
+from tests.support.timing import GRACE
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
+
+STAT = 68
+END_OF_NUMBERS = 2**31 - 1
+
+
+@pytest.fixture
+def server() -> Iterator[ZooKeeperServer]:
+    """Return a server of the test's own."""
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def moments(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> Moments:
+    return Moments(server, monkeypatch)
+
+
+def warm(pool: Pool) -> Lock:
+    """Return a lock whose session and line are there."""
+    lock = Lock("k", pool)
+    lock.acquire(timeout=5).release(wait=True)
+    return lock
+
+
+def change(server: ZooKeeperServer, *changes: Change) -> None:
+    server.call(lambda: server.service.commit(*changes))
+
+
+def delete_all(server: ZooKeeperServer, path: str) -> Callable[[], int]:
+    """Return what deletes a line and everybody in it, to be called in the server's thread."""
+
+    def delete() -> int:
+        names = sorted(server.service.newest.tree.descendants(path))
+        return server.service.commit(*map(Deleted, [*names, path]))
+
+    return delete
+
+
+# Replies.
+
+
+@pytest.mark.parametrize("lagging", [False, True], ids=["same-server", "lagging-follower"])
+def test_create_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool: MakePool, lagging: bool) -> None:
+    """Wherever the reply to the create is cut, the one node that was made is found and held."""
+    pool = make_pool()
+    held = Lock("line-0", pool).acquire()
+    frame = LENGTH + HEADER + TEXT + len(held.node) + STAT
+    held.release()
+
+    def visit(pool: Pool, size: int) -> None:
+        lock = Lock(f"line-{size % LANES}", pool)
+        lock.acquire(timeout=10).release(wait=True)
+        session = session_of(pool)
+        created = creates(server, session)
+        cut = server.faults.cut_reply("create2", after_bytes=size, session=session)
+        with lock.acquire(timeout=10) as held:
+            cut.wait()
+            assert server.paths(lock.paths[0]) == [held.node]
+            assert server.owner(held.node) == session == session_of(pool)
+            assert creates(server, session) == created + 1
+            held.release(wait=True)
+        assert server.paths(lock.paths[0]) == []
+
+    # A follower so late that it knows nothing of all this, but for what its client has seen.
+    with server.faults.lag_reads(zxids=10_000) if lagging else contextlib.nullcontext():
+        sweep(make_pool, frame, visit)
+
+
+def creates(server: ZooKeeperServer, session: int) -> int:
+    """Count the nodes that a session has asked for."""
+    return sum(request.session == session and request.opcode is Opcode.CREATE2 for request in server.requests.all())
+
+
+@pytest.mark.parametrize("opcode", ["create", "createContainer", "create2", "getChildren", "delete", "connect"])
+@pytest.mark.parametrize("size", [0, 3, LENGTH, LENGTH + HEADER - 1, LENGTH + HEADER])
+def test_first_use__cut(server: ZooKeeperServer, pool: Pool, opcode: str, size: int) -> None:
+    """Any other reply that is cut during the first use of a lock delays it, and leaves nothing."""
+    lock = Lock("k", pool)
+    cut = server.faults.cut_reply(opcode, after_bytes=size)
+    held = lock.acquire(timeout=10)
+    held.check()
+    assert server.paths(lock.paths[0]) == [held.node]
+    held.release(wait=True)
+    cut.wait()
+    assert server.paths(lock.paths[0]) == []
+    assert idle(pool)
+
+
+@pytest.mark.parametrize("lagging", [False, True], ids=["same-server", "lagging-follower"])
+def test_create_reply__cut_and_expired(server: ZooKeeperServer, pool: Pool, lagging: bool) -> None:
+    """When the session ends as well, its node is not taken for one of the new session."""
+    lock = warm(pool)
+    before = session_of(pool)
+    with server.faults.lag_reads(zxids=5) if lagging else contextlib.nullcontext():
+        cut = server.faults.cut_reply("create2")
+        with server.faults.refuse():
+            waiter = waiting_in(lock)
+            cut.wait()
+            (first,) = server.paths(lock.paths[0])
+            assert server.owner(first) == before
+            server.faults.expire(before)
+        with waiter.result() as held:
+            assert held.node != first
+            assert server.paths(lock.paths[0]) == [held.node]
+            assert server.owner(held.node) == session_of(pool) != before
+
+
+@pytest.mark.parametrize("owner", ["nobody", "somebody else"])
+def test_create_reply__cut_and_not_ours(server: ZooKeeperServer, pool: Pool, make_pool: MakePool, owner: str) -> None:
+    """A node with our id that is not of our session is removed and not taken for ours."""
+    lock, other = warm(pool), make_pool()
+    warm(other)
+    cut = server.faults.cut_reply("create2")
+    with server.faults.refuse():
+        waiter = waiting_in(lock)
+        cut.wait()
+        (first,) = server.paths(lock.paths[0])
+        forged = Created(first, b"", acl.OPEN, 0 if owner == "nobody" else session_of(other))
+        change(server, Deleted(first), forged)
+    with waiter.result() as held:
+        assert held.node != first
+        assert server.paths(lock.paths[0]) == [held.node]
+        assert server.owner(held.node) == session_of(pool)
+
+
+def test_delete_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """Wherever the reply to the delete of a release is cut, the node is gone and the release is confirmed."""
+
+    def visit(pool: Pool, size: int) -> None:
+        held = Lock(f"line-{size}", pool).acquire(timeout=10)
+        cut = server.faults.cut_reply("delete", after_bytes=size, session=session_of(pool))
+        held.release(wait=True)
+        cut.wait()
+        assert server.paths(held.lock.paths[0]) == []
+
+    sweep(make_pool, LENGTH + HEADER, visit)
+
+
+def test_delete_reply__cut_after_a_timeout(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """A waiter that gives up ends in time and leaves no node, although the reply to its delete is cut."""
+    pool = make_pool()
+    lock = warm(pool)
+    with Lock("k", make_pool()) as held:
+        cut = server.faults.cut_reply("delete", session=session_of(pool))
+        with pytest.raises(LockTimeout):
+            lock.acquire(timeout=0.5)
+        cut.wait()
+        wait_until(lambda: idle(pool))
+        assert server.paths(lock.paths[0]) == [held.node]
+
+
+def test_delete__lost(server: ZooKeeperServer, pool: Pool) -> None:
+    """A delete that has not arrived when the connection breaks is sent again after the reconnect."""
+    lock = warm(pool)
+    held = lock.acquire(timeout=5)
+    with server.faults.black_hole("requests", session=session_of(pool)) as hole:
+        held.release()
+        hole.requests.wait_for("delete", path=held.node)
+        server.faults.drop(session_of(pool))
+        assert server.paths(lock.paths[0]) == [held.node]
+    wait_until(lambda: server.paths(lock.paths[0]) == [])
+    wait_until(lambda: idle(pool))
+
+
+def test_create__late(server: ZooKeeperServer, pool: Pool) -> None:
+    """A create that arrives after its caller has given up, because the network was slow, leaves no node."""
+    lock = warm(pool)
+    created = server.requests.count("create2")
+    with server.faults.black_hole("requests") as hole:
+        with pytest.raises(ZooKeeperUnavailable):
+            lock.acquire(timeout=0.2)
+        hole.requests.wait_for("create2")
+        assert server.requests.count("create2") == created
+    server.requests.wait_for("create2", created + 1)
+    wait_until(lambda: idle(pool))
+    assert server.paths(lock.paths[0]) == []
+
+
+# The moment between two requests.
+
+
+@pytest.mark.parametrize("times", [1, MAX_ENSURES])
+def test_container__reaped_before_the_create(server: ZooKeeperServer, pool: Pool, moments: Moments, times: int) -> None:
+    """A line that is reaped between its making and our create is made again."""
+    warm(pool)
+    lock = Lock("other", pool)
+    # Create and list find no line; then come root, line, create and list, as often as it takes.
+    reaped = [
+        moments.before(session_of(pool), 2 + 4 * number + 3, lambda: server.service.reap(lock.paths[0]))
+        for number in range(times)
+    ]
+    outcome = waiting_in(lock)
+    if times < MAX_ENSURES:
+        with outcome.result() as held:
+            assert server.paths(lock.paths[0]) == [held.node]
+    else:
+        # This server's clock is mad, or somebody deletes what we make: waiting for ever would not say so.
+        assert isinstance(outcome.outcome(), ZkLockError)
+    assert all(moment.happened.is_set() for moment in reaped)
+    wait_until(lambda: idle(pool))
+
+
+def test_container__reaped_after_the_list(server: ZooKeeperServer, pool: Pool, moments: Moments) -> None:
+    """A try that finds an empty line makes it again if it is reaped before the create comes."""
+    lock = warm(pool)
+    reaped = moments.before(session_of(pool), 2, lambda: server.service.reap(lock.paths[0]))
+    held = lock.try_acquire()
+    assert reaped.happened.is_set()
+    assert held is not None
+    assert server.paths(lock.paths[0]) == [held.node]
+    held.release(wait=True)
+
+
+# A waiter joins by create and list, then reads its own node and the one before it, which is the first here.
+JOIN = 4
+
+
+@pytest.mark.parametrize("place", range(1, JOIN + 1))
+def test_line_deleted__joining(server: ZooKeeperServer, make_pool: MakePool, moments: Moments, place: int) -> None:
+    """When the line is deleted before any request of a joining waiter, the waiter lines up anew and is granted."""
+    holder, pool = make_pool(session_timeout=1.2), make_pool()
+    held = warm(holder).acquire()
+    lock = Lock("k", pool)
+    Lock("other", pool).acquire(timeout=5).release(wait=True)
+    moment = moments.before(session_of(pool), place, delete_all(server, lock.paths[0]))
+    with waiting_in(lock).result() as later:
+        assert moment.happened.is_set()
+        assert server.paths(lock.paths[0]) == [later.node]
+        assert later.token > held.token
+        later.check()
+    wait_until(lambda: held.lost)
+    wait_until(lambda: idle(pool))
+
+
+@pytest.mark.parametrize("place", range(1, JOIN + 1))
+@pytest.mark.parametrize("fault", ["expire", "drop"])
+def test_joining__interrupted(
+    server: ZooKeeperServer, make_pool: MakePool, moments: Moments, fault: str, place: int
+) -> None:
+    """A waiter whose session or connection ends before any of its requests has one place in the line all the same."""
+    holder, pool = make_pool(), make_pool()
+    held = warm(holder).acquire()
+    lock = warm_elsewhere(pool)
+    before = session_of(pool)
+
+    def end() -> None:
+        session = server.service.sessions.get(before)
+        assert session is not None
+        if fault == "expire":
+            server.service.end(session)
+        else:
+            assert session.link is not None
+            session.link.close()
+
+    moment = moments.before(before, place, end)
+    waiter = waiting_in(lock)
+    assert moment.happened.wait(5)
+    wait_until(lambda: waits(pool))
+    assert len(server.paths(lock.paths[0])) == 2
+    assert waiter.running
+    held.check()
+    held.release()
+    with waiter.result() as later:
+        assert server.paths(lock.paths[0]) == [later.node]
+        assert server.owner(later.node) == session_of(pool)
+        assert (session_of(pool) == before) == (fault == "drop")
+
+
+def warm_elsewhere(pool: Pool) -> Lock:
+    """Return a lock whose session is there, and nothing of its own."""
+    Lock("elsewhere", pool).acquire(timeout=5).release(wait=True)
+    return Lock("k", pool)
+
+
+def waits(pool: Pool) -> bool:
+    """Whether the pool's only contender stands in line and has seen who holds."""
+    tenants = [tenant for session in pool.sessions() for tenant in list(session._listeners)]
+    return len(tenants) == 1 and getattr(tenants[0], "holder_reads", 0) > 0
+
+
+# Sessions.
+
+
+def test_session_expired__holding(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """A holder whose session expires has lost as soon as the next one holds, learns it once, and may begin anew."""
+    losses = Losses()
+    pool, other = make_pool(), make_pool()
+    lock = Lock("k", pool, listener=losses)
+    with pytest.raises(LockLost), lock as held:  # noqa: PT012
+        waiter = waiting_in(Lock("k", other))
+        wait_until(lambda: len(server.paths(lock.paths[0])) == 2)
+        server.faults.expire(session_of(pool))
+        later = waiter.result()
+        wait_until(lambda: held.lost)
+        held.check()
+    later.check()
+    later.release()
+    lock.acquire(timeout=5).release(wait=True)
+    wait_until(lambda: losses.told)
+    assert [told for told, _ in losses.told] == [held]
+
+
+def test_session_expired__waiting(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """A waiter whose session expires joins again, behind those who waited meanwhile."""
+    holder, pool, other = make_pool(), make_pool(), make_pool()
+    held = Lock("k", holder).acquire()
+    lock = Lock("k", pool)
+    order: list[str] = []
+
+    def enter(name: str, pool: Pool) -> None:
+        with Lock("k", pool):
+            order.append(name)
+
+    waiters = [Runner(lambda: enter("expired", pool))]
+    wait_until(lambda: len(server.paths(lock.paths[0])) == 2)
+    waiters.append(Runner(lambda: enter("patient", other)))
+    wait_until(lambda: len(server.paths(lock.paths[0])) == 3)
+    before = session_of(pool)
+    server.faults.expire(before)
+    wait_until(lambda: pool.sessions()[0].id not in {None, before} and len(server.paths(lock.paths[0])) == 3)
+    held.check()
+    held.release()
+    for waiter in waiters:
+        waiter.result()
+    assert order == ["patient", "expired"]
+
+
+@pytest.mark.parametrize("direction", ["requests", "replies", "both"])
+def test_black_hole__holding(server: ZooKeeperServer, make_pool: MakePool, direction: str) -> None:
+    """A holder whose link swallows everything, while it goes on asking, drops it, and knows that it has lost before
+    another contender holds.
+    """
+    timeout = 2.0
+    pool, other = make_pool(session_timeout=timeout), make_pool(session_timeout=20.0)
+    held = Lock("k", pool).acquire()
+    session, stop = pool.sessions()[0], threading.Event()
+    number = session_of(pool)
+    lost_before_the_next_holds: list[bool] = []
+
+    def follow() -> None:
+        with Lock("k", other).acquire(timeout=30):
+            lost_before_the_next_holds.append(held.lost)
+
+    def keep_asking() -> None:
+        while not stop.wait(0.01):
+            session.post(lambda: session.wire.children("/", lambda *_: None) if session.connected else None)
+
+    follower, asking = Runner(follow), Runner(keep_asking)
+    wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
+    with server.faults.black_hole(direction, session=number):  # type: ignore[arg-type]
+        # Without the watchdog of the session it would stay connected for ever.
+        wait_until(lambda: not session.connected, timeout + GRACE)
+        wait_until(lambda: held.lost, timeout + GRACE)
+        stop.set()
+        asking.result()
+        server.wait_for_end(number, timeout + GRACE)
+        follower.result(30)
+    assert lost_before_the_next_holds == [True]
+    held.release()
+    wait_until(lambda: idle(pool))
+
+
+# Notifications.
+
+
+def test_notification__cut_at_every_byte(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """Wherever the notification of a waiter is cut, it is granted after the reconnect."""
+    holder = make_pool()
+    with Lock("line-0", holder) as held:
+        # Kind, state and path.
+        frame = LENGTH + HEADER + 4 + 4 + TEXT + len(held.node)
+
+    def visit(pool: Pool, size: int) -> None:
+        lock = Lock(f"line-{size}", pool)
+        held = Lock(lock.key, holder).acquire(timeout=10)
+        waiter = waiting_in(lock)
+        wait_until(lambda: waits(pool))
+        cut = server.faults.cut_reply("notification", after_bytes=size, session=session_of(pool))
+        held.release()
+        with waiter.result() as later:
+            cut.wait()
+            assert server.paths(lock.paths[0]) == [later.node]
+            later.release(wait=True)
+
+    sweep(make_pool, frame, visit)
+
+
+def test_notification__swallowed(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """A notification that never comes, over a connection that stands, costs its waiter a part of a session."""
+    timeout = 1.2
+    pool = make_pool(session_timeout=timeout)
+    held = Lock("k", make_pool()).acquire()
+    waiter = waiting_in(Lock("k", pool))
+    wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2 and waits(pool))
+    epoch = pool.sessions()[0].epoch
+    hole = server.faults.black_hole("replies", session=session_of(pool))
+    held.release(wait=True)
+    wait_until(lambda: pool.sessions()[0].epoch > epoch, 2 * timeout)
+    assert waiter.running
+    hole.end()
+    waiter.result().release()
+
+
+# The end of the numbers.
+
+
+@pytest.mark.parametrize("first", [END_OF_NUMBERS - 7, END_OF_NUMBERS - 1, -2, END_OF_NUMBERS - 2**20 - 6])
+def test_sequence_end__exclusive(
+    server: ZooKeeperServer, make_pool: MakePool, caplog: pytest.LogCaptureFixture, first: int
+) -> None:
+    """At the end of the numbers, past it and where trust in them ends, one holds at a time, first come first."""
+    pools = [make_pool() for _ in range(3)]
+    lock = warm(pools[0])
+    server.faults.set_sequence(lock.paths[0], first)
+    inside, order = threading.Lock(), []
+
+    def enter(number: int) -> int:
+        with Lock("k", pools[number % 3]) as held:
+            assert inside.acquire(blocking=False), "two at once"
+            order.append(number)
+            assert [place.token for place in snapshots.one_lock(pools[0], "k", timeout=5).holders] == [held.token]
+            inside.release()
+            return held.token
+
+    held = lock.acquire(timeout=5)
+    waiters = []
+    for number in range(12):
+        waiters.append(Runner(lambda number=number: enter(number)))  # type: ignore[misc]
+        wait_until(lambda number=number: len(server.paths(lock.paths[0])) == number + 2)  # type: ignore[misc]
+    line = snapshots.one_lock(pools[1], "k", timeout=5)
+    assert [place.token for place in line.entries] == sorted(place.token for place in line.entries)
+    assert [place.path for place in line.holders] == [held.node]
+    numbers = [place.sequence for place in line.entries]
+    assert numbers == [min(first + place, END_OF_NUMBERS) for place in range(13)]
+    held.release()
+    tokens = [waiter.result() for waiter in waiters]
+    assert order == list(range(12))
+    assert [held.token, *tokens] == sorted([held.token, *tokens])
+    assert "event=sequence_end" in caplog.text
+    wait_until(lambda: server.paths(lock.paths[0]) == [])
+
+
+@contextlib.contextmanager
+def between_list_and_reads(proxy: Proxy, name: str) -> Iterator[threading.Event]:
+    """Hold back what is asked after a list that has ``name`` in it; return what is set when that list is answered."""
+    listed = threading.Event()
+
+    def hold_back(direction: str, chunk: bytes) -> bool:
+        if direction == DOWN and name.encode() in chunk and not listed.is_set():
+            proxy.pause(UP)
+            listed.set()
+        return False
+
+    proxy.on_chunk = hold_back
+    yield listed
+    proxy.on_chunk = None
+    proxy.resume()
+
+
+def test_sequence_end__deleted_after_the_list(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """A lease that is granted as a node is deleted after the list wakes the waiter that is not in that list."""
+    first, later = make_pool(), make_pool()
+    lock = warm(first)
+    server.faults.set_sequence(lock.paths[0], END_OF_NUMBERS - 7)
+    one, two = [waiting_in(Lock("k", first, rule=semaphore(2))).result() for _ in range(2)]
+    with Proxy(server.address) as proxy:
+        slow = make_pool(proxy.hosts, session_timeout=30.0)
+        warm_elsewhere(slow)
+        warm_elsewhere(later)
+        with between_list_and_reads(proxy, one.node.rpartition("/")[2]) as listed:
+            third = waiting_in(Lock("k", slow, rule=semaphore(2)))
+            assert listed.wait(30)
+            fourth = waiting_in(Lock("k", later, rule=semaphore(2)))
+            wait_until(lambda: waits(later))
+            one.release(wait=True)
+        with third.result():
+            two.release()
+            fourth.result().release()
+
+
+def test_sequence_end__downgraded_after_the_list(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """A writer of Curator that becomes a reader after the list is kept before us."""
+    path = warm(make_pool()).paths[0]
+    server.faults.set_sequence(path, END_OF_NUMBERS - 7)
+    with Proxy(server.address) as proxy, contextlib.closing(Onlooker(server.hosts)) as onlooker:
+        java, pool = onlooker.client, make_pool(proxy.hosts, session_timeout=30.0)
+        warm_elsewhere(pool)
+        writer = java.create(f"{path}/{name_prefix(str(uuid.uuid4()), Kind.WRITE)}", ephemeral=True, sequence=True)
+        with between_list_and_reads(proxy, writer.rpartition("/")[2]) as listed:
+            waiter = waiting_in(Lock("k", pool))
+            assert listed.wait(30)
+            reader = java.create(f"{path}/{name_prefix(str(uuid.uuid4()), Kind.READ)}{writer[-10:]}", ephemeral=True)
+            java.delete(writer)
+        wait_until(lambda: waits(pool) or not waiter.running)
+        assert waiter.running
+        java.delete(reader)
+        waiter.result().release()

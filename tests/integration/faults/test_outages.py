@@ -1,0 +1,187 @@
+"""Real servers that stop, freeze and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import pytest
+from services.zookeeper import ZooKeeper
+
+from django_zklock.exceptions import LockLost, LockTimeout, ZooKeeperUnavailable
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.ops import snapshots
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.timers import boottime
+from tests.support.loss_recorder import Losses
+from tests.support.threads import Runner, waiting_in
+from tests.support.timing import GRACE
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
+
+pytestmark = pytest.mark.zookeeper
+
+# The server freezes.
+
+
+def test_server_frozen__warm(own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker) -> None:
+    """With a frozen server a wait ends in time with key and server named, a release at once, and no node is left."""
+    pool = make_pool(own_zookeeper.hosts, connect_timeout=60.0)
+    held = Lock("held", pool).acquire()
+    lock = Lock("invoice:7", pool)
+    own_zookeeper.pause()
+    began = time.monotonic()
+    with pytest.raises(ZooKeeperUnavailable, match="no answer from ZooKeeper") as caught:
+        lock.acquire(timeout=1)
+    ended = time.monotonic()
+    held.release()
+    assert time.monotonic() - ended < GRACE
+    assert 0.9 < ended - began < 1 + GRACE
+    assert "'invoice:7'" in str(caught.value)
+    assert own_zookeeper.hosts in str(caught.value)
+    assert (caught.value.key, caught.value.timeout) == ("invoice:7", 1.0)
+    own_zookeeper.resume()
+    own_onlooker.wait_empty(lock.paths[0])
+    own_onlooker.wait_empty(held.lock.paths[0])
+
+
+def test_server_frozen__cold(own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker) -> None:
+    """The same for a pool that has never been connected."""
+    pool = make_pool(own_zookeeper.hosts, connect_timeout=60.0)
+    lock = Lock("invoice:7", pool)
+    own_zookeeper.pause()
+    began = time.monotonic()
+    with pytest.raises(ZooKeeperUnavailable, match="no connection to ZooKeeper") as caught:
+        lock.acquire(timeout=1)
+    assert 0.9 < time.monotonic() - began < 1 + GRACE
+    assert own_zookeeper.hosts in str(caught.value)
+    own_zookeeper.resume()
+    lock.acquire(timeout=60).release(wait=True)
+    assert own_onlooker.children(lock.paths[0]) == []
+
+
+def test_server_frozen__waiting(own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker) -> None:
+    """Whoever stands in a line when the server freezes gets its error in time, and has met a holder."""
+    lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40.0, connect_timeout=60.0))
+    with Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40.0)):
+        # So long that a busy machine has it in the queue before.
+        waiter = Runner(lambda: lock.acquire(timeout=4))
+        own_onlooker.wait_count(lock.paths[0], 2)
+        own_zookeeper.pause()
+        assert isinstance(waiter.outcome(4 + GRACE), LockTimeout)
+        own_zookeeper.resume()
+        own_onlooker.wait_count(lock.paths[0], 1)
+
+
+def test_server_frozen__close(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+    """Closing a pool ends within its bound when the server does not answer, and says that it did not."""
+    pool = make_pool(own_zookeeper.hosts)
+    held = Lock("k", pool).acquire()
+    own_zookeeper.pause()
+    began = time.monotonic()
+    assert not pool.close(0.5)
+    # kazoo's own would take ten seconds.
+    assert time.monotonic() - began < 8
+    wait_until(lambda: held.lost)
+    held.release()
+
+
+def test_server_frozen__lease(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+    """A hold is lost when its lease has run out, not before, and stays lost when the server comes back."""
+    pool = make_pool(own_zookeeper.hosts, session_timeout=6.0)
+    losses = Losses()
+    held = Lock("k", pool, listener=losses).acquire()
+    session = pool.sessions()[0]
+    own_zookeeper.pause()
+    assert not held.lost
+    wait_until(lambda: held.lost, 6 + GRACE)
+    assert boottime() >= session.lease_end
+    own_zookeeper.resume()
+    with pytest.raises(LockLost):
+        held.check()
+    wait_until(lambda: pool.sessions()[0].connected)
+    with pytest.raises(LockLost):
+        held.check()
+    wait_until(lambda: losses.told)
+    held.release(wait=True)
+    assert len(losses.told) == 1
+
+
+def test_lines__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+    """With a frozen server too."""
+    pool = make_pool(own_zookeeper.hosts, connect_timeout=60.0)
+    snapshots.all_locks(pool, timeout=5)
+    own_zookeeper.pause()
+    began = time.monotonic()
+    with pytest.raises(ZooKeeperUnavailable, match=r"no answer within 0\.3 s"):
+        snapshots.all_locks(pool, timeout=0.3)
+    assert time.monotonic() - began < 0.3 + GRACE
+
+
+def test_unreachable__nothing_listens(make_pool: MakePool) -> None:
+    """Without a server the error comes within the connect timeout, also for a wait without end and a try."""
+    pool = make_pool("127.0.0.1:1", connect_timeout=0.5)
+    calls: list[Callable[[], object]] = [lambda: Lock("k", pool).acquire(), lambda: Lock("k", pool).try_acquire()]
+    for call in calls:
+        began = time.monotonic()
+        with pytest.raises(ZooKeeperUnavailable, match=r"ZooKeeper at 127\.0\.0\.1:1\b"):
+            call()
+        assert time.monotonic() - began < 0.5 + GRACE
+
+
+# The server restarts.
+
+
+def test_server_restarted__within_the_session(
+    own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker
+) -> None:
+    """A restart within the session timeout costs nothing: the holder holds on, the waiters keep their places."""
+    lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=20))
+    held = lock.acquire()
+    order: list[int] = []
+
+    def enter(number: int, pool: Pool) -> None:
+        with Lock("k", pool):
+            order.append(number)
+
+    runners = []
+    pools = [make_pool(own_zookeeper.hosts, session_timeout=20) for _ in range(2)]
+    for number in range(8):
+        runners.append(Runner(lambda number=number: enter(number, pools[number % 2])))  # type: ignore[misc]
+        own_onlooker.wait_count(lock.paths[0], number + 2)
+    before = own_onlooker.children(lock.paths[0])
+    token = held.token
+    own_zookeeper.restart()
+    session = lock.pool.sessions()[0]
+    wait_until(lambda: all(pool.sessions()[0].connected for pool in (lock.pool, *pools)), 15)
+    held.check()
+    assert (held.lost, held.token) == (False, token)
+    # Not the other one: its session may be over, if the server took its time.
+    with contextlib.closing(Onlooker(own_zookeeper.hosts)) as onlooker:
+        assert onlooker.children(lock.paths[0]) == before
+    assert session.epoch >= 1
+    held.release()
+    for runner in runners:
+        runner.result(15)
+    assert order == list(range(8))
+
+
+def test_server_restarted__longer_than_the_session(
+    own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker
+) -> None:
+    """When the server was away for longer than the session the hold is lost, and who waited is served in the end."""
+    losses = Losses()
+    held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=1.0), listener=losses).acquire()
+    waiter = waiting_in(Lock("k", make_pool(own_zookeeper.hosts, session_timeout=1.0, connect_timeout=15)))
+    own_onlooker.wait_count(held.lock.paths[0], 2)
+    own_zookeeper.stop()
+    wait_until(lambda: held.lost, 5)
+    own_zookeeper.start()
+    # A server that comes back gives every session its whole time again, so the node may still be there.
+    held.release()
+    later = waiter.result(20)
+    assert later.token > held.token
+    later.check()
+    later.release()
+    assert held.lost
+    assert len(losses.told) == 1

@@ -1,0 +1,387 @@
+"""What a server refuses for now is asked again until it is done; what can never be done is an error at once."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+from kazoo import exceptions
+from kazoo.exceptions import EXCEPTIONS, KazooException
+
+from django_zklock.exceptions import AlreadyAwaited, ZkLockError, ZooKeeperUnavailable
+from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk.listener import LockValue
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.ops import snapshots
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.rules import semaphore
+from django_zklock.zk.timers import TimerHandle
+from django_zklock.zk.wire.results import EncodingError, is_temporary
+from tests.support.refusing_server import NO_AUTH, OPERATION_TIMEOUT, SYSTEM_ERROR, THROTTLED, UNHEARD_OF, Refusals
+from tests.support.threads import Runner, waiting_in
+from tests.support.tree_reader import MakePool, wait_until
+
+CODES = [THROTTLED, SYSTEM_ERROR, OPERATION_TIMEOUT, UNHEARD_OF]
+
+
+@pytest.fixture
+def server() -> Iterator[ZooKeeperServer]:
+    """Return a server of the test's own."""
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def refusals(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> Refusals:
+    return Refusals(server, monkeypatch)
+
+
+def session_of(pool: Pool) -> int:
+    number = pool.sessions()[0].id
+    assert number is not None
+    return number
+
+
+def idle(pool: Pool) -> bool:
+    """Whether nothing in this process holds, waits, or has a node that is still to be deleted."""
+    return not pool.sessions()[0]._listeners
+
+
+def end(server: ZooKeeperServer, pool: Pool, lock: LockValue) -> None:
+    """See that nothing is left."""
+    wait_until(lambda: idle(pool))
+    assert [path for each in lock.paths for path in server.paths(each)] == []
+
+
+FINAL = {
+    "AuthFailedError", "BadArgumentsError", "BadVersionError", "EphemeralOnLocalSessionError", "InvalidACLError",
+    "InvalidCallbackError", "NoAuthError", "NoChildrenForEphemeralsError", "NoNodeError", "NoWatcherError",
+    "NodeExistsError", "NotEmptyError", "ReconfigDisabledError", "SessionClosedRequireSaslError", "UnimplementedError",
+}  # fmt: skip
+
+
+def test_is_temporary() -> None:
+    """Every error of ZooKeeper is temporary unless it states a fact about the tree, the request or a permission."""
+    named = {
+        kind.__name__: kind for kind in vars(exceptions).values() if isinstance(kind, type) and hasattr(kind, "code")
+    }
+    assert set(named) >= FINAL
+    assert {name for name, kind in named.items() if not is_temporary(kind())} == FINAL
+    assert is_temporary(KazooException("ZooKeeper's error -4711"))
+    assert not is_temporary(EncodingError())
+    assert not is_temporary(ValueError())
+    # As kazoo makes them of an answer.
+    assert is_temporary(EXCEPTIONS[THROTTLED]())
+    assert not is_temporary(EXCEPTIONS[NO_AUTH]())
+
+
+# One key.
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("opcode", ["create", "createContainer", "create2", "getChildren", "delete"])
+def test_first_use(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str, code: int, done: bool) -> None:
+    """Whatever is refused during the first use of a lock, done or not, delays it, and leaves nothing."""
+    lock = Lock("k", pool)
+    refusal = refusals.refuse(opcode, code=code, done=done)
+    held = lock.acquire(timeout=30)
+    assert server.paths(lock.paths[0]) == [held.node]
+    held.check()
+    held.release(wait=True)
+    assert server.paths(lock.paths[0]) == []
+    # What was done although it was refused need not be asked again, if it was only to be there.
+    assert refusal.count == (1 if done and opcode in {"create", "createContainer"} else 2)
+    end(server, pool, lock)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("times", range(1, 5))
+@pytest.mark.parametrize("opcode", ["getData", "getChildren"])
+def test_waiting(
+    server: ZooKeeperServer,
+    pool: Pool,
+    make_pool: MakePool,
+    refusals: Refusals,
+    opcode: str,
+    times: int,
+    code: int,
+) -> None:
+    """A waiter to whom the line, its own node or its predecessor is refused keeps its place and is granted in turn."""
+    held = Lock("k", make_pool()).acquire(timeout=10)
+    Lock("elsewhere", pool).acquire(timeout=10).release(wait=True)
+    refusal = refusals.refuse(opcode, code=code, times=times, session=session_of(pool))
+    waiter = waiting_in(Lock("k", pool))
+    refusal.wait_for(times)
+    wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
+    place = max(server.paths(held.lock.paths[0]), key=lambda path: path[-10:])
+    held.release()
+    with waiter.result(30) as later:
+        assert later.node == place
+        assert server.paths(held.lock.paths[0]) == [place]
+
+
+def test_try(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
+    """A try whose look is refused tries again, within the time that ZooKeeper has for an answer."""
+    lock = Lock("k", pool)
+    lock.acquire(timeout=10).release(wait=True)
+    refusal = refusals.refuse("getChildren")
+    held = lock.try_acquire()
+    assert held is not None
+    assert refusal.count == 2
+    held.release(wait=True)
+    end(server, pool, lock)
+
+
+def test_deadline(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
+    """When everything is refused, the caller's deadline ends the wait, the error says why, and no node is left."""
+    lock = Lock("k", pool)
+    lock.acquire(timeout=10).release(wait=True)
+    refusal = refusals.refuse("create2", "getChildren", times=math.inf, done=True)
+    with pytest.raises(ZooKeeperUnavailable, match=r"lock 'k': ZooKeeper at .* has refused for .* ThrottledOpError"):
+        lock.acquire(timeout=0.5)
+    assert len(server.paths(lock.paths[0])) == 1
+    refusal.end()
+    end(server, pool, lock)
+
+
+def test_no_deadline(pool: Pool, make_pool: MakePool, refusals: Refusals) -> None:
+    """Without a timeout the wait for a first answer is bounded by the connect timeout."""
+    pool = make_pool(connect_timeout=0.5)
+    refusals.refuse("create2", times=math.inf)
+    with pytest.raises(ZooKeeperUnavailable, match="ThrottledOpError"):
+        Lock("k", pool).acquire()
+
+
+# Release.
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
+def test_release__waits(
+    server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, done: bool
+) -> None:
+    """A release that waits does not return before the delete has succeeded."""
+    pool = make_pool(connect_timeout=60)
+    held = Lock("k", pool).acquire(timeout=10)
+    refusal = refusals.refuse("delete", code=code, times=math.inf, done=done)
+    release = Runner(lambda: held.release(wait=True))
+    refusal.wait_for(3)
+    assert release.running
+    refusal.end()
+    release.result(30)
+    end(server, pool, held.lock)
+
+
+@pytest.mark.parametrize("code", [THROTTLED, NO_AUTH])
+def test_release__unconfirmed(
+    server: ZooKeeperServer,
+    make_pool: MakePool,
+    refusals: Refusals,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    """It returns unconfirmed after its bound only, and says so in the log."""
+    pool = make_pool(connect_timeout=0.5)
+    held = Lock("k", pool).acquire(timeout=10)
+    refusal = refusals.refuse("delete", code=code, times=math.inf)
+    with caplog.at_level(logging.WARNING):
+        held.release(wait=True)
+    assert server.paths(held.lock.paths[0]) == [held.node]
+    assert [record for record in caplog.records if "event=release_unconfirmed" in record.getMessage()]
+    refusal.end()
+    wait_until(lambda: idle(pool))
+    # Pursued as long as it can succeed.
+    assert server.paths(held.lock.paths[0]) == ([held.node] if code == NO_AUTH else [])
+
+
+def test_release__many_share_the_pause(
+    server: ZooKeeperServer, pool: Pool, refusals: Refusals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many deletes are refused, they wait for the same pause, and its end is the only timer."""
+    holds = [Lock(f"k{number}", pool).acquire(timeout=10) for number in range(50)]
+    session = pool.sessions()[0]
+    timers: list[float] = []
+    later = session.later
+
+    def counted(delay: float, call: Callable[[], object]) -> TimerHandle:
+        timers.append(delay)
+        return later(delay, call)
+
+    monkeypatch.setattr(session.retries, "_later", counted)
+    refusal = refusals.refuse("delete", times=50)
+    for held in holds:
+        held.release()
+    refusal.wait_for(50)
+    wait_until(lambda: idle(pool))
+    assert not any(server.paths(held.lock.paths[0]) for held in holds)
+    # Those that arrive at the server one by one, while it answers the first of them, meet a pause each at most.
+    assert 1 <= len(timers) < 25
+
+
+# After a reply to a create that was lost.
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("opcode", ["multi", "getChildren", "getData"])
+def test_search(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str, code: int) -> None:
+    """If the search for a node whose creation was not answered is refused, it goes on, and finds that node."""
+    lock = Lock("k", pool)
+    lock.acquire(timeout=10).release(wait=True)
+    cut = server.faults.cut_reply("create2")
+    with server.faults.refuse():
+        waiter = waiting_in(lock)
+        cut.wait()
+        refusal = refusals.refuse(opcode, code=code)
+    with waiter.result(30) as held:
+        assert refusal.count == 2
+        assert server.paths(lock.paths[0]) == [held.node]
+    end(server, pool, lock)
+
+
+def test_search__server_that_lags(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
+    """Nothing is concluded from a list before the server has caught up, also if it refuses to at first."""
+    lock = Lock("k", pool)
+    lock.acquire(timeout=10).release(wait=True)
+    with server.faults.lag_reads(zxids=10_000):
+        cut = server.faults.cut_reply("create2")
+        with server.faults.refuse():
+            waiter = waiting_in(lock)
+            cut.wait()
+            refusal = refusals.refuse("multi")
+        with waiter.result(30) as held:
+            assert refusal.count == 2
+            assert server.paths(lock.paths[0]) == [held.node]
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["waiting", "left"])
+def test_search__may_not_read_the_node(server: ZooKeeperServer, pool: Pool, refusals: Refusals, left: bool) -> None:
+    """A node with our id that we may not read is taken away, and the attempt ends."""
+    lock = Lock("k", pool)
+    lock.acquire(timeout=10).release(wait=True)
+    cut = server.faults.cut_reply("create2")
+    with server.faults.refuse():
+        waiter = Runner(lambda: lock.acquire(timeout=0.2 if left else 30))
+        cut.wait()
+        refusal = refusals.refuse("getData", code=NO_AUTH, times=1)
+        if left:
+            assert isinstance(waiter.outcome(30), ZooKeeperUnavailable)
+    error = waiter.outcome(30)
+    assert isinstance(error, ZkLockError)
+    assert left or "NoAuthError" in str(error)
+    end(server, pool, lock)
+    assert refusal.count == 1
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["waiting", "left"])
+def test_search__may_not_list(server: ZooKeeperServer, pool: Pool, refusals: Refusals, left: bool) -> None:
+    """An attempt that may not search, waiting or given up, comes to its end."""
+    lock = Lock("k", pool)
+    lock.acquire(timeout=10).release(wait=True)
+    cut = server.faults.cut_reply("create2")
+    with server.faults.refuse():
+        waiter = Runner(lambda: lock.acquire(timeout=0.2 if left else 30))
+        cut.wait()
+        refusals.refuse("getChildren", code=NO_AUTH, times=math.inf)
+        if left:
+            assert isinstance(waiter.outcome(30), ZooKeeperUnavailable)
+    assert isinstance(waiter.outcome(30), ZkLockError)
+    wait_until(lambda: idle(pool))
+
+
+# Other kinds.
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
+def test_semaphore__telling_the_next(
+    server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, done: bool
+) -> None:
+    """A lease that comes in tells the one behind it, also if that is refused at first: nobody waits for nothing."""
+    first = [Lock("k", make_pool(), rule=semaphore(2)).acquire(timeout=10) for _ in range(2)]
+    path = first[0].lock.paths[0]
+    waiters = []
+    for number in range(3, 6):
+        waiters.append(waiting_in(Lock("k", make_pool(), rule=semaphore(2))))
+        wait_until(lambda number=number: len(server.paths(path)) == number)  # type: ignore[misc]
+    refusal = refusals.refuse("setData", code=code, times=2, done=done)
+    for held in first:
+        held.release()
+    for waiter in waiters:
+        waiter.result(30).release(wait=True)
+    assert refusal.count == 2
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
+def test_sole_waiter(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, done: bool) -> None:
+    """A call that waits only if no other does leaves, also if its leave is refused at first."""
+    held = Lock("k", make_pool()).acquire(timeout=10)
+    waiter = waiting_in(Lock("k", make_pool()))
+    wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
+    pool = make_pool()
+    refusal = refusals.refuse("multi", code=code, done=done)
+    with pytest.raises(AlreadyAwaited):
+        Lock("k", pool, sole_waiter=True).acquire(timeout=30)
+    assert refusal.count == 2
+    wait_until(lambda: idle(pool))
+    assert len(server.paths(held.lock.paths[0])) == 2
+    held.release()
+    waiter.result(30).release(wait=True)
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("opcode", ["create", "createContainer", "multi", "getChildren", "getData", "delete"])
+def test_several(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str, code: int, done: bool) -> None:
+    """The same for several keys: the lock is granted, with one node for each key, and nothing is left."""
+    lock = Lock(["a", "b", "c"], pool)
+    cause = None
+    if opcode == "getData":
+        lock.acquire(timeout=30).release(wait=True)
+        # So that the nodes are searched for; nothing else reads them.
+        cause = refusals.refuse("multi", times=1, done=True)
+    refusal = refusals.refuse(opcode, code=code, done=done)
+    held = lock.acquire(timeout=30)
+    assert [len(server.paths(path)) for path in lock.paths] == [1, 1, 1]
+    held.check()
+    held.release(wait=True)
+    assert refusal.count >= 1
+    assert cause is None or cause.count == 1
+    end(server, pool, lock)
+
+
+# What is no lock.
+
+
+def test_survey(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
+    """Reading what is there goes on after a refusal."""
+    held = Lock("k", pool).acquire(timeout=10)
+    refusal = refusals.refuse("getChildren", "multiRead", "getData", times=3)
+    (line,) = snapshots.all_locks(pool, timeout=30)
+    assert line.key == "k"
+    assert refusal.count == 3
+    held.release(wait=True)
+
+
+def test_survey__deadline(pool: Pool, refusals: Refusals) -> None:
+    """If the refusals do not end, its own time does, and the error says what was refused."""
+    refusals.refuse("getChildren", times=math.inf)
+    with pytest.raises(ZooKeeperUnavailable, match=r"no answer but ThrottledOpError\(\) within 0\.5 s"):
+        snapshots.all_locks(pool, timeout=0.5)
+
+
+# An answer that says that the connection is not good.
+
+
+@pytest.mark.parametrize("code", [-4, -112, -118])
+def test_connection_error(server: ZooKeeperServer, pool: Pool, refusals: Refusals, code: int) -> None:
+    """A server that answers that the session or the connection is gone is left, and the next one is asked."""
+    lock = Lock("k", pool)
+    held = lock.acquire(timeout=10)
+    refusal = refusals.refuse("delete", code=code)
+    held.release(wait=True)
+    assert refusal.count == 2
+    end(server, pool, lock)

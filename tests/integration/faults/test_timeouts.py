@@ -1,0 +1,197 @@
+"""How long a caller waits, for the lock and for ZooKeeper, and which error it gets in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
+from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.ops import snapshots
+from django_zklock.zk.timers import boottime
+from tests.support.threads import Runner, waiting_in
+from tests.support.timing import GRACE
+from tests.support.tree_reader import MakePool, wait_until
+
+
+@pytest.fixture
+def server() -> Iterator[ZooKeeperServer]:
+    """Return a server of the test's own."""
+    with ZooKeeperServer() as server:
+        yield server
+
+
+# `timeout` covers everything.
+
+
+def test_timeout__first_use(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """The first call of a process waits for ZooKeeper as long as its timeout says, as every later one does."""
+    pool = make_pool(connect_timeout=0.3)
+    refused = server.faults.refuse()
+    began = time.monotonic()
+    first = waiting_in(Lock("k", pool))
+    survey_of_all = Runner(lambda: snapshots.all_locks(pool, timeout=30))
+    # Some time after the connect timeout.
+    wait_until(lambda: time.monotonic() - began > 1)
+    assert first.running
+    assert survey_of_all.running
+    refused.end()
+    first.result(30).release(wait=True)
+    survey_of_all.result(30)
+
+
+def test_timeout__first_use_ends(make_pool: MakePool) -> None:
+    """It waits no longer either, and says for how long it did."""
+    pool = make_pool("127.0.0.1:1", connect_timeout=0.1)
+    began = time.monotonic()
+    with pytest.raises(
+        ZooKeeperUnavailable, match=r"no connection to ZooKeeper at 127\.0\.0\.1:1\b.* within [12]\.\d s"
+    ):
+        Lock("k", pool).acquire(timeout=1)
+    assert time.monotonic() - began >= 1
+
+
+@pytest.mark.parametrize("call", ["acquire", "try_acquire"])
+def test_no_timeout__each_call_has_its_time(make_pool: MakePool, call: str) -> None:
+    """Without a timeout each call waits for the connect timeout, whenever the outage has begun."""
+    pool = make_pool("127.0.0.1:1", connect_timeout=0.5)
+    for _ in range(3):
+        began = time.monotonic()
+        with pytest.raises(ZooKeeperUnavailable):
+            getattr(Lock("k", pool), call)()
+        assert time.monotonic() - began >= 0.5
+
+
+def test_timeout__place_outlived(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """A waiter with a timeout waits until then, also if ZooKeeper is away for longer than its session can live."""
+    held = Lock("k", make_pool(session_timeout=30)).acquire(timeout=10)
+    pool = make_pool(session_timeout=1.0, connect_timeout=0.2)
+    patient, other = waiting_in(Lock("k", pool)), Runner(lambda: Lock("k", pool).acquire())
+    wait_until(lambda: len(server.paths(held.lock.paths[0])) == 3)
+    wait_until(lambda: all(getattr(each, "holder_reads", 0) for each in list(pool.sessions()[0]._listeners)))
+    with server.faults.refuse():
+        server.faults.drop(pool.sessions()[0].id)
+        # Without one it has to be told some time.
+        assert isinstance(other.outcome(30), ZooKeeperUnavailable)
+        assert patient.running
+    held.release()
+    patient.result(30).release(wait=True)
+
+
+@pytest.mark.parametrize("fault", ["refuse", "black_hole"])
+def test_timeout__away_at_the_deadline(server: ZooKeeperServer, make_pool: MakePool, fault: str) -> None:
+    """A waiter that stands in the queue has met a holder, whatever happens to the connection at its deadline."""
+    holding, waiting = make_pool(session_timeout=30), make_pool(session_timeout=30)
+    held = Lock("k", holding).acquire(timeout=30)
+    waiter = Runner(lambda: Lock("k", waiting).acquire(timeout=3))
+    wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
+    session = waiting.session(held.lock.paths[0])
+    wait_until(lambda: any(getattr(each, "holder_reads", 0) for each in list(session._listeners)))
+    began = time.monotonic()
+    if fault == "refuse":
+        server.faults.refuse()
+        server.faults.drop(session.id)
+    else:
+        server.faults.black_hole(session=session.id)
+    error = waiter.outcome(30)
+    assert isinstance(error, LockTimeout)
+    assert error.holder is not None
+    # The session lives for 30 s, and what is asked at the deadline is not waited for as long.
+    assert time.monotonic() - began < 3 + GRACE
+    server.faults.heal()
+    held.release(wait=True)
+
+
+def test_timeout__closed(make_pool: MakePool) -> None:
+    """There is nothing to wait for when the pool is closed."""
+    pool = make_pool("127.0.0.1:1", connect_timeout=30)
+    waiter = waiting_in(Lock("k", pool))
+    wait_until(lambda: pool.sessions() and pool.sessions()[0]._listeners)
+    pool.close(1)
+    assert isinstance(waiter.outcome(15), ZooKeeperUnavailable)
+
+
+# A timeout that is shorter than an answer takes.
+
+TINY = [0.001, 0.01, 0.05]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["thread", "task"])
+@pytest.mark.parametrize("timeout", TINY)
+def test_tiny_timeout__slow(server: ZooKeeperServer, make_pool: MakePool, timeout: float, asynchronous: bool) -> None:
+    """A timeout that is too short for any answer is a timeout, not an outage: nothing says that ZooKeeper is away."""
+    pool = make_pool()
+    lock = Lock("k", pool)
+    lock.acquire(timeout=10).release(wait=True)
+    with server.faults.delay(0.3), pytest.raises(LockTimeout, match="ZooKeeper had not answered by then") as caught:
+        asyncio.run(lock.aacquire(timeout)) if asynchronous else lock.acquire(timeout)
+    assert f"within {timeout:g} s" in str(caught.value)
+    assert (caught.value.key, caught.value.timeout, caught.value.holder) == ("k", timeout, None)
+    wait_until(lambda: not pool.sessions()[0]._listeners)
+    assert server.paths(lock.paths[0]) == []
+
+
+@pytest.mark.parametrize("heard", [False, True], ids=["silence", "heard of"])
+def test_short_timeout__heard_of(server: ZooKeeperServer, make_pool: MakePool, heard: bool) -> None:
+    """Whether ZooKeeper is away or slow is told by whether anything came over the connection since it was asked."""
+    pool = make_pool(session_timeout=60)
+    lock = Lock("k", pool)
+    lock.acquire(timeout=10).release(wait=True)
+    with server.faults.black_hole("requests") as hole:
+        waiter = Runner(lambda: lock.acquire(timeout=1))
+        hole.requests.wait_for("create2")
+        if heard:
+            # As an event or the answer to an earlier request would.
+            pool.sessions()[0].wire._connection.received = boottime()
+        error = waiter.outcome(30)
+    assert isinstance(error, LockTimeout if heard else ZooKeeperUnavailable)
+
+
+def test_timeout__ends_the_wait_for_the_answer(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """The time for ZooKeeper's answer is a part of the timeout and comes not on top of it; no other limit is near."""
+    pool = make_pool(session_timeout=120, connect_timeout=60)
+    lock = Lock("k", pool)
+    lock.acquire(timeout=10).release(wait=True)
+    with server.faults.black_hole("requests"):
+        began = time.monotonic()
+        with pytest.raises(ZooKeeperUnavailable, match=r"no answer from ZooKeeper at .* within [1-9][\d.]* s"):
+            Runner(lambda: lock.acquire(timeout=1)).result(55)
+        assert 1 <= time.monotonic() - began < 1 + GRACE
+
+
+@pytest.mark.parametrize("timeout", TINY)
+def test_tiny_timeout__no_connection(make_pool: MakePool, timeout: float) -> None:
+    """Without a connection it is an outage, and the time in the message is never none."""
+    pool = make_pool("127.0.0.1:1")
+    with pytest.raises(ZooKeeperUnavailable, match="no connection to ZooKeeper") as caught:
+        Lock("k", pool).acquire(timeout)
+    (waited,) = re.findall(r"within ([\d.]+) s", str(caught.value))
+    assert float(waited) > 0
+
+
+# Slow servers.
+
+
+def test_connecting__slow_servers(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """A handshake that takes longer than a server's share of the connect timeout succeeds: the share grows."""
+    pool = make_pool(",".join([server.hosts] * 5), connect_timeout=2.0)
+    with server.faults.delay(0.4):
+        held = Lock("k", pool).acquire(timeout=60)
+    held.check()
+    held.release(wait=True)
+    # The next connection begins with equal shares again.
+    handler = pool.sessions()[0].wire._client.handler
+    assert handler.connect_limit == handler.server_share == pytest.approx(0.4)
+
+
+def test_connecting__no_longer_than_the_patience(make_pool: MakePool) -> None:
+    """However often it is tried, no server gets more than the whole time."""
+    pool = make_pool("127.0.0.1:1,127.0.0.1:2", connect_timeout=0.5)
+    with pytest.raises(ZooKeeperUnavailable):
+        Lock("k", pool).acquire(timeout=2)
+    assert pool.sessions()[0].wire._client.handler.connect_limit == pytest.approx(0.5)

@@ -1,0 +1,1 @@
+"""Many locks, many waiters, long runs."""

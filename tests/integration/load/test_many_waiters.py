@@ -1,0 +1,38 @@
+"""Ten thousand wait in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from django_zklock.testing import ZooKeeperServer
+
+HOME = Path(__file__).resolve().parents[3]
+COUNT = 10_000
+# In MB, for all of them together, tasks and coroutines of the test included.
+MEMORY = 100.0
+# For each a creation, the watches on its own node and the one before, a read of the holder's or the next one's node,
+# and a deletion; and room for what is asked now and then.
+REQUESTS = 6
+# A list of all names is shared by those who ask together; one for each would be gigabytes.
+LISTS = 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ten_thousand_waiters(root: str) -> None:
+    """They cost no thread each and little memory, ask the server for little, and are served in order to the last."""
+    with ZooKeeperServer() as server:
+        arguments = [sys.executable, "-m", "tests.support.many_waiters", server.hosts, root, str(COUNT)]
+        done = subprocess.run(arguments, cwd=HOME, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["served"], found["in order"], found["threads"], found["left"]) == (COUNT, True, 0, []), found
+        assert max(found["waiting"], found["most"]) < MEMORY, found
+        requests = server.requests.counts()
+        assert sum(requests.values()) < REQUESTS * COUNT, requests
+        assert requests["getChildren"] < LISTS * COUNT, requests

@@ -1,0 +1,1 @@
+"""TLS, SASL and ACL, and credentials that stay out of sight."""

@@ -1,0 +1,224 @@
+"""Requests of real web servers: each owns its locks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from asgiref.testing import ApplicationCommunicator
+from django.core.handlers.asgi import ASGIHandler
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from django_zklock import current_lock, zk_lock, zk_locked
+from tests.support.any_server import Server
+from tests.support.django_layer import Ensemble
+from tests.support.threads import Runner
+
+pytest_plugins = ["tests.support.settings_fixtures"]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LONG = 60.0
+# As many as tests/support/greedy_wsgi_app.py waits for.
+REQUESTS = 4
+
+
+class Gunicorn:
+    """A server with one worker, at a port that the system has chosen."""
+
+    def __init__(self, server: Server, root: str, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "gunicorn",
+                "--bind",
+                "127.0.0.1:0",
+                *options,
+                "tests.support.greedy_wsgi_app:application",
+            ],
+            cwd=REPOSITORY,
+            env={**os.environ, "HOSTS": server.hosts, "ROOT": root},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        self._log: list[str] = []
+        self._listening = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._log.append(line)
+            if "Booting worker" in line:
+                self._listening.set()
+        self._listening.set()
+
+    @property
+    def log(self) -> str:
+        return "".join(self._log)
+
+    def get(self) -> str:
+        """Ask, and return the answer."""
+        assert self._listening.wait(LONG)
+        found = re.search(r"Listening at: (http://[\d.:]+)", self.log)
+        assert found, self.log
+        with urllib.request.urlopen(found[1], timeout=LONG) as response:
+            answer: str = response.read().decode()
+        return answer
+
+    def end(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+            self.process.wait(5)
+            self._reader.join(5)
+            assert self.process.stderr is not None
+            self.process.stderr.close()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("preload", [["--preload"], []], ids=["preload", "no preload"])
+@pytest.mark.parametrize("worker", ["gevent", "gthread"])
+def test_gunicorn(server: Server, root: str, worker: str, preload: list[str]) -> None:
+    """Of the requests that a worker of gunicorn has at once one holds the lock, even if it is patched after imports."""
+    gunicorn = Gunicorn(server, root, "--worker-class", worker, "--threads", str(REQUESTS), *preload)
+    try:
+        answers = [asking.result(LONG) for asking in [Runner(gunicorn.get) for _ in range(REQUESTS)]]
+    finally:
+        gunicorn.end()
+    inside, tokens = zip(*(answer.split() for answer in answers), strict=True)
+    assert inside == ("1",) * REQUESTS, gunicorn.log
+    assert len(set(tokens)) == REQUESTS
+
+
+# Requests of Django's ASGI handler.
+
+inside = 0
+together: list[int] = []
+both_have_come = threading.Barrier(2)
+
+
+def _meet() -> None:
+    global inside  # noqa: PLW0603 - what the requests share
+    inside += 1
+    together.append(inside)
+
+
+def _part() -> None:
+    global inside  # noqa: PLW0603
+    inside -= 1
+
+
+def sync_view(_request: HttpRequest) -> HttpResponse:
+    """Take the lock in plain code, when another request is about to do so too."""
+    both_have_come.wait(LONG)
+    with zk_lock("k") as held:
+        _meet()
+        with zk_lock("k") as nested:
+            assert nested.node == held.node
+        _part()
+    return HttpResponse(str(held.token))
+
+
+async def async_view(_request: HttpRequest) -> HttpResponse:
+    """Take the lock in a coroutine, and ask for it again in the thread of the request."""
+    await asyncio.to_thread(both_have_come.wait, LONG)
+    async with zk_lock("k") as held:
+        _meet()
+        assert await sync_to_async(_token_of_nested)() == held.token
+        await asyncio.sleep(0.01)
+        _part()
+    return HttpResponse(str(held.token))
+
+
+async def nested_view(_request: HttpRequest) -> HttpResponse:
+    """Ask in a coroutine for what a plain middleware has taken around it."""
+    outer = current_lock("k")
+    assert outer is not None
+    async with zk_lock("k") as held:
+        assert await sync_to_async(_token_of_nested)() == held.token == outer.token
+    return HttpResponse(str(held.token))
+
+
+def _token_of_nested() -> int:
+    with zk_lock("k") as held:
+        return held.token
+
+
+def middleware(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    """Hold the lock while a request is answered."""
+
+    @zk_locked("k")
+    def answered(request: HttpRequest) -> HttpResponse:
+        return get_response(request)
+
+    return answered
+
+
+urlpatterns = [path("sync", sync_view), path("async", async_view), path("nested", nested_view)]
+
+
+# To mypy it has no types.
+_Communicator: Any = ApplicationCommunicator
+
+
+async def answer(to: str) -> str:
+    """Send a request through an application of its own, as a server does."""
+    headers = [(b"host", b"testserver")]
+    scope = {"type": "http", "method": "GET", "path": f"/{to}", "headers": headers, "query_string": b""}
+    client: Any = _Communicator(ASGIHandler(), {**scope, "http_version": "1.1"})
+    await client.send_input({"type": "http.request", "body": b"", "more_body": False})
+    start = await client.receive_output(LONG)
+    body = await client.receive_output(LONG)
+    await client.wait(LONG)
+    assert start["status"] == 200, body
+    text: str = body["body"].decode()
+    return text
+
+
+@pytest.fixture
+def site(ensemble: Ensemble, settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = []
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize("first", ["sync", "async"])
+@pytest.mark.parametrize("second", ["sync", "async"])
+def test_asgi__two_requests(first: str, second: str) -> None:
+    """Two requests of one event loop take turns, whatever their views are; each re-enters its own lock."""
+    together.clear()
+
+    async def main() -> list[str]:
+        return list(await asyncio.gather(answer(first), answer(second)))
+
+    tokens = asyncio.run(main())
+    assert together == [1, 1]
+    assert len(set(tokens)) == 2
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize("server_is", ["asgi", "wsgi"])
+def test_requests__middleware_around_an_async_view(settings: Any, server_is: str) -> None:
+    """A coroutine that answers a request re-enters what a plain middleware holds around it, over all bridges."""
+    settings.MIDDLEWARE = [f"{__name__}.middleware"]
+    if server_is == "asgi":
+        assert int(asyncio.run(answer("nested"))) > 0
+    else:
+        assert int(Client().get("/nested").content) > 0

@@ -1,0 +1,1 @@
+"""The server of ``django_zklock.testing`` beside a real one."""

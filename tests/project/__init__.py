@@ -1,0 +1,1 @@
+"""The documents, the distributions, the demo and the tools of the tests."""

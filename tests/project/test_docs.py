@@ -1,0 +1,167 @@
+"""The reference says what the code does: settings, checks, commands, public names."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from argparse import _SubParsersAction
+from dataclasses import MISSING, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from django.core.management.base import CommandParser
+
+import django_zklock
+from django_zklock import checks, conf, serializers
+from django_zklock.management.commands import zklock
+from django_zklock.management.subcommands import exit_codes, run, watch
+from django_zklock.management.subcommands._watch import Change, Event, event_json
+from django_zklock.zk.node_data import Identity, Work
+from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
+from django_zklock.zk.pool import PoolOptions
+from django_zklock.zk.wire import ConnectionOptions
+from tests.support.reference_pages import REFERENCE, sections
+
+
+def field_of(section: str, name: str) -> str:
+    found = re.search(rf"^:{name}: (.+)$", section, flags=re.MULTILINE)
+    assert found, f"no :{name}: in {section[:60]!r}"
+    return found[1]
+
+
+def in_settings(options: type, name: str) -> object:
+    """Return the default of a field of an options class, in the form of the settings."""
+    (entry,) = (entry for entry in fields(options) if entry.name == name)
+    value = entry.default if entry.default_factory is MISSING else entry.default_factory()
+    if name == "strict":
+        return "strict" if value else "lease"
+    return list(value) if isinstance(value, tuple) else value
+
+
+SETTINGS = {
+    name: (options, field)
+    for options, readers in ((ConnectionOptions, conf._CONNECTION), (PoolOptions, conf._POOL))
+    for name, (field, _read) in readers.items()
+}
+TLS_SETTINGS = {name: (ConnectionOptions, field) for name, (field, _read) in conf._TLS.items()}
+
+
+def test_settings__each_has_its_section() -> None:
+    """Every key of ZKLOCK has a section, and no section is about one that does not exist."""
+    assert set(sections("settings.md")) == {*SETTINGS, "TLS"}
+    assert set(sections("settings.md", "###")) == set(TLS_SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [*((name, "##") for name in SETTINGS), *((name, "###") for name in TLS_SETTINGS)]
+)
+def test_settings__defaults_are_the_codes(name: str, level: str) -> None:
+    """The default in the reference is the one in the code."""
+    options, field = (SETTINGS if level == "##" else TLS_SETTINGS)[name]
+    default = in_settings(options, field)
+    documented = field_of(sections("settings.md", level)[name], "Default")
+    if default is MISSING:
+        assert documented == "none, it must be given"
+    else:
+        assert ast.literal_eval(documented.strip("`")) == default
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "TLS"])
+def test_settings__examples_are_accepted(name: str, settings: object) -> None:
+    """The example of each setting is a valid one."""
+    value = ast.literal_eval(field_of(sections("settings.md")[name], "Example").strip("`"))
+    settings.ZKLOCK = {"default": {"HOSTS": "zk1:2181", name: value}}  # type: ignore[attr-defined]
+    conf.options("default")
+
+
+@pytest.mark.parametrize("name", TLS_SETTINGS)
+def test_settings__tls_examples_are_accepted(name: str, settings: object) -> None:
+    """Those inside TLS too."""
+    value = ast.literal_eval(field_of(sections("settings.md", "###")[name], "Example").strip("`"))
+    settings.ZKLOCK = {"default": {"HOSTS": "zk1:2181", "TLS": {name: value}}}  # type: ignore[attr-defined]
+    conf.options("default")
+
+
+def test_checks__each_has_its_section() -> None:
+    """The ids in the code are the sections of the reference, in the same order."""
+    source = Path(checks.__file__).read_text(encoding="utf-8")
+    in_code = re.findall(r'id="(django_zklock\.[EW]\d{3})"', source)
+    assert len(set(in_code)) == len(in_code) == len(checks.ALL)
+    assert list(sections("checks.md")) == in_code
+
+
+def parser() -> CommandParser:
+    return zklock.Command().create_parser("manage.py", "zklock")
+
+
+def actions() -> dict[str, CommandParser]:
+    """Return the parser of each action of ``manage.py zklock``."""
+    (found,) = (action for action in parser()._actions if isinstance(action, _SubParsersAction))
+    return dict(found.choices)
+
+
+def test_commands__each_action_has_its_section() -> None:
+    """Every action has a section, and there is none for others."""
+    documented = {name.removeprefix("zklock ") for name in sections("commands.md") if name.startswith("zklock ")}
+    assert documented == set(actions())
+
+
+@pytest.mark.parametrize("action", zklock.SUBCOMMANDS)
+def test_commands__each_option_is_described(action: str) -> None:
+    """Every option is described in its action's section, or among those of all actions, with its choices."""
+    page = sections("commands.md")
+    general = (REFERENCE / "commands.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    for argument in actions()[action]._actions:
+        text = page[f"zklock {action}"]
+        if argument.dest in {"using", "help"}:
+            text = general
+        name = argument.option_strings[-1] if argument.option_strings else str(argument.metavar)
+        if argument.choices:
+            name += f" {{{','.join(argument.choices)}}}"
+        elif argument.option_strings and argument.metavar:
+            name += f" {argument.metavar}"
+        assert re.search(rf"^.*`{re.escape(name)}`$", text, flags=re.MULTILINE), f"{name} is not described"
+        if argument.dest in {"using", "format", "sort", "on_conflict", "host", "port"} and argument.default:
+            assert f"The default is `{argument.default}`." in text
+
+
+@pytest.mark.parametrize(("action", "default"), [("run", run.DEFAULT_GRACE), ("watch", watch.DEFAULT_INTERVAL)])
+def test_commands__default_times(action: str, default: float) -> None:
+    """The number that the reference gives is the code's."""
+    assert f"The default is {default:g}." in sections("commands.md")[f"zklock {action}"]
+
+
+def test_commands__exit_codes() -> None:
+    """Every status of its own has a row in the table, with the value of the code."""
+    table = sections("commands.md")["Exit codes"]
+    documented = {int(number) for number in re.findall(r"^\| (\d+) \|", table, flags=re.MULTILINE)}
+    own = {value for name, value in vars(exit_codes).items() if name.isupper()}
+    assert documented == own
+
+
+def test_commands__json_names() -> None:
+    """The tables list the names of the JSON, all of them and in their order."""
+    identity = Identity(host="web1", pid=1, work=Work(kind="task", name="bill"))
+    place = QueueEntry(
+        node="n", path="p", kind="exclusive", sequence=0, position=0, held=True, token=1, session_id=1, since=0.0,
+        identity=identity,
+    )  # fmt: skip
+    line = LockSnapshot(key="k", path="p", entries=(place,))
+    lock = serializers.serialize_lock("default", line, 0.0)
+    change = Change(what="taken", snapshot=line, entry=place)
+    event = json.loads(event_json(Event(moment=datetime.now(UTC), what="taken", alias="default", change=change)))
+    text = sections("commands.md")["JSON"]
+    tables = [re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE) for part in text.split("\nA")[1:]]
+    assert tables == [list(lock), list(lock["places"][0]), list(lock["places"][0]["identity"]), list(event)]
+    assert event["place"] == {**lock["places"][0], "age": event["place"]["age"]}
+    for name in lock["places"][0]["identity"]["work"]:
+        assert f"`{name}`" in text
+
+
+@pytest.mark.parametrize("name", django_zklock.__all__)
+def test_api__each_public_name_is_described(name: str) -> None:
+    """Every name that the package offers is somewhere in the reference."""
+    text = "".join(page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
+    assert re.search(rf"\b(django_zklock\.)?{name}\b", text)

@@ -1,0 +1,94 @@
+"""The reference describes what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from django.dispatch import Signal
+
+import django_zklock
+from django_zklock import signals, testing
+from django_zklock.exceptions import ZkLockError
+from django_zklock.testing import plugin
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def text_of(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def sections(page: str) -> set[str]:
+    return set(re.findall(r"^## (.+)$", text_of(page), flags=re.MULTILINE))
+
+
+def is_error(name: str) -> bool:
+    thing = getattr(django_zklock, name)
+    return isinstance(thing, type) and issubclass(thing, ZkLockError)
+
+
+def test_api__has_every_public_name() -> None:
+    """Each name that can be imported from the package has its section, and so has RetryLater."""
+    names = {name for name in django_zklock.__all__ if not is_error(name)}
+    assert names | {"Lock", "Held", "Conflict", "RetryLater"} <= sections("reference/api.md")
+
+
+def test_errors__has_every_error() -> None:
+    """The page of errors describes the errors of the package, and no others."""
+    assert sections("reference/errors.md") == {name for name in django_zklock.__all__ if is_error(name)}
+
+
+def test_signals__has_every_signal() -> None:
+    """The page of signals describes all signals, and no others."""
+    assert sections("reference/signals.md") == {
+        name for name, value in vars(signals).items() if isinstance(value, Signal)
+    }
+
+
+def test_testing__has_every_public_name() -> None:
+    """The page about testing has what can be imported for it, the fixtures and the options, and nothing else."""
+    assert sections("reference/testing.md") == {*testing.__all__, "Fixtures", "Options of pytest"}
+
+
+def test_testing__has_every_fixture() -> None:
+    """Each fixture of the plugin is in the list, and no other."""
+    listed = re.search(r"^## Fixtures$(.*?)^## ", text_of("reference/testing.md"), re.MULTILINE | re.DOTALL)
+    assert listed
+    assert set(re.findall(r"^`(\w+)`$", listed[1], re.MULTILINE)) == {
+        name
+        for name, value in vars(plugin).items()
+        if isinstance(value, type(plugin.zookeeper)) and not name.startswith("_")
+    }
+
+
+def test_testing__has_every_option() -> None:
+    """Each option of the plugin has its entry, with the values that there are and the default."""
+    added: list[tuple[str, object]] = []
+
+    class Parser:
+        def addini(self, name: str, help: str, *, default: object) -> None:  # noqa: A002 - pytest's name
+            added.append((name, default))
+
+    plugin.pytest_addoption(Parser())  # type: ignore[arg-type]
+    listed = text_of("reference/testing.md").partition("## Options of pytest")[2].partition("\n## ")[0]
+    assert re.findall(r"^`(\w+)`$", listed, re.MULTILINE) == [name for name, _ in added]
+    assert all(f"The default is `{default}`." in listed for _, default in added)
+    assert all(f"`{when}`" in listed for when in plugin.WHEN)
+
+
+def test_testing__has_every_request() -> None:
+    """Each request has the name that faults and the log use."""
+    page = text_of("reference/testing.md").partition("## Opcode")[2]
+    assert set(re.findall(r"`(\w+)`", page)) >= {opcode.label for opcode in testing.Opcode}
+
+
+@pytest.mark.parametrize("page", ["explanation/guarantees.md"])
+def test_guarantees__name_tests_that_exist(page: str) -> None:
+    """Each test that the page of guarantees names exists."""
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text_of(page))
+    assert named
+    for file, test in named:
+        assert re.search(rf"^ *(async )?def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), test

@@ -1,0 +1,400 @@
+"""The Python of the documents: every block runs, and its functions do what the page says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging.config
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from billing.models import Account
+from django.db import connection, models, transaction
+from django.test.utils import isolate_apps
+
+from django_zklock import LockConflict, conf, current_lock, signals, zk_lock, zk_locked
+from django_zklock.testing import ZooKeeperServer
+from tests.support.django_layer import Ensemble, Stranger
+from tests.support.doc_blocks import ROOT, Block, execute, masked, runs
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytest_plugins = ["tests.support.settings_fixtures"]
+
+Blocks = list[Block]
+
+
+@pytest.fixture
+def kind_of_server() -> str:
+    """Return the server without Java: these tests are about the pages."""
+    return "testserver"
+
+
+@pytest.fixture
+def names(ensemble: Ensemble) -> dict[str, Any]:
+    """Return the names that the pages take for granted; every alias is on the test server."""
+    return {
+        "asyncio": asyncio,
+        "models": models,
+        "os": os,
+        "time": time,
+        "transaction": transaction,
+        "current_lock": current_lock,
+        "zk_lock": zk_lock,
+        "zk_locked": zk_locked,
+    }
+
+
+def use(value: dict[str, dict[str, Any]], settings: Settings) -> None:
+    """Set ``ZKLOCK`` and fail unless each alias can be used."""
+    settings.ZKLOCK = value
+    for alias in value:
+        conf.options(alias)
+
+
+def python(program: str, hosts: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, with the settings of the test project and this server."""
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "config.settings",
+        "PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'testproject'}",
+        "ZOOKEEPER_HOSTS": hosts,
+    }
+    arguments = [sys.executable, "-c", program]
+    return subprocess.run(
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+@runs("docs/explanation/guarantees.md", language="python")
+def test_guarantees(blocks: Blocks, names: dict[str, Any]) -> None:
+    """The first function commits after the release of its lock, and the second one before it."""
+    held: list[bool] = []
+    names["change"] = lambda _account: transaction.on_commit(lambda: held.append(current_lock() is not None))
+    for block in blocks:
+        execute([block], names)["pay"](7)
+    assert held == [False, True]
+
+
+@runs("docs/howto/async.md", language="python")
+def test_async(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> None:
+    """The coroutines take their locks; the wrong one waits for itself."""
+    written: list[int] = []
+    names = execute(blocks, names | {"write": written.append})
+
+    async def wait_for_itself() -> None:
+        await asyncio.wait_for(names["wrong"](), 0.5)
+
+    asyncio.run(names["bill"](42))
+    asyncio.run(names["charge"](42))
+    assert asyncio.run(names["charge_or_not"](42)) is None
+    stranger.take("invoice:42")
+    assert asyncio.run(names["charge_or_not"](42)) == "busy"
+    stranger.release("invoice:42")
+    asyncio.run(names["export"](42))
+    assert written == [42]
+    with pytest.raises(TimeoutError):
+        asyncio.run(wait_for_itself())
+
+
+@pytest.mark.celery
+@runs("docs/howto/beat.md", language="python")
+def test_beat(blocks: Blocks) -> None:
+    """The settings name a scheduler of ours, and configuration that the page lists."""
+    from celery.utils.imports import symbol_by_name
+
+    from django_zklock.contrib.celery.beat import LeaderScheduler
+
+    names = execute(blocks, {})
+    assert symbol_by_name(names["CELERY_BEAT_SCHEDULER"]) is LeaderScheduler
+    assert {name for name in names if name.startswith("CELERY_ZKLOCK")} == {"CELERY_ZKLOCK_BEAT_SCHEDULER"}
+    page = (ROOT / "docs/howto/beat.md").read_text(encoding="utf-8")
+    assert "| `zklock_beat_scheduler` |" in page
+
+
+@pytest.mark.celery
+@runs("docs/howto/celery.md", language="python")
+def test_celery(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> None:
+    """The tasks run under their locks, and a conflict ends as the page says."""
+    from celery import shared_task
+
+    tasks = execute(blocks, {"shared_task": shared_task, **names})
+    (shown,) = (eval(block.text) for block in blocks if block.text.startswith("{"))
+    assert tasks["settle"](17) is None
+    assert tasks["load"]("csv") is None
+    stranger.take("import:csv")
+    assert tasks["load"]("csv").startswith("import:csv is busy: label the stranger (pid ")
+    stranger.take("account:17")
+    with pytest.raises(LockConflict):
+        tasks["deposit"](17, 1)
+    stranger.take("invoice:42")
+    with pytest.raises(LockConflict):
+        tasks["bill"](42)
+
+    @zk_locked("invoice:{invoice_id}", on_conflict="skip")
+    def skip(invoice_id: int) -> Any:
+        return invoice_id
+
+    result = skip(42)
+    assert [*result] == [*shown]
+    assert all(result[name] == shown[name] for name in ("zklock", "key", "reason"))
+    stranger.release_all()
+
+
+@runs("docs/howto/commands.md", language="python")
+def test_commands(blocks: Blocks, names: dict[str, Any]) -> None:
+    """The commands run under their locks, and SIGTERM becomes an ordinary end."""
+    plain, with_option, other, at_the_end = blocks
+    assert execute([plain], names)["Command"]().handle() is None
+    assert execute([with_option], names)["Command"]().handle(source="csv") is None
+    called: list[str] = []
+    execute([other], names)
+    names["call_command"] = lambda name, **_options: called.append(name)
+    names["Command"]().handle()
+    assert called == ["migrate"]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        execute([at_the_end], names)
+        with pytest.raises(SystemExit) as ended:
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
+
+
+@runs("docs/howto/forking-servers.md", language="python")
+def test_forking_servers(blocks: Blocks, testserver: ZooKeeperServer, onlooker: Any) -> None:
+    """The child closes its sessions, so that the lock that it holds is free before the session times out."""
+    (block,) = blocks
+    program = f"""
+import os, django
+django.setup()
+from django_zklock import zk_lock
+
+def work():
+    kept.append(zk_lock("left-by-a-child").acquire(timeout=10))
+
+kept = []
+{block.text}
+os.waitpid(pid, 0)
+assert zk_lock("left-by-a-child").try_acquire() is not None
+"""
+    ended = python(program, testserver.hosts)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@runs("docs/howto/install.md", language="python")
+def test_install(blocks: Blocks, names: dict[str, Any], settings: Settings, testserver: ZooKeeperServer) -> None:
+    """The settings can be used, the lock is one of the second alias, and kazoo logs only warnings."""
+    first, aliases, lock, log = blocks
+    use(execute([first], {})["ZKLOCK"], settings)
+    use(execute([aliases], {})["ZKLOCK"], settings)
+    settings.ZKLOCK["reports"]["HOSTS"] = testserver.hosts
+    keys: list[str] = []
+
+    def record(sender: object, key: str, alias: str, **_: object) -> None:
+        keys.append(f"{key} of {alias}")
+
+    signals.acquired.connect(record)
+    execute([lock], names)
+    signals.acquired.disconnect(record)
+    assert keys == ["nightly of reports"]
+    kazoo = logging.getLogger("django_zklock.kazoo")
+    level = kazoo.level
+    try:
+        logging.config.dictConfig(execute([log], {})["LOGGING"])
+        assert kazoo.level == logging.WARNING
+    finally:
+        kazoo.setLevel(level)
+
+
+@runs("docs/howto/interoperate.md", language="python")
+def test_interoperate(blocks: Blocks, testserver: ZooKeeperServer, settings: Settings) -> None:
+    """The path is the one of the page, and kazoo's lock, told of our names, keeps us out and is kept out."""
+    settings.ZKLOCK = {"default": {"HOSTS": testserver.hosts, "SESSION_TIMEOUT": 6}}
+    path, kazoo = blocks
+    assert execute([path], {})["path"] == "/django_zklock/invoice:42"
+    names = execute([kazoo], {}, hosts=testserver.hosts)
+    try:
+        with names["lock"]:
+            assert zk_lock("invoice:42").try_acquire() is None
+        with zk_lock("invoice:42"):
+            assert not names["lock"].acquire(blocking=False)
+    finally:
+        names["client"].stop()
+        names["client"].close()
+
+
+@runs("docs/howto/kinds-of-locks.md", language="python")
+def test_kinds_of_locks(blocks: Blocks, names: dict[str, Any]) -> None:
+    """Each kind is granted; the pairs of keys have a token each."""
+    fences: list[int] = []
+    indexed: list[int] = []
+    values = {
+        "payer": 1,
+        "payee": 2,
+        "parts": [1, 2],
+        "index": indexed.append,
+        "move": lambda *, fence: fences.append(fence),
+    }
+    names = execute(blocks, names | values)
+    assert names["render"]("scene") is None
+    assert names["transfer"](1, 2) is None
+    assert len(fences) == 1
+    assert indexed == [1, 2]
+
+
+@pytest.mark.celery
+@pytest.mark.django_db
+@runs("docs/howto/lost-locks.md", language="python")
+def test_lost_locks(blocks: Blocks, names: dict[str, Any]) -> None:
+    """A lost lock ends the loop, the receiver stops the program, and a stale token writes nothing."""
+    from celery import shared_task
+
+    loop, task, receiver, model, sql, orm = blocks
+    written: list[int] = []
+    stopped: list[str] = []
+    names |= {
+        "batches": [3, 4],
+        "shared_task": shared_task,
+        "write": written.append,
+        "subprocess_of": lambda key: SimpleNamespace(terminate=lambda: stopped.append(key)),
+    }
+    execute([loop], names)
+    names["batches"] = lambda _day: [5]
+    execute([task], names)["export"]("monday")
+    assert written == [3, 4, 5]
+
+    execute([receiver], names)
+    signals.lost.send_robust(object, key="k", held=None, reason="a test")
+    assert stopped == ["k"]
+
+    account = Account.objects.create(name="Ada")
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE billing_account ADD COLUMN fence bigint NOT NULL DEFAULT 0")
+    with isolate_apps("billing"):
+        names |= execute([model], names, module="billing.fenced")
+        (later,) = (field for field in names["Account"]._meta.get_fields() if field.name == "fence")
+        assert isinstance(later, models.BigIntegerField)
+        set_balance = execute([sql], names)["set_balance"]
+        set_balance(account.pk, 500)
+        row = names["Account"].objects.get(pk=account.pk)
+        assert (row.balance, row.fence > 0) == (500, True)
+        names |= {"account_id": account.pk, "balance": 600}
+        assert execute([orm], names | {"token": row.fence + 1})["updated"] == 1
+        assert execute([orm], names | {"token": row.fence})["updated"] == 0
+        names["Account"].objects.update(fence=2**62)
+        with pytest.raises(RuntimeError, match="a later holder has written"):
+            set_balance(account.pk, 700)
+
+
+@pytest.mark.celery
+@runs("docs/howto/metrics.md", language="python")
+def test_metrics(blocks: Blocks, testserver: ZooKeeperServer, tmp_path: Path) -> None:
+    """The project of the page exports what its locks did, by their templates."""
+    pytest.importorskip("opentelemetry.sdk")
+    app, locks, gunicorn, metrics = blocks
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    for block in (app, metrics):
+        (shop / block.text.split("/")[1].split()[0]).write_text(block.text, encoding="utf-8")
+    ended = python(
+        f"""
+import django; django.setup()
+from types import SimpleNamespace
+from django_zklock import zk_lock, zk_locked
+import shop.apps
+shop.apps.ShopConfig("shop", shop).ready()
+{gunicorn.text}
+post_fork(None, None)
+invoice = SimpleNamespace(pk=42)
+{locks.text}
+settle(17)
+from shop.metrics import stop
+stop()
+""",
+        testserver.hosts,
+        tmp_path,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    exported = json.loads(ended.stdout)
+    text = json.dumps(exported)
+    for part in ("zklock.acquisitions", "invoice:{invoice_id}", "account:{shard}", "shop"):
+        assert f'"{part}"' in text
+
+
+@runs("docs/howto/secure-zookeeper.md", language="python")
+def test_secure_zookeeper(blocks: Blocks, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings can be used, and the hash in the ACL is the one that kazoo makes of user and password."""
+    monkeypatch.setenv("ZK_PASSWORD", "secret")
+    credentials, acl, digest, tls, sasl = blocks
+    for block in (credentials, tls, sasl):
+        use(execute([block], {"os": os})["ZKLOCK"], settings)
+    entries = eval(f"{{{acl.text}}}")["ACL"]
+    use({"default": {"HOSTS": "zk1:2181", "ACL": entries}}, settings)
+    *statements, expression = digest.text.strip().splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join(statements), names)
+    assert entries[0] == f"digest:{eval(expression, names)}:cdrwa"
+
+
+@pytest.mark.celery
+@runs("docs/tutorial/demo.md", "from celery import shared_task", language="pycon")
+def test_tutorial(blocks: Blocks, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch, stranger: Stranger) -> None:
+    """The task of the tutorial answers as the two terminals show it."""
+    call, skipped, written, own = blocks
+    names |= execute([own], names)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    monkeypatch.setitem(sys.modules, "own", SimpleNamespace(report=names["report"]))
+    typed = call.text.replace(">>> ", "").splitlines()
+    exec(typed[0], names)
+    free = repr(eval(typed[1], names))
+    assert masked(free) == masked(written.text)
+    stranger.take("report:monday")
+    busy = eval(typed[1], names)
+    shown = eval(skipped.text)
+    assert [*busy] == [*shown]
+    assert all(busy[name] == shown[name] for name in ("zklock", "key", "reason"))
+
+
+@runs("docs/reference/api.md", language="python")
+def test_api(blocks: Blocks, names: dict[str, Any]) -> None:
+    """The block holds its lock."""
+    assert execute(blocks, names)["held"].key == "invoice:42"
+
+
+@pytest.mark.usefixtures("ensemble")
+@runs("docs/reference/doctor.md", language="python")
+def test_doctor(blocks: Blocks, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each finding is printed."""
+    execute(blocks, {})
+    assert "settings.readable" in capsys.readouterr().out
+
+
+@runs("docs/reference/settings.md", language="python")
+def test_settings(blocks: Blocks, settings: Settings) -> None:
+    """The setting can be used."""
+    use(execute(blocks, {})["ZKLOCK"], settings)
+
+
+@runs("docs/reference/signals.md", language="python")
+def test_signals(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> None:
+    """The receiver is told of a call that is skipped."""
+    counted: list[dict[str, str]] = []
+    names["metrics"] = SimpleNamespace(increment=lambda _name, **facts: counted.append(facts))
+    names = execute(blocks, names)
+    try:
+        stranger.take("k")
+        zk_locked("k", on_conflict="skip")(lambda: None)()
+    finally:
+        signals.skipped.disconnect(names["count"])
+    assert [fact["reason"] for fact in counted] == ["conflict"]

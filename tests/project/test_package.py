@@ -1,0 +1,110 @@
+"""What users install: the wheel and the sdist."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "django_zklock"
+
+pytestmark = [
+    pytest.mark.packaging,
+    # In one process: two builds at once would write into the same folder.
+    pytest.mark.xdist_group("packaging"),
+    # The first test pays for the build, the install and the downloads of both.
+    pytest.mark.timeout(600),
+]
+
+
+class Distributions(NamedTuple):
+    wheel: Path
+    sdist: Path
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    finished = subprocess.run(command, cwd=cwd, text=True, capture_output=True, check=False)
+    assert finished.returncode == 0, f"{command}:\n{finished.stdout}\n{finished.stderr}"
+    return finished.stdout
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    """Build the sdist from the tree and the wheel from the sdist, as a release does."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    (wheel,) = folder.glob("*.whl")
+    (sdist,) = folder.glob("*.tar.gz")
+    return Distributions(wheel, sdist)
+
+
+@pytest.fixture(scope="session")
+def empty_environment(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel where nothing else is; the path of that environment's Python."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", distributions.wheel, cwd=folder)
+    return python
+
+
+def source_files() -> set[str]:
+    """Return what the wheel must contain: all of the package's tree but what Python leaves behind."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_wheel__has_every_file_of_the_package(distributions: Distributions) -> None:
+    """Templates, static files, translations, migrations, py.typed: the wheel is the tree, no less or more."""
+    with zipfile.ZipFile(distributions.wheel) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name and not name.endswith("/")}
+    assert names == source_files()
+
+
+def test_wheel__has_what_django_looks_for() -> None:
+    """The parts without which an installed package fails silently are there to be packed."""
+    assert {"django_zklock/py.typed", "django_zklock/migrations/__init__.py"} <= source_files()
+    assert any(name.startswith("django_zklock/migrations/0001") for name in source_files())
+
+
+def test_sdist__has_the_package_and_its_documents(distributions: Distributions) -> None:
+    """The sdist has the package's every file, the license and what builds it."""
+    with tarfile.open(distributions.sdist) as sdist:
+        names = {member.name.partition("/")[2] for member in sdist if member.isfile()}
+    assert source_files() | {"LICENSE", "README.md", "pyproject.toml", "setup.cfg"} <= names
+
+
+def test_install__imports_in_an_empty_environment(empty_environment: Path) -> None:
+    """The wheel brings its requirements, and the import of every name needs neither settings nor Celery."""
+    code = (
+        "import django_zklock, importlib.util as u; from django_zklock import *; "
+        "print(django_zklock.__file__, u.find_spec('celery'))"
+    )
+    # -I: not from the working directory nor from PYTHONPATH.
+    file, celery = run(empty_environment, "-I", "-c", code, cwd=empty_environment.parent).split()
+    assert Path(file).is_relative_to(empty_environment.parent.parent)
+    assert celery == "None"
+
+
+def test_install__pytest_finds_the_plugin(empty_environment: Path) -> None:
+    """The installed package names its plugin as pytest looks for it."""
+    code = "from importlib.metadata import entry_points; print(*entry_points(group='pytest11'))"
+    found = run(empty_environment, "-I", "-c", code, cwd=empty_environment.parent).strip()
+    assert found == "EntryPoint(name='zklock', value='django_zklock.testing.plugin', group='pytest11')"
+
+
+def test_install__has_the_version_of_setup_cfg(empty_environment: Path, distributions: Distributions) -> None:
+    """The number in setup.cfg is the one that an installed package tells."""
+    code = "from importlib.metadata import version; print(version('django-zklock'))"
+    version = run(empty_environment, "-I", "-c", code, cwd=empty_environment.parent).strip()
+    assert distributions.wheel.name.startswith(f"django_zklock-{version}-")

@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: fixtures, clients, programs, launchers of servers."""

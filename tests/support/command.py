@@ -1,0 +1,45 @@
+"""Run `manage.py zklock` in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_zklock.zk.held import Held
+
+GUID = "01234567-89ab-cdef-0123-456789abcdef"
+
+Hold = Callable[..., Held]
+Type = Callable[..., None]
+
+
+class Screen(StringIO):
+    """A terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run(*arguments: str, status: int | None = 0, out: StringIO | None = None) -> str:
+    """Run ``zklock`` and return its output; its exit code must be ``status``, unless that is ``None``."""
+    out = out or StringIO()
+    ended: str | int | None = 0
+    try:
+        call_command("zklock", *arguments, stdout=out)
+    except SystemExit as end:
+        ended = end.code
+    assert status in {ended, None}, out.getvalue()
+    return out.getvalue()
+
+
+def failure(*arguments: str, out: StringIO | None = None) -> CommandError:
+    """Run ``zklock``, which must fail, and return the error."""
+    with pytest.raises(CommandError) as caught:
+        run(*arguments, out=out)
+    assert "\n" not in str(caught.value)
+    return caught.value

@@ -1,0 +1,51 @@
+"""Fixtures for tests of the command: locks to look at, and an operator; a test module names this as a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from services.zookeeper import ZooKeeper
+
+from django_zklock.api import zk_lock
+from django_zklock.zk.held import Held
+from django_zklock.zk.node_data import Work
+from tests.support.command import Hold, Screen, Type
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+
+@pytest.fixture
+def hold(zklock: str) -> Iterator[Hold]:
+    """Return a function that acquires a lock until the end of the test."""
+    taken: list[Held] = []
+
+    def take(key: str, work: Work | None = None, **options: object) -> Held:
+        lock = zk_lock(key, **options)  # type: ignore[arg-type]
+        lock._work = lambda: work
+        taken.append(lock.acquire(5))
+        return taken[-1]
+
+    yield take
+    for held in taken:
+        held.release()
+
+
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch) -> Type:
+    """Return a function that makes a terminal with these lines as its input."""
+
+    def type_in(*lines: str) -> None:
+        stdin = Screen("".join(f"{line}\n" for line in lines))
+        monkeypatch.setattr("sys.stdin", stdin)
+
+    return type_in
+
+
+@pytest.fixture
+def shared_hosts(zookeeper: ZooKeeper, settings: Settings) -> str:
+    """Configure this process for the same locks as its child processes, and return its servers."""
+    settings.ZKLOCK = {"default": {"HOSTS": zookeeper.hosts, "SESSION_TIMEOUT": 6}}
+    return zookeeper.hosts

@@ -1,0 +1,101 @@
+"""A process patched by gevent, whose bodies are interrupted: ``main()`` with hosts and root as arguments.
+
+It says what has happened in lines on standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import gevent  # type: ignore[import-untyped, unused-ignore]
+
+from django_zklock.exceptions import LockLost
+from django_zklock.interrupt import run
+from django_zklock.zk.held import Held
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.wire import ConnectionOptions
+from tests.support.scripted_child import say
+
+LONG = 20.0
+
+
+def delete(held: Held) -> None:
+    """Break a lock as an operator does."""
+    session = held.lock.pool.sessions()[0]
+    session.post(lambda: session.wire.delete(held.node, lambda _value, _error: None))
+
+
+def interrupted(pool: Pool) -> bool:
+    """Whether a body that waits is ended soon."""
+    with gevent.Timeout(LONG), Lock("k", pool).acquire() as held:
+        delete(held)
+        try:
+            run(held, lambda: gevent.sleep(2 * LONG))
+        except LockLost as error:
+            held.release()
+            return error.key == "k" and "its node was deleted" in str(error)
+    return False
+
+
+def caught_once(pool: Pool) -> bool:
+    """Whether a body that catches the error is left alone from then on."""
+    caught = []
+
+    def body() -> None:
+        # Until it comes, and then for as long as a second one would take.
+        for duration in (LONG, 0.3):
+            try:
+                gevent.sleep(duration)
+            except LockLost as error:
+                caught.append(error.key)
+
+    with Lock("k", pool).acquire() as held:
+        delete(held)
+        run(held, body)
+        held.release()
+    return caught == ["k"]
+
+
+class Stub:
+    """A hold that is lost when its body ends."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def _when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
+        self.calls.append(call)
+        return lambda: None
+
+    def _loss_error(self) -> LockLost:
+        return LockLost("stub")
+
+
+def left_alone() -> bool:
+    """Whether nothing comes to who has ended its body between the loss and the hub's turn."""
+    stub = Stub()
+
+    def body() -> None:
+        stub.calls.pop()()
+
+    run(stub, body)  # type: ignore[arg-type]
+    gevent.sleep(0.05)
+    return True
+
+
+def main() -> None:
+    hosts, root = sys.argv[1:]
+    pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=3.0), root=root))
+    if interrupted(pool):
+        say("main greenlet interrupted")
+    if gevent.spawn(interrupted, pool).get():
+        say("greenlet interrupted")
+    if caught_once(pool):
+        say("caught once")
+    if left_alone() and gevent.spawn(left_alone).get():
+        say("left alone")
+    with Lock("k", pool).acquire() as held:
+        run(held, lambda: gevent.sleep(0.05))
+    say("not lost")
+    pool.close()

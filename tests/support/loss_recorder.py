@@ -1,0 +1,19 @@
+"""A listener of locks that records losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_zklock.zk.held import Held
+from django_zklock.zk.listener import LockValue, NullListener
+
+
+class Losses(NullListener):
+    """Records which holds were lost, and why."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Held, str]] = []
+
+    def notify(self, event: str, _lock: LockValue, /, **facts: Any) -> None:
+        if event == "lost":
+            self.told.append((facts["held"], facts["reason"]))

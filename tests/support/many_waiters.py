@@ -1,0 +1,84 @@
+"""A process in which thousands wait for one lock, and what that takes; started by ``test_multitude``.
+
+Give the servers, a part of the tree, and how many there are to be. What is found is written to standard output as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from django_zklock.zk.listener import NullListener
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.ops import snapshots
+from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.wire import ConnectionOptions
+
+# For all of it to wait, and for all of it to be served; a machine may have other things to do.
+PATIENCE = 100.0
+
+
+class Witness(NullListener):
+    """Counts the waiters that are in the queue and know the holder."""
+
+    def __init__(self, expected: int) -> None:
+        self.all_wait = asyncio.Event()
+        self._missing = expected
+
+    async def anotify(self, event: str, _lock: object, /, **facts: Any) -> None:
+        if event == "contended":
+            assert facts["holder"] is not None
+            self._missing -= 1
+            if not self._missing:
+                self.all_wait.set()
+
+
+def memory(what: str) -> float:
+    """Return what this process has in memory now (``VmRSS``), or had at most (``VmHWM``), in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
+
+
+def make_pool(hosts: str, root: str) -> Pool:
+    connection = ConnectionOptions(hosts=hosts, session_timeout=30.0)
+    return Pool("multitude", PoolOptions(connection=connection, root=root, connect_timeout=PATIENCE))
+
+
+async def stand_in_line(first: Pool, pool: Pool, count: int) -> dict[str, object]:
+    """Let ``count`` tasks wait behind another holder, and acquire in turn."""
+    witness, order = Witness(count), list[int]()
+    lock = Lock("k", pool, listener=witness)
+
+    async def take_a_turn(number: int) -> None:
+        async with lock:
+            order.append(number)
+
+    # Whatever there is for one waiter is there before the counting begins.
+    (await Lock("warm", pool).aacquire(timeout=PATIENCE)).release(wait=True)
+    held = await Lock("k", first).aacquire(timeout=PATIENCE)
+    gc.collect()
+    start, threads = memory("VmRSS"), threading.active_count()
+    tasks = [asyncio.create_task(take_a_turn(number)) for number in range(count)]
+    await asyncio.wait_for(witness.all_wait.wait(), PATIENCE)
+    found: dict[str, object] = {"threads": threading.active_count() - threads, "waiting": memory("VmRSS") - start}
+    held.release()
+    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+    found |= {"most": memory("VmHWM") - start, "in order": order == list(range(count)), "served": len(order)}
+    # The last release is answered before this one, and those before it too.
+    (await Lock("warm", pool).aacquire(timeout=PATIENCE)).release(wait=True)
+    return found | {"left": [line.path for line in snapshots.all_locks(first, timeout=PATIENCE)]}
+
+
+def main(hosts: str, root: str, count: str) -> None:
+    with closing(make_pool(hosts, root)) as first, closing(make_pool(hosts, root)) as pool:
+        sys.stdout.write(json.dumps(asyncio.run(stand_in_line(first, pool, int(count)))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

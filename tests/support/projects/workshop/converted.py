@@ -1,0 +1,22 @@
+"""A task whose arguments Celery converts with pydantic."""
+
+# Early versions of Celery do not resolve annotations that are strings.
+
+from typing import Any
+
+from celery import shared_task
+from pydantic import BaseModel
+
+from django_zklock import zk_locked
+
+from .tasks import stay
+
+
+class Order(BaseModel):
+    key: str
+
+
+@shared_task(pydantic=True)
+@zk_locked("{order.key}")
+def convert(order: Order, gate: str) -> dict[str, Any]:
+    return stay(gate) | {"type": type(order).__name__}

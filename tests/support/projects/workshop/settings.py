@@ -1,0 +1,27 @@
+"""Settings of the workers under test: the test project's, with results and a ZooKeeper of the tests' choice."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from config.settings import *  # noqa: F403 - derived settings
+
+ZKLOCK = {
+    "default": {
+        "HOSTS": os.environ["ZOOKEEPER_HOSTS"],
+        "ROOT": os.environ["WORKSHOP_ROOT"],
+        "SESSION_TIMEOUT": float(os.environ["WORKSHOP_SESSION_TIMEOUT"]),
+        "CONNECT_TIMEOUT": float(os.environ.get("WORKSHOP_CONNECT_TIMEOUT", "5")),
+    },
+}
+CELERY_RESULT_BACKEND = os.environ["WORKSHOP_BOARD"]
+CELERY_TASK_IGNORE_RESULT = False
+# Enough for a test's tasks: early versions of Celery fetch more only once a second while threads run.
+CELERY_WORKER_PREFETCH_MULTIPLIER = int(os.environ.get("WORKSHOP_PREFETCH", "10"))
+CELERY_ZKLOCK_GATE = os.environ["WORKSHOP_GATE"] == "1"
+if "WORKSHOP_MAX_WAIT" in os.environ:
+    CELERY_ZKLOCK_GATE_MAX_WAIT = float(os.environ["WORKSHOP_MAX_WAIT"])
+CELERY_WORKER_LOST_WAIT = float(os.environ.get("WORKSHOP_LOST_WAIT", "10"))
+# Settings of one test, by their names.
+globals().update(json.loads(os.environ.get("WORKSHOP_SETTINGS", "{}")))

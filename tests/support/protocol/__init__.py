@@ -1,0 +1,1 @@
+"""ZooKeeper's protocol, written once more for the tests, and clients that speak it."""

@@ -1,0 +1,123 @@
+"""Those who stand in a line: they come one after the other, and each is asked whether it is its turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from django_zklock.zk.acquire import Acquisition
+from django_zklock.zk.contender import State
+from django_zklock.zk.held import Held
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.session import Session
+from django_zklock.zk.single import SingleContender
+from tests.support.threads import Runner, waiting_in
+from tests.support.tree_reader import Onlooker, wait_until
+
+RULES: dict[str, Rule] = {"exclusive": EXCLUSIVE, "write": WRITE, "read": READ, "lease": semaphore(2)}
+# A read that an event triggers, one that its answer triggers, and one more for each.
+ROUND_TRIPS = 4
+
+
+def settle(pool: Pool) -> None:
+    """Wait until whatever the server has told ``pool`` so far has been answered, and the answers too.
+
+    A server keeps the order of what it tells a session, events among the answers.
+    """
+    for session in pool.sessions():
+        for _ in range(ROUND_TRIPS):
+            answered = threading.Event()
+            session.post(partial(_ask, session, answered))
+            assert answered.wait(10), session
+
+
+def _ask(session: Session, answered: threading.Event) -> None:
+    session.wire.children("/", lambda _names, _error: answered.set())
+
+
+@dataclass
+class Person:
+    """Somebody who wants a lock, in a thread of its own; the thread ends when it has it, and the hold stays."""
+
+    runner: Runner
+    node: str
+    pool: Pool
+
+    @property
+    def granted(self) -> bool:
+        """Whether its contender holds, as far as it knows by now."""
+        return any(
+            isinstance(tenant, SingleContender) and tenant.node == self.node and tenant.state is State.HELD
+            for session in self.pool.sessions()
+            for tenant in list(session._listeners)
+        )
+
+    def get(self) -> Held:
+        """Wait for the hold."""
+        held = self.runner.result()
+        assert isinstance(held, Held)
+        return held
+
+    def leave(self) -> None:
+        """Let go, and wait until the server knows."""
+        self.get().release(wait=True)
+
+
+@dataclass
+class Standing:
+    """The line of one lock, and the people in it; ``next_pool`` gives each the pool that it goes through."""
+
+    onlooker: Onlooker
+    next_pool: Callable[[], Pool]
+    key: str = "k"
+    people: list[Person] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.path = self.next_pool().path(self.key)
+
+    def join(self, rule: Rule, pool: Pool | None = None) -> Person:
+        """Add a contender at the end of the queue, and wait until its node is there."""
+        lock = Lock(self.key, pool or self.next_pool(), rule=rule)
+        before = self.names()
+        runner = waiting_in(lock)
+        (node,) = wait_until(lambda: set(self.names()) - set(before), what=f"somebody comes to {before}")
+        person = Person(runner, node, lock.pool)
+        self.people.append(person)
+        return person
+
+    def join_for_a_while(self, rule: Rule) -> Acquisition:
+        """Add a contender that gives up by ``end``, like every caller."""
+        before = self.names()
+        attempt = Acquisition(Lock(self.key, self.next_pool(), rule=rule), None, lambda: None)
+        attempt.start()
+        self.onlooker.wait_count(self.path, len(before) + 1)
+        return attempt
+
+    def join_all(self, *rules: Rule) -> list[Person]:
+        """Add several contenders, one after the other."""
+        return [self.join(rule) for rule in rules]
+
+    def follow(self, person: Person) -> None:
+        """Wait until ``person``, whose node is gone, stands at the end of the line with a new one."""
+        known = {each.node for each in self.people}
+        (person.node,) = wait_until(lambda: set(self.names()) - known, what=f"{person} comes back")
+
+    def names(self) -> list[str]:
+        """Return the nodes in the line."""
+        return self.onlooker.children(self.path)
+
+    def expect(self, *expected: Person) -> None:
+        """Wait until those have the lock; once everybody knows all there is to know, they alone."""
+        for person in expected:
+            wait_until(lambda person=person: person.granted, what=f"{person} holds")  # type: ignore[misc]
+        here = set(self.names())
+        present = [person for person in self.people if person.node in here]
+        for person in present:
+            settle(person.pool)
+        assert [person.node for person in present if person.granted] == [
+            person.node for person in present if person in expected
+        ]

@@ -1,0 +1,285 @@
+"""A process that plays a part in a test.
+
+``python -m tests.support.scripted_child <hosts> <root> <timeout> <part> [argument...]``
+
+It says what it does in lines on standard output and does what lines on standard input tell it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from django_zklock.exceptions import LockLost, LockTimeout
+from django_zklock.zk.held import current
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.wire import ConnectionOptions
+from tests.support.raw_fork import raw_fork
+
+
+def say(*words: object) -> None:
+    # One write for each line, also of forked children.
+    os.write(1, (" ".join(str(word) for word in words) + "\n").encode())
+
+
+def hear() -> str:
+    return sys.stdin.readline().strip()
+
+
+def hold(pool: Pool) -> None:
+    """Hold until told how to end."""
+    held = Lock("k", pool).acquire(timeout=20)
+    say("held", held.token)
+    order = hear()
+    if order == "exit":
+        sys.exit(3)
+    elif order == "raise":
+        raise ValueError("unhandled")
+    elif order == "check":
+        try:
+            held.check()
+            say("fine")
+        except LockLost:
+            say("lost")
+        time.sleep(0.5)
+        say("still lost" if held.lost else "recovered")
+        held.release()
+
+
+def count(pool: Pool, counter: str, rounds: str) -> None:
+    """Read, add one and write back, without any other protection than the lock."""
+    path = Path(counter)
+    say("ready")
+    hear()
+    for _ in range(int(rounds)):
+        with Lock("counter", pool) as held:
+            value = int(path.read_text())
+            with path.with_suffix(".grants").open("a") as grants:
+                grants.write(f"{held.token}\n")
+            path.write_text(str(value + 1))
+    say("done")
+
+
+def fork(pool: Pool) -> None:
+    """Fork inside a block; the child leaves it, makes a lock of its own and exits."""
+    lock = Lock("k", pool)
+    waiting = threading.Event()
+    with lock as held:
+        session = pool.sessions()[0].id
+        child = os.fork()
+        if child == 0:
+            say("child lost", held.lost)
+            try:
+                lock.__exit__(None, None, None)
+                say("child left quietly")
+            except LockLost as error:
+                say("child was told", "inherited over a fork" in str(error))
+            try:
+                Lock("k", pool).acquire(timeout=2)
+                say("child got the parent's lock")
+            except LockTimeout as error:
+                say("child waits for parent", error.holder is not None and error.holder.pid == os.getppid())
+            with Lock("own", pool).acquire(timeout=5) as own:
+                say("child has its own", not own.lost, pool.sessions()[0].id != session)
+            say("child ends", pool.close())
+            os._exit(0)
+        os.waitpid(child, 0)
+        # Longer than a heartbeat and the session: the parent's session goes on living.
+        waiting.wait(2.5)
+        say("parent", not held.lost, pool.sessions()[0].id == session, pool.sessions()[0].epoch == 0)
+        held.check()
+    say("parent again", Lock("k", pool).acquire(timeout=5).token > held.token)
+
+
+def fork_in_c(pool: Pool) -> None:
+    """Fork as a server does that is written in C: Python's fork hooks do not run."""
+    held = Lock("k", pool).acquire(timeout=10)
+    session = pool.sessions()[0].id
+    child = raw_fork()
+    if child == 0:
+        own = Lock("own", pool).acquire(timeout=10)
+        say("child", held.lost, not own.lost, pool.sessions()[0].id != session)
+        say("child ends", pool.close())
+        os._exit(0)
+    os.waitpid(child, 0)
+    say("parent", not held.lost, pool.sessions()[0].id == session)
+    held.release(wait=True)
+
+
+def end_of_child(hosts: str, root: str, timeout: float, what: str) -> None:
+    """In a child of multiprocessing: take a lock, and end with it, or right after its release, or by an error."""
+    held = Lock("k", make_pool(hosts, root, timeout)).acquire(timeout=20)
+    say("child has", held.lock.pool.sessions()[0].id)
+    if what == "released":
+        held.release()
+    elif what == "raises":
+        raise ValueError("unhandled")
+    elif what == "exits":
+        sys.exit(3)
+
+
+def children(pool: Pool, module: str, method: str, what: str) -> None:
+    """Let a child of multiprocessing, or of billiard, acquire a lock and end."""
+    with Lock("other", pool).acquire(timeout=20) as held:
+        context = importlib.import_module(module).get_context(method)
+        connection = pool.options.connection
+        child = context.Process(
+            target=end_of_child, args=(connection.hosts, pool.options.root, connection.session_timeout, what)
+        )
+        child.start()
+        child.join()
+        say("ended", child.exitcode)
+        hear()
+        held.check()
+
+
+def spare(error: BaseException) -> None:
+    """Release what was struck at the one instruction that CPython cannot protect: the first of an __exit__."""
+    *_, (frame, line), _handler = traceback.walk_tb(error.__traceback__)
+    held = current("k")
+    if held is not None and frame.f_code is Lock.__exit__.__code__ and line == frame.f_code.co_firstlineno:
+        held.release()
+
+
+def alarm(pool: Pool, rounds: str) -> None:
+    """Wait in the main thread while a timer's signal handler raises, over and over, at whatever instant."""
+
+    class TimeUp(BaseException):
+        pass
+
+    def raise_it(*_: object) -> None:
+        raise TimeUp
+
+    signal.signal(signal.SIGALRM, raise_it)
+    lock = Lock("k", pool)
+    lock.acquire(timeout=5).release()
+    struck = 0
+    # More of them where the signal is often too late.
+    for number in itertools.count():
+        if number >= int(rounds) and struck > 100:
+            break
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0001 + 0.00001 * (number % 400))
+            with lock:
+                pass
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except TimeUp as error:
+            struck += 1
+            spare(error)
+    say("struck", struck)
+    pool_lives = Lock("other", pool).acquire(timeout=5)
+    pool_lives.release(wait=True)
+    say("alive")
+    hear()
+
+
+def greenlets(pool: Pool) -> None:
+    """Exclude each other between greenlets while the hub goes on turning."""
+    import gevent  # type: ignore[import-untyped, unused-ignore]
+
+    turns = 0
+    inside: list[int] = []
+    order: list[int] = []
+
+    def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            gevent.sleep(0.005)
+
+    def work(number: int) -> None:
+        for _ in range(5):
+            with Lock("k", pool) as held:
+                assert not inside, inside
+                inside.append(number)
+                # The hub turns while others wait for this lock.
+                before = turns
+                while turns == before:
+                    gevent.sleep(0.01)
+                held.check()
+                inside.remove(number)
+                order.append(held.token)
+
+    turning = gevent.spawn(turn)
+    workers = [gevent.spawn(work, number) for number in range(4)]
+    gevent.joinall(workers, timeout=20, raise_error=True)
+    say("greenlets", len(order) == 20, order == sorted(order), turns >= 20)
+    with Lock("k", pool):
+        waiter = gevent.spawn(lambda: Lock("k", pool).acquire())
+        before = turns
+        while turns - before < 20:
+            gevent.sleep(0.005)
+        say("turned", turns - before >= 20, not waiter.dead)
+        try:
+            with gevent.Timeout(0.1):
+                gevent.spawn(lambda: None).join()
+                waiter.get()
+        except gevent.Timeout:
+            waiter.kill()
+    Lock("k", pool).acquire(timeout=5).release(wait=True)
+    turning.kill()
+    say("free", type(pool.sessions()[0].wire._client.handler).__name__)
+
+
+def patched_late(pool: Pool, fork: str) -> None:
+    """Use a pool that was made before gevent has patched the process, as with a lock made at import."""
+    # It has been looked at, too.
+    pool.sessions()
+    if fork == "fork" and (child := os.fork()):
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    from gevent import monkey
+
+    monkey.patch_all()
+    import gevent
+
+    turned, lost = gevent.event.Event(), gevent.event.Event()
+    with Lock("k", pool).acquire(timeout=10) as held:
+        session = pool.sessions()[0]
+        gevent.spawn(turned.set)
+        say("turned", turned.wait(10), type(session.wire._client.handler).__name__)
+        held._when_lost(lost.set)
+        session.post(lambda: held._contender.lose("to see whether it is told"))
+        say("told", lost.wait(10))
+        held.release()
+    os._exit(0 if pool.close(5.0) else 1)
+
+
+def compute(pool: Pool) -> None:
+    """Hold in a greenlet that computes, without yielding, until the lock is lost."""
+    held = Lock("k", pool).acquire(timeout=10)
+    end = time.monotonic() + 60
+    while not held.lost and time.monotonic() < end:
+        pass
+    try:
+        held.check()
+        say("still held")
+    except LockLost as error:
+        say("lost", "the lease ran out" in str(error))
+    held.release()
+
+
+PARTS = {
+    part.__name__: part for part in (hold, count, fork, fork_in_c, children, alarm, greenlets, patched_late, compute)
+}
+
+
+def make_pool(hosts: str, root: str, timeout: float) -> Pool:
+    connection = ConnectionOptions(hosts=hosts, session_timeout=timeout)
+    return Pool("player", PoolOptions(connection=connection, root=root))
+
+
+def main() -> None:
+    hosts, root, timeout, part, *arguments = sys.argv[1:]
+    PARTS[part](make_pool(hosts, root, float(timeout)), *arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""A session and its wire whose every answer is written in the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kazoo.protocol.states import ZnodeStat
+
+from django_zklock.zk.contender import State
+from django_zklock.zk.creation import LockPath
+from django_zklock.zk.listing import SharedListing, shared_listing
+from django_zklock.zk.node_data import Identity
+from django_zklock.zk.queue import Kind, name_prefix
+from django_zklock.zk.rules import EXCLUSIVE, Rule
+from django_zklock.zk.single import SingleContender
+
+SESSION = 77
+# The session of everybody else.
+OTHERS = 88
+
+
+def stat(czxid: int = 1, owner: int = SESSION, version: int = 0) -> ZnodeStat:
+    """Return the stat of a node of that session."""
+    return ZnodeStat(czxid, czxid, 0, 0, version, 0, 0, owner, 0, 0, czxid)
+
+
+def data(host: str = "elsewhere") -> bytes:
+    """Return what the node of a process of ours says."""
+    return Identity(host=host, pid=1).encode()
+
+
+def other(sequence: int, kind: Kind = Kind.EXCLUSIVE, limit: int | None = None) -> str:
+    """Return the name of a node of ours in another process."""
+    return name_prefix(f"0f8fad5b-d9cb-869f-a165-{sequence:012}", kind, limit) + f"{sequence:010d}"
+
+
+def curators(sequence: int, kind: Kind) -> str:
+    """Return the name of a node of Curator."""
+    return name_prefix(f"0f8fad5b-d9cb-469f-a165-{sequence:012}", kind) + f"{sequence:010d}"
+
+
+class Reads:
+    """The reads of a heartbeat, each of which is sent at once."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def add(self, path: str, reply: Any) -> None:
+        self._script.get(path, reply)
+
+
+class Script:
+    """Stands for a session and for its wire: requests pile up until the test answers them, the first one first.
+
+    ``watches`` are those that the server has, by path; those of children by the path with a slash at its end.
+    """
+
+    def __init__(self) -> None:
+        self.connected = True
+        self.epoch = 0
+        self.lease_expired = False
+        self.closing = False
+        self.ended: str | None = None
+        self.watching = True
+        self.retries = self
+        # What is asked again when the test says so.
+        self.put_off: list[Callable[[], object]] = []
+        self._synced: bool | None = None
+        self._when_synced: list[Callable[[], object]] = []
+        self.id: int | None = SESSION
+        self.server = "here"
+        self.deleting: set[str] = set()
+        self.listeners: dict[Any, None] = {}
+        self.requests: list[tuple[str, Any, Any]] = []
+        self.watches: dict[str, list[Callable[[bool], None]]] = {}
+        self.wire = self
+        self.renewal = self
+        self.reads = Reads(self)
+        self.shared: dict[str, Any] = {}
+        # What runs before the next write, once :meth:`hold_back` was called; at once before that.
+        self.posted: list[Callable[[], object]] | None = None
+
+    def post(self, call: Callable[[], object]) -> None:
+        if self.posted is None:
+            call()
+        else:
+            self.posted.append(call)
+
+    def listing(self, path: str) -> SharedListing:
+        session: Any = self
+        return shared_listing(session, path)
+
+    def add_listener(self, listener: Any) -> None:
+        self.listeners[listener] = None
+
+    def remove_listener(self, listener: Any) -> None:
+        self.listeners.pop(listener, None)
+
+    def create(self, path: str, data: bytes, reply: Any) -> None:
+        self.requests.append(("create", path, reply))
+
+    def create_all(self, stems: Sequence[str], data: bytes, reply: Any) -> None:
+        self.requests.append(("create_all", list(stems), reply))
+
+    def ensure(self, path: str, data: bytes, reply: Any, *, container: bool) -> None:
+        self.requests.append(("ensure", container, reply))
+
+    def children(self, path: str, reply: Any, watcher: Any = None) -> Any:
+        return self._read("children", path, reply, f"{path}/", watcher)
+
+    def get(self, path: str, reply: Any, watcher: Any = None) -> Any:
+        return self._read("get", path, reply, path, watcher)
+
+    def set(self, path: str, data: bytes, reply: Any, *, version: int = -1) -> None:
+        self.requests.append(("set", (path, version), reply))
+
+    def delete(self, path: str, reply: Any) -> None:
+        self.requests.append(("delete", path, reply))
+
+    def catch_up(self, call: Callable[[], object] | None = None) -> None:
+        # As a session does it: once for each connection.
+        if self._synced:
+            if call is not None:
+                call()
+            return
+        if call is not None:
+            self._when_synced.append(call)
+        if self._synced is None:
+            self._synced = False
+            self.requests.append(("sync", "/", partial(self._sync_answered, self.epoch)))
+
+    def _sync_answered(self, epoch: int, _value: object, error: Any) -> None:
+        if epoch != self.epoch:
+            return
+        if error is not None:
+            self._synced = None
+            return
+        self._synced = True
+        calls, self._when_synced = self._when_synced, []
+        for call in calls:
+            call()
+
+    def add(self, call: Callable[[], object], _error: Any) -> None:
+        if call not in self.put_off:
+            self.put_off.append(call)
+
+    def regain(self, _again: Callable[[], object]) -> None:
+        """The contender wants another connection; the test breaks this one if it is to have it."""
+        self.requests.append(("drop", None, None))
+
+    def _read(self, name: str, path: str, reply: Any, place: str, watcher: Any) -> Any:
+        if watcher is not None:
+            self.watches.setdefault(place, []).append(watcher)
+
+        def answered(value: Any, error: Any) -> None:
+            if error is not None:
+                self._drop(place, watcher)
+            reply(value, error)
+
+        self.requests.append((name, path, answered))
+        return lambda: self._drop(place, watcher)
+
+    def _drop(self, place: str, watcher: Any) -> None:
+        if watcher in self.watches.get(place, ()):
+            self.watches[place].remove(watcher)
+            if not self.watches[place]:
+                del self.watches[place]
+
+    # For the test.
+
+    def hold_back(self) -> None:
+        """Keep what is posted from now on, until :meth:`flush`."""
+        self.posted = []
+
+    def flush(self) -> None:
+        """Run what is posted, and what that posts."""
+        while self.posted:
+            self.posted.pop(0)()
+
+    @property
+    def asked(self) -> list[str]:
+        return [name for name, _, _ in self.requests]
+
+    def answer(self, expected: str, value: Any = None, error: Any = None) -> Any:
+        """Answer the first request, which is one of that name; return what it asks about."""
+        name, what, reply = self.requests.pop(0)
+        assert name == expected
+        if reply is not None:
+            reply(value, error)
+        return what
+
+    def answer_get(self, name: str, value: Any = None, error: Any = None) -> None:
+        """Answer the first read of the node of that name."""
+        place = next(
+            place for place, (kind, what, _) in enumerate(self.requests) if kind == "get" and what.endswith(f"/{name}")
+        )
+        _, _, reply = self.requests.pop(place)
+        reply(value, error)
+
+    def tell(self, place: str, *, deleted: bool) -> None:
+        """Fire all watches there."""
+        for watcher in self.watches.pop(place):
+            watcher(deleted)
+
+    def ask_again(self) -> None:
+        """End the pause after a refusal that passes."""
+        calls, self.put_off = self.put_off, []
+        assert calls, "nothing is to be asked again"
+        for call in calls:
+            call()
+
+    def break_connection(self) -> None:
+        """Lose the connection; of the watches those stay that the contenders do not take off."""
+        self.connected = False
+        self.epoch += 1
+        self._forget()
+        self.deleting.clear()
+        for listener in list(self.listeners):
+            listener.suspended()
+
+    def reconnect(self) -> None:
+        self.connected = True
+        for listener in list(self.listeners):
+            listener.heartbeat()
+        for listener in list(self.listeners):
+            listener.resumed()
+
+    def end_session(self, reason: str = "expired") -> None:
+        """End the session; :meth:`reconnect` begins the next one."""
+        self.connected = False
+        self.epoch += 1
+        self.id = (self.id or SESSION) + 1
+        self._forget()
+        self.watches.clear()
+        self.deleting.clear()
+        for listener in list(self.listeners):
+            listener.session_ended(reason)
+
+    def _forget(self) -> None:
+        self.requests.clear()
+        self.put_off.clear()
+        self._when_synced.clear()
+        self._synced = None
+
+
+def contend(
+    script: Script, rule: Rule = EXCLUSIVE, *, wait: bool = True, told: list[Any] | None = None
+) -> SingleContender:
+    """Return a contender that has sent what it sends first; ``told`` grows with each notification."""
+    notes = [] if told is None else told
+    session: Any = script
+    contender = SingleContender(
+        session, LockPath("/k"), rule, data=data(), wait=wait, notify=lambda: notes.append(None)
+    )
+    contender.join()
+    return contender
+
+
+def create(script: Script, sequence: int = 5, czxid: int = 50) -> str:
+    """Answer a create; return the node's name."""
+    stem = script.requests[0][1].rpartition("/")[2]
+    name = f"{stem}{sequence:010d}"
+    script.answer("create", (name, stat(czxid, script.id or SESSION)))
+    return name
+
+
+def line_up(script: Script, *before: str, rule: Rule = EXCLUSIVE, sequence: int = 5) -> tuple[SingleContender, str]:
+    """Return a contender that has found these nodes before its own, and the name of that; the watches are asked for."""
+    contender = contend(script, rule)
+    name = create(script, sequence)
+    script.answer("children", [name, *before])
+    assert contender.state is State.WAITING
+    return contender, name
+
+
+def settle(script: Script, own: str, owners: dict[str, int] | None = None) -> None:
+    """Answer every read that is under way, as if all nodes were there."""
+    while "get" in script.asked:
+        path = next(what for name, what, _ in script.requests if name == "get")
+        name = path.rpartition("/")[2]
+        owner = SESSION if name == own else (owners or {}).get(name, OTHERS)
+        script.answer_get(name, (data(), stat(1, owner)))

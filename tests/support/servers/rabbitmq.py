@@ -1,0 +1,148 @@
+"""A RabbitMQ server on the loopback interface, with a node name and folders of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import ClassVar
+
+from services.folder import remove_folder
+from services.port import LOOPBACK, free_port
+from services.process import NotInstalledError, Process
+
+from .epmd import Epmd
+
+# Debian's program on the path takes only root and the user of the daemon, and changes to that one's folders.
+DEBIAN_PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+PROBE_TIMEOUT = 1.0
+CONTROL_TIMEOUT = 100.0
+
+# What a client of AMQP 0-9-1 begins with, and the type of the frame that answers it.
+GREETING = b"AMQP\x00\x00\x09\x01"
+METHOD_FRAME = b"\x01"
+
+
+class RabbitMQ(Process):
+    """One server, without plugins; ``stop`` and ``start`` keep durable queues and what is in them."""
+
+    name: ClassVar[str] = "RabbitMQ"
+    start_timeout = 60.0
+    stop_timeout = 20.0
+
+    def __init__(self) -> None:
+        """Choose ports and write the configuration; nothing runs yet."""
+        program = str(DEBIAN_PROGRAM) if DEBIAN_PROGRAM.exists() else shutil.which("rabbitmq-server")
+        if program is None:
+            msg = "RabbitMQ is not installed; get it with `apt-get install rabbitmq-server`"
+            raise NotInstalledError(msg)
+        super().__init__()
+        self._program = Path(program)
+        self._epmd = Epmd()
+        self.port = free_port()
+        self._port_of_node = free_port()
+        # The default alarm stops producers while the disk has less than 50 MB.
+        (self.folder / "rabbitmq.conf").write_text("disk_free_limit.absolute = 1MB\n", encoding="ascii")
+        (self.folder / "environment").touch()
+        (self.folder / "plugins").write_text("[].\n", encoding="ascii")
+
+    @property
+    def url(self) -> str:
+        """The address as a Celery broker URL."""
+        return f"amqp://guest:guest@{LOOPBACK}:{self.port}//"
+
+    def arguments(self) -> list[str]:
+        """Run the server in the foreground."""
+        return [str(self._program)]
+
+    def environment(self) -> dict[str, str]:
+        """Configure everything of this server, whatever the configuration of the machine's own server is."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RABBITMQ_")}
+        return {
+            **kept,
+            **self._epmd.settings,
+            # Erlang keeps there the secret by which programs of one user know each other.
+            "HOME": str(self.folder),
+            "RABBITMQ_NODENAME": f"node-{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": LOOPBACK,
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._port_of_node),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
+            "RABBITMQ_LOG_BASE": str(self.folder / "logs"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_CONF_ENV_FILE": str(self.folder / "environment"),
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.folder / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
+        }
+
+    def launch(self) -> None:
+        """Start the server, after the port mapper, and do not wait for it."""
+        if not self._epmd.is_running():
+            self._epmd.start()
+        super().launch()
+
+    def is_ready(self) -> bool:
+        """Tell whether the server answers a client's first words."""
+        try:
+            with socket.create_connection((LOOPBACK, self.port), PROBE_TIMEOUT) as connection:
+                connection.settimeout(PROBE_TIMEOUT)
+                connection.sendall(GREETING)
+                return connection.recv(1) == METHOD_FRAME
+        except OSError:
+            return False
+
+    def close_connections(self) -> None:
+        """Close the connection of each client, as an operator does."""
+        self._control("close_all_connections", "closed")
+
+    def list_messages(self) -> dict[str, int]:
+        """Return how many messages each queue has, those that are delivered and not acknowledged too."""
+        lines = self._control("list_queues", "--no-table-headers", "name", "messages").splitlines()
+        return {name: int(count) for name, count in (line.rsplit("\t", 1) for line in lines)}
+
+    def keep_dead_letters(self, queue: str, letters: str) -> None:
+        """Send what is rejected from ``queue`` for good to the queue ``letters``."""
+        policy = {"dead-letter-exchange": "", "dead-letter-routing-key": letters}
+        self._control("set_policy", "--apply-to", "queues", letters, f"^{queue}$", json.dumps(policy))
+
+    def limit_acknowledgement(self, seconds: float = 1800.0, *, look_every: float = 60.0) -> None:
+        """Close a channel, of those opened from now on, that leaves a message unacknowledged for ``seconds``.
+
+        RabbitMQ looks for them every ``look_every`` seconds; the defaults are its own.
+        """
+        limits = {"consumer_timeout": seconds, "channel_tick_interval": look_every}
+        changes = [f"application:set_env(rabbit, {name}, {round(limit * 1000)})" for name, limit in limits.items()]
+        self._control("eval", ", ".join(changes) + ".")
+
+    def limit_deliveries(self, queue: str, count: int) -> None:
+        """Let the quorum queue ``queue`` drop a message that was delivered again ``count`` times."""
+        policy = {"delivery-limit": count}
+        self._control("set_policy", "--apply-to", "queues", f"{queue}-limit", f"^{queue}$", json.dumps(policy))
+
+    def _control(self, *command: str) -> str:
+        return subprocess.run(
+            [self._program.with_name("rabbitmqctl"), "--quiet", *command],
+            env=self.environment(),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=CONTROL_TIMEOUT,
+            text=True,
+        ).stdout
+
+    def kill(self) -> None:
+        """End the server at once, as if its host had died."""
+        super().kill()
+        self._epmd.kill()
+
+    def close(self) -> None:
+        """End the server without the seconds that it takes to save what is removed then, and remove its folder."""
+        self.kill()
+        self._epmd.close()
+        remove_folder(self.folder)

@@ -1,0 +1,44 @@
+"""Fixtures with the setting ZKLOCK; a test module names this module in `pytest_plugins`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from services.port import LOOPBACK, free_port
+
+from django_zklock.zk.pool import Pool
+from tests.support.any_server import Server
+from tests.support.django_layer import Ensemble, Recorder, Stranger
+from tests.support.tree_reader import Onlooker
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+
+@pytest.fixture
+def ensemble(server: Server, settings: Settings, onlooker: Onlooker, root: str) -> Ensemble:
+    """Configure the server of the test, under a root of the test's own."""
+    settings.ZKLOCK = {
+        "default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": 6},
+        "absent": {"HOSTS": f"{LOOPBACK}:{free_port()}", "CONNECT_TIMEOUT": 0.3},
+    }
+    return Ensemble(root, onlooker)
+
+
+@pytest.fixture
+def stranger(ensemble: Ensemble) -> Iterator[Stranger]:
+    """Return another owner of the same locks."""
+    pool = Pool("stranger", ensemble.pool.options)
+    yield Stranger(pool)
+    pool.close()
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    """Return a receiver of every signal."""
+    recorder = Recorder()
+    recorder.connect()
+    yield recorder
+    recorder.disconnect()

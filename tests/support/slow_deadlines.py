@@ -1,0 +1,21 @@
+"""Timeouts that bound only the wait in the queue; a test module names this module in `pytest_plugins`."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_zklock.zk import acquire
+from django_zklock.zk.waiting import Deadline
+
+# Seconds, for a machine that is busy with other things.
+LONG = 30.0
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait as long as needed for ZooKeeper's answers about the queue and the holder.
+
+    Otherwise the short timeout of a test can end before the queue is known, and the call fails as without ZooKeeper.
+    """
+    monkeypatch.setattr(acquire, "HOLDER_READ_GRACE", LONG)
+    monkeypatch.setattr(acquire.Acquisition, "_new_response_deadline", lambda _attempt: Deadline.after(LONG))

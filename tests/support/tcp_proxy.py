@@ -1,0 +1,159 @@
+"""A TCP proxy between a client and its server that can hold bytes back, count them, and cut."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+UP = "up"
+DOWN = "down"
+INT = struct.Struct("!i")
+
+
+@dataclass(eq=False)
+class Link:
+    """One connection through the proxy; ``held`` is what a paused direction has swallowed and not passed on."""
+
+    client: socket.socket
+    server: socket.socket
+    held: dict[str, bytearray] = field(default_factory=lambda: {UP: bytearray(), DOWN: bytearray()})
+    passed: dict[str, int] = field(default_factory=lambda: {UP: 0, DOWN: 0})
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+
+
+class Proxy:
+    """Listens on a loopback port and passes everything on to ``target``; a thread does the work.
+
+    ``pause(UP)`` holds back what clients send, ``pause(DOWN)`` what the server answers; the connections stay open
+    and the proxy goes on reading, so nobody sees a full buffer. ``on_chunk`` hears of each piece before it is passed
+    on and may return ``True`` to cut the connection instead; ``edit`` may replace it. ``chunks`` are the pieces as they
+    were read.
+    """
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self.target = target
+        self.chunks: list[tuple[str, bytes]] = []
+        self.on_chunk: Callable[[str, bytes], bool] | None = None
+        self.edit: Callable[[str, bytes], bytes] | None = None
+        self.refusing = False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.hosts = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._paused: set[str] = set()
+        self._links: list[Link] = []
+        # Guards the two above, and keeps what is passed on in order.
+        self._lock = threading.RLock()
+        self._waker, self._woken = socket.socketpair()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._thread.start()
+
+    def pause(self, *directions: str) -> None:
+        with self._lock:
+            self._paused |= set(directions)
+
+    def resume(self, *, drop: bool = False) -> None:
+        """Pass on what was held back and all that follows; with ``drop``, forget what was held back."""
+        with self._lock:
+            self._paused.clear()
+            for link in list(self._links):
+                for direction, target in ((UP, link.server), (DOWN, link.client)):
+                    pending, link.held[direction] = link.held[direction], bytearray()
+                    if pending and not drop:
+                        with contextlib.suppress(OSError):
+                            target.sendall(pending)
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection goes through."""
+        return bool(self._links)
+
+    def cut(self) -> int:
+        """Close every connection; how many there were."""
+        with self._lock:
+            count = len(self._links)
+            for link in self._links:
+                link.close()
+            self._links.clear()
+        self._waker.send(b"\0")
+        return count
+
+    def close(self) -> None:
+        self._closing = True
+        self._waker.send(b"\0")
+        self._thread.join(5)
+        self.cut()
+        for sock in (self._listener, self._waker, self._woken):
+            sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing:
+            with self._lock:
+                links = {sock: link for link in self._links for sock in (link.client, link.server)}
+            try:
+                readable, _, _ = select.select([self._listener, self._woken, *links], [], [], 1.0)
+            except (OSError, ValueError):  # cut meanwhile
+                continue
+            for sock in readable:
+                if sock is self._woken:
+                    sock.recv(64)
+                elif sock is self._listener:
+                    self._accept()
+                elif sock in links:
+                    self._pass_on(links[sock], sock)
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        try:
+            if self.refusing:
+                raise ConnectionRefusedError
+            server = socket.create_connection(self.target, 2.0)
+        except OSError:
+            client.close()
+            return
+        for sock in (client, server):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            self._links.append(Link(client, server))
+
+    def _pass_on(self, link: Link, sock: socket.socket) -> None:
+        with self._lock:
+            if link not in self._links:
+                return
+            direction, target = (UP, link.server) if sock is link.client else (DOWN, link.client)
+            try:
+                chunk = sock.recv(65536)
+                if not chunk or (self.on_chunk is not None and self.on_chunk(direction, chunk)):
+                    raise ConnectionResetError
+                self.chunks.append((direction, chunk))
+                if self.edit is not None:
+                    chunk = self.edit(direction, chunk)
+                if direction in self._paused:
+                    link.held[direction] += chunk
+                else:
+                    target.sendall(chunk)
+            except OSError:
+                link.close()
+                self._links.remove(link)
+
+
+def requests(chunk: bytes) -> Iterator[int]:
+    """Return the opcodes in one whole write of a client, after its handshake."""
+    while chunk:
+        (length,) = INT.unpack_from(chunk)
+        yield INT.unpack_from(chunk, 8)[0]
+        chunk = chunk[4 + length :]

@@ -1,0 +1,65 @@
+"""A look from outside: at the tree of a server, and at anything that takes its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from django_zklock.zk.pool import Pool
+from tests.support.protocol.jute import boolean, buffer, integer, long
+from tests.support.protocol.raw_client import RawClient
+
+CLOSE = -11
+
+
+def wait_until(condition: Callable[[], Any], timeout: float = 30.0, what: str = "") -> Any:
+    """Wait for ``condition`` to become true and give its value; fail after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what or condition}"
+        time.sleep(0.005)
+    return value
+
+
+MakePool = Callable[..., Pool]
+
+
+class Onlooker:
+    """A client of its own that looks at the tree and disturbs it, as an operator would."""
+
+    def __init__(self, hosts: str) -> None:
+        self.hosts = hosts
+        self.client = KazooClient(hosts=hosts, timeout=10.0)
+        self.client.start(timeout=20)
+
+    def children(self, path: str) -> list[str]:
+        """Return the names of the contenders in their order."""
+        try:
+            return sorted(self.client.get_children(path), key=lambda name: name[-10:])
+        except NoNodeError:
+            return []
+
+    def wait_empty(self, path: str, timeout: float = 30.0) -> None:
+        wait_until(lambda: not self.children(path), timeout, f"{path} is empty")
+
+    def wait_count(self, path: str, count: int, timeout: float = 30.0) -> list[str]:
+        wait_until(lambda: len(self.children(path)) == count, timeout, f"{count} nodes in {path}")
+        return self.children(path)
+
+    def end_session(self, pool: Pool, place: int = 0) -> None:
+        """End a session of ``pool`` at the server, from outside, whatever its own way to the server is like."""
+        client = pool.sessions()[place].wire._client
+        host, _, port = self.hosts.partition(",")[0].rpartition(":")
+        with RawClient((host, int(port))) as other:
+            resume = integer(0) + long(0) + integer(10_000) + long(client._session_id) + buffer(client._session_passwd)
+            # In one piece: whoever loses its connection over this is soon back, and takes the session over again.
+            other.send_frame(resume + boolean(False), integer(1) + integer(CLOSE))
+            other.receive_all()
+
+    def close(self) -> None:
+        self.client.stop()
+        self.client.close()

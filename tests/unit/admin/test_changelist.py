@@ -1,0 +1,307 @@
+"""The admin's list of locks, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from html import unescape
+from typing import TYPE_CHECKING
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import NoReverseMatch, reverse
+from kazoo.client import KazooClient
+from services.port import free_port
+from services.zookeeper import ZooKeeper
+
+from django_zklock.admin import LockAdmin
+from django_zklock.connections import connections
+from django_zklock.zk.node_data import Work
+from django_zklock.zk.ops import actions
+from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of
+from tests.support.command import Hold
+from tests.support.timing import GRACE
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytest_plugins = ["tests.support.command_fixtures"]
+
+pytestmark = [pytest.mark.django_db, pytest.mark.zookeeper]
+
+
+def test_list__row(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
+    """A row shows key, holder with work, process and host, age, waiters, state, kind, token and alias."""
+    held = hold("account:17", Work(kind="task", name="billing.tasks.settle", id="5b7e3c52"))
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    response = viewer.get(LIST)
+    assert response.status_code == 200
+    text = text_of(response)
+    assert "account:17" in text
+    assert "task billing.tasks.settle [5b7e3c52] pid " in text
+    assert re.search(rf" held .* \d s 1 exclusive {held.token} default ", text)
+    assert "Read from ZooKeeper at" in text
+
+
+def test_list__empty(viewer: Client, zklock: str) -> None:
+    """An empty list says that no locks are in use and when a lock is listed."""
+    text = text_of(viewer.get(LIST))
+    assert "No locks are in use. A lock is listed while it has a holder" in text
+
+
+def test_list__hostile_texts(viewer: Client, hold: Hold) -> None:
+    """No text from a znode becomes markup or reverses the direction of writing."""
+    hold(NASTY, Work(kind="<b>", name=NASTY, id='"><img src=x onerror=alert(1)>'))
+    body = body_of(viewer.get(LIST))
+    assert "<script>alert" not in body
+    assert "<img src=x" not in body
+    assert "\u202e" not in body
+    assert "\x1b" not in body
+    assert "&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&amp;\\u202egpj.exe\\x1b[31m" in body
+
+
+def test_list__foreign_client(viewer: Client, zklock: str, outsider: KazooClient) -> None:
+    """A holder without an identity, for example one of kazoo or Curator, is shown with its session."""
+    outsider.create(f"{zklock}/plain/_c_{GUID}-lock-", b"10.0.0.7", ephemeral=True, sequence=True, makepath=True)
+    session, _password = outsider.client_id
+    assert f"unknown client, session 0x{session:x}" in text_of(viewer.get(LIST))
+
+
+def test_list__foreign_nodes(viewer: Client, zklock: str, outsider: KazooClient) -> None:
+    """A lock with only nodes of unknown recipes is shown as unknown, not as free."""
+    outsider.create(f"{zklock}/strange/<b>no lock</b>", b"\xff\x00", ephemeral=True, makepath=True)
+    text = text_of(viewer.get(LIST))
+    assert re.search(r" strange unknown ", text)
+
+
+def test_list__many_holders(viewer: Client, zklock: str, outsider: KazooClient) -> None:
+    """Of many holders the first three are named and the others counted."""
+    for _number in range(5):
+        outsider.create(f"{zklock}/shared/_c_{GUID}-__READ__", ephemeral=True, sequence=True, makepath=True)
+    text = text_of(viewer.get(LIST))
+    assert text.count("unknown client") == 3
+    assert "and 2 more" in text
+
+
+def test_list__search(viewer: Client, hold: Hold) -> None:
+    """The parameter q matches parts of keys, in any case, or whole keys as a pattern; the list shows the count."""
+    for key in ("account:1", "account:2", "Report:Q3"):
+        hold(key)
+    text = text_of(viewer.get(LIST, {"q": "report"}))
+    assert "Report:Q3" in text
+    assert "account:1" not in text
+    assert "1 result ( Show all )" in text
+    text = text_of(viewer.get(LIST, {"q": "account:?"}))
+    assert "account:1" in text
+    assert "Report:Q3" not in text
+
+
+def test_list__search_finds_nothing(viewer: Client, hold: Hold) -> None:
+    """A search without a match differs from an empty list; the search text is escaped."""
+    hold("account:1")
+    response = viewer.get(LIST, {"q": "<i>nix"})
+    assert "<i>nix" not in response.content.decode()
+    assert "No key of a lock in use matches “<i>nix”." in text_of(response)
+
+
+def test_list__pages(viewer: Client, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many locks are divided into pages; a page beyond the last one shows the last one."""
+    monkeypatch.setattr(LockAdmin, "list_per_page", 2)
+    for number in range(5):
+        hold(f"batch:{number}")
+    text = text_of(viewer.get(LIST, {"p": "2"}))
+    assert [number for number in range(5) if f"batch:{number}" in text] == [2, 3]
+    assert "at most 5 locks" in text
+    assert "batch:4" in text_of(viewer.get(LIST, {"p": "99"}))
+    assert "batch:0" in text_of(viewer.get(LIST, {"p": "nonsense"}))
+
+
+def test_list__several_aliases(viewer: Client, hold: Hold, settings: Settings) -> None:
+    """The list has the locks of every alias."""
+    settings.ZKLOCK = settings.ZKLOCK | {
+        "reports": settings.ZKLOCK["default"] | {"ROOT": settings.ZKLOCK["default"]["ROOT"] + "-reports"}
+    }
+    hold("same key", using="default")
+    hold("same key", using="reports")
+    text = text_of(viewer.get(LIST))
+    assert text.count("same key") == 2
+    assert "exclusive" in text
+    assert re.search(r"\d+ default .* \d+ reports ", text)
+
+
+def test_list__unreachable(viewer: Client, hold: Hold, settings: Settings) -> None:
+    """An unreachable ensemble is shown as a message in time, beside the locks of the others."""
+    settings.ZKLOCK = settings.ZKLOCK | {"gone": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.5}}
+    hold("account:1")
+    began = time.monotonic()
+    response = viewer.get(LIST)
+    assert time.monotonic() - began < 4 + GRACE
+    assert response.status_code == 200
+    text = text_of(response)
+    assert "Locks of “gone” cannot be shown. ZooKeeper at 127.0.0.1:" in text
+    assert "account:1" in text
+
+
+def test_list__stopped_server(viewer: Client, settings: Settings) -> None:
+    """So is a server that accepts connections and never answers."""
+    with ZooKeeper() as server:
+        settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "CONNECT_TIMEOUT": 1}}
+        assert viewer.get(LIST).status_code == 200
+        server.pause()
+        began = time.monotonic()
+        response = viewer.get(LIST)
+        assert time.monotonic() - began < 6 + GRACE
+        server.resume()
+    assert response.status_code == 200
+    text = text_of(response)
+    assert "Locks of “default” cannot be shown." in text
+    assert "No locks are in use" not in text
+
+
+def test_list__wrong_setting(viewer: Client, settings: Settings) -> None:
+    """A wrong setting is shown as a message."""
+    settings.ZKLOCK = None
+    response = viewer.get(LIST)
+    assert response.status_code == 200
+    assert "ZKLOCK is not set" in text_of(response)
+    settings.ZKLOCK = {"default": {"HOSTS": ""}}
+    assert 'ZKLOCK["default"]["HOSTS"] must be a non-empty string' in text_of(viewer.get(LIST))
+
+
+def test_list__needs_the_permission(client: Client, zklock: str) -> None:
+    """Without login there is the login page; staff without the permission are refused."""
+    assert client.get(LIST).status_code == 302
+    client.force_login(User.objects.create_user("staff", is_staff=True))
+    assert client.get(LIST).status_code == 403
+    client.force_login(User.objects.create_user("customer"))
+    assert client.get(LIST).status_code == 302
+
+
+def test_index__links_to_the_list(viewer: Client, zklock: str) -> None:
+    """The admin's index links to the list and not to a page for adding."""
+    body = viewer.get("/admin/").content.decode()
+    assert f'href="{LIST}"' in body
+    assert f"{LIST}add/" not in body
+
+
+@pytest.mark.parametrize("path", ["add/", "x/delete/"])
+def test_other_pages__are_not_there(admin_client: Client, path: str) -> None:
+    """There are no pages for adding and deleting, not even for a superuser."""
+    assert admin_client.get(LIST + path).status_code == 404
+    assert admin_client.post(LIST + path).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["add", "delete"])
+def test_other_pages__have_no_address(name: str) -> None:
+    """The pages for adding and deleting cannot be linked to."""
+    with pytest.raises(NoReverseMatch):
+        reverse(f"admin:django_zklock_lock_{name}")
+
+
+def test_list__filters(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
+    """Locks are filtered by state, kind, age, host and task; an unknown value filters nothing."""
+    contended = hold("contended", Work(kind="task", name="billing.bill", id="77"))
+    outsider.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    revoked = hold("revoked", mode="read")
+    actions.revoke(connections["default"], revoked.node, "urgent", timeout=5)
+    hold("plain", limit=2)
+
+    def keys(**parameters: str) -> set[str]:
+        text = text_of(viewer.get(LIST, parameters))
+        return {key for key in ("contended", "revoked", "plain") if f" {key} held " in text}
+
+    assert keys() == {"contended", "revoked", "plain"}
+    assert keys(state="contended") == {"contended"}
+    assert keys(state="revoked") == {"revoked"}
+    assert keys(state="unknown") == set()
+    assert keys(kind="lease") == {"plain"}
+    assert keys(kind="read") == {"revoked"}
+    assert keys(older="60") == set()
+    assert keys(host=os.uname().nodename) == {"contended", "revoked", "plain"}
+    assert keys(host="elsewhere") == set()
+    assert keys(task="billing") == {"contended"}
+    assert keys(task="billing", kind="lease") == set()
+    assert keys(state="nonsense", older="soon") == {"contended", "revoked", "plain"}
+
+
+def test_list__filters_find_nothing(viewer: Client, hold: Hold) -> None:
+    """Filters without a match differ from an empty list, and entered text is escaped."""
+    hold("account:1")
+    response = viewer.get(LIST, {"host": '"><i>nix', "q": "account"})
+    assert "<i>nix" not in body_of(response)
+    assert "No lock in use matches the filters." in text_of(response)
+    # Each form keeps the parameters of the others.
+    assert '<input type="hidden" name="q" value="account">' in body_of(response)
+
+
+def test_list__unknown_parameters(viewer: Client, zklock: str) -> None:
+    """Unknown parameters lead to the unfiltered list."""
+    response = viewer.get(LIST, {"nonsense": "1"})
+    assert (response.status_code, response["Location"]) == (302, f"{LIST}?e=1")
+    # No such column, or not a sortable one.
+    for order in ("99", "-1", "7", "x.0"):
+        assert viewer.get(LIST, {"o": order}).status_code == 200
+
+
+def test_list__sorting(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
+    """The headers sort in both directions; the default order is by key."""
+    for key in ("b", "c", "a"):
+        hold(f"key-{key}")
+    outsider.create(f"{connections['default'].path('key-b')}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+
+    def order(**parameters: str) -> str:
+        return "".join(re.findall(r" key-(\w) held", text_of(viewer.get(LIST, parameters))))
+
+    columns = {name: number for number, name in enumerate(LockAdmin.list_display)}
+    assert order() == "abc"
+    assert order(o=f"-{columns['key_text']}") == "cba"
+    assert order(o=str(columns["token"])) == "bca"
+    assert order(o=f"-{columns['token']}") == "acb"
+    assert order(o=f"-{columns['waiters']}") == "bac"
+    assert f"?o=-{columns['token']}" in body_of(viewer.get(LIST, {"o": str(columns["token"])}))
+
+
+def test_list__idle_parents(
+    viewer: Client, hold: Hold, outsider: KazooClient, zklock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parents of free locks are not listed; the number of locks in use is exact only once it is known."""
+    monkeypatch.setattr(LockAdmin, "list_per_page", 2)
+    for number in range(20):
+        outsider.create(f"{zklock}/idle:{number:02}", makepath=True)
+    for number in (7, 11, 15, 19):
+        hold(f"idle:{number:02}")
+    pages = [text_of(viewer.get(LIST, {"p": number})) for number in ("1", "2", "9")]
+    shown = [[number for number in range(20) if f" idle:{number:02} held " in text] for text in pages]
+    assert shown == [[7, 11], [15, 19], [15, 19]]
+    # Two locks were found, and six more names were not read.
+    assert " at most 8 locks " in pages[0]
+    assert " 4 locks " in pages[1]
+    assert "at most" not in pages[1]
+
+
+def test_list__one_alias(viewer: Client, hold: Hold, settings: Settings) -> None:
+    """The filter by alias appears with several aliases, and only the chosen alias is read."""
+    assert "By alias" not in text_of(viewer.get(LIST))
+    settings.ZKLOCK = settings.ZKLOCK | {"gone": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.3}}
+    hold("here")
+    text = text_of(viewer.get(LIST, {"alias": "default"}))
+    assert "By alias" in text
+    assert "cannot be shown" not in text
+    assert " here held " in text
+
+
+def test_list__links_to_the_lock(viewer: Client, hold: Hold) -> None:
+    """The key links to the page of its lock, whatever characters it has."""
+    hold('a/b c?%#&"_:ü')
+    (url,) = re.findall(r'<th class="field-key_text"><a href="([^"]*)"', body_of(viewer.get(LIST)))
+    assert "held" in text_of(viewer.get(unescape(url)))
+
+
+def test_list__post_changes_nothing(admin_client: Client, hold: Hold) -> None:
+    """The list has no actions; a forged one is ignored."""
+    held = hold("account:1")
+    response = admin_client.post(LIST, {"action": "delete_selected", "_selected_action": "default/account:1"})
+    assert response.status_code == 200
+    held.check()

@@ -1,0 +1,190 @@
+"""The page of one lock, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from django.test import Client
+from kazoo.client import KazooClient
+from services.port import free_port
+
+from django_zklock.admin import detail
+from django_zklock.connections import connections
+from django_zklock.zk.node_data import Work
+from django_zklock.zk.ops import actions
+from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of, url_of
+from tests.support.any_server import Server, packets_received
+from tests.support.command import Hold
+from tests.support.timing import GRACE
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytest_plugins = ["tests.support.command_fixtures"]
+
+pytestmark = [pytest.mark.django_db, pytest.mark.zookeeper]
+
+
+def test_lock__queue(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
+    """The page shows each contender with work, age, blockers, kind, token, session and node."""
+    held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
+    for _ in range(2):
+        outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    response = viewer.get(url_of("account:17"))
+    assert response.status_code == 200
+    text = text_of(response)
+    assert f"Held by task billing.settle [5b7e] pid {os.getpid()} on {os.uname().nodename} , thread MainThread" in text
+    session, _password = outsider.client_id
+    node = held.node.rpartition("/")[2]
+    assert re.search(rf" 0 held task .* \d s exclusive {held.token} 0x\w+ {node} 1 waiting unknown client", text)
+    assert re.search(rf" 1 waiting unknown client, session 0x{session:x} \d s 0 exclusive \d+ 0x{session:x} ", text)
+    assert re.search(r" 2 waiting unknown client, session 0x\w+ \d s 0\u20131 exclusive ", text)
+    assert f"Znode {held.lock.paths[0]} " in text
+
+
+def test_lock__bars(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
+    """Each contender has a bar with a text; the bars of holders and waiters differ by more than colour."""
+    held = hold("account:17")
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    bars = re.findall(r"<svg class=.*?</svg>", body_of(viewer.get(url_of("account:17"))), flags=re.DOTALL)
+    assert len(bars) == 2
+    assert re.search(r'role="img" aria-label="held, \d s"', bars[0])
+    assert re.search(r'role="img" aria-label="waiting, \d s"', bars[1])
+    assert 'x="0.0%" width="100.0%"' in bars[0]
+    assert ["url(#zklock-hatching)" in bar for bar in bars] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("since", "begin", "end", "start", "length"),
+    [
+        (0.0, 0.0, 100.0, "0.0%", "100.0%"),
+        (75.0, 0.0, 100.0, "75.0%", "25.0%"),
+        (100.0, 0.0, 100.0, "99.0%", "1.0%"),
+        (5.0, 5.0, 5.0, "0.0%", "100.0%"),
+    ],
+    ids=["first", "later", "just come", "all at once"],
+)
+def test_bar__ends_now(since: float, begin: float, end: float, start: str, length: str) -> None:
+    """The length of a bar is the time in the queue, and every bar is visible."""
+    assert detail._bar(since, begin, end) == detail.Bar(start=start, length=length)
+
+
+def test_lock__clock_of_the_server_is_ahead(viewer: Client, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start time in the future, by our clock, is shown as now."""
+    hold("account:17")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    body = body_of(viewer.get(url_of("account:17")))
+    assert 'aria-label="held, 0 s"' in body
+    assert 'x="0.0%" width="100.0%"' in body
+
+
+def test_lock__semaphore_and_revoked(viewer: Client, hold: Hold) -> None:
+    """The page shows the limit of a semaphore and the reason of a revoke request."""
+    held = hold("gpu", limit=2)
+    actions.revoke(connections["default"], held.node, "blocks the release", timeout=5)
+    text = text_of(viewer.get(url_of("gpu")))
+    assert "Lease (at most 2 at once)" in text
+    assert "Release requested: blocks the release" in text
+
+
+def test_lock__limits_differ(viewer: Client, hold: Hold) -> None:
+    """If the limits of the holders differ, the lowest is shown."""
+    for limit in (9, 3, 5):
+        hold("gpu", limit=limit, reentrant=False)
+    assert "Lease (at most 3 at once)" in text_of(viewer.get(url_of("gpu")))
+
+
+def test_lock__free(viewer: Client, zklock: str) -> None:
+    """A free lock has a page, not an error."""
+    response = viewer.get(url_of("nothing here"))
+    assert response.status_code == 200
+    text = text_of(response)
+    assert "State Free" in text
+    assert "This lock has no holder and no waiters." in text
+
+
+def test_lock__long_key(viewer: Client, hold: Hold) -> None:
+    """A key longer than the name of a znode is shown in full while the lock is in use."""
+    key = "long-" * 100
+    held = hold(key)
+    assert key in text_of(viewer.get(url_of(key)))
+    held.release(wait=True)
+    assert "long-long-" in text_of(viewer.get(url_of(key)))
+
+
+def test_lock__foreign_nodes(viewer: Client, zklock: str, outsider: KazooClient) -> None:
+    """The first hundred nodes of unknown recipes are listed."""
+    for number in range(103):
+        outsider.create(f"{zklock}/strange/<b>{number:03}", b"\xff\x00", ephemeral=True, makepath=True)
+    response = viewer.get(url_of("strange"))
+    assert "<b>000" not in body_of(response)
+    text = text_of(response)
+    assert "State Unknown" in text
+    assert "<b>099 And 3 more." in text
+
+
+def test_lock__hostile_texts(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
+    """No text from a znode becomes markup or reverses the direction of writing."""
+    held = hold(NASTY, Work(kind="<b>", name=NASTY, id='"><img src=x onerror=alert(1)>'))
+    outsider.create(f"{held.lock.paths[0]}/<i>{NASTY[8:15]}", b"\xff" * 100_000, ephemeral=True)
+    actions.revoke(connections["default"], held.node, NASTY, timeout=5)
+    body = body_of(viewer.get(url_of(NASTY)))
+    for wrong in ("<script>alert", "<img src=x", "<i>", "\u202e", "\x1b"):
+        assert wrong not in body
+    assert "&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&amp;\\u202egpj.exe\\x1b[31m" in body
+
+
+def test_lock__long_queue(viewer: Client, zklock: str, outsider: KazooClient, server: Server) -> None:
+    """Of a long queue the first hundred entries are read and shown, and the others counted."""
+    outsider.ensure_path(f"{zklock}/long")
+    creations = [
+        outsider.create_async(f"{zklock}/long/_c_{GUID}-lock-", ephemeral=True, sequence=True) for _ in range(1000)
+    ]
+    for creation in creations:
+        creation.get(timeout=20)
+    viewer.get(url_of("long"))
+
+    def cost() -> int:
+        before = packets_received(server)
+        viewer.get(url_of("long"))
+        return packets_received(server) - before
+
+    # The queue, the data of a hundred entries, the data of the queue, the request that counts, and sometimes pings.
+    assert min(cost() for _ in range(5)) <= 10
+    text = text_of(viewer.get(url_of("long")))
+    assert "1 holder. 999 waiters." in text
+    assert "And 900 more." in text
+
+
+@pytest.mark.parametrize("path", ["nothing", "absent/key", "default/", "default/a/b", "default/..", "default/%00"])
+def test_lock__no_such_lock(viewer: Client, zklock: str, path: str) -> None:
+    """An address that no lock can have is not found."""
+    assert viewer.get(f"{LIST}{path}/change/").status_code == 404
+
+
+def test_lock__unreachable(viewer: Client, settings: Settings) -> None:
+    """If ZooKeeper is unavailable, the page says so within the deadline."""
+    settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.5}}
+    began = time.monotonic()
+    response = viewer.get(url_of("account:17"))
+    assert time.monotonic() - began < 4 + GRACE
+    assert response.status_code == 200
+    assert "Locks of “default” cannot be shown. ZooKeeper at 127.0.0.1:" in text_of(response)
+
+
+def test_lock__wrong_setting(viewer: Client, settings: Settings) -> None:
+    """With a wrong setting no alias is known; the list shows the error."""
+    settings.ZKLOCK = None
+    assert viewer.get(url_of("account:17")).status_code == 404
+
+
+def test_lock__post_changes_nothing(admin_client: Client, hold: Hold) -> None:
+    """A POST to the page of a lock changes nothing."""
+    held = hold("account:17")
+    assert admin_client.post(url_of("account:17"), {"key": "x"}).status_code == 200
+    held.check()

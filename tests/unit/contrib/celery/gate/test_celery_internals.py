@@ -1,0 +1,260 @@
+"""The undocumented parts of Celery and kombu that the gate uses, checked with the installed versions.
+
+The records of the pool are checked with real workers, in ``test_gate_broker_cuts.py``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import celery._state
+import pytest
+from celery.local import PromiseProxy
+from celery.worker import state
+from celery.worker.request import Request
+from celery.worker.worker import WorkController
+from kombu import Consumer, Exchange, Queue
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+from kombu.common import QoS
+from kombu.transport import redis
+
+from django_zklock.contrib.celery.gate.acquisition import waiting_behind
+from django_zklock.contrib.celery.gate.celery_internals import (
+    MAX_PREFETCH,
+    PrefetchWindow,
+    SemaphoreSlots,
+    is_better_published,
+    queue_of,
+)
+from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard, ScoreboardSlot
+from django_zklock.zk import queue as zk_queue
+from django_zklock.zk.queue import Kind
+from django_zklock.zk.queue import Queue as LockQueue
+from django_zklock.zk.rules import READ, WRITE, semaphore
+
+pytestmark = pytest.mark.celery
+
+
+class Controller:
+    """A worker of two slots."""
+
+    def __init__(self) -> None:
+        self.semaphore = LaxBoundedSemaphore(2)
+
+
+def test_slots__next_is_before_all_that_wait() -> None:
+    """A request with a granted lock gets the next slot, before earlier requests without a lock."""
+    controller = Controller()
+    used: list[str] = []
+    slots = SemaphoreSlots(controller)
+    for name in ("first", "second", "third", "fourth"):
+        slots.acquire(partial(used.append, name))
+    slots.acquire_next(lambda: used.append("granted"))
+    for _ in range(3):
+        slots.release()
+    assert used == ["first", "second", "granted", "third", "fourth"]
+    assert controller.semaphore.value == 0
+
+
+def test_slots__next_takes_a_free_one() -> None:
+    """A free slot is used at once, and counted."""
+    controller = Controller()
+    used: list[str] = []
+    SemaphoreSlots(controller).acquire_next(lambda: used.append("granted"))
+    assert used == ["granted"]
+    assert controller.semaphore.value == 1
+
+
+class Channel:
+    """A channel that records the prefetch counts."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def send(self, prefetch_count: int) -> None:
+        self.sent.append(prefetch_count)
+
+
+def loop_once(qos: Any) -> None:
+    """Send the prefetch count like Celery's loop between two messages."""
+    if qos.prev != qos.value:
+        qos.update()
+
+
+def test_window__is_celery_s_number_and_ours() -> None:
+    """The broker gets the sum; Celery's own number does not change, with countdowns and after a reconnect."""
+    channel, window = Channel(), PrefetchWindow()
+    qos = QoS(channel.send, 4)
+    window.attach(qos)
+    loop_once(qos)
+    window.widen(5)
+    loop_once(qos)
+    for _ in range(4):
+        qos.increment_eventually()
+    loop_once(qos)
+    window.widen(0)
+    loop_once(qos)
+    loop_once(qos)
+    assert channel.sent == [4, 9, 13, 8]
+    assert (qos.value, window.size) == (8, 8)
+    # A reconnect makes a new counter; waiting requests count again.
+    window.widen(2)
+    qos = QoS(channel.send, 2)
+    window.attach(qos)
+    loop_once(qos)
+    assert channel.sent[-1] == 4
+
+
+def test_window__without_limit_and_at_the_limit() -> None:
+    """No limit stays no limit, and the number does not exceed the maximum of AMQP."""
+    channel, window = Channel(), PrefetchWindow()
+    window.widen(MAX_PREFETCH)
+    for initial in (0, 10):
+        qos = QoS(channel.send, initial)
+        window.attach(qos)
+        qos.update()
+    assert channel.sent == [0, MAX_PREFETCH]
+
+
+def test_names() -> None:
+    """All names that the gate looks up exist."""
+    assert "__dict__" in Request.__dict__["__slots__"]
+    assert {"on_accepted", "on_success", "on_failure", "on_timeout", "_apply_result"} <= set(dir(Request))
+    assert {"_process_task_sem", "process_task", "wait_for_soft_shutdown"} & set(dir(WorkController))
+    assert {"reserved_requests", "active_requests", "task_ready"} <= set(dir(state))
+    assert {"restore_by_tag", "restore_unacked"} <= set(dir(redis.QoS))
+    assert redis.Channel.visibility_timeout == 3600
+    assert {"get_current_task", "_get_active_apps", "connect_on_app_finalize"} <= set(dir(celery._state))
+    assert hasattr(PromiseProxy, "__then__")
+    no_channel: Any = None
+    assert hasattr(Consumer(no_channel), "_active_tags")
+
+
+class Session:
+    """A session that does nothing."""
+
+    lease_end = 1.0
+
+    def post(self, _call: Any) -> None: ...
+
+    def add_listener(self, _slot: Any) -> None: ...
+
+
+class Contender:
+    """A contender that holds."""
+
+    session = Session()
+    lost: str | None = None
+    revoked: str | None = None
+    loss_reason_pending = False
+
+
+def test_claim__once_it_is_withdrawn() -> None:
+    """A withdrawn hold cannot be claimed; an earlier claim is kept."""
+    scoreboard = Scoreboard()
+    claimed = ScoreboardSlot.open(scoreboard, 1, Contender())  # type: ignore[arg-type]
+    withdrawn = ScoreboardSlot.open(scoreboard, 2, Contender())  # type: ignore[arg-type]
+    assert claimed is not None
+    assert withdrawn is not None
+    assert scoreboard.claim(claimed.number, 1, 71)
+    for slot in (claimed, withdrawn):
+        slot.withdraw()
+    assert not scoreboard.claim(withdrawn.number, 2, 72)
+    assert (claimed.claimed_by, withdrawn.claimed_by) == (71, None)
+    claimed.restore()
+    assert scoreboard.state(claimed.number, 1) is HoldState.HELD
+
+
+def test_claim__of_a_hold_that_is_over() -> None:
+    """A hold that was lost or released cannot be claimed."""
+    scoreboard = Scoreboard()
+    number = scoreboard.open(1, 0.0)
+    assert number is not None
+    scoreboard.set_state(number, 1, HoldState.LOST, "its node was deleted")
+    assert not scoreboard.claim(number, 1, 71)
+    scoreboard.close(number, 1)
+    assert not scoreboard.claim(number, 1, 71)
+    assert scoreboard.claimed_by(number, 1) is None
+    assert scoreboard.used == 0
+
+
+def test_withdrawn__stays_so_when_revoked() -> None:
+    """A revocation does not make a withdrawn hold claimable again."""
+    scoreboard, contender = Scoreboard(), Contender()
+    slot = ScoreboardSlot.open(scoreboard, 1, contender)  # type: ignore[arg-type]
+    assert slot is not None
+    slot.withdraw()
+    contender.revoked = "deploy"
+    slot.update()
+    assert not scoreboard.claim(slot.number, 1, 71)
+    slot.restore()
+    assert scoreboard.state(slot.number, 1) is HoldState.REVOKED
+
+
+def queue(*kinds: Kind) -> tuple[list[str], LockQueue]:
+    """Return a queue of nodes of these kinds, and their names."""
+    names = [f"{zk_queue.name_prefix(zk_queue.new_guid(), kind)}{number:010d}" for number, kind in enumerate(kinds)]
+    return names, LockQueue([node for node in map(zk_queue.parse_name, names) if node is not None])
+
+
+def test_waiting_behind__readers() -> None:
+    """Readers hold beside a reader, except readers behind a writer."""
+    names, found = queue(Kind.READ, Kind.READ, Kind.WRITE, Kind.READ)
+    assert [node.name for node in waiting_behind(READ, names[0], found)] == names[2:]
+    assert waiting_behind(READ, names[3], found) == []
+
+
+def test_waiting_behind__writers_and_leases() -> None:
+    """All nodes wait behind a writer; behind a lease those above the limit wait."""
+    names, found = queue(Kind.WRITE, Kind.READ, Kind.WRITE)
+    assert [node.name for node in waiting_behind(WRITE, names[0], found)] == names[1:]
+    leases = [f"{zk_queue.name_prefix(zk_queue.new_guid(), Kind.LEASE, 2)}{number:010d}" for number in range(3)]
+    found = LockQueue([node for node in map(zk_queue.parse_name, leases) if node is not None])
+    assert [node.name for node in waiting_behind(semaphore(2), leases[0], found)] == leases[2:]
+
+
+def delivered(*, exchange: str, routing_key: str, tag: str | None = None) -> Any:
+    """Return a request whose message has this delivery info."""
+    facts = {"exchange": exchange, "routing_key": routing_key, "consumer_tag": tag}
+    return SimpleNamespace(message=SimpleNamespace(delivery_info=facts, headers={}))
+
+
+def consumer_of(*queues: Queue, driver: str = "redis", tags: dict[str, str] | None = None) -> Any:
+    """Return a consumer of ``queues``."""
+    return SimpleNamespace(
+        connection=SimpleNamespace(transport=SimpleNamespace(driver_type=driver)),
+        task_consumer=SimpleNamespace(queues=queues, _active_tags=tags or {}),
+        app=SimpleNamespace(amqp=SimpleNamespace(queues={queue.name: queue for queue in queues})),
+    )
+
+
+NEWS = Exchange("news", type="topic")
+ONE, OTHER = Queue("one", NEWS, routing_key="a"), Queue("other", NEWS, routing_key="b")
+
+
+def test_queue_of() -> None:
+    """The broker or the settings name the queue; otherwise it is unknown."""
+    tags = {"one": "1", "other": "2"}
+    assert queue_of(consumer_of(ONE, OTHER, tags=tags), delivered(exchange="news", routing_key="a", tag="2")) == "other"
+    assert queue_of(consumer_of(ONE, OTHER), delivered(exchange="news", routing_key="b")) == "other"
+    assert queue_of(consumer_of(ONE, OTHER), delivered(exchange="news", routing_key="c")) is None
+    # Made from its name alone, like the queues of `--queues`.
+    plain = Queue("plain", Exchange("plain", type="direct"), routing_key="plain")
+    assert queue_of(consumer_of(plain), delivered(exchange="news", routing_key="a")) == "plain"
+    assert queue_of(consumer_of(plain), delivered(exchange="", routing_key="plain")) == "plain"
+
+
+def test_published__what_would_go_to_other_queues() -> None:
+    """A virtual transport rejects to all queues of an exchange; a quorum queue counts rejections."""
+    direct = Queue("direct", Exchange("direct", type="direct"), routing_key="direct")
+    quorum = Queue("quorum", direct.exchange, routing_key="direct", queue_arguments={"x-queue-type": "quorum"})
+    news, own = delivered(exchange="news", routing_key="a"), delivered(exchange="direct", routing_key="direct")
+    assert is_better_published(consumer_of(ONE), news)
+    assert is_better_published(consumer_of(direct), news)
+    assert not is_better_published(consumer_of(direct), own)
+    assert not is_better_published(consumer_of(direct), delivered(exchange="", routing_key="direct"))
+    assert not is_better_published(consumer_of(direct, driver="amqp"), own)
+    assert is_better_published(consumer_of(quorum, driver="amqp"), own)
+    assert is_better_published(consumer_of(direct, driver="sqs"), own)

@@ -1,0 +1,248 @@
+"""`zklock break`, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import os
+import pty
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from kazoo.client import KazooClient
+from services.port import free_port
+
+from django_zklock.management.subcommands import _common, break_
+from django_zklock.management.subcommands._output import Terminal
+from django_zklock.zk.held import Held
+from django_zklock.zk.node_data import Work
+from django_zklock.zk.ops import actions
+from django_zklock.zk.ops.snapshots import QueueEntry
+from tests.support.command import GUID, Hold, Screen, Type, failure, run
+from tests.support.command_process import Process, Reader
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
+BILL = Work(kind="task", name="billing.bill", id="77")
+
+pytest_plugins = ["tests.support.command_fixtures"]
+
+pytestmark = pytest.mark.zookeeper
+
+
+def node_of(held: Held) -> str:
+    return held.node.rpartition("/")[2]
+
+
+def loss_of(held: Held) -> str:
+    """Wait until the holder has noticed the loss of its lock, and return the reason."""
+    noticed = threading.Event()
+    held._when_lost(noticed.set)
+    assert noticed.wait(20)
+    return str(held._loss_error())
+
+
+def holding(key: str) -> int:
+    """Return the number of holders that `show` reports."""
+    text = Screen()
+    facts = json.loads(run("show", key, "--format", "json", status=None, out=text))
+    return int(facts["holders"])
+
+
+def test_break__asks_and_shows_the_holder(hold: Hold, operator: Type, outsider: KazooClient) -> None:
+    """On a terminal it shows the holder, warns, asks for a reason and a confirmation, and breaks the lock."""
+    held = hold("invoice:42", BILL)
+    # With a waiter: this server soon deletes an empty queue, and the reason with it.
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    operator("the host is on fire", "yes")
+    out = run("break", "invoice:42", out=Screen())
+    who = f"task billing.bill [77] (pid {os.getpid()} on {socket.gethostname()})"
+    assert "does not stop the holder's work" in out
+    assert "zklock revoke" in out
+    assert f'Break the lock of {who}? Type "yes": ' in out
+    assert out.endswith(f"Lock invoice:42 was broken; it was held by {who}.\n")
+    assert f"broken by {getpass.getuser()}@{socket.gethostname()}: the host is on fire;" in loss_of(held)
+
+
+@pytest.mark.parametrize("answer", ["no", "y", "YES", ""])
+def test_break__not_confirmed(hold: Hold, operator: Type, answer: str) -> None:
+    """Every answer but "yes" breaks nothing; so does the end of input."""
+    hold("k")
+    operator(*([answer] if answer else []))
+    assert run("break", "k", "--reason", "why", status=1, out=Screen()).endswith("Nothing was broken.\n")
+    assert holding("k") == 1
+
+
+def test_break__yes(hold: Hold, caplog: pytest.LogCaptureFixture) -> None:
+    """With --yes and a reason it does not ask; a log record has the operator, the holder and the reason."""
+    held = hold("k")
+    with caplog.at_level(logging.WARNING, "django_zklock"):
+        run("break", "k", "--yes", "--reason", " on fire ")
+    assert holding("k") == 0
+    (record,) = [record for record in caplog.records if "event=removed" in record.getMessage()]
+    assert record.levelno == logging.WARNING
+    for fact in (
+        f"token={held.token}",
+        node_of(held),
+        f"broken by {getpass.getuser()}@{socket.gethostname()}: on fire",
+    ):
+        assert fact in record.getMessage()
+
+
+def test_break__next_waiter(hold: Hold, outsider: KazooClient) -> None:
+    """The next waiter becomes the holder."""
+    held = hold("k")
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    run("break", "k", "--yes", "--reason", "why")
+    facts = json.loads(run("show", "k", "--format", "json"))
+    assert (facts["holders"], facts["waiters"]) == (1, 0)
+    assert facts["places"][0]["token"] != held.token
+
+
+@pytest.mark.parametrize("arguments", [["--reason", "why"], []])
+def test_break__cannot_ask(hold: Hold, arguments: list[str]) -> None:
+    """Without a terminal it refuses to break without --yes."""
+    hold("k")
+    error = failure("break", "k", *arguments)
+    assert error.returncode == 2
+    assert "--yes" in str(error)
+    assert holding("k") == 1
+
+
+@pytest.mark.parametrize("reason", [[], ["--reason", " "]])
+def test_break__no_reason(hold: Hold, operator: Type, reason: list[str]) -> None:
+    """Without a reason nothing is broken, on a terminal or not."""
+    hold("k")
+    error = failure("break", "k", "--yes", *reason)
+    assert error.returncode == 2
+    assert "--reason" in str(error)
+    operator(" ")
+    assert failure("break", "k", *reason, out=Screen()).returncode == 2
+    assert holding("k") == 1
+
+
+def test_break__free(zklock: str) -> None:
+    """A lock without a holder, or without this holder, is exit code 1, and nothing is asked."""
+    assert run("break", "k", "--yes", "--reason", "why", status=1) == "Lock k has no holder.\n"
+    out = run("break", "k", "--node", "\u202e", "--yes", "--reason", "why", status=1)
+    assert out == "Lock k has no holder with node \\u202e.\n"
+
+
+def test_break__several_holders(hold: Hold, outsider: KazooClient) -> None:
+    """Of several holders one must be chosen; they are listed with their nodes."""
+    first = hold("gpu", limit=2)
+    path = outsider.create(f"{first.lock.paths[0]}/_c_{GUID}-lease-", ephemeral=True, sequence=True)
+    second = path.rpartition("/")[2]
+    out = Screen()
+    error = failure("break", "gpu", "--yes", "--reason", "why", out=out)
+    assert error.returncode == 2
+    assert "--node" in str(error)
+    assert node_of(first) in out.getvalue()
+    assert second in out.getvalue()
+    run("break", "gpu", "--node", second, "--yes", "--reason", "why")
+    (place,) = json.loads(run("show", "gpu", "--format", "json"))["places"]
+    assert place["node"] == node_of(first)
+
+
+def test_break__not_a_holder(hold: Hold, outsider: KazooClient) -> None:
+    """A waiter cannot be broken; the holder is shown."""
+    held = hold("k", BILL)
+    path = outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    node = path.rpartition("/")[2]
+    out = run("break", "k", "--node", node, "--yes", "--reason", "why", status=1)
+    assert out.startswith(f"Lock k has no holder with node {node}.\nIt is held by:\n")
+    assert "task billing.bill [77]" in out
+    assert outsider.exists(path)
+
+
+def test_break__holder_changed_meanwhile(
+    hold: Hold, operator: Type, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the holder changes before the answer, nothing is broken, and the new holder is shown."""
+    held = hold("k", BILL)
+    path = outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    operator("yes")
+    remove = actions.break_lock
+
+    def remove_late(*arguments: object, **options: object) -> None:
+        held.release(wait=True)
+        remove(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(actions, "break_lock", remove_late)
+    out = run("break", "k", "--reason", "why", status=1, out=Screen())
+    assert "Nothing was broken: " in out
+    assert "is gone" in out
+    session, _password = outsider.client_id
+    assert f"unknown client, session 0x{session:x}" in out.partition("It is held by:\n")[2]
+    assert outsider.exists(path)
+
+
+def test_break__hostile(hold: Hold, outsider: KazooClient, operator: Type) -> None:
+    """Control characters in data of other clients reach neither the terminal nor the question."""
+    held = hold(NASTY, Work(kind=NASTY, name=NASTY, id=NASTY))
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    outsider.set(held.node, outsider.get(held.node)[0].replace(b'"v":1', b'"v":1,"revoke":"\\u001b[2J"'))
+    operator("no")
+    out = run("break", NASTY, "--reason", "why", status=1, out=Screen())
+    assert out.replace("\n", "").isprintable()
+    run("break", NASTY, "--reason", NASTY, "--yes")
+    assert "gpj.exe" in loss_of(held)
+    assert loss_of(held).isprintable()
+
+
+def test_break__on_a_terminal(hold: Hold, shared_hosts: str) -> None:
+    """On a real terminal each question is shown before its answer is read."""
+    held = hold("broken-on-a-terminal", BILL)
+    ours, theirs = pty.openpty()
+    process = Process(shared_hosts, theirs, "break", "broken-on-a-terminal")
+    try:
+        reader = Reader(ours)
+        reader.until("Reason: ")
+        assert "task billing.bill [77]" in reader.text
+        os.write(ours, b"it hangs\n")
+        reader.until('Type "yes": ')
+        assert not held.lost
+        os.write(ours, b"yes\n")
+        reader.until("was broken; it was held by")
+        assert process.end() == (0, "")
+    finally:
+        process.popen.kill()
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_break__interrupted(hold: Hold, operator: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C at the question breaks nothing and prints no traceback."""
+
+    def interrupt(_place: QueueEntry, _terminal: Terminal) -> bool:
+        raise KeyboardInterrupt
+
+    hold("k")
+    operator()
+    monkeypatch.setattr(break_, "_confirmed", interrupt)
+    run("break", "k", "--reason", "why", status=130, out=Screen())
+    assert holding("k") == 1
+
+
+@pytest.mark.parametrize("action", ["break", "revoke"])
+def test_unreachable(settings: Settings, action: str) -> None:
+    """An unreachable ZooKeeper is an error of one line, with exit code 2."""
+    settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.5}}
+    error = failure(action, "k", "--reason", "why", *(["--yes"] if action == "break" else []))
+    assert error.returncode == 2
+    assert "ZooKeeper at 127.0.0.1:" in str(error)
+
+
+def test_operator__without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a name is shown by its number."""
+
+    def unknown() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr(getpass, "getuser", unknown)
+    assert _common.operator() == f"user {os.getuid()}@{socket.gethostname()}"

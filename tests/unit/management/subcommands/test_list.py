@@ -1,0 +1,402 @@
+"""`zklock list` and `zklock show`, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import threading
+import time
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import pytest
+from django.core.management import CommandError, call_command
+from kazoo.client import KazooClient
+from services.port import free_port
+from services.zookeeper import ZooKeeper
+
+from django_zklock.management.subcommands import arguments
+from django_zklock.management.subcommands._output import Column, table
+from django_zklock.zk.node_data import Work
+from django_zklock.zk.ops.snapshots import LockSnapshot
+from django_zklock.zk.pool import Pool
+from tests.support.any_server import packets_received
+from tests.support.command import GUID, Hold, Screen, failure, run
+from tests.support.many_locks import hold_many
+from tests.support.timing import GRACE
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
+
+pytest_plugins = ["tests.support.command_fixtures"]
+
+pytestmark = pytest.mark.zookeeper
+
+
+def test_list__table(hold: Hold, outsider: KazooClient) -> None:
+    """One row for each lock, sorted by key."""
+    bill = Work(kind="task", name="billing.bill", id="77")
+    held = hold("invoice:42", bill)
+    hold("account:17")
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    header, account, invoice = run("list").splitlines()
+    assert header.split() == ["KEY", "STATE", "KIND", "AGE", "WAITERS", "TOKEN", "HOLDER"]
+    assert account.split()[:3] == ["account:17", "held", "exclusive"]
+    assert invoice.split()[:2] == ["invoice:42", "held"]
+    assert invoice.endswith(f"task billing.bill [77] (pid {os.getpid()} on {os.uname().nodename})")
+    for name, value in (("STATE", "held"), ("WAITERS", "1"), ("TOKEN", str(held.token))):
+        assert invoice[header.index(name) :].startswith(value)
+
+
+def test_list__empty(zklock: str) -> None:
+    """An empty list is no error and names the root and the server."""
+    out = run("list")
+    assert out.startswith(f"No locks are in use under {zklock} at 127.0.0.1:")
+    assert json.loads(run("list", "--format", "json")) == {"locks": []}
+
+
+def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
+    """JSON has every lock with its queue, under the documented names."""
+    held = hold("invoice:42", Work(kind="task", name="billing.bill", id="77"))
+    path = outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"junk", ephemeral=True, sequence=True)
+    (lock,) = json.loads(run("list", "--format", "json"))["locks"]
+    first, second = lock.pop("places")
+    assert lock == {
+        "alias": "default",
+        "key": "invoice:42",
+        "path": f"{zklock}/invoice:42",
+        "state": "held",
+        "holders": 1,
+        "waiters": 1,
+        "foreign": [],
+    }
+    assert (first["position"], first["state"], first["kind"]) == (0, "held", "exclusive")
+    assert first["token"] == held.token
+    assert held.node.endswith("/" + first["node"])
+    assert abs(first["since"] - time.time()) < 30
+    assert 0 <= first["age"] < 30
+    assert first["session"].startswith("0x")
+    assert first["identity"]["pid"] == os.getpid()
+    assert first["identity"]["work"] == {"kind": "task", "name": "billing.bill", "id": "77"}
+    assert (second["position"], second["state"]) == (1, "waiting")
+    assert second["identity"] is None
+    assert path.endswith("/" + second["node"])
+
+
+def test_show__table(hold: Hold, outsider: KazooClient) -> None:
+    """The queue in its order, with the contender at each position."""
+    held = hold("invoice:42", Work(kind="command", name="nightly"))
+    for _number in range(2):
+        outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    header, *places = run("show", "invoice:42").splitlines()
+    names = ["POSITION", "STATE", "KIND", "AGE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE"]
+    assert re.split("  +", header) == names
+    assert [place.split()[:3] for place in places] == [
+        ["0", "held", "exclusive"],
+        ["1", "waiting", "exclusive"],
+        ["2", "waiting", "exclusive"],
+    ]
+    assert f"command nightly (pid {os.getpid()} on " in places[0]
+    assert f" {held.token} " in places[0]
+    assert places[0].endswith(held.node.rpartition("/")[2])
+    session, _password = outsider.client_id
+    assert f"unknown client, session 0x{session:x}" in places[1]
+
+
+def test_show__json(hold: Hold) -> None:
+    """`show` writes the same object as `list`."""
+    hold("invoice:42")
+    shown = json.loads(run("show", "invoice:42", "--format", "json"))
+    (listed,) = json.loads(run("list", "--format", "json"))["locks"]
+    for facts in (shown, listed):
+        facts["places"][0].pop("age")
+    assert shown == listed
+
+
+def test_show__free(zklock: str) -> None:
+    """A free lock is exit code 1."""
+    assert run("show", "unused", status=1) == "Lock unused is free: it has no holder and no waiter.\n"
+    facts = json.loads(run("show", "unused", "--format", "json", status=1))
+    assert (facts["state"], facts["places"]) == ("free", [])
+
+
+def test_show__foreign_nodes(zklock: str, outsider: KazooClient) -> None:
+    """Nodes of unknown recipes are shown, and do not count as holders."""
+    outsider.create(f"{zklock}/strange/who\x9bknows".replace("\x9b", "-"), ephemeral=True, makepath=True)
+    assert run("show", "strange", status=1) == "Nodes of unknown recipes: who-knows\n"
+    assert "strange  unknown" in run("list")
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_show__hostile_data(hold: Hold, output: str) -> None:
+    """Data of other clients cannot clear the screen, forge rows, or reverse the text."""
+    hold(NASTY, Work(kind=NASTY, name=NASTY, id=NASTY))
+    for text in (run("show", NASTY, "--format", output), run("list", "--format", output)):
+        assert text.replace("\n", "").isprintable()
+        assert "gpj.exe" in text
+    if output == "table":
+        assert len(run("list").splitlines()) == 2
+        assert "\\x1b[2J\\u202egpj.exe\\r\\nfake row" in run("list")
+
+
+@pytest.mark.parametrize("action", [["list"], ["show", "key"]])
+def test_unreachable__one_line(settings: Settings, action: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """An unreachable ZooKeeper is an error of one line, within the connect timeout, with exit code 2."""
+    settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.5}}
+    began = time.monotonic()
+    error = failure(*action)
+    assert time.monotonic() - began < 4 + GRACE
+    assert error.returncode == 2
+    assert "ZooKeeper at 127.0.0.1:" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["list", "--using", "reports"], "no alias 'reports'"),
+        (["show", ""], "must not be empty"),
+        (["show", "k" * 1025], "must not be longer than 1024 bytes"),
+        (["list", "--", "true"], 'takes no arguments after "--"'),
+    ],
+)
+def test_wrong_arguments__exit_code_2(zklock: str, arguments: list[str], message: str) -> None:
+    """Wrong arguments are an error of one line, with exit code 2."""
+    error = failure(*arguments)
+    assert error.returncode == 2
+    assert message in str(error)
+
+
+def test_wrong_setting__exit_code_2(settings: Settings) -> None:
+    """The command skips the system checks, so it reports a wrong setting itself."""
+    settings.ZKLOCK = {"default": {"HOSTS": 5}}
+    error = failure("list")
+    assert error.returncode == 2
+    assert 'ZKLOCK["default"]["HOSTS"]' in str(error)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["break"], ["show"], ["list", "--format", "xml"], ["list", "--using", "reports", "--all"]]
+)
+def test_usage__refused(arguments: list[str]) -> None:
+    """Wrong command lines are refused."""
+    with pytest.raises(CommandError):
+        call_command("zklock", *arguments)
+
+
+class Narrow(Screen):
+    """A terminal with few characters."""
+
+    encoding = "ascii"
+
+
+def test_list__terminal(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal long texts are cut to its width, and characters that it cannot show are escaped."""
+    monkeypatch.setenv("COLUMNS", "100")
+    hold("k" * 300, Work(kind="task", name="n" * 200))
+    hold("schlüssel")
+    out = Narrow()
+    call_command("zklock", "list", stdout=out)
+    header, cut, umlaut = out.getvalue().splitlines()
+    assert "schl\\xfcssel" in umlaut
+    assert cut.startswith("kkkk")
+    assert "\\u2026" in cut
+    assert len(cut.replace("\\u2026", "…")) == 100
+    assert header.startswith("KEY  ")
+
+
+def test_list__colours(hold: Hold) -> None:
+    """States are coloured with --force-color, and not in a pipe."""
+    hold("k")
+    assert "\x1b[32;1mheld \x1b[0m" in run("--force-color", "list")
+    assert "\x1b[" not in run("list")
+
+
+def test_list__filters(hold: Hold, outsider: KazooClient) -> None:
+    """Each filter works, and the exit code is 1 if no lock is left."""
+    hold("invoice:42", Work(kind="task", name="billing.bill", id="77"))
+    held = hold("catalogue", mode="read")
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-__WRIT__", ephemeral=True, sequence=True)
+    key = "invoice:" + "é" * 300 + ":end"
+    hold(key)
+    everything = ["catalogue", "invoice:42", key]
+    for options, found in {
+        (): everything,
+        ("INVOICE",): everything[1:],
+        ("*:end",): [key],
+        ("--state", "contended"): ["catalogue"],
+        ("--kind", "write"): ["catalogue"],
+        ("--task", "billing"): ["invoice:42"],
+        ("--host", os.uname().nodename): everything,
+        ("--older-than", "0.001"): everything,
+        ("--sort", "waiters", "--reverse"): ["catalogue", "invoice:42", key],
+        ("--sort", "token"): ["invoice:42", "catalogue", key],
+        ("--sort", "token", "--limit", "1"): ["invoice:42"],
+        ("--limit", "2"): everything[:2],
+    }.items():
+        locks = json.loads(run("list", *options, "--format", "json"))["locks"]
+        assert [lock["key"] for lock in locks] == found, options
+    for nothing in (("--state", "revoked"), ("--older-than", "1d"), ("nothing",), ("--host", "nowhere")):
+        assert json.loads(run("list", *nothing, "--format", "json", status=1)) == {"locks": []}
+        assert run("list", *nothing, status=1).startswith("No matching locks are in use under ")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--older-than", "soon", "must be a number of seconds, not negative, or a time like 15m, 2h or 1d"),
+        ("--older-than", "-1", "must be a number of seconds"),
+        ("--older-than", "m", "must be a number of seconds"),
+        ("--limit", "0", "must be a positive integer"),
+        ("--limit", "-1", "must be a positive integer"),
+        ("--state", "lost", "invalid choice"),
+        ("--sort", "colour", "invalid choice"),
+    ],
+)
+def test_list__wrong_values(option: str, value: str, message: str) -> None:
+    """A wrong value is refused, and the error describes the right ones."""
+    with pytest.raises(CommandError, match=message):
+        call_command("zklock", "list", f"{option}={value}")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("1.5", 1.5), ("90s", 90), ("15m", 900), ("2h", 7200), ("1d", 86400)]
+)
+def test_seconds(text: str, seconds: float) -> None:
+    """A time has a unit, or is in seconds."""
+    assert arguments.seconds(text) == seconds
+
+
+def test_list__every_alias(hold: Hold, settings: Settings, zklock: str) -> None:
+    """With --all there is a column for the alias; an unreachable ensemble is an error and does not hide the others."""
+    reachable = settings.ZKLOCK["default"]
+    settings.ZKLOCK = {"default": reachable, "reports": {**reachable, "ROOT": f"{zklock}-reports"}}
+    hold("a")
+    hold("b", using="reports")
+    header, first, second = run("list", "--all").splitlines()
+    assert header.split()[:2] == ["ALIAS", "KEY"]
+    assert (first.split()[:2], second.split()[:2]) == (["default", "a"], ["reports", "b"])
+    aliases = [lock["alias"] for lock in json.loads(run("list", "--all", "--format", "json"))["locks"]]
+    assert aliases == ["default", "reports"]
+    absent = {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.3}
+    settings.ZKLOCK = {"absent": absent, "default": reachable}
+    hold("a")
+    out = StringIO()
+    error = failure("list", "--all", out=out)
+    assert error.returncode == 2
+    assert "ZooKeeper at 127.0.0.1:" in str(error)
+    assert out.getvalue().splitlines()[1].startswith("a  ")
+
+
+def test_list__every_alias_at_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --all the ensembles are read at the same time."""
+    settings.ZKLOCK = {alias: {"HOSTS": f"127.0.0.1:{free_port()}"} for alias in ("default", "reports", "archive")}
+    all_reading = threading.Barrier(3)
+
+    def find(pool: Pool, *_arguments: object, **_options: object) -> list[LockSnapshot]:
+        all_reading.wait(20)
+        return [LockSnapshot(key=pool.name, path="p", unknown_nodes=("f",))]
+
+    monkeypatch.setattr("django_zklock.zk.ops.search.find", find)
+    assert [row.split()[:2] for row in run("list", "--all").splitlines()[1:]] == [
+        ["default", "default"],
+        ["archive", "archive"],
+        ["reports", "reports"],
+    ]
+
+
+@pytest.mark.slow
+def test_list__requests(settings: Settings) -> None:
+    """Ten thousand locks take one request for the names and two for each 128 locks: their queues and their data."""
+    with ZooKeeper() as server:
+        settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "SESSION_TIMEOUT": 60}}
+        client = KazooClient(hosts=server.hosts, timeout=60)
+        client.start(timeout=20)
+        hold_many(client, "/django_zklock", 10_000)
+        run("list", "nothing", status=1)
+        begin = packets_received(server)
+        assert len(run("list").splitlines()) == 10_001
+        whole = packets_received(server)
+        assert len(run("list", "invoice:0000?", "--limit", "5").splitlines()) == 6
+        part = packets_received(server)
+        # This includes the request that reads the counter, and pings, more of them on a busy machine.
+        pings = 30
+        assert 1 + 2 * math.ceil(10_000 / 128) <= whole - begin - 1 <= 4 + 2 * math.ceil(10_000 / 128) + pings
+        assert 3 <= part - whole - 1 <= 6 + pings
+        client.stop()
+        client.close()
+
+
+def test_show__readers_and_writers(zklock: str, outsider: KazooClient) -> None:
+    """Of many blockers the first ranges are shown; the list shows one holder and the number of the others."""
+    for number in range(14):
+        kind = "__READ__" if number < 3 or number % 2 else "__WRIT__"
+        outsider.create(f"{zklock}/catalogue/_c_{GUID}-{kind}", ephemeral=True, sequence=True, makepath=True)
+    places = [re.split("  +", place) for place in run("show", "catalogue").splitlines()[1:]]
+    assert [place[1] for place in places] == ["held"] * 4 + ["waiting"] * 10
+    assert [place[4] for place in places[:7]] == ["-", "-", "-", "-", "0-3", "4", "0-5"]
+    assert places[-1][4] == "4, 6, 8, …"
+    assert "unknown client" in run("list")
+    assert " and 3 more\n" in run("list")
+
+
+def test_list__hostile_tree(zklock: str, outsider: KazooClient) -> None:
+    """Megabytes of data, invalid UTF-8, wrong types and unusual names are shown without harm."""
+    data = {
+        "a%FF": b"\xff\xfe",
+        "%1B[2J": b'{"v":1,"host":["a"],"pid":{"b":1}}',
+        "forged": b'{"v":1,"host":"h\\u202e","pid":true,"work":[1],"limit":"many","revoke":{"a":1}}',
+        "forged too": b'{"v":1,"host":"\\ud800","pid":7,"work":{"kind":1,"name":null},"revoke":"\\u001b[31m"}',
+        "huge": b"x" * 1_000_000,
+        "huge too": b'{"v":1,"host":"' + b"h" * 900_000 + b'","pid":1}',
+        "\N{ARABIC LETTER ALEF}": b"[" * 100_000,
+    }
+    for name, content in data.items():
+        path = f"{zklock}/{name}/_c_{GUID}-lock-"
+        outsider.create(path, content, ephemeral=True, sequence=True, makepath=True)
+    results = [outsider.create_async(f"{zklock}/foreign/\u05d0{number}", makepath=True) for number in range(2000)]
+    for result in results:
+        result.get(timeout=30)
+    text = run("list") + run("list", "--state", "revoked") + run("list", "--format", "json")
+    for key in ("a%FF", "huge", "foreign", "forged too", "%1B[2J"):
+        text += run("show", key, status=None) + run("show", key, "--format", "json", status=None)
+    assert text.replace("\n", "").isprintable()
+    assert len(run("list").splitlines()) == len(data) + 2
+    shown = run("show", "foreign", status=1)
+    assert shown.endswith(" and 1990 more\n")
+    assert len(shown) < 200
+
+
+# The table.
+
+
+def columns_of(*rows: tuple[str, ...], width: int | None = None) -> list[str]:
+    """Return the lines of a table whose first column is elastic."""
+    columns = [Column(name="KEY", elastic=True), Column(name="STATE", coloured=True)]
+    return table(columns, rows, width=width, styles={"held": lambda text: f"<{text}>"}).splitlines()
+
+
+def test_table__wide_characters_stay_in_columns() -> None:
+    """Characters that take two columns of a terminal, or none, are measured right."""
+    assert columns_of(("鍵鍵", "free"), ("e\u0301te", "free")) == ["KEY   STATE", "鍵鍵  free", "e\u0301te   free"]
+    assert columns_of(("鍵" * 20, "free"), width=19)[1] == "鍵" * 5 + "…   free"
+
+
+def test_table__long_text_does_not_pad_the_others() -> None:
+    """In a pipe nothing is cut, and one long text does not make every row as long as itself."""
+    _header, long, short = columns_of(("k" * 1000, "free"), ("a", "free"))
+    assert long == "k" * 1000 + "  free"
+    assert len(short) < 200
+
+
+def test_table__terminal_too_narrow() -> None:
+    """On a terminal that is too narrow columns keep their minimum width."""
+    assert columns_of(("k" * 30, "free"), width=10)[1] == "k" * 11 + "…  free"
+
+
+def test_table__colours() -> None:
+    """Colours do not change the position of columns, and apply to coloured columns only."""
+    assert columns_of(("held", "held"), ("k", "free")) == ["KEY   STATE", "held  <held >", "k     free"]

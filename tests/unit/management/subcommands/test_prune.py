@@ -1,0 +1,48 @@
+"""`zklock prune`, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from kazoo.client import KazooClient
+from services.port import free_port
+
+from django_zklock.management.subcommands import prune
+from tests.support.command import Hold, failure, run
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytest_plugins = ["tests.support.command_fixtures"]
+
+pytestmark = pytest.mark.zookeeper
+
+
+def test_prune__removes_empty_queues(hold: Hold, zklock: str, outsider: KazooClient) -> None:
+    """Empty queues are removed, others stay, and --dry-run only shows them."""
+    hold("held")
+    for key in ("idle", "\u202eold"):
+        outsider.create(f"{zklock}/{key}")
+    shown = f"idle\n\\u202eold\nWould remove 2 empty queues under {zklock}.\n"
+    assert run("prune", "--dry-run") == shown
+    assert sorted(outsider.get_children(zklock)) == ["held", "idle", "\u202eold"]
+    assert run("prune") == shown.replace("Would remove", "Removed")
+    assert outsider.get_children(zklock) == ["held"]
+    assert run("prune") == f"Removed 0 empty queues under {zklock}.\n"
+
+
+def test_prune__in_batches(zklock: str, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of empty queues is removed, in several batches."""
+    monkeypatch.setattr(prune, "BATCH_SIZE", 2)
+    for number in range(5):
+        outsider.create(f"{zklock}/k{number}", makepath=True)
+    assert run("prune").endswith(f"k4\nRemoved 5 empty queues under {zklock}.\n")
+    outsider.create(f"{zklock}/k")
+    assert run("prune").endswith(f"Removed 1 empty queue under {zklock}.\n")
+
+
+def test_prune__unreachable(settings: Settings) -> None:
+    """An unreachable ZooKeeper is exit code 2."""
+    settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.5}}
+    assert failure("prune").returncode == 2

@@ -1,0 +1,116 @@
+"""`zklock revoke`, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+
+import pytest
+from kazoo.client import KazooClient
+
+from django_zklock.exceptions import NotHeld
+from django_zklock.zk import node_data
+from django_zklock.zk.node_data import Work
+from django_zklock.zk.ops import actions
+from tests.support.command import GUID, Hold, Screen, Type, failure, run
+from tests.support.threads import Runner
+from tests.support.tree_reader import wait_until
+
+NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
+BILL = Work(kind="task", name="billing.bill", id="77")
+
+pytest_plugins = ["tests.support.command_fixtures"]
+
+pytestmark = pytest.mark.zookeeper
+
+
+def test_revoke__reason_reaches_the_holder(hold: Hold) -> None:
+    """The holder gets the operator and the reason, and keeps its lock."""
+    held = hold("k", BILL)
+    out = run("revoke", "k", "--reason", "deploy")
+    assert out.startswith("Release requested from task billing.bill [77] (pid ")
+    assert out.endswith(". The holder decides when to release.\n")
+    why = f"asked by {getpass.getuser()}@{socket.gethostname()}: deploy"
+    assert wait_until(lambda: held.revoked) == why
+    held.check()
+    assert run("list").splitlines()[1].split()[1] == "revoked"
+    assert run("show", "k").splitlines()[1].split()[1] == "revoked"
+    assert run("show", "k").endswith(f"Position 0: release requested ({why})\n")
+    facts = json.loads(run("show", "k", "--format", "json"))
+    assert (facts["state"], facts["places"][0]["revoked"]) == ("held", why)
+    assert "k" in run("list", "--state", "revoked")
+
+
+def test_revoke__asks_for_the_reason(hold: Hold, operator: Type) -> None:
+    """On a terminal it asks for the reason."""
+    held = hold("k")
+    operator("deploy")
+    assert "Reason: " in run("revoke", "k", out=Screen())
+    assert str(wait_until(lambda: held.revoked)).endswith(": deploy")
+
+
+def test_revoke__no_reason(hold: Hold) -> None:
+    """Without a reason no release is requested."""
+    hold("k")
+    error = failure("revoke", "k")
+    assert error.returncode == 2
+    assert "--reason" in str(error)
+    assert json.loads(run("show", "k", "--format", "json"))["places"][0]["revoked"] is None
+
+
+def test_revoke__free(zklock: str) -> None:
+    """A lock without a holder is exit code 1."""
+    assert run("revoke", "k", "--reason", "why", status=1) == "Lock k has no holder.\n"
+
+
+def test_revoke__several_holders(hold: Hold, outsider: KazooClient) -> None:
+    """The request goes to all holders, or with --node to one."""
+    first = hold("gpu", limit=2)
+    path = outsider.create(f"{first.lock.paths[0]}/_c_{GUID}-lease-", b"{}", ephemeral=True, sequence=True)
+    assert run("revoke", "gpu", "--node", path.rpartition("/")[2], "--reason", "one").count("Release requested") == 1
+    assert str(node_data.decode_revoke(outsider.get(path)[0])).endswith(": one")
+    assert first.revoked is None
+    assert run("revoke", "gpu", "--reason", "all").count("Release requested") == 2
+    assert str(wait_until(lambda: first.revoked)).endswith(": all")
+
+
+def test_revoke__wait(hold: Hold) -> None:
+    """With --wait it ends when the revoked holders have released, even if the lock has a new holder."""
+    held = hold("k")
+
+    def release() -> None:
+        wait_until(lambda: held.revoked)
+        held.release(wait=True)
+
+    holder = Runner(release)
+    assert run("revoke", "k", "--reason", "why", "--wait", "1m").endswith("All of them have released the lock.\n")
+    holder.result()
+
+
+def test_revoke__wait_times_out(hold: Hold) -> None:
+    """A holder that does not release in time is shown, with exit code 1."""
+    hold("k", BILL)
+    out = run("revoke", "k", "--reason", "why", "--wait", "0.1s", status=1)
+    assert out.splitlines()[-1].startswith("Still held by task billing.bill [77]")
+
+
+def test_revoke__released_meanwhile(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder that has released before the request is shown as such, and --wait does not wait for it."""
+    held = hold("k", BILL)
+
+    def gone(*_arguments: object, **_options: object) -> None:
+        held.release(wait=True)
+        raise NotHeld("gone")
+
+    monkeypatch.setattr(actions, "revoke", gone)
+    out = run("revoke", "k", "--reason", "why", "--wait", "5")
+    assert out.splitlines()[0].startswith("Already released by task billing.bill [77]")
+
+
+def test_revoke__hostile(hold: Hold) -> None:
+    """Control characters in names and reasons do not reach the terminal."""
+    held = hold(NASTY, Work(kind=NASTY, name=NASTY, id=NASTY))
+    text = run("revoke", NASTY, "--reason", NASTY) + run("show", NASTY) + run("list", "--state", "revoked")
+    assert text.replace("\n", "").isprintable()
+    assert str(wait_until(lambda: held.revoked)).isprintable()

@@ -1,0 +1,330 @@
+"""`zklock run`, as a child process, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from django.core.management import CommandError, call_command
+from kazoo.client import KazooClient
+from services.port import free_port
+from services.zookeeper import ZooKeeper
+
+from django_zklock.api import zk_lock
+from django_zklock.zk.node_data import Work
+from tests.support.timing import GRACE
+from tests.support.tree_reader import wait_until
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+ROOT = Path(__file__).resolve().parents[4]
+PARENT = "/django_zklock"
+
+pytestmark = pytest.mark.zookeeper
+
+
+class Run:
+    """A running ``manage.py zklock run``."""
+
+    def __init__(self, hosts: str, key: str, *arguments: str, session_timeout: float = 6.0) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "error",
+            "ZOOKEEPER_HOSTS": hosts,
+            "TESTPROJECT_SESSION_TIMEOUT": str(session_timeout),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "manage.py", "zklock", "run", key, *arguments],
+            cwd=ROOT / "testproject",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def read_line(self) -> str:
+        """Return the next line of output."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self, timeout: float = 30) -> tuple[int, str, str]:
+        """Wait for the end; return exit code, output and errors."""
+        out, errors = self.process.communicate(timeout=timeout)
+        return self.process.returncode, out, errors
+
+    def status(self) -> int:
+        return self.end()[0]
+
+
+@pytest.fixture
+def start(zookeeper: ZooKeeper) -> Iterator[Callable[..., Run]]:
+    """Return a function that starts ``zklock run`` on the shared server; processes left at the end are killed."""
+    runs: list[Run] = []
+
+    def begin(key: str, *arguments: str, hosts: str = zookeeper.hosts, session_timeout: float = 6.0) -> Run:
+        runs.append(Run(hosts, key, *arguments, session_timeout=session_timeout))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.communicate()
+
+
+@pytest.fixture
+def nodes(outsider: KazooClient) -> Callable[[str], list[str]]:
+    """Return a function that returns the paths of the nodes in the queue of a key."""
+
+    def of(key: str) -> list[str]:
+        path = f"{PARENT}/{key}"
+        return [f"{path}/{name}" for name in outsider.get_children(path)] if outsider.exists(path) else []
+
+    return of
+
+
+def is_running(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return False
+
+
+Nodes = Callable[[str], list[str]]
+Start = Callable[..., Run]
+
+
+def test_run__holds_while_the_command_runs(start: Start, nodes: Nodes) -> None:
+    """The command gets key and token; the lock is held while it runs and free afterwards."""
+    run = start("run-holds", "--", "sh", "-c", 'echo "$ZKLOCK_KEY $ZKLOCK_TOKEN"; sleep 0.5')
+    key, token = run.read_line().split()
+    assert key == "run-holds"
+    assert int(token) > 0
+    assert len(nodes("run-holds")) == 1
+    assert run.end() == (0, "", "")
+    assert nodes("run-holds") == []
+
+
+def test_run__token_and_identity(start: Start, nodes: Nodes, outsider: KazooClient) -> None:
+    """The token is the node's czxid, and the identity is without the arguments, which may be secret."""
+    run = start("run-token", "--", "sh", "-c", "echo $ZKLOCK_TOKEN; sleep 60", "hunter2")
+    token = int(run.read_line())
+    (path,) = nodes("run-token")
+    data, stat = outsider.get(path)
+    assert stat.creation_transaction_id == token
+    assert b'"name":"sh"' in data
+    assert b"hunter2" not in data
+    run.process.terminate()
+    assert run.status() == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        (["true"], 0),
+        (["sh", "-c", "exit 7"], 7),
+        (["sh", "-c", "kill -KILL $$"], 128 + signal.SIGKILL),
+        (["no-such-command-anywhere"], 127),
+        (["/no/such/file"], 127),
+        (["/etc/passwd"], 126),
+    ],
+)
+def test_run__exit_status(start: Start, command: list[str], status: int) -> None:
+    """The exit code of the command is passed on; a command that cannot be started has a shell's."""
+    ended, _out, errors = start("run-status", "--", *command).end()
+    assert ended == status
+    assert len(errors.splitlines()) == (1 if status in {126, 127} else 0)
+
+
+def test_run__script_that_cannot_be_started(start: Start, tmp_path: Path, nodes: Nodes) -> None:
+    """A script with a wrong interpreter fails when it is started, and releases the lock."""
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    assert start("run-script", "--", str(script)).status() == 127
+    script.write_bytes(b"\x7fELF nonsense")
+    status, _out, errors = start("run-script", "--", str(script)).end()
+    assert (status, "Exec format error" in errors) == (126, True)
+    assert nodes("run-script") == []
+
+
+def test_run__arguments_arrive_unchanged(start: Start) -> None:
+    """The command gets its own options, and a second "--"."""
+    run = start("run-arguments", "--timeout", "5", "--", "printf", "%s|", "--timeout", "9", "--", "--using", "")
+    assert run.end() == (0, "--timeout|9|--|--using||", "")
+
+
+def test_run__conflict_fails(start: Start, zklock: str, settings: Settings) -> None:
+    """With --on-conflict fail a held lock is exit code 75 at once, and the error shows the holder."""
+    settings.ZKLOCK = {"default": settings.ZKLOCK["default"] | {"ROOT": PARENT}}
+    taken = zk_lock("run-conflict")
+    taken._work = lambda: Work(kind="task", name="billing.bill")
+    with taken:
+        status, out, errors = start("run-conflict", "--on-conflict", "fail", "--", "echo", "ran").end()
+        assert status == 75
+        assert out == ""
+        assert "held by task billing.bill (pid " in errors
+        assert len(errors.splitlines()) == 1
+        status, out, errors = start("run-conflict", "--timeout", "1.5", "--", "echo", "ran").end()
+        assert (status, out) == (75, "")
+        assert "within 1.5 s" in errors
+    assert start("run-conflict", "--on-conflict", "fail", "--", "true").status() == 0
+
+
+def test_run__waits_its_turn(start: Start, zklock: str, settings: Settings, nodes: Nodes) -> None:
+    """Without a timeout it waits until the lock is free."""
+    settings.ZKLOCK = {"default": settings.ZKLOCK["default"] | {"ROOT": PARENT}}
+    held = zk_lock("run-waits").acquire(5)
+    run = start("run-waits", "--", "echo", "ran")
+    wait_until(lambda: len(nodes("run-waits")) == 2)
+    assert run.process.poll() is None
+    held.release()
+    assert run.end() == (0, "ran\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_run__signal_while_waiting(
+    start: Start, zklock: str, settings: Settings, nodes: Nodes, number: signal.Signals
+) -> None:
+    """A signal ends the wait, starts nothing and leaves no node."""
+    settings.ZKLOCK = {"default": settings.ZKLOCK["default"] | {"ROOT": PARENT}}
+    with zk_lock("run-signal-waiting"):
+        run = start("run-signal-waiting", "--", "echo", "ran")
+        wait_until(lambda: len(nodes("run-signal-waiting")) == 2)
+        run.process.send_signal(number)
+        assert run.end() == (128 + number, "", "")
+        wait_until(lambda: len(nodes("run-signal-waiting")) == 1, timeout=2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_run__forwards_signals(start: Start, number: signal.Signals) -> None:
+    """The command gets the signal, and its exit code is passed on."""
+    code = f"""
+import signal, sys, time
+signal.signal({int(number)}, lambda *_: sys.exit(33))
+print("ready", flush=True)
+time.sleep(60)
+"""
+    run = start("run-forward", "--", sys.executable, "-c", code)
+    assert run.read_line() == "ready"
+    run.process.send_signal(number)
+    assert run.end() == (33, "", "")
+
+
+def test_run__stop_from_the_terminal(start: Start, nodes: Nodes) -> None:
+    """Ctrl-Z does not stop it: a stopped process could not keep the lock."""
+    run = start("run-stop", "--", "sh", "-c", "echo ready; sleep 1")
+    assert run.read_line() == "ready"
+    run.process.send_signal(signal.SIGTSTP)
+    assert run.end() == (0, "", "")
+
+
+def test_run__lost_lock_ends_the_command(start: Start, nodes: Nodes, outsider: KazooClient) -> None:
+    """When the lock is lost the command gets SIGTERM at once and can clean up; the exit code is 76."""
+    code = "trap 'echo cleaning; exit 3' TERM; echo ready; sleep 60 & wait"
+    run = start("run-lost", "--", "sh", "-c", code)
+    assert run.read_line() == "ready"
+    outsider.delete(nodes("run-lost")[0])
+    began = time.monotonic()
+    status, out, errors = run.end()
+    assert time.monotonic() - began < GRACE
+    assert (status, out) == (76, "cleaning\n")
+    assert "lock run-lost was lost while the command ran: " in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_run__lost_lock_kills_after_the_grace_period(start: Start, nodes: Nodes, outsider: KazooClient) -> None:
+    """A command that ignores SIGTERM is killed with all its child processes."""
+    code = "trap '' TERM; (trap '' TERM; sleep 60) & echo $!; echo $$; sleep 60; sleep 60"
+    run = start("run-grace", "--grace", "0.5", "--", "sh", "-c", code)
+    pids = [int(run.read_line()) for _number in range(2)]
+    outsider.delete(nodes("run-grace")[0])
+    began = time.monotonic()
+    assert run.status() == 76
+    assert 0.5 <= time.monotonic() - began < 0.5 + GRACE
+    wait_until(lambda: not any(map(is_running, pids)), timeout=GRACE)
+
+
+@pytest.mark.slow
+def test_run__server_gone(start: Start) -> None:
+    """An outage longer than the lease loses the lock, and the command is ended."""
+    with ZooKeeper() as server:
+        run = start("run-gone", "--", "sh", "-c", "echo ready; exec sleep 60", hosts=server.hosts, session_timeout=2)
+        assert run.read_line() == "ready"
+        server.pause()
+        began = time.monotonic()
+        status, _out, errors = run.end()
+        assert status == 76
+        # The lease, and the time to close the session at exit; the command itself takes 60.
+        assert time.monotonic() - began < 2 * 2 + GRACE
+        assert "was lost" in errors
+        server.resume()
+
+
+def test_run__unreachable(start: Start) -> None:
+    """An unreachable ZooKeeper is exit code 69 with one line of error, and nothing runs."""
+    run = start("run-unreachable", "--timeout", "0.5", "--", "echo", "ran", hosts=f"127.0.0.1:{free_port()}")
+    status, out, errors = run.end()
+    assert (status, out) == (69, "")
+    assert "ZooKeeper at 127.0.0.1:" in errors
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["key"], 'give the command to run after "--"'),
+        (["key", "--"], 'give the command to run after "--"'),
+        (["", "--", "true"], "must not be empty"),
+        (["key", "--using", "reports", "--", "true"], "no alias 'reports'"),
+        (["key", "--on-conflict", "fail", "--timeout", "3", "--", "true"], "--timeout has no meaning"),
+        (["key", "--timeout", "-1", "--", "true"], "not negative"),
+        (["key", "--grace", "soon", "--", "true"], "must be a number of seconds"),
+        (["key", "--on-conflict", "skip", "--", "true"], "invalid choice"),
+    ],
+)
+def test_run__wrong_arguments(zklock: str, arguments: list[str], message: str) -> None:
+    """Wrong arguments are an error before the lock is acquired."""
+    with pytest.raises(CommandError, match=message) as caught:
+        call_command("zklock", "run", *arguments)
+    # With call_command an error of the parser has code 1; on the command line argparse exits with 2.
+    assert caught.value.returncode in {1, 2}
+
+
+def test_run__in_process(zklock: str) -> None:
+    """`call_command` works too, and restores the signal handlers."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP)]
+    call_command("zklock", "run", "key", "--", "true")
+    with pytest.raises(SystemExit) as caught:
+        call_command("zklock", "run", "key", "--", "false")
+    assert caught.value.code == 1
+    assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP)]
+
+
+def test_run__lost_in_process(zklock: str, outsider: KazooClient) -> None:
+    """A lost lock is an error with its own exit code."""
+
+    def break_it() -> None:
+        path = f"{zklock}/key"
+        wait_until(lambda: outsider.exists(path) and outsider.get_children(path))
+        outsider.delete(f"{path}/{outsider.get_children(path)[0]}")
+
+    breaker = threading.Thread(target=break_it)
+    breaker.start()
+    with pytest.raises(CommandError, match="was lost while the command ran") as caught:
+        call_command("zklock", "run", "key", "--", "sleep", "60")
+    breaker.join(10)
+    assert caught.value.returncode == 76

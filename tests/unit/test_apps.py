@@ -1,0 +1,59 @@
+"""The Django app at start-up, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SETUP = """
+import django
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django_zklock"], ZKLOCK={"default": {"HOSTS": "zk1:2181"}})
+django.setup()
+"""
+
+
+def run(code: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, text=True, capture_output=True, check=False, timeout=60
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_ready__without_celery() -> None:
+    """A process without Celery does not import it."""
+    code = f"{SETUP}import sys; print(sorted({{'celery', 'kombu', 'django_zklock.admin'}} & set(sys.modules)))"
+    assert run(code) == "[]\n"
+
+
+@pytest.mark.celery
+def test_ready__with_celery() -> None:
+    """With Celery imported, as in a worker, its signals have our receivers."""
+    code = f"""
+import sys
+import celery
+from celery.signals import worker_process_shutdown
+before = len(worker_process_shutdown.receivers or ())
+{SETUP}
+print("django_zklock.contrib.celery" in sys.modules, len(worker_process_shutdown.receivers) > before)
+"""
+    assert run(code) == "True True\n"
+
+
+def test_ready__registers_the_checks() -> None:
+    """`manage.py check` knows the checks by their tag."""
+    code = (
+        f"from django.core.checks import registry\n{SETUP}print('django_zklock' in registry.registry.tags_available())"
+    )
+    assert run(code) == "True\n"
+
+
+def test_ready__starts_nothing() -> None:
+    """Starting Django connects to nothing and starts no thread."""
+    code = f"{SETUP}import threading; print(threading.active_count())"
+    assert run(code) == "1\n"

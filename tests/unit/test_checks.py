@@ -1,0 +1,176 @@
+"""System checks: what each reports, and that a good setting passes all of them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.core.management import CommandError, call_command
+
+from django_zklock import checks
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+HOSTS = "zk1:2181"
+
+
+@pytest.fixture
+def check(settings: Settings) -> Callable[..., list[CheckMessage]]:
+    """Return a function that sets the default alias and runs all checks of the package."""
+
+    def run(**values: Any) -> list[CheckMessage]:
+        settings.ZKLOCK = {"default": {"HOSTS": HOSTS, **values}}
+        return run_checks(tags=[checks.TAG])
+
+    return run
+
+
+Check = Callable[..., list[CheckMessage]]
+
+
+def ids(messages: list[CheckMessage]) -> list[str | None]:
+    return [message.id for message in messages]
+
+
+def test_checks__good_setting(check: Check) -> None:
+    """The defaults pass every check."""
+    assert check() == []
+
+
+def test_checks__no_network(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`manage.py check` works where ZooKeeper cannot be reached: no check opens a socket."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a check opened a socket")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert check(AUTH=[("digest", "u:p")], ACL="creator", SESSION_TIMEOUT=90) != []
+
+
+def test_checks__each_message_helps(check: Check) -> None:
+    """Every message has an id of this package and a hint."""
+    messages = check(AUTH=[("digest", "u:p")], SESSION_TIMEOUT=2, CONNECT_TIMEOUT=9, SASL={"mechanism": "X"})
+    assert len(messages) >= 3
+    for message in messages:
+        assert message.id is not None
+        assert message.id.startswith("django_zklock.")
+        assert message.hint
+
+
+@pytest.mark.parametrize("value", [None, {}, [HOSTS]])
+def test_e001__no_setting(settings: Settings, value: object) -> None:
+    """Without a usable ZKLOCK E001 is the only message, and no other check fails."""
+    settings.ZKLOCK = value
+    (message,) = run_checks(tags=[checks.TAG])
+    assert message.id == "django_zklock.E001"
+    assert "ZKLOCK" in message.msg
+
+
+def test_e001__names_the_place_in_each_alias(settings: Settings) -> None:
+    """Every alias is checked, and the good ones are not reported."""
+    settings.ZKLOCK = {
+        "default": {"HOSTS": HOSTS},
+        "reports": {"HOSTS": []},
+        "archive": {"HOSTS": HOSTS, "ROOTS": "/"},
+    }
+    messages = run_checks(tags=[checks.TAG])
+    assert ids(messages) == ["django_zklock.E001"] * 2
+    assert 'ZKLOCK["archive"]["ROOTS"]' in messages[0].msg
+    assert 'ZKLOCK["reports"]["HOSTS"]' in messages[1].msg
+
+
+def test_e001__stops_manage_py(settings: Settings) -> None:
+    """A wrong setting fails `manage.py check`."""
+    settings.ZKLOCK = {"default": {}}
+    with pytest.raises(CommandError, match=r"django_zklock\.E001"):
+        call_command("check")
+
+
+def test_e002__missing_file(check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each TLS file that cannot be read is named with its place."""
+    good = tmp_path / "ca.pem"
+    good.touch()
+    messages = check(TLS={"CA": str(good), "CERT": str(tmp_path / "no.pem"), "KEY": str(tmp_path)})
+    assert ids(messages) == ["django_zklock.E002"] * 2
+    assert 'ZKLOCK["default"]["TLS"]["CERT"]' in messages[0].msg
+    assert str(tmp_path / "no.pem") in messages[0].msg
+    assert 'ZKLOCK["default"]["TLS"]["KEY"]' in messages[1].msg
+
+
+def test_e002__unreadable_file(check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that this process may not read is reported too."""
+    key = tmp_path / "key.pem"
+    key.touch()
+    # Not chmod, because the superuser can read every file.
+    monkeypatch.setattr("os.access", lambda *_arguments: False)
+    assert ids(check(TLS={"KEY": str(key)})) == ["django_zklock.E002"]
+
+
+def test_e003__sasl_without_library(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SASL without the library pure-sasl is an error."""
+    monkeypatch.setattr(checks, "find_spec", lambda _name: None)
+    sasl = {"mechanism": "DIGEST-MD5", "username": "u", "password": "p"}
+    (message,) = check(SASL=sasl, ACL="creator")
+    assert message.id == "django_zklock.E003"
+    monkeypatch.setattr(checks, "find_spec", lambda _name: object())
+    assert check(SASL=sasl, ACL="creator") == []
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"AUTH": [("digest", "u:p")]}, ["django_zklock.W001"]),
+        ({"AUTH": [("digest", "u:p")], "ACL": "creator"}, []),
+        ({"AUTH": [("digest", "u:p")], "ACL": ["digest:u:hash:cdrwa"]}, []),
+        ({"SASL": {"mechanism": "DIGEST-MD5"}}, ["django_zklock.W001"]),
+        ({"ACL": "open"}, []),
+    ],
+)
+def test_w001__credentials_that_protect_nothing(
+    check: Check, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], found: list[str]
+) -> None:
+    """Credentials without an ACL that requires them are a warning."""
+    monkeypatch.setattr(checks, "find_spec", lambda _name: object())
+    assert ids(check(**values)) == found
+
+
+def test_w001__says_no_credentials(check: Check) -> None:
+    """The message about credentials does not repeat them."""
+    (message,) = check(AUTH=[("digest", "shop:hunter2")])
+    assert "hunter2" not in str(message)
+
+
+@pytest.mark.parametrize(
+    ("connect", "session", "found"), [(5, 15, []), (15, 15, []), (15.1, 15, ["django_zklock.W002"])]
+)
+def test_w002__connecting_takes_longer_than_a_session(
+    check: Check, connect: float, session: float, found: list[str]
+) -> None:
+    """A connect timeout above the session timeout is a warning."""
+    assert ids(check(CONNECT_TIMEOUT=connect, SESSION_TIMEOUT=session)) == found
+
+
+@pytest.mark.parametrize(
+    ("session", "found"),
+    [(4, []), (60, []), (3.9, ["django_zklock.W003"]), (60.5, ["django_zklock.W003"])],
+)
+def test_w003__session_too_short_or_too_long(check: Check, session: float, found: list[str]) -> None:
+    """A session timeout out of range is a warning that names the consequence."""
+    messages = check(SESSION_TIMEOUT=session, CONNECT_TIMEOUT=1)
+    assert ids(messages) == found
+    for message in messages:
+        assert ("loses every lock" if session < 4 else "a host that dies") in message.msg
+
+
+def test_w004__no_default_alias(settings: Settings) -> None:
+    """Aliases without a "default" are a warning."""
+    settings.ZKLOCK = {"main": {"HOSTS": HOSTS}, "reports": {"HOSTS": HOSTS}}
+    (message,) = run_checks(tags=[checks.TAG])
+    assert message.id == "django_zklock.W004"
+    assert "main, reports" in message.msg

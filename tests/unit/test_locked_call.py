@@ -1,0 +1,776 @@
+"""Locked calls: conflicts, losses, calls without ZooKeeper, and nested calls."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_zklock import (
+    LockConflict,
+    LockLost,
+    LockTimeout,
+    NotHeld,
+    ZkLockError,
+    ZooKeeperUnavailable,
+    current_lock,
+    zk_locked,
+)
+from django_zklock.conflict import Conflict
+from django_zklock.locked_call import key_through, locked_call_of
+from django_zklock.zk import acquire as attempts
+from django_zklock.zk import node_data
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Identity, Work
+from django_zklock.zk.waiting import UNSET, Unset
+from tests.support.django_layer import Ensemble, Recorder, Stranger
+from tests.support.threads import Runner
+from tests.support.tree_reader import wait_until
+
+pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
+
+HOLDER = r"held by label the stranger \(pid \d+ on .+\)"
+
+Make = Callable[..., Callable[..., Any]]
+
+
+def _sync(key: str = "k", body: Callable[..., Any] = lambda *args, **kwargs: (args, kwargs), **options: Any) -> Any:
+    @zk_locked(key, **options)
+    def work(*args: Any, **kwargs: Any) -> Any:
+        return body(*args, **kwargs)
+
+    return work
+
+
+def _async(key: str = "k", body: Callable[..., Any] = lambda *args, **kwargs: (args, kwargs), **options: Any) -> Any:
+    @zk_locked(key, **options)
+    async def work(*args: Any, **kwargs: Any) -> Any:
+        return body(*args, **kwargs)
+
+    return lambda *args, **kwargs: asyncio.run(work(*args, **kwargs))
+
+
+@pytest.fixture(params=[_sync, _async], ids=["sync", "async"])
+def make(request: pytest.FixtureRequest, ensemble: Ensemble) -> Make:
+    """Return a function that makes a locked function, plain or async, which is called like a plain one."""
+    made: Make = request.param
+    return made
+
+
+@pytest.fixture
+def stranger(stranger: Stranger, unhurried: None) -> Stranger:
+    """Return another owner of the same locks, which may be found slowly."""
+    return stranger
+
+
+def never(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("the body has run")
+
+
+# Conflicts: wait.
+
+
+def test_wait__times_out(make: Make, stranger: Stranger) -> None:
+    """A call that waits fails after its timeout, and the error names the lock, the time and the holder."""
+    held = stranger.take("k")
+    with pytest.raises(LockTimeout, match=rf"lock 'k' was not granted within 0\.3 s; {HOLDER}; .*timeout=") as caught:
+        make(body=never, timeout=timedelta(seconds=0.3))()
+    assert (caught.value.key, caught.value.timeout) == ("k", 0.3)
+    assert caught.value.holder is not None
+    assert caught.value.holder.work == Work(kind="label", name="the stranger")
+    assert isinstance(caught.value, TimeoutError)
+    held.check()
+
+
+def test_wait__tries_once(make: Make, stranger: Stranger) -> None:
+    """With a timeout of 0 a call does not wait."""
+    stranger.take("k")
+    with pytest.raises(LockTimeout, match=rf"lock 'k' is taken; {HOLDER}"):
+        make(body=never, timeout=0)()
+
+
+def test_wait__is_granted(make: Make, stranger: Stranger, ensemble: Ensemble) -> None:
+    """A call that waits runs when the lock is released."""
+    stranger.take("k")
+    waiting = Runner(lambda: make()(1, a=2))
+    ensemble.wait_count("k", 2)
+    stranger.release("k")
+    assert waiting.result() == ((1,), {"a": 2})
+    ensemble.wait_empty("k")
+
+
+# Conflicts: skip.
+
+
+def test_skip__says_so(
+    make: Make, stranger: Stranger, recorder: Recorder, caplog: pytest.LogCaptureFixture, ensemble: Ensemble
+) -> None:
+    """A skipped call has a result, a signal and a log line, each with the holder, and leaves no node."""
+    held = stranger.take("k")
+    with caplog.at_level(logging.WARNING, "django_zklock.locked_call"):
+        result = make(body=never, on_conflict="skip")()
+    holder = result.pop("holder")
+    assert holder.startswith("label the stranger (pid ")
+    assert result == {"zklock": "skipped", "key": "k", "reason": "conflict"}
+    facts = recorder.facts("skipped")
+    assert (facts["key"], facts["alias"], facts["reason"]) == ("k", "default", "conflict")
+    assert str(facts["holder"]) == holder
+    assert facts["function"].endswith("work")
+    (message,) = [record.getMessage() for record in caplog.records if "event=skipped" in record.getMessage()]
+    assert "key='k'" in message
+    assert holder in message
+    assert ensemble.nodes("k") == [held.node.rpartition("/")[2]]
+
+
+def test_skip__waits_first(make: Make, stranger: Stranger, ensemble: Ensemble) -> None:
+    """With a timeout, a call waits that long before it skips, and runs if it is granted meanwhile."""
+    stranger.take("k")
+    assert make(body=never, on_conflict="skip", timeout=0.5)()["zklock"] == "skipped"
+    waiting = Runner(lambda: make(on_conflict="skip", timeout=30)(1))
+    ensemble.wait_count("k", 2)
+    stranger.release("k")
+    assert waiting.result() == ((1,), {})
+
+
+def test_skip__free(make: Make) -> None:
+    """A call that would skip runs if the lock is free."""
+    assert make(on_conflict="skip")(1) == ((1,), {})
+
+
+# Conflicts: raise.
+
+
+@pytest.mark.parametrize(("timeout", "waited"), [(UNSET, ""), (0, ""), (0.2, r" after 0\.2 s of waiting")])
+def test_raise__names_holder(make: Make, stranger: Stranger, timeout: float | Unset, waited: str) -> None:
+    """A conflict is raised at once or after the timeout, and names holder, time, function and options."""
+    stranger.take("k")
+    with pytest.raises(
+        LockConflict, match=rf"lock 'k' is {HOLDER}{waited}; .*work did not run; on_conflict="
+    ) as caught:
+        make(body=never, on_conflict="raise", timeout=timeout)()
+    assert (caught.value.key, caught.value.timeout) == ("k", 0 if timeout is UNSET else timeout)
+    assert caught.value.holder is not None
+    assert isinstance(caught.value.__cause__, LockTimeout)
+
+
+# Conflicts: the timeout under every policy.
+
+
+@pytest.mark.parametrize("on_conflict", ["wait", "skip", "raise", "coalesce", lambda conflict: "decided"])
+def test_timeout__none_waits(make: Make, stranger: Stranger, ensemble: Ensemble, on_conflict: Any) -> None:
+    """With a timeout of None, a call waits without a limit under every policy."""
+    stranger.take("k")
+    waiting = Runner(lambda: make(on_conflict=on_conflict, timeout=None)(1))
+    ensemble.wait_count("k", 2)
+    stranger.release("k")
+    assert waiting.result() == ((1,), {})
+
+
+@pytest.mark.parametrize("on_conflict", ["wait", "coalesce"])
+def test_timeout__unset_waits(make: Make, stranger: Stranger, ensemble: Ensemble, on_conflict: Any) -> None:
+    """Without a timeout, the policies that wait do so without a limit."""
+    stranger.take("k")
+    waiting = Runner(lambda: make(on_conflict=on_conflict)(1))
+    ensemble.wait_count("k", 2)
+    stranger.release("k")
+    assert waiting.result() == ((1,), {})
+
+
+@pytest.mark.parametrize(
+    ("on_conflict", "error"), [("wait", LockTimeout), ("coalesce", LockTimeout), ("raise", LockConflict)]
+)
+def test_timeout__zero_tries_once(make: Make, stranger: Stranger, on_conflict: Any, error: type[Exception]) -> None:
+    """With a timeout of 0, a call does not wait under any policy."""
+    stranger.take("k")
+    with pytest.raises(error, match=HOLDER):
+        make(body=never, on_conflict=on_conflict, timeout=0)()
+
+
+# Conflicts: a callable.
+
+
+def test_callable__decides(make: Make, stranger: Stranger) -> None:
+    """A callable gets the conflict, and its result is that of the call; it does not run inside of an `except`."""
+    stranger.take("k:1")
+    seen: list[Conflict] = []
+
+    def decide(conflict: Conflict) -> str:
+        assert sys.exc_info() == (None, None, None)
+        seen.append(conflict)
+        return "another day"
+
+    assert make("k:{args[0]}", never, on_conflict=decide, timeout=0.5)(1, a=2) == "another day"
+    (conflict,) = seen
+    assert (conflict.key, conflict.waited, conflict.args, conflict.kwargs) == ("k:1", 0.5, (1,), {"a": 2})
+    assert conflict.holder is not None
+    assert isinstance(conflict.error(), LockConflict)
+
+
+def test_callable__raises(make: Make, stranger: Stranger) -> None:
+    """An error of the callable is the error of the call."""
+    stranger.take("k")
+
+    def decide(conflict: Conflict) -> None:
+        raise conflict.error()
+
+    with pytest.raises(LockConflict):
+        make(body=never, on_conflict=decide)()
+
+
+def test_callable__async(stranger: Stranger) -> None:
+    """A coroutine function's callables may be async."""
+    stranger.take("k")
+
+    async def decide(conflict: Conflict) -> str:
+        await asyncio.sleep(0)
+        return conflict.key
+
+    assert _async(body=never, on_conflict=decide)() == "k"
+    assert _async(body=never, using="absent", on_unavailable=decide)() == "k"
+
+
+# on_lost
+
+
+@pytest.fixture(params=["delete the node", "end the session"])
+def lose(request: pytest.FixtureRequest, ensemble: Ensemble) -> Callable[[], None]:
+    """Return a function that deletes the lock of its caller, and waits until the caller knows."""
+
+    def take_away() -> None:
+        held = current_lock()
+        assert held is not None
+        if request.param == "delete the node":
+            ensemble.delete(held)
+        else:
+            ensemble.end_session()
+        wait_until(lambda: held.lost, 20)
+
+    return take_away
+
+
+def test_lost__raises(make: Make, lose: Callable[[], None], ensemble: Ensemble) -> None:
+    """A call whose lock was lost while it ran ends with LockLost, which names key, reason and token."""
+    with pytest.raises(LockLost, match=r"lock 'k' was lost after \d+\.\d s: .*; .*so stop, or fence with token \d+"):
+        make(body=lose)()
+    assert current_lock() is None
+    ensemble.wait_empty("k")
+
+
+def test_lost__ignored(make: Make, lose: Callable[[], None]) -> None:
+    """With `on_lost="ignore"` such a call returns its result."""
+
+    def body() -> str:
+        lose()
+        return "done"
+
+    assert make(body=body, on_lost="ignore")() == "done"
+
+
+@pytest.mark.parametrize("on_lost", ["raise", "ignore"])
+def test_lost__another_error_propagates(make: Make, lose: Callable[[], None], on_lost: str) -> None:
+    """An error of the body is not masked by the loss."""
+
+    def fail() -> None:
+        lose()
+        raise KeyError("the body's own")
+
+    with pytest.raises(KeyError, match="the body's own"):
+        make(body=fail, on_lost=on_lost)()
+
+
+def test_lost__check_raises_within(make: Make, lose: Callable[[], None]) -> None:
+    """In the body, `check()` raises after the loss, under every policy."""
+
+    def checks() -> str:
+        lose()
+        held = current_lock()
+        assert held is not None
+        with pytest.raises(LockLost):
+            held.check()
+        return "stopped"
+
+    assert make(body=checks, on_lost="ignore")() == "stopped"
+
+
+def test_lost__usable_afterwards(make: Make, lose: Callable[[], None]) -> None:
+    """After a loss the lock can be taken again, with a higher token."""
+    tokens = []
+
+    def body(first: bool) -> None:
+        held = current_lock()
+        assert held is not None
+        tokens.append(held.token)
+        if first:
+            lose()
+
+    work = make(body=body, on_lost="ignore")
+    work(True)
+    work(False)
+    assert tokens[0] < tokens[1]
+
+
+# on_unavailable
+
+
+def test_unavailable__raises(make: Make) -> None:
+    """Without ZooKeeper a call fails within the connect timeout, with the key, the server and the settings to check."""
+    with pytest.raises(
+        ZooKeeperUnavailable, match=r"lock 'k': .*ZooKeeper at 127\.0\.0\.1:\d+.* is it running"
+    ) as caught:
+        make(body=never, using="absent")()
+    assert caught.value.key == "k"
+    assert isinstance(caught.value, ConnectionError)
+
+
+@pytest.mark.parametrize("on_conflict", ["wait", "skip", "raise"])
+def test_unavailable__is_no_conflict(make: Make, on_conflict: str) -> None:
+    """The policy for conflicts does not apply without ZooKeeper."""
+    with pytest.raises(ZooKeeperUnavailable):
+        make(body=never, using="absent", on_conflict=on_conflict, timeout=0.2)()
+
+
+def test_unavailable__skips(make: Make, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+    """The result of a call that is skipped without ZooKeeper names that reason."""
+    result = make(body=never, using="absent", on_unavailable="skip")()
+    assert result == {"zklock": "skipped", "key": "k", "reason": "unavailable", "holder": None}
+    assert recorder.facts("skipped")["reason"] == "unavailable"
+    assert recorder.facts("skipped")["alias"] == "absent"
+    assert "reason=unavailable" in caplog.text
+
+
+def test_unavailable__callable(make: Make, recorder: Recorder) -> None:
+    """A callable gets the conflict, and its result is that of the call."""
+
+    def decide(conflict: Conflict) -> Any:
+        assert sys.exc_info() == (None, None, None)
+        assert conflict.error() is conflict.unavailable
+        return conflict.key, type(conflict.unavailable), conflict.holder, conflict.args
+
+    result = make(body=never, using="absent", on_conflict=never, on_unavailable=decide)(1)
+    assert result == ("k", ZooKeeperUnavailable, None, (1,))
+    assert recorder.facts("refused")["reason"] == "unavailable"
+
+
+def test_unavailable__runs(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """A call that runs without ZooKeeper logs an error, holds nothing, and does not run inside of an `except`."""
+
+    def body() -> Any:
+        assert sys.exc_info() == (None, None, None)
+        return current_lock()
+
+    assert make(body=body, using="absent", on_unavailable="run")() is None
+    (record,) = [record for record in caplog.records if "event=unprotected" in record.getMessage()]
+    assert record.levelno == logging.ERROR
+    assert "key='k'" in record.getMessage()
+
+
+def test_unavailable__runs_after_its_timeout(make: Make) -> None:
+    """A call with a timeout runs unprotected after that time and not before, also as the first call of the process."""
+    began = time.monotonic()
+    assert make(body=lambda: "ran", using="absent", on_unavailable="run", timeout=1.5)() == "ran"
+    assert time.monotonic() - began >= 1.5
+
+
+def test_unavailable__error_of_an_unprotected_body(make: Make) -> None:
+    """An error of an unprotected body propagates, without an error of ZooKeeper as its context."""
+
+    def fail() -> None:
+        raise KeyError("own")
+
+    with pytest.raises(KeyError) as caught:
+        make(body=fail, using="absent", on_unavailable="run")()
+    assert caught.value.__context__ is None
+
+
+# Ends of a call.
+
+
+@pytest.mark.parametrize("error", [KeyError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_error__releases(ensemble: Ensemble, error: type[BaseException]) -> None:
+    """An error of the body propagates unchanged, and the lock is free."""
+
+    def fail() -> None:
+        raise error("own")
+
+    with pytest.raises(error, match="own"):
+        _sync(body=fail)()
+    assert current_lock() is None
+    ensemble.wait_empty("k")
+
+
+def test_error__thrown_into_a_waiting_call(stranger: Stranger, ensemble: Ensemble) -> None:
+    """An exception thrown into a call that waits leaves no node."""
+    held = stranger.take("k")
+    waiting = Runner(_sync(body=never, timeout=2))
+    ensemble.wait_count("k", 2)
+    waiting.throw(KeyboardInterrupt)
+    assert isinstance(waiting.outcome(), KeyboardInterrupt)
+    ensemble.wait_count("k", 1)
+    held.check()
+
+
+def test_cancellation__of_a_waiting_call(stranger: Stranger, ensemble: Ensemble) -> None:
+    """Cancelling an async call that waits leaves no node."""
+    stranger.take("k")
+
+    @zk_locked("k")
+    async def work() -> None:
+        never()
+
+    async def main() -> None:
+        task = asyncio.create_task(work())
+        await asyncio.to_thread(ensemble.wait_count, "k", 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    ensemble.wait_count("k", 1)
+
+
+def test_cancellation__of_a_running_call(ensemble: Ensemble) -> None:
+    """Cancelling an async call that holds releases the lock."""
+    began = asyncio.Event()
+
+    @zk_locked("k")
+    async def work() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        task = asyncio.create_task(work())
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    ensemble.wait_empty("k")
+
+
+def test_release_inside__is_no_loss(make: Make, ensemble: Ensemble) -> None:
+    """A body that releases its lock early causes no error."""
+
+    def body() -> str:
+        held = current_lock()
+        assert held is not None
+        held.release(wait=True)
+        return "done"
+
+    assert make(body=body)() == "done"
+    ensemble.wait_empty("k")
+
+
+def test_body__sees_no_exception(make: Make, stranger: Stranger, ensemble: Ensemble) -> None:
+    """The body of a call that had to wait does not run inside of an `except`."""
+    stranger.take("k")
+    waiting = Runner(make(body=sys.exc_info))
+    ensemble.wait_count("k", 2)
+    stranger.release("k")
+    assert waiting.result() == (None, None, None)
+
+
+# Calls within calls.
+
+
+def test_nested__same_key(make: Make) -> None:
+    """A decorated function can call another one, and itself, under the same key: one node, one token."""
+
+    def outer(depth: int) -> list[int]:
+        held = current_lock("k")
+        assert held is not None
+        return [held.token] + (inner(depth - 1) if depth else [])
+
+    inner = _sync(body=outer)
+    tokens = make(body=outer)(3)
+    assert len(tokens) == 4
+    assert len(set(tokens)) == 1
+    assert current_lock() is None
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_nested__async(ensemble: Ensemble) -> None:
+    """An async function can call another one under the same key; a task of its own waits for it."""
+
+    @zk_locked("k", timeout=0.5)
+    async def inner() -> str:
+        return "inner"
+
+    @zk_locked("k")
+    async def outer() -> str:
+        with pytest.raises(LockTimeout):
+            await asyncio.create_task(inner())
+        return await inner()
+
+    assert asyncio.run(outer()) == "inner"
+    ensemble.wait_empty("k")
+
+
+def test_nested__error_keeps_the_outer_hold(make: Make, ensemble: Ensemble) -> None:
+    """An error of a nested call releases only the nested hold."""
+
+    def fail() -> None:
+        raise KeyError
+
+    def outer() -> None:
+        with pytest.raises(KeyError):
+            _sync(body=fail)()
+        held = current_lock()
+        assert held is not None
+        held.check()
+        assert len(ensemble.nodes("k")) == 1
+
+    make(body=outer)()
+    ensemble.wait_empty("k")
+
+
+@pytest.mark.parametrize(("on_conflict", "error"), [("wait", LockConflict), ("raise", LockConflict)])
+def test_not_reentrant__raises(make: Make, on_conflict: str, error: type[Exception]) -> None:
+    """Without reentrancy a nested call fails at once, instead of waiting for itself without end."""
+    inner = _sync(body=never, reentrant=False, on_conflict=on_conflict)
+    with pytest.raises(error, match="lock 'k' is"):
+        make(body=inner)()
+
+
+def test_not_reentrant__skips(make: Make) -> None:
+    """Without reentrancy a nested call that skips is skipped."""
+    inner = _sync(body=never, reentrant=False, on_conflict="skip")
+    assert make(body=inner)()["zklock"] == "skipped"
+
+
+def test_concurrent__one_at_a_time(make: Make) -> None:
+    """Of many threads that call one function one runs at a time, each with a token above the one before."""
+    tokens: list[int] = []
+    inside = threading.Lock()
+
+    def body() -> None:
+        assert inside.acquire(blocking=False), "two bodies at once"
+        held = current_lock()
+        assert held is not None
+        tokens.append(held.token)
+        inside.release()
+
+    runners = [Runner(make(body=body)) for _ in range(12)]
+    for runner in runners:
+        runner.result(60)
+    assert len(tokens) == 12
+    assert tokens == sorted(set(tokens))
+
+
+# Meeting one's own dead node.
+
+
+class Worker:
+    """A resolver that reports a running task, as in a worker."""
+
+    def __init__(self, task: Work) -> None:
+        self.task = task
+
+    def work(self) -> Work:
+        return self.task
+
+
+@pytest.fixture
+def redelivered(monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Run this test as a task that was delivered before."""
+    task = Work(kind="task", name="bill", id="4711")
+    monkeypatch.setattr("django_zklock.work.resolvers", [Worker(task)])
+    return task
+
+
+def _take_as(stranger: Stranger, work: Work) -> Any:
+    lock = Lock("k", stranger.pool, work=lambda: work)
+    held = stranger.held["k"] = Runner(lambda: lock.acquire(10)).result(15)
+    return held
+
+
+@pytest.mark.parametrize("on_conflict", ["skip", "raise", "wait"])
+def test_met_itself__waits(
+    make: Make,
+    stranger: Stranger,
+    redelivered: Work,
+    ensemble: Ensemble,
+    on_conflict: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A task that meets its own earlier delivery's node waits for its end, under every policy."""
+    held = _take_as(stranger, redelivered)
+    timeout = 1.0 if on_conflict == "wait" else UNSET
+    waiting = Runner(lambda: make(on_conflict=on_conflict, timeout=timeout)(1))
+    wait_until(lambda: "event=met_itself" in caplog.text, 10)
+    ensemble.wait_count("k", 2)
+    held.release()
+    assert waiting.result(20) == ((1,), {})
+
+
+def test_met_itself__another_owner_came_between(
+    make: Make, stranger: Stranger, redelivered: Work, ensemble: Ensemble, settings: Any
+) -> None:
+    """If its own node is gone and another owner has the lock, the policy applies again: the call skips."""
+    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": 3, "CONNECT_TIMEOUT": 1}}
+    own = _take_as(stranger, redelivered)
+    other = Runner(lambda: stranger.take("k"))
+    ensemble.wait_count("k", 2)
+    waiting = Runner(make(body=never, on_conflict="skip"))
+    ensemble.wait_count("k", 3)
+    own.release()
+    other.result()
+    result = waiting.result(60)
+    assert result["zklock"] == "skipped"
+    assert result["holder"].startswith("label the stranger")
+
+
+def test_met_itself__still_running(
+    make: Make, stranger: Stranger, redelivered: Work, ensemble: Ensemble, settings: Any
+) -> None:
+    """If the earlier delivery outlives any session that has died, it is alive, and the policy applies."""
+    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": 3, "CONNECT_TIMEOUT": 1}}
+    held = _take_as(stranger, redelivered)
+    result = make(body=never, on_conflict="skip")()
+    assert result["holder"].startswith("task bill [4711]")
+    held.check()
+
+
+@pytest.mark.parametrize("on_conflict", ["skip", "raise", "wait"])
+def test_unknown_holder__tries_again(make: Make, monkeypatch: pytest.MonkeyPatch, on_conflict: str) -> None:
+    """If the holder left before its data was read, the call tries once more."""
+    failed: list[float | None] = []
+
+    def fail_first(real: Callable[..., Any]) -> Callable[..., Any]:
+        def attempt(lock: Lock, timeout: float | None, caller: Any) -> Any:
+            if not failed:
+                failed.append(timeout)
+                raise LockTimeout("held by an unknown owner", key=lock.key, timeout=timeout)
+            return real(lock, timeout, caller)
+
+        return attempt
+
+    monkeypatch.setattr("django_zklock.zk.acquire.acquire", fail_first(attempts.acquire))
+    monkeypatch.setattr("django_zklock.zk.acquire.aacquire", fail_first(attempts.aacquire))
+    assert make(on_conflict=on_conflict, timeout=0)(1) == ((1,), {})
+    assert failed == [0]
+
+
+def test_unknown_holder__stays_unknown(make: Make, ensemble: Ensemble) -> None:
+    """A holder without an identity, such as the client of another library, is a conflict like any other."""
+    make()()
+    client = ensemble.onlooker.client
+    path = f"{ensemble.pool.path('k')}/{'0' * 32}__lock__"
+    node = client.create(path, b"kazoo", ephemeral=True, sequence=True, makepath=True)
+    assert make(body=never, on_conflict="skip")()["holder"] is None
+    with pytest.raises(LockConflict, match="lock 'k' is taken; "):
+        make(body=never, on_conflict="raise")()
+    client.delete(node)
+
+
+# Errors as values.
+
+
+def _errors() -> list[ZkLockError]:
+    holder = node_data.current_identity(Work(kind="task", name="bill", id="1"))
+    return [
+        kind("a message", key="k", timeout=1.5, holder=holder)
+        for kind in (ZkLockError, LockTimeout, LockConflict, LockLost, NotHeld, ZooKeeperUnavailable)
+    ]
+
+
+@pytest.mark.parametrize("error", _errors(), ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("travel", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
+def test_error__survives(error: ZkLockError, travel: Callable[[ZkLockError], ZkLockError]) -> None:
+    """An error that is pickled or copied keeps its type, its message and its facts."""
+    arrived = travel(error)
+    assert type(arrived) is type(error)
+    assert str(arrived) == "a message"
+    assert (arrived.key, arrived.timeout, arrived.holder) == ("k", 1.5, error.holder)
+
+
+def test_error__real_one_survives(stranger: Stranger) -> None:
+    """An error from the network keeps its facts too."""
+    stranger.take("k")
+    with pytest.raises(LockTimeout) as caught:
+        _sync(timeout=0.5)()
+    arrived = pickle.loads(pickle.dumps(caught.value))
+    assert str(arrived) == str(caught.value)
+    assert isinstance(arrived.holder, Identity)
+    assert arrived.holder == caught.value.holder
+
+
+# A table of odd keys: each is a correct lock or a clear error.
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a/b",
+        "a%2Fb",
+        "a\nb",
+        "😀",
+        "..",
+        ".",
+        "/",
+        "nul\0",
+        "é" * 500,
+        " ",
+        "zookeeper",
+        "x" * 1024,
+        "\uffff",
+        "a" * 300,
+    ],
+)
+def test_odd_key__is_a_lock(make: Make, stranger: Stranger, value: str) -> None:
+    """A key of any characters excludes calls with the same key, and no others."""
+    key = value.replace("{", "{{")
+    stranger.take(key)
+    assert make("{args[0]}", never, on_conflict="skip")(value)["key"] == value
+    assert make("{args[0]}")("other" + value[:10])[0] == ("other" + value[:10],)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("", ValueError, "must not be empty"),
+        ("x" * 1025, ValueError, "must not be longer than 1024 bytes"),
+        ("é" * 513, ValueError, "must not be longer than 1024 bytes"),
+        ("\ud800", ValueError, "valid Unicode"),
+        (object(), ValueError, "must read the same in every process"),
+    ],
+)
+def test_odd_key__is_refused(make: Make, value: object, error: type[Exception], message: str) -> None:
+    """A key that can name no lock fails the call before anything is sent."""
+    with pytest.raises(error, match=message):
+        make("{args[0]}", never)(value)
+
+
+# The key of a call that another function makes.
+
+
+def test_key_through__converted_arguments() -> None:
+    """The key is made from the arguments that the outer function passes, and the body does not run."""
+    locked = zk_locked("{number}:{flag}")(_numbered)
+    call = locked_call_of(locked)
+    assert call is not None
+    make = key_through(lambda number, **kwargs: locked(int(number), **kwargs), call)
+    assert make(("07",), {"flag": True}) == "7:True"
+    with pytest.raises(ValueError, match="invalid literal"):
+        make(("x",), {})
+
+
+def test_key_through__not_called() -> None:
+    """If the outer function does not call the locked one, the key is not known, and that is an error."""
+    call = locked_call_of(zk_locked("{number}")(_numbered))
+    assert call is not None
+    with pytest.raises(ValueError, match=r"_numbered is not known: the function around it did not call it"):
+        key_through(lambda number: number, call)((7,), {})
+
+
+def _numbered(number: int, *, flag: bool = False) -> None:
+    raise AssertionError("the body has run")

@@ -1,0 +1,206 @@
+"""Sessions: their timeout, their resumption, and their end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from django_zklock.testing import ZooKeeperServer
+from tests.support.protocol.operations import EPHEMERAL, CloseSession, Create, Exists, Ping
+from tests.support.protocol.raw_client import NO_PASSWORD, Greeting, RawClient
+from tests.support.protocol.session_client import Talker
+
+DELETED = 2
+REFUSED = Greeting(protocol=0, timeout=0, session=0, password=NO_PASSWORD, rest=b"\0")
+
+
+@pytest.fixture
+def server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer() as server:
+        yield server
+
+
+# The timeout.
+
+
+@pytest.mark.parametrize(
+    ("wish", "granted"),
+    [(0, 500), (-5, 500), (499, 500), (500, 500), (777, 777), (2000, 2000), (2001, 2000), (2**31 - 1, 2000)],
+)
+def test_timeout__bounds(wish: int, granted: int) -> None:
+    """A client gets the timeout that it requests, within the limits of the server."""
+    bounded = ZooKeeperServer(min_session_timeout=0.5, max_session_timeout=2.0)
+    with bounded as server, Talker(server.address, timeout=wish) as client:
+        assert client.greeting.timeout == granted
+        assert server.sessions()[0].timeout == granted / 1000
+
+
+def test_timeout__silent(server: ZooKeeperServer) -> None:
+    """A silent client loses its session after the timeout, not before, and its connection with it."""
+    start = time.monotonic()
+    with Talker(server.address, timeout=500) as client:
+        client.ask(Create("/held", EPHEMERAL))
+        server.wait_for_end(client.session)
+        assert time.monotonic() - start >= 0.5
+        assert server.sessions() == []
+        assert "/held" not in server.paths()
+        assert client.is_closed()
+
+
+def test_timeout__from_the_last_request(server: ZooKeeperServer) -> None:
+    """The time counts from the last request of any kind."""
+    # Long enough that a pause of a busy machine does not expire it.
+    with Talker(server.address, timeout=4000) as client:
+        start = time.monotonic()
+        while time.monotonic() - start < 5:
+            client.do(Ping())
+            client.do(Exists("/nowhere"))
+            client.call(4, b"malformed")
+        last = time.monotonic()
+        client.do(Ping())
+        server.wait_for_end(client.session, 30)
+        assert time.monotonic() - last >= 4.0
+
+
+def test_timeout__without_connection(server: ZooKeeperServer) -> None:
+    """A session without a connection stays open for its timeout, no longer."""
+    with Talker(server.address) as witness:
+        with Talker(server.address, timeout=500) as client:
+            last = time.monotonic()
+            client.ask(Create("/held", EPHEMERAL))
+            witness.ask(Exists("/held", watch=True))
+        assert witness.event() == (DELETED, "/held")
+        assert time.monotonic() - last >= 0.5
+        assert [each.id for each in server.sessions()] == [witness.session]
+
+
+def test_timeout__new_one_when_coming_back(server: ZooKeeperServer) -> None:
+    """A client that reconnects negotiates again: the session ends sooner, or later."""
+    long, short = Talker(server.address, timeout=30_000), Talker(server.address, timeout=1000)
+    with long, short, Talker(server.address, of=short, timeout=30_000) as now_long:
+        start = time.monotonic()
+        with Talker(server.address, of=long, timeout=1100) as now_short:
+            assert (now_short.greeting.timeout, now_long.greeting.timeout) == (1100, 30_000)
+            server.wait_for_end(long.session)
+            assert time.monotonic() - start >= 1.1
+            assert now_short.is_closed()
+        assert [(each.id, each.timeout) for each in server.sessions()] == [(short.session, 30.0)]
+        now_long.do(Ping())
+
+
+def test_timeout__server_is_stopped() -> None:
+    """While the server is stopped no session ends, and after the start each has its full timeout again."""
+    with ZooKeeperServer() as server:
+        client = Talker(server.address, timeout=500)
+        client.ask(Create("/held", EPHEMERAL))
+        server.stop()
+        client.close()
+        threading.Event().wait(0.7)
+        start = time.monotonic()
+        server.start()
+        assert server.owner("/held") == client.session
+        server.wait_for_end(client.session)
+        assert time.monotonic() - start >= 0.5
+
+
+# Resumption.
+
+
+def test_resume(server: ZooKeeperServer) -> None:
+    """With number and password a client resumes its session; the first connection ends; no zxid is taken."""
+    with Talker(server.address) as client:
+        client.ask(Create("/held", EPHEMERAL))
+        zxid = client.do(Exists("/")).zxid
+        with Talker(server.address, of=client) as again:
+            assert again.greeting == client.greeting
+            assert client.is_closed()
+            assert again.do(Exists("/held")).zxid == zxid
+            assert server.owner("/held") == again.session
+        assert [each.id for each in server.sessions()] == [client.session]
+
+
+@pytest.mark.parametrize("password", [NO_PASSWORD, b"", None, bytes(15), bytes(17), b"x" * 1000])
+def test_resume__wrong_password(server: ZooKeeperServer, password: bytes | None) -> None:
+    """Without the password a session cannot be resumed; it stays open, and its owner resumes it."""
+    with Talker(server.address) as client, RawClient(server.address) as thief:
+        assert thief.connect(session=client.session, password=password) == REFUSED
+        assert thief.is_closed()
+        with Talker(server.address, of=client) as again:
+            assert again.greeting == client.greeting
+
+
+def test_resume__unknown(server: ZooKeeperServer) -> None:
+    """An unknown session is refused like an expired one."""
+    with Talker(server.address) as client:
+        for session in (client.session + 1, 1, -1, 2**63 - 1):
+            with RawClient(server.address) as other:
+                assert other.connect(session=session, password=client.greeting.password) == REFUSED
+                assert other.is_closed()
+        client.do(CloseSession())
+        with RawClient(server.address) as other:
+            assert other.connect(session=client.session, password=client.greeting.password) == REFUSED
+            assert other.is_closed()
+    assert server.sessions() == []
+
+
+def test_resume__watches_and_identities_are_gone(server: ZooKeeperServer) -> None:
+    """State of the connection does not come back with the session."""
+    with Talker(server.address) as client, Talker(server.address) as other:
+        client.do(Exists("/a", watch=True))
+        with Talker(server.address, of=client) as again:
+            other.ask(Create("/a"))
+            assert again.news() == []
+
+
+def test_connect__numbers_and_passwords(server: ZooKeeperServer) -> None:
+    """Every session has its own number and password, on other servers too."""
+    with ZooKeeperServer() as other:
+        greetings = []
+        for address in [server.address] * 3 + [other.address] * 3:
+            with Talker(address) as client:
+                greetings.append(client.greeting)
+        for ours in (greetings[:3], greetings[3:]):
+            assert [each.session - ours[0].session for each in ours] == [0, 1, 2]
+            assert ours[0].session > 0
+        assert len({each.password for each in greetings}) == 6
+        assert all(each.password is not None and len(each.password) == 16 for each in greetings)
+
+
+@pytest.mark.parametrize(("tail", "rest"), [(b"", b""), (b"\0", b"\0"), (b"\1", b"\0"), (b"\0more", b"\0")])
+def test_connect__read_only_flag(server: ZooKeeperServer, tail: bytes, rest: bytes) -> None:
+    """A client without the read-only flag does not get it back; extra bytes are ignored."""
+    with RawClient(server.address) as client:
+        greeting = client.connect(tail=tail)
+        assert greeting.session > 0
+        assert greeting.rest == rest
+
+
+def test_connect__from_the_future(server: ZooKeeperServer) -> None:
+    """A client that has seen a larger zxid is disconnected without a reply: it belongs to another server."""
+    with Talker(server.address) as client:
+        seen = client.do(Exists("/")).zxid
+        with Talker(server.address, last_zxid=seen) as other:
+            other.do(Ping())
+        with Talker(server.address, last_zxid=seen + 100, greet=False) as stranger:
+            assert stranger.receive_all() == b""
+    assert len(server.sessions()) == 2
+
+
+# The end.
+
+
+def test_close__answers_and_ends(server: ZooKeeperServer) -> None:
+    """The end is a transaction, answered before the connection ends; later requests are not executed."""
+    with Talker(server.address) as client, Talker(server.address) as witness:
+        client.ask(Create("/held", EPHEMERAL))
+        witness.ask(Exists("/held", watch=True))
+        zxid = client.do(Exists("/")).zxid
+        client.start(CloseSession(), Create("/never"))
+        reply = client.answer()
+        assert (reply.zxid, reply.error, reply.body) == (zxid + 1, 0, b"")
+        assert client.is_closed()
+        assert witness.event() == (DELETED, "/held")
+        assert "/never" not in server.paths()

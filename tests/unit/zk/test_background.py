@@ -1,0 +1,265 @@
+"""What is told of locks in the background: few threads, nothing left out, nothing held up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk.background import BackgroundCalls
+from django_zklock.zk.held import Held
+from django_zklock.zk.listener import LockValue, NullListener
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import LISTENER_THREADS, Pool
+from tests.support.loss_recorder import Losses
+from tests.support.tcp_proxy import Proxy
+from tests.support.threads import waiting_in
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
+
+LOCKS = 2_000
+NAMES = ("zklock-actions", "zklock-listeners")
+
+
+@pytest.fixture
+def kind_of_server() -> str:
+    return "testserver"
+
+
+class Threads(Losses):
+    """Keeps by which threads it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[threading.Thread] = set()
+
+    def notify(self, event: str, lock: LockValue, /, **facts: Any) -> None:
+        if event == "lost":
+            self.threads.add(threading.current_thread())
+        super().notify(event, lock, **facts)
+
+
+class Blocked(NullListener):
+    """Blocks the threads that tell it, until the test lets them go on."""
+
+    def __init__(self) -> None:
+        self.called: list[Held] = []
+        self.go_on = threading.Event()
+
+    def notify(self, event: str, _lock: object, /, **facts: Any) -> None:
+        if event == "lost":
+            self.called.append(facts["held"])
+            assert self.go_on.wait(60)
+
+
+@pytest.fixture
+def blocked() -> Iterator[Blocked]:
+    listener = Blocked()
+    yield listener
+    listener.go_on.set()
+
+
+@pytest.fixture
+def shortage(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Start no thread for notifications until the event is set."""
+    over = threading.Event()
+    start = threading.Thread.start
+
+    def start_if_possible(thread: threading.Thread) -> None:
+        if thread.name in NAMES and not over.is_set():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_if_possible)
+    return over
+
+
+def hold(pool: Pool, count: int, listener: NullListener) -> list[Held]:
+    return [Lock(f"k{number}", pool, listener=listener).acquire(timeout=30) for number in range(count)]
+
+
+def test_loss__of_many_at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Of two thousand locks that are lost at once each is told, by a few threads."""
+    listener = Threads()
+    called: list[Held] = []
+    pool = make_pool(session_timeout=20.0)
+    holds = hold(pool, LOCKS, listener)
+    for held in holds:
+        held._when_lost(lambda held=held: called.append(held))  # type: ignore[misc]
+    onlooker.end_session(pool)
+    wait_until(lambda: len(listener.told) == LOCKS, 60)
+    assert {held for held, _reason in listener.told} == set(called) == set(holds)
+    assert len(listener.threads) <= LISTENER_THREADS
+    assert len(called) == LOCKS
+    for held in reversed(holds):
+        held.release()
+
+
+def test_loss__where_threads_are_short(make_pool: MakePool, onlooker: Onlooker, shortage: threading.Event) -> None:
+    """What cannot be told for want of a thread stays queued, and is told when there is one, without further news."""
+    listener = Losses()
+    pool = make_pool()
+    holds = hold(pool, 30, listener)
+    onlooker.end_session(pool)
+    wait_until(lambda: all(held.lost for held in holds))
+    wait_until(lambda: pool.actions.waiting == len(holds))
+    assert listener.told == []
+    shortage.set()
+    wait_until(lambda: len(listener.told) == len(holds))
+    assert {held for held, _reason in listener.told} == set(holds)
+
+
+def test_loss__observers_block(make_pool: MakePool, onlooker: Onlooker, blocked: Blocked) -> None:
+    """Observers that block keep no other lock's body from being interrupted."""
+    count = 3 * LISTENER_THREADS
+    pool = make_pool()
+    holds = hold(pool, count, blocked)
+    interrupted: list[Held] = []
+    for held in holds:
+        held._when_lost(lambda held=held: interrupted.append(held))  # type: ignore[misc]
+    onlooker.end_session(pool)
+    wait_until(lambda: len(interrupted) == count)
+    wait_until(lambda: len(blocked.called) == LISTENER_THREADS)
+    blocked.go_on.set()
+    wait_until(lambda: len(blocked.called) == count)
+
+
+def test_loss__one_observer_blocks(make_pool: MakePool, onlooker: Onlooker, blocked: Blocked) -> None:
+    """An listener that blocks does not keep the others from hearing."""
+    listener = Losses()
+    pool = make_pool()
+    first = Lock("first", pool, listener=blocked).acquire(timeout=10)
+    holds = hold(pool, 20, listener)
+    onlooker.end_session(pool)
+    wait_until(lambda: len(listener.told) == len(holds))
+    assert blocked.called == [first]
+
+
+def test_loss__a_call_raises(pool: Pool, onlooker: Onlooker, caplog: pytest.LogCaptureFixture) -> None:
+    """An error in one call keeps neither the others nor the listener from hearing, and is logged."""
+
+    def fail() -> None:
+        raise ValueError("no good")
+
+    listener = Losses()
+    held = Lock("k", pool, listener=listener).acquire(timeout=10)
+    told = threading.Event()
+    held._when_lost(fail)
+    held._when_lost(told.set)
+    onlooker.end_session(pool)
+    wait_until(lambda: listener.told)
+    assert told.is_set()
+    assert "event=when_lost_failed" in caplog.text
+
+
+class Faulty:
+    """A listener of a session that fails in each of its methods."""
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*_arguments: object) -> None:
+            raise ValueError(name)
+
+        return fail
+
+
+def test_listener__raises(
+    testserver: ZooKeeperServer, make_pool: MakePool, onlooker: Onlooker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A listener of a session that raises does not make the waiters behind it deaf, and is named in the log."""
+    holder = make_pool()
+    held = Lock("k", holder).acquire(timeout=10)
+    with Proxy(testserver.address) as proxy:
+        pool = make_pool(proxy.hosts)
+        session = pool.session("/")
+        faulty = Faulty()
+        attached = threading.Event()
+        session.post(lambda: session.add_listener(faulty))
+        session.post(attached.set)
+        assert attached.wait(10)
+        waiter = waiting_in(Lock("k", pool))
+        onlooker.wait_count(held.lock.paths[0], 2)
+        epoch = session.epoch
+        proxy.cut()
+        wait_until(lambda: session.epoch > epoch and session.connected)
+        held.release()
+        waiter.result().release()
+        assert "event=listener_failed" in caplog.text
+        session.post(lambda: session.remove_listener(faulty))
+
+
+# The threads themselves.
+
+
+def test_calls__threads_end() -> None:
+    """Threads without work end; later work has new ones."""
+    calls = BackgroundCalls("zklock-test", threads=3)
+    seen: list[threading.Thread] = []
+    for _ in range(2):
+        done = threading.Event()
+        calls.submit(lambda: seen.append(threading.current_thread()))
+        calls.submit(done.set)
+        assert done.wait(10)
+        wait_until(lambda: not any(thread.name == "zklock-test" for thread in threading.enumerate()))
+    assert len({id(thread) for thread in seen}) == 2
+
+
+def test_calls__at_most_so_many_threads() -> None:
+    """No more threads start than are allowed, and each call that blocks has one of them as long as there are any."""
+    calls = BackgroundCalls("zklock-test", threads=3)
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def block() -> None:
+        begun.release()
+        assert go_on.wait(60)
+
+    for _ in range(10):
+        calls.submit(block)
+    for _ in range(3):
+        assert begun.acquire(timeout=10)
+    assert calls.waiting == 7
+    go_on.set()
+    for _ in range(7):
+        assert begun.acquire(timeout=10)
+    assert calls.flush(10)
+
+
+def test_calls__raise(caplog: pytest.LogCaptureFixture) -> None:
+    """A call that raises, even to end its thread, is logged, and those behind it are made."""
+    calls = BackgroundCalls("zklock-test")
+    for error in (ValueError, SystemExit):
+
+        def fail(error: type[BaseException] = error) -> None:
+            raise error
+
+        calls.submit(fail)
+    assert calls.flush(10)
+    assert caplog.text.count("event=call_failed") == 2
+
+
+def test_flush__without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started, the thread that waits for the calls makes them."""
+
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls = BackgroundCalls("zklock-test")
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    made: list[int] = []
+    for number in range(3):
+        calls.submit(lambda number=number: made.append(number))  # type: ignore[misc]
+    assert made == []
+    assert calls.flush(10)
+    assert made == [0, 1, 2]
+
+
+def test_submit__tries_again(shortage: threading.Event) -> None:
+    """Where there is no timer to try again, the next call does."""
+    calls = BackgroundCalls(NAMES[0], call_later=None)
+    first, second = threading.Event(), threading.Event()
+    calls.submit(first.set)
+    shortage.set()
+    calls.submit(second.set)
+    assert first.wait(10)
+    assert second.wait(10)

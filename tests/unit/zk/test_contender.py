@@ -1,0 +1,427 @@
+"""The state machine against a server whose every answer is written in the test."""
+
+from __future__ import annotations
+
+import pytest
+from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, OperationTimeoutError
+
+from django_zklock.zk.contender import SessionUnavailable, State
+from django_zklock.zk.creation import MAX_ENSURES, LockPath
+from django_zklock.zk.queue import Kind
+from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.single import SingleContender
+from tests.support.scripted_session import SESSION, Script, contend, create, curators, line_up, other, settle, stat
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+def test_join__nobody_ahead(script: Script) -> None:
+    """Create and list together are enough."""
+    contender = contend(script)
+    assert script.asked == ["create", "children"]
+    name = create(script)
+    script.answer("children", [name, other(6), "readme"])
+    assert (contender.state, contender.token, script.asked) == (State.HELD, 50, [])
+
+
+def test_join__abandoned_before_it_began(script: Script) -> None:
+    """Who leaves before joining is gone, and a late join does nothing."""
+    contender = SingleContender(script, LockPath("/k"), EXCLUSIVE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    contender.leave()
+    contender.join()
+    assert (contender.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+def test_create__no_parent(script: Script) -> None:
+    """A missing parent is made as a container, with the next create right behind it."""
+    contender = contend(script)
+    script.answer("create", error=NoNodeError())
+    script.answer("children", error=NoNodeError())
+    assert script.asked == ["ensure", "create", "children"]
+    assert script.answer("ensure", error=NodeExistsError()) is True
+    name = create(script)
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_create__parent_never_there(script: Script) -> None:
+    """Parents that are never there, although they are made, are given up after a bounded number of tries."""
+    contender = contend(script)
+    for _ in range(MAX_ENSURES):
+        script.answer("create", error=NoNodeError())
+        script.answer("children", error=NoNodeError())
+        script.answer("ensure", "/k")
+    script.answer("create", error=NoNodeError())
+    script.answer("children", error=NoNodeError())
+    assert isinstance(contender.error, NoNodeError)
+    assert (contender.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+def test_create__parent_refused(script: Script) -> None:
+    """Parents that may not be made are given up at once, with what the server said about them."""
+    contender = contend(script)
+    script.answer("create", error=NoNodeError())
+    script.answer("children", error=NoNodeError())
+    script.answer("ensure", error=NoAuthError())
+    script.answer("create", error=NoNodeError())
+    script.answer("children", error=NoNodeError())
+    assert isinstance(contender.error, NoAuthError)
+    assert (contender.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+def test_create__refused(script: Script) -> None:
+    """A refusal is the outcome."""
+    contender = contend(script)
+    script.answer("create", error=NoAuthError())
+    script.answer("children", error=NoAuthError())
+    assert isinstance(contender.error, NoAuthError)
+    assert (contender.state, script.asked) == (State.GONE, [])
+
+
+def test_create__abandoned_under_way(script: Script) -> None:
+    """Who leaves while the create is under way deletes the node when its name is known."""
+    contender = contend(script)
+    contender.leave()
+    assert contender.state is State.LEAVING
+    name = create(script)
+    script.answer("children", [name])
+    assert script.answer("delete") == f"/k/{name}"
+    assert (contender.state, script.listeners) == (State.GONE, {})
+
+
+def test_create__reply_lost(script: Script) -> None:
+    """After a reconnect the node is looked for, after a sync, and adopted if it is of this session."""
+    contender = contend(script)
+    stem = script.requests[0][1].rpartition("/")[2]
+    script.break_connection()
+    script.reconnect()
+    assert script.asked == ["sync"]
+    script.answer("sync")
+    name = f"{stem}0000000005"
+    script.answer("children", [other(1), name])
+    script.answer("get", (b"me", stat(50)))
+    script.answer("children", [other(1), name])
+    assert (contender.state, contender.node, contender.token) == (State.WAITING, name, 50)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_create__reply_lost_not_there(script: Script, left: bool) -> None:
+    """If it is not there, a new one is made with a new GUID, or none if the caller has left."""
+    contender = contend(script)
+    stem = script.requests[0][1]
+    script.break_connection()
+    if left:
+        contender.leave()
+    script.reconnect()
+    script.answer("sync")
+    script.answer("children", [other(1)])
+    assert script.asked == ([] if left else ["create", "children"])
+    assert contender.state is (State.GONE if left else State.JOINING)
+    assert left or script.requests[0][1] != stem
+
+
+def test_create__reply_lost_other_session(script: Script) -> None:
+    """A node of a session that is over is deleted and never adopted."""
+    contend(script)
+    stem = script.requests[0][1].rpartition("/")[2]
+    script.break_connection()
+    script.reconnect()
+    script.answer("sync")
+    script.answer("children", [f"{stem}0000000005"])
+    script.answer("get", (b"me", stat(50, owner=SESSION - 1)))
+    assert script.answer("delete") == f"/k/{stem}0000000005"
+    assert script.asked == ["create", "children"]
+
+
+def test_list__reply_lost(script: Script) -> None:
+    """When only the list was lost, the node is kept: a second one would wait for the first."""
+    contender = contend(script)
+    name = create(script)
+    script.break_connection()
+    script.reconnect()
+    assert script.asked == ["children"]
+    script.answer("children", [name])
+    assert (contender.state, contender.node) == (State.HELD, name)
+
+
+def test_waiting__predecessor_gone(script: Script) -> None:
+    """The one before the last is watched; when it goes the line is read again, and the last is watched as well."""
+    contender, name = line_up(script, other(1), other(3), other(4))
+    assert set(script.watches) == {f"/k/{name}", f"/k/{other(3)}"}
+    settle(script, name)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert script.asked == ["get", "children"]
+    settle(script, name)
+    script.answer("children", [other(1), other(4), name])
+    assert set(script.watches) == {f"/k/{name}", f"/k/{other(1)}"}
+    settle(script, name)
+    script.tell(f"/k/{other(1)}", deleted=True)
+    settle(script, name)
+    script.answer("children", [other(4), name])
+    assert set(script.watches) == {f"/k/{name}", f"/k/{other(4)}"}
+    assert contender.is_next
+    script.tell(f"/k/{other(4)}", deleted=True)
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+KEPT_OUT = pytest.mark.parametrize("rule", [EXCLUSIVE, WRITE, semaphore(2)], ids=["exclusive", "write", "lease"])
+
+
+@KEPT_OUT
+def test_waiting__writer_gone(script: Script, rule: Rule) -> None:
+    """Behind a writer of Curator a list follows its end, for it may go on as a reader, which has its number."""
+    contender, name = line_up(script, curators(1, Kind.WRITE), rule=rule)
+    settle(script, name)
+    script.tell(f"/k/{curators(1, Kind.WRITE)}", deleted=True)
+    assert script.asked == ["children"]
+    script.answer("children", [name, curators(1, Kind.READ)])
+    settle(script, name)
+    assert contender.is_next
+    script.tell(f"/k/{curators(1, Kind.READ)}", deleted=True)
+    assert contender.state is State.HELD
+
+
+@KEPT_OUT
+def test_waiting__our_writer_gone(script: Script, rule: Rule) -> None:
+    """Behind a writer of ours its end is the grant, and nothing is asked."""
+    contender, name = line_up(script, other(1, Kind.WRITE), rule=rule)
+    settle(script, name)
+    assert contender.is_next
+    script.tell(f"/k/{other(1, Kind.WRITE)}", deleted=True)
+    assert contender.state is State.HELD
+    # A lease says that it holds, and that is all.
+    assert set(script.asked) <= {"set"}
+
+
+def test_waiting__writer_gone__reader() -> None:
+    """A reader is granted at once behind either, for it may read with whatever the writer becomes."""
+    for writer in (other(1, Kind.WRITE), curators(1, Kind.WRITE)):
+        script = Script()
+        contender, name = line_up(script, writer, rule=READ)
+        settle(script, name)
+        script.tell(f"/k/{writer}", deleted=True)
+        assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_waiting__predecessor_gone_before_the_watch(script: Script) -> None:
+    """One that went between list and watch is noticed by the answer to the watch."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [other(1), name])
+    script.answer("get", (b"me", stat(50)))
+    script.answer("get", error=NoNodeError())
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+END = 2**31 - 1
+
+
+def rival(number: int) -> str:
+    """Return the name of another node with the last number there is."""
+    return f"_c_0f8fad5b-d9cb-469f-a165-7086772895{number:02}-lock-{END:010d}"
+
+
+def answer_gets(script: Script, czxids: dict[str, int]) -> None:
+    """Answer with a stat for each node, and for those that are not named with a refusal."""
+    while script.requests and script.asked[0] == "get" and not script.watches:
+        czxid = czxids.get(script.requests[0][1].rpartition("/")[2])
+        if czxid is None:
+            script.answer("get", error=NoAuthError())
+        else:
+            script.answer("get", (b"", stat(czxid)))
+
+
+def test_sequence_end__by_czxid(script: Script) -> None:
+    """At the end of the counter the order is that of the creating transactions."""
+    contender = contend(script)
+    name = create(script, END, czxid=60)
+    czxids = {rival(1): 50, rival(2): 70, name: 60}
+    script.answer("children", list(czxids))
+    answer_gets(script, czxids)
+    assert contender.state is State.WAITING
+    assert f"/k/{rival(1)}" in script.watches
+
+
+def test_sequence_end__own_node_gone(script: Script) -> None:
+    """If our node is gone when the order is looked up, we line up anew."""
+    contender = contend(script)
+    name = create(script, END, czxid=60)
+    script.answer("children", [rival(1), name])
+    for path in (f"/k/{rival(1)}", f"/k/{name}"):
+        assert script.requests[0][1] == path
+        script.answer("get", error=NoNodeError())
+    script.answer("children", [])
+    assert script.asked == ["create", "children"]
+    assert contender.state is State.JOINING
+
+
+def deleted_while_read(script: Script, rule: Rule = EXCLUSIVE) -> tuple[SingleContender, str]:
+    """Return a contender, and its node, whose only predecessor was deleted after the list; the queue is read again."""
+    contender = contend(script, rule)
+    name = create(script, END, czxid=60)
+    script.answer("children", [rival(1), name])
+    script.answer("get", error=NoNodeError())
+    script.answer("get", (b"", stat(60)))
+    assert (contender.state, script.asked) == (State.JOINING, ["children"])
+    return contender, name
+
+
+def test_sequence_end__listed_again(script: Script) -> None:
+    """What the second list has besides the first is read, and the queue is what that list shows."""
+    contender, name = deleted_while_read(script, semaphore(1))
+    late = other(END, Kind.LEASE, 1)
+    script.answer("children", [name, late])
+    assert script.answer("get", (b"", stat(70))) == f"/k/{late}"
+    assert contender.state is State.HELD
+    # The waiter behind us has seen our predecessor, and relies on us.
+    assert script.asked == ["set"]
+
+
+def test_sequence_end__listed_again_all_known(script: Script) -> None:
+    """A second list that has nothing new needs no reads."""
+    contender, name = deleted_while_read(script)
+    script.answer("children", [name])
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_sequence_end__listed_again_and_deleted(script: Script) -> None:
+    """What only the second list has is left out if it is deleted too; there is no third list."""
+    contender, name = deleted_while_read(script)
+    script.answer("children", [rival(2), name])
+    script.answer("get", error=NoNodeError())
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_sequence_end__second_list_refused(script: Script) -> None:
+    """A refusal of the second list is that of the first."""
+    contender, name = deleted_while_read(script)
+    script.answer("children", error=OperationTimeoutError())
+    assert (contender.state, script.asked) == (State.JOINING, [])
+    script.ask_again()
+    script.answer("children", [name])
+    script.answer("get", (b"", stat(60)))
+    assert contender.state is State.HELD
+
+
+def test_sequence_end__unreadable(script: Script) -> None:
+    """A node that we may not read, and that may be before us, is a refusal, not a node that is not there."""
+    contender = contend(script)
+    name = create(script, END, czxid=60)
+    script.answer("children", [rival(1), name])
+    answer_gets(script, {name: 60})
+    assert isinstance(contender.error, NoAuthError)
+    assert contender.state is State.LEAVING
+    assert script.answer("delete") == f"/k/{name}"
+
+
+def test_sequence_end__who_holds(script: Script) -> None:
+    """Whoever is told that the lock is taken is told the name of the one who holds it, not of another."""
+    contender = contend(script, wait=False)
+    script.answer("children", [rival(1), rival(2)])
+    assert contender.taken
+    contender.refresh_holder()
+    script.answer("children", [rival(1), rival(2)])
+    for czxid in (70, 50):
+        script.answer("get", (b"", stat(czxid)))
+    assert contender.holder_reads == 0
+    assert script.answer("get", (b"", stat(50))) == f"/k/{rival(2)}"
+    assert contender.holder_reads == 1
+
+
+def test_grant__lease_over(script: Script) -> None:
+    """A grant that is read after the lease has ended waits for a new connection, and the queue is listed again."""
+    contender = contend(script)
+    name = create(script)
+    script.lease_expired = True
+    script.answer("children", [name])
+    assert (contender.state, script.asked) == (State.JOINING, ["drop"])
+    script.break_connection()
+    script.lease_expired = False
+    script.reconnect()
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_release__while_away(script: Script) -> None:
+    """A release without a connection is done after the reconnect, and moot with a new session."""
+    for new_session in (False, True):
+        contender = contend(script)
+        name = create(script)
+        script.answer("children", [name])
+        script.break_connection()
+        contender.leave()
+        assert script.asked == []
+        if new_session:
+            contender.session_ended("expired")
+        else:
+            script.reconnect()
+            assert script.answer("delete", error=NoNodeError()) == f"/k/{name}"
+        assert (contender.state, script.listeners) == (State.GONE, {})
+        script.connected = True
+
+
+def test_unavailable__holding(script: Script) -> None:
+    """An outage is no loss; the end of the lease is."""
+    contender = contend(script)
+    script.answer("children", [create(script)])
+    contender.unavailable("away")
+    assert (contender.state, contender.error, contender.lost) == (State.HELD, None, None)
+
+
+def test_unavailable__waiting(script: Script) -> None:
+    """A waiter gives up if it has no deadline of its own."""
+    contender, _ = line_up(script, other(3))
+    contender.unavailable("away")
+    assert isinstance(contender.error, SessionUnavailable)
+    assert contender.state is State.LEAVING
+
+
+def test_unavailable__patient(script: Script) -> None:
+    """A waiter that has a deadline waits until then, unless there will be no other session."""
+    contender, _ = line_up(script, other(3))
+    contender.has_deadline = True
+    contender.unavailable("away")
+    assert (contender.state, contender.error) == (State.WAITING, None)
+    script.ended = "closed"
+    contender.unavailable("closed")
+    assert isinstance(contender.error, SessionUnavailable)
+
+
+def test_unavailable__never_answered(script: Script) -> None:
+    """For an attempt that was never answered an outage is a matter of its caller's deadline for that."""
+    contender = contend(script)
+    contender.unavailable("away")
+    assert (contender.state, contender.error) == (State.JOINING, None)
+
+
+def test_session_ended__holding(script: Script) -> None:
+    """The end of the session is a loss, named once and for all."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [name])
+    contender.session_ended("expired")
+    contender.lose("something else")
+    assert (contender.state, contender.lost) == (State.GONE, "expired")
+
+
+@pytest.mark.parametrize("line", [[other(1)], ["__lock__", other(1)]])
+def test_try__busy(script: Script, line: list[str]) -> None:
+    """A try lists first and creates nothing on a busy lock."""
+    contender = contend(script, wait=False)
+    script.answer("children", line)
+    assert (contender.taken, contender.state, script.asked) == (True, State.GONE, [])
+
+
+def test_try__overtaken(script: Script) -> None:
+    """A try that was overtaken between list and create takes its node away again."""
+    contender = contend(script, wait=False)
+    script.answer("children", [])
+    name = create(script)
+    script.answer("children", [other(1), name])
+    assert contender.taken
+    assert script.answer("delete") == f"/k/{name}"
+    assert contender.state is State.GONE

@@ -1,0 +1,45 @@
+"""Words for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_zklock.zk import formatting
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0 s"),
+        (0.9, "0 s"),
+        (3.2, "3 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+        (86400, "1 d"),
+        (90000, "1 d 1 h"),
+        (8640000, "100 d"),
+    ],
+)
+def test_age__two_units_at_most(seconds: float, text: str) -> None:
+    """Ages are short and never negative."""
+    assert formatting.format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("invoice:42 ü 鍵 🔒", "invoice:42 ü 鍵 🔒"),
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("a\nb\tc\x00", "a\\nb\\tc\\x00"),
+        ("\u202eexe.gpj", "\\u202eexe.gpj"),
+        ("\u2066\u200b\ufeff\u2028", "\\u2066\\u200b\\ufeff\\u2028"),
+        ("\U000e0041", "\\U000e0041"),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_visible__nothing_acts_or_hides(text: str, shown: str) -> None:
+    """What a terminal acts upon, what cannot be seen and what turns the text around is spelled out."""
+    assert formatting.escape_controls(text) == shown

@@ -1,0 +1,504 @@
+"""What the contenders of one session in one line share: lists, the names in them, and what they have found out."""
+
+from __future__ import annotations
+
+import pytest
+from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
+
+from django_zklock.zk.contender import State
+from django_zklock.zk.creation import LockPath
+from django_zklock.zk.listing import LONG, SharedListing
+from django_zklock.zk.multi import MultiContender
+from django_zklock.zk.node_data import Identity
+from django_zklock.zk.queue import Kind, Queue
+from django_zklock.zk.rules import READ, WRITE, Rule, semaphore
+from django_zklock.zk.single import SingleContender
+from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat
+
+
+@pytest.fixture
+def script() -> Script:
+    """Return a session in which what is posted runs before the next write, as in a real one."""
+    script = Script()
+    script.hold_back()
+    return script
+
+
+def crowd(script: Script, *rules: Rule) -> list[SingleContender]:
+    """Return contenders that have joined in one write, with sequences from 5 on; the list is still to be answered."""
+    contenders = [contend(script, rule) for rule in rules]
+    script.flush()
+    assert script.asked == ["create"] * len(rules) + ["children"]
+    for place in range(len(rules)):
+        create(script, 5 + place, 50 + place)
+    return contenders
+
+
+def names(*contenders: SingleContender) -> list[str]:
+    return [contender.node or "" for contender in contenders]
+
+
+def settle_all(script: Script) -> None:
+    """Answer every read that is under way, and those that follow, as if all nodes were there."""
+    strangers = {other(sequence) for sequence in range(5)}
+    script.flush()
+    while "get" in script.asked:
+        name = next(what for kind, what, _ in script.requests if kind == "get").rpartition("/")[2]
+        script.answer_get(name, (data(), stat(owner=OTHERS if name in strangers else SESSION)))
+        script.flush()
+
+
+# One list for many.
+
+
+def test_join__together(script: Script) -> None:
+    """Those who join in one write are told of the line once, behind the last of their creations."""
+    one, two, three = crowd(script, WRITE, WRITE, WRITE)
+    script.answer("children", [*names(three, one, two), "readme"])
+    assert [each.state for each in (one, two, three)] == [State.HELD, State.WAITING, State.WAITING]
+    assert script.asked.count("children") == 0
+
+
+def test_join__one_after_the_other(script: Script) -> None:
+    """Who joins after a list has left is not in it, and asks for one of its own."""
+    one = contend(script)
+    script.flush()
+    two = contend(script)
+    script.flush()
+    assert script.asked == ["create", "children", "create", "children"]
+    create(script, 5)
+    script.answer("children", names(one))
+    create(script, 6)
+    script.answer("children", names(one, two))
+    assert (one.state, two.state) == (State.HELD, State.WAITING)
+
+
+def test_join__kinds_together(script: Script) -> None:
+    """A list serves contenders of any kind, each by its own rule."""
+    kinds = crowd(script, READ, READ, semaphore(1), WRITE)
+    script.answer("children", names(*kinds))
+    assert [each.state for each in kinds] == [State.HELD, State.HELD, State.WAITING, State.WAITING]
+
+
+def test_list__refused(script: Script) -> None:
+    """The refusal of a list is the outcome for all who asked."""
+    both = crowd(script, WRITE, WRITE)
+    script.answer("children", error=NoAuthError())
+    for contender in both:
+        assert isinstance(contender.error, NoAuthError)
+        assert contender.state is State.LEAVING
+
+
+def test_list__error_in_one(script: Script, caplog: pytest.LogCaptureFixture) -> None:
+    """What goes wrong with one of those who asked is logged, and the others are told."""
+    listing = script.listing("/k")
+    told: list[Queue] = []
+
+    def fail(_line: Queue, _refusal: Exception | None) -> None:
+        raise ZeroDivisionError
+
+    listing.list_queue(fail)
+    listing.list_queue(lambda line, _refusal: told.append(line))
+    script.flush()
+    script.answer("children", [other(1)])
+    assert [node.name for node in told[0]] == [other(1)]
+    assert "event=callback_failed" in caplog.text
+
+
+def test_list__ordered_once(script: Script) -> None:
+    """At the end of the counter those who asked together share what it takes to find the order."""
+    one, two = crowd(script, WRITE, WRITE)
+    end = other(2**31 - 1, Kind.WRITE)
+    script.answer("children", [*names(one, two), end])
+    assert script.asked == ["get"] * 3
+    for czxid in (50, 51, 70):
+        script.answer("get", (b"", stat(czxid)))
+    assert (one.state, two.state) == (State.HELD, State.WAITING)
+
+
+# A long line.
+
+
+def long_line(script: Script) -> list[str]:
+    """Add a contender behind enough others to make the queue long; return the names of all."""
+    contender = contend(script, WRITE)
+    script.flush()
+    create(script, 500)
+    line = [*(other(place, Kind.WRITE) for place in range(LONG)), *names(contender)]
+    script.answer("children", line)
+    settle_all(script)
+    return line
+
+
+def test_long_line__one_list_at_a_time(script: Script) -> None:
+    """While a list is under way those who join wait for its answer, and share the next one, which has them all."""
+    line = long_line(script)
+    contenders = []
+    for place in range(3):
+        contenders.append(contend(script, WRITE))
+        script.flush()
+        assert script.asked[-1] == ("children" if place == 0 else "create")
+    create(script, 501)
+    script.answer("children", [*line, *names(contenders[0])])
+    script.flush()
+    create(script, 502)
+    create(script, 503)
+    settle_all(script)
+    assert script.asked == ["children"]
+    script.answer("children", [*line, *names(*contenders)])
+    settle_all(script)
+    assert [each.state for each in contenders] == [State.WAITING] * 3
+    assert [each.holder_reads for each in contenders] == [1] * 3
+    assert script.asked == []
+
+
+def test_long_line__refused_list(script: Script) -> None:
+    """A list that is refused is an answer, too: the next one is asked for."""
+    line = long_line(script)
+    one = contend(script, WRITE)
+    script.flush()
+    two = contend(script, WRITE)
+    script.flush()
+    create(script, 501)
+    script.answer("children", error=NoAuthError())
+    script.flush()
+    create(script, 502)
+    assert one.state is State.LEAVING
+    assert script.asked == ["delete", "children"]
+    script.answer("delete")
+    script.answer("children", [*line, *names(two)])
+    assert two.state is State.WAITING
+
+
+def test_long_line__connection_gone(script: Script) -> None:
+    """The answer of an earlier connection is not waited for on the next one."""
+    line = long_line(script)
+    contenders = [contend(script, WRITE)]
+    script.flush()
+    contenders.append(contend(script, WRITE))
+    script.flush()
+    create(script, 501)
+    script.break_connection()
+    script.reconnect()
+    script.flush()
+    script.answer("sync")
+    script.flush()
+    assert script.asked == ["children"]
+    script.answer("children", [*line, *names(contenders[0])])
+    script.flush()
+    (own,) = names(contenders[0])
+    settle(script, own)
+    # The creation of the second was lost.
+    script.answer("children", [*line, *names(contenders[0])])
+    script.flush()
+    assert script.asked.count("create") == 1
+    assert script.asked[-1] == "children"
+
+
+# The connection goes.
+
+
+def test_connection__gone_before_the_write(script: Script) -> None:
+    """What was asked and never sent is asked again on the next connection, once."""
+    one, two = contend(script), contend(script)
+    script.break_connection()
+    script.flush()
+    assert script.asked == []
+    script.reconnect()
+    script.flush()
+    assert script.asked == ["sync"]
+    script.answer("sync")
+    script.flush()
+    # Neither creation has left either.
+    script.answer("children", error=NoNodeError())
+    script.flush()
+    assert script.asked == ["create", "create", "children"]
+    create(script, 5)
+    create(script, 6)
+    script.answer("children", names(one, two))
+    assert (one.state, two.state) == (State.HELD, State.WAITING)
+
+
+def test_connection__gone_before_the_answer(script: Script) -> None:
+    """An answer that never comes keeps nobody from asking again, and comes too late for whoever has asked for it."""
+    one, two = crowd(script, WRITE, WRITE)
+    late = script.requests[0][2]
+    script.break_connection()
+    script.reconnect()
+    late(names(two), None)
+    assert (one.state, two.state) == (State.JOINING, State.JOINING)
+    script.flush()
+    script.answer("children", names(one, two))
+    assert (one.state, two.state) == (State.HELD, State.WAITING)
+
+
+def test_connection__old_questions(script: Script) -> None:
+    """Who asked on an earlier connection is told nothing by the next one; who asks while there is none has to wait."""
+    listing = script.listing("/k")
+    told: list[str] = []
+    listing.list_queue(lambda _line, _refusal: told.append("before"))
+    script.break_connection()
+    script.flush()
+    listing.list_queue(lambda _line, _refusal: told.append("meanwhile"))
+    script.flush()
+    assert script.asked == []
+    script.reconnect()
+    listing.list_queue(lambda _line, _refusal: told.append("after"))
+    script.flush()
+    script.answer("children", [other(1)])
+    assert (told, script.asked) == (["meanwhile", "after"], [])
+
+
+def test_connection__several_lines(script: Script) -> None:
+    """Who looks for its nodes in several lines has all the lists, also if a neighbour has asked for the last first."""
+    single = SingleContender(script, LockPath("/c"), WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    single.join()
+    places = [LockPath(path, b"") for path in ("/a", "/b", "/c")]
+    several = MultiContender(script, places, WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    several.join()
+    script.flush()
+    one = f"{script.requests[0][1].rpartition('/')[2]}0000000004"
+    all_of_it = f"{script.requests[1][1][0].rpartition('/')[2]}0000000005"
+    script.break_connection()
+    script.reconnect()
+    script.answer("sync")
+    script.flush()
+    lists = [what for kind, what, _ in script.requests if kind == "children"]
+    assert lists == ["/c", "/a", "/b"]
+    script.answer("children", [one, all_of_it])
+    script.answer("children", [all_of_it])
+    script.answer("children", [all_of_it])
+    script.answer_get(one, (b"", stat(50)))
+    script.answer_get(all_of_it, (b"", stat(60)))
+    assert several.node_paths == {place.path: f"{place.path}/{all_of_it}" for place in places}
+    assert "delete" not in script.asked
+
+
+# Who holds.
+
+
+def test_identify__shared(script: Script) -> None:
+    """Who is first is asked once for all who want to know, and everybody is told, also that it is not known."""
+    listing = script.listing("/k")
+    found: list[Identity | None] = []
+    for answer, host in [((data(host="first"), stat()), "first"), (None, None)]:
+        for _ in range(3):
+            listing.read_holder(other(1), found.append)
+        script.flush()
+        assert script.answer("get", answer, None if answer else NoNodeError()) == f"/k/{other(1)}"
+        assert [who and who.host for who in found] == [host] * 3
+        assert script.asked == []
+        found.clear()
+
+
+def test_identify__refused_for_now(script: Script) -> None:
+    """Who a predecessor is, and who is first, is asked again after a refusal that passes, and never told wrongly."""
+    listing, told = script.listing("/k"), list[str]()
+    listing.read_holder(other(1), lambda who: told.append(who.host if who else "nobody"))
+    listing.read_first_holder(WRITE, None, lambda who: told.append(who.host if who else "nobody"))
+    script.flush()
+    script.answer("get", error=OperationTimeoutError())
+    script.answer("children", error=OperationTimeoutError())
+    assert (told, script.asked) == ([], [])
+    script.ask_again()
+    script.flush()
+    script.answer("get", (data(), stat()))
+    script.answer("children", [other(1)])
+    script.flush()
+    script.answer("get", (data(), stat()))
+    assert told == ["elsewhere", "elsewhere"]
+
+
+def test_look__shared(script: Script) -> None:
+    """Those whose time is over at once look who has the lock with one list, and one read."""
+    holding, *waiting = crowd(script, WRITE, WRITE, WRITE, WRITE)
+    script.answer("children", names(holding, *waiting))
+    settle_all(script)
+    settle_all(script)
+    holder_reads = [contender.holder_reads for contender in waiting]
+    for contender in waiting:
+        contender.refresh_holder()
+    script.flush()
+    script.answer("children", names(holding, *waiting))
+    script.flush()
+    assert script.answer("get", (data(host="me"), stat())) == f"/k/{holding.node}"
+    assert [contender.holder_reads for contender in waiting] == [before + 1 for before in holder_reads]
+    assert script.asked == []
+
+
+# The one before is a neighbour.
+
+
+def line_of_three(script: Script) -> list[SingleContender]:
+    """Return three of our session that stand behind each other, the first of which holds; all is settled."""
+    three = crowd(script, WRITE, WRITE, WRITE)
+    script.answer("children", names(*three))
+    settle_all(script)
+    assert [each.state for each in three] == [State.HELD, State.WAITING, State.WAITING]
+    return three
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_neighbour__in_turn(script: Script, backwards: bool) -> None:
+    """Who stands behind one of our own session that holds knows that nobody else is left, whoever hears of it first."""
+    one, two, three = line_of_three(script)
+    one.leave()
+    if backwards:
+        script.watches[f"/k/{one.node}"].reverse()
+    script.tell(f"/k/{one.node}", deleted=True)
+    script.flush()
+    assert (two.state, three.state) == (State.HELD, State.WAITING)
+    assert script.asked == ["delete", "get"]
+    script.answer("delete")
+    settle_all(script)
+    assert three.is_next
+    two.leave()
+    script.tell(f"/k/{two.node}", deleted=True)
+    assert (three.state, script.asked) == (State.HELD, ["delete"])
+
+
+def test_neighbour__gone_without_us(script: Script) -> None:
+    """The end of a neighbour's node that nobody of ours has deleted proves nothing: the line is read."""
+    one, two, three = line_of_three(script)
+    one.leave()
+    script.tell(f"/k/{one.node}", deleted=True)
+    script.flush()
+    script.answer("delete")
+    settle_all(script)
+    script.tell(f"/k/{two.node}", deleted=True)
+    script.flush()
+    assert (two.lost, three.state) == ("its node was deleted", State.WAITING)
+    # Why it was lost, and who is there.
+    assert script.asked == ["get", "children"]
+    script.answer("get", (b"", stat()))
+    script.answer("children", names(three))
+    assert three.state is State.HELD
+
+
+def test_neighbour__gone_before_the_watch(script: Script) -> None:
+    """If it has gone before it could be watched, the line is read, and only once."""
+    one, two, three = line_of_three(script)
+    one.leave()
+    script.tell(f"/k/{one.node}", deleted=True)
+    script.flush()
+    script.answer("delete")
+    two.leave()
+    script.answer_get(two.node or "", error=NoNodeError())
+    script.flush()
+    assert script.asked == ["delete", "children"]
+    script.answer("delete")
+    script.answer("children", names(three))
+    assert three.state is State.HELD
+
+
+def test_neighbour__of_others(script: Script) -> None:
+    """Behind one of another session the line is read: who else stands before that, nobody here knows."""
+    contender = contend(script, WRITE)
+    script.flush()
+    name = create(script)
+    script.answer("children", [other(1), other(2), other(3), name])
+    settle_all(script)
+    script.listing("/k").local_head = other(2)
+    script.tell(f"/k/{other(2)}", deleted=True)
+    script.flush()
+    assert (contender.state, script.asked) == (State.WAITING, ["get", "children"])
+
+
+def test_neighbour__lets_others_in(script: Script) -> None:
+    """A reader that holds has perhaps other readers before it, and is no proof that nobody is left."""
+    one, two, three, four = crowd(script, READ, READ, WRITE, WRITE)
+    script.answer("children", names(one, two, three, four))
+    settle_all(script)
+    assert [each.state for each in (one, two)] == [State.HELD, State.HELD]
+    assert script.listing("/k").local_head is None
+    two.leave()
+    script.tell(f"/k/{two.node}", deleted=True)
+    script.flush()
+    assert three.state is State.WAITING
+
+
+def test_neighbour__semaphore(script: Script) -> None:
+    """Behind a neighbour that holds, a semaphore may be full all the same."""
+    one, two, *leases = crowd(script, WRITE, WRITE, semaphore(1), semaphore(1))
+    script.answer("children", names(one, two, *leases))
+    settle_all(script)
+    one.leave()
+    script.tell(f"/k/{one.node}", deleted=True)
+    script.flush()
+    script.answer("delete")
+    settle_all(script)
+    script.answer("children", names(two, *leases))
+    settle_all(script)
+    two.leave()
+    script.tell(f"/k/{two.node}", deleted=True)
+    script.flush()
+    assert [each.state for each in leases] == [State.HELD, State.WAITING]
+
+
+# A look is under way.
+
+
+def test_change__during_a_look(script: Script) -> None:
+    """What happens before a look is answered is in the answer, and so asks for no second one."""
+    contender = contend(script)
+    script.flush()
+    name = create(script)
+    script.answer("children", [other(1), other(2), other(3), name])
+    settle_all(script)
+    script.tell(f"/k/{other(2)}", deleted=True)
+    script.flush()
+    assert script.asked == ["get", "children"]
+    settle_all(script)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    script.flush()
+    assert script.asked == ["children"]
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_change__older_answer(script: Script) -> None:
+    """An answer that still has what is gone by now keeps nobody waiting: who watches that again is told."""
+    contender = contend(script)
+    script.flush()
+    name = create(script)
+    script.answer("children", [other(1), other(2), other(3), name])
+    settle_all(script)
+    script.tell(f"/k/{other(2)}", deleted=True)
+    settle_all(script)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    script.flush()
+    script.answer("children", [other(3), name])
+    script.flush()
+    assert script.asked == ["get"]
+    script.answer_get(other(3), error=NoNodeError())
+    script.flush()
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+# Life.
+
+
+def test_listing__lives_with_its_contenders(script: Script) -> None:
+    """Names that were read once are not read again."""
+    listing = SharedListing(script, "/k")  # type: ignore[arg-type]
+    first = listing.parse([other(2), other(1), "readme"])
+    again = listing.parse([other(3), other(2)])
+    assert [node.sequence for node in first] == [1, 2]
+    assert [node.sequence for node in again] == [2, 3]
+    assert again[0] is first[1]
+
+
+def test_session__of_the_neighbours(script: Script) -> None:
+    """A leader of a session that is over leads nobody: its node is in no list any more."""
+    one, two = crowd(script, WRITE, WRITE)
+    script.answer("children", names(one, two))
+    assert script.listing("/k").local_head == one.node
+    script.end_session()
+    script.reconnect()
+    script.flush()
+    assert (one.state, two.state, script.id) == (State.GONE, State.JOINING, SESSION + 1)
+    create(script, 7)
+    script.answer("children", [other(6), two.node])
+    script.flush()
+    assert two.state is State.WAITING

@@ -1,0 +1,828 @@
+"""Several locks by one transaction, against a server whose every answer is written in the test."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
+
+from django_zklock.zk.contender import SessionUnavailable, State
+from django_zklock.zk.creation import MAX_ENSURES, LockPath
+from django_zklock.zk.multi import MultiContender
+from django_zklock.zk.node_data import LockNodeData, Removal
+from django_zklock.zk.queue import Kind
+from django_zklock.zk.rules import EXCLUSIVE, READ, Rule, semaphore
+from tests.support.scripted_session import OTHERS, SESSION, Script, data, other, settle, stat
+
+LINES = ("/b", "/a", "/c")
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def told() -> list[None]:
+    """Return a list that grows with each notification."""
+    return []
+
+
+def contend(
+    script: Script, rule: Rule = EXCLUSIVE, *, wait: bool = True, told: list[None] | None = None
+) -> MultiContender:
+    """Return an attempt at all the lines that has sent what it sends first."""
+    notes = [] if told is None else told
+    session: Any = script
+    places = [LockPath(path, path.encode()) for path in LINES]
+    several = MultiContender(session, places, rule, data=b"me", wait=wait, notify=lambda: notes.append(None))
+    several.join()
+    return several
+
+
+def create(script: Script, *, token: int = 50, sequence: int = 5) -> dict[str, str]:
+    """Answer the creation; return the name of each node by its line."""
+    stems = script.requests[0][1]
+    names = [f"{stem.rpartition('/')[2]}{sequence:010d}" for stem in stems]
+    script.answer("create_all", (names, token))
+    return {stem.rpartition("/")[0]: name for stem, name in zip(stems, names, strict=True)}
+
+
+def list_all(script: Script, names: dict[str, str], **before: str) -> None:
+    """Answer the lists, with somebody ``before`` us in the lines that are named by their letters."""
+    for line in LINES:
+        assert script.answer("children", [names[line], *filter(None, [before.get(line[1:])])]) == line
+
+
+def hold(script: Script, told: list[None] | None = None) -> tuple[MultiContender, dict[str, str]]:
+    """Return an attempt that holds, and its nodes."""
+    several = contend(script, told=told)
+    names = create(script)
+    list_all(script, names)
+    assert several.state is State.HELD
+    return several, names
+
+
+def wait_in(script: Script, *letters: str) -> tuple[MultiContender, dict[str, str]]:
+    """Return an attempt that waits for one other in these lines, and its nodes."""
+    several = contend(script)
+    names = create(script)
+    list_all(script, names, **dict.fromkeys(letters, other(1)))
+    for line in LINES:
+        settle(script, names[line])
+    assert several.state is State.WAITING
+    return several, names
+
+
+def nodes_of(names: dict[str, str]) -> list[str]:
+    return [f"{line}/{names[line]}" for line in LINES]
+
+
+def answer_deletes(script: Script) -> list[str]:
+    """Answer the deletes that are asked for first; return what they delete."""
+    deleted = []
+    while script.asked[:1] == ["delete"]:
+        deleted.append(script.answer("delete"))
+    return deleted
+
+
+# Getting in.
+
+
+def test_join__all_free(script: Script, told: list[None]) -> None:
+    """One creation and a list of each line are enough; the token is that of the transaction, whatever the order."""
+    several = contend(script, told=told)
+    assert script.asked == ["create_all", "children", "children", "children"]
+    stems = script.requests[0][1]
+    assert [stem.rpartition("/")[0] for stem in stems] == list(LINES)
+    assert len({stem.rpartition("/")[2] for stem in stems}) == 1
+    names = create(script, token=4711)
+    list_all(script, names)
+    assert (several.state, several.token, script.asked) == (State.HELD, 4711, [])
+    assert several.node_paths == dict(zip(LINES, nodes_of(names), strict=True))
+    assert told
+
+
+def test_join__not_before_the_last(script: Script) -> None:
+    """Some of the locks are none: nothing is held before the last is."""
+    several = contend(script)
+    names = create(script)
+    for line in LINES[:-1]:
+        script.answer("children", [names[line]])
+        assert several.state is State.JOINING
+    script.answer("children", [names[LINES[-1]]])
+    assert several.state is State.HELD
+
+
+def test_join__many() -> None:
+    """The work for each of many keys does not grow with their number: four times the keys make four times the calls."""
+
+    def calls(keys: int) -> int:
+        script, count = Script(), 0
+        session: Any = script
+        places = [LockPath(f"/{number}", b"") for number in range(keys)]
+        several = MultiContender(session, places, EXCLUSIVE, data=b"me", wait=True, notify=lambda: None)
+        several.join()
+        stems = script.requests[0][1]
+        names = [f"{stem.rpartition('/')[2]}{5:010d}" for stem in stems]
+
+        def seen(_frame: object, event: str, _argument: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(seen)
+        try:
+            script.answer("create_all", (names, 50))
+            for name in names:
+                script.answer("children", [name])
+            several.leave()
+            while script.asked:
+                script.answer("delete")
+        finally:
+            sys.setprofile(None)
+        assert (several.token, several.state) == (50, State.GONE)
+        return count
+
+    assert calls(240) < 6 * calls(60)
+
+
+def test_join__without_connection(script: Script) -> None:
+    """Who joins while there is no connection is in the lines as soon as there is one."""
+    script.connected = False
+    several = contend(script)
+    assert (several.state, script.asked) == (State.JOINING, [])
+    script.reconnect()
+    list_all(script, create(script))
+    assert several.state is State.HELD
+
+
+def test_join__abandoned_before_it_began(script: Script) -> None:
+    """Who leaves before joining is gone, and a late join does nothing."""
+    session: Any = script
+    several = MultiContender(session, [LockPath("/a", b"")], EXCLUSIVE, data=b"", wait=True, notify=lambda: None)
+    several.leave()
+    several.join()
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+def test_wait__one_after_the_other(script: Script) -> None:
+    """Each line is waited for by itself, and the last hand-over asks for nothing."""
+    several, names = wait_in(script, "a", "c")
+    assert set(script.watches) == {f"/a/{other(1)}", f"/c/{other(1)}", f"/a/{names['/a']}", f"/c/{names['/c']}"}
+    script.tell(f"/c/{other(1)}", deleted=True)
+    assert (several.state, script.asked) == (State.WAITING, [])
+    script.tell(f"/a/{other(1)}", deleted=True)
+    assert (several.state, several.token, script.asked) == (State.HELD, 50, [])
+
+
+def test_wait__holder(script: Script, told: list[None]) -> None:
+    """Who waits knows who is in the way in one of the lines."""
+    several = contend(script, told=told)
+    names = create(script)
+    list_all(script, names, c=other(1))
+    told.clear()
+    script.answer_get(names["/c"], (data(), stat()))
+    script.answer_get(other(1), (data(host="in the way"), stat(owner=OTHERS)))
+    assert (several.state, several.holder_reads) == (State.WAITING, 1)
+    assert several.holder is not None
+    assert several.holder.host == "in the way"
+    assert told
+    several.refresh_holder()
+    assert script.answer("children", [names["/c"], other(1)]) == "/c"
+    script.answer("get", (data(host="still there"), stat(owner=OTHERS)))
+    assert (several.holder_reads, several.holder.host) == (2, "still there")
+
+
+def test_create__no_parents(script: Script) -> None:
+    """Missing parents are made, all of them, with the next creation right behind."""
+    several = contend(script)
+    first = script.requests[0][1]
+    script.answer("create_all", error=NoNodeError())
+    for _ in LINES:
+        script.answer("children", error=NoNodeError())
+    assert script.asked == ["ensure"] * 3 + ["create_all"] + ["children"] * 3
+    for error in (None, NodeExistsError(), NoAuthError()):
+        assert script.answer("ensure", error=error) is True
+    assert script.requests[0][1] != first
+    list_all(script, create(script))
+    assert several.state is State.HELD
+
+
+def test_create__parents_never_there(script: Script) -> None:
+    """Parents that are never there, although they are made, are given up after a bounded number of tries."""
+    several = contend(script)
+    for _ in range(MAX_ENSURES):
+        script.answer("create_all", error=NoNodeError())
+        for _ in LINES:
+            script.answer("children", error=NoNodeError())
+        for _ in LINES:
+            script.answer("ensure", "made")
+    script.answer("create_all", error=NoNodeError())
+    for _ in LINES:
+        script.answer("children", error=NoNodeError())
+    assert isinstance(several.error, NoNodeError)
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+def test_create__refused(script: Script, told: list[None]) -> None:
+    """A refusal is the outcome."""
+    several = contend(script, told=told)
+    script.answer("create_all", error=NoAuthError())
+    for _ in LINES:
+        script.answer("children", error=NoAuthError())
+    assert isinstance(several.error, NoAuthError)
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+    assert told
+
+
+def test_member__refused(script: Script) -> None:
+    """If one line cannot be read, none is waited for."""
+    several = contend(script)
+    names = create(script)
+    script.answer("children", [names["/b"]])
+    script.answer("children", error=NoAuthError())
+    assert isinstance(several.error, NoAuthError)
+    script.answer("children", [names["/c"]])
+    assert sorted(answer_deletes(script)) == sorted(nodes_of(names))
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+# Not to wait.
+
+
+def test_try__free(script: Script) -> None:
+    """A try looks at every line before it creates anything."""
+    several = contend(script, wait=False)
+    assert script.asked == ["children"] * 3
+    script.answer("children", [])
+    script.answer("children", error=NoNodeError())
+    script.answer("children", ["readme"])
+    list_all(script, create(script))
+    assert several.state is State.HELD
+
+
+@pytest.mark.parametrize("full", [0, 1, 2])
+def test_try__busy(script: Script, full: int, told: list[None]) -> None:
+    """A try that meets one full line creates nothing, and can say who is there."""
+    several = contend(script, wait=False, told=told)
+    for number in range(3):
+        script.answer("children", [other(1)] if number == full else [])
+    assert (several.taken, several.state, script.asked, script.listeners) == (True, State.GONE, [], {})
+    assert told
+    several.refresh_holder()
+    assert script.answer("children", [other(1)]) == LINES[full]
+    assert script.answer("get", (data(host="there"), stat(owner=OTHERS))) == f"{LINES[full]}/{other(1)}"
+    assert several.holder_reads == 1
+    assert several.holder is not None
+    assert several.holder.host == "there"
+
+
+def test_try__overtaken(script: Script) -> None:
+    """A try that is overtaken in one line between list and creation takes all its nodes away again."""
+    several = contend(script, wait=False)
+    for _ in LINES:
+        script.answer("children", [])
+    names = create(script)
+    list_all(script, names, a=other(1))
+    assert several.taken
+    assert sorted(answer_deletes(script)) == sorted(nodes_of(names))
+    assert (several.state, script.listeners) == (State.GONE, {})
+    several.refresh_holder()
+    assert script.answer("children", [other(1)]) == "/a"
+
+
+def test_try__shared(script: Script) -> None:
+    """The rule says what is full, for each line."""
+    readers = contend(script, READ, wait=False)
+    for _ in LINES:
+        script.answer("children", [other(1, Kind.READ)])
+    assert script.asked == ["create_all"] + ["children"] * 3
+    script.requests.clear()
+    leases = contend(script, semaphore(1), wait=False)
+    for _ in LINES:
+        script.answer("children", [other(1, Kind.LEASE)])
+    assert (readers.taken, leases.taken) == (False, True)
+
+
+def test_try__refused(script: Script) -> None:
+    """A line that cannot be read is an error, told once."""
+    several = contend(script, wait=False)
+    script.answer("children", [])
+    script.answer("children", error=NoAuthError())
+    script.answer("children", [other(1)])
+    assert isinstance(several.error, NoAuthError)
+    assert (several.taken, several.state, script.asked) == (False, State.GONE, [])
+
+
+def test_try__connection_lost(script: Script) -> None:
+    """What was seen of the lines before the connection broke does not count."""
+    several = contend(script, wait=False)
+    script.answer("children", [])
+    late = script.requests[0][2]
+    script.break_connection()
+    script.reconnect()
+    late([other(1)], None)
+    assert script.asked == ["children"] * 3
+    for _ in LINES:
+        script.answer("children", [])
+    list_all(script, create(script))
+    assert several.state is State.HELD
+
+
+# The answer to the creation is lost.
+
+
+def lose_reply(script: Script) -> dict[str, str]:
+    """Break the connection with the creation under way; return the names that the nodes have, if there are any."""
+    stems = script.requests[0][1]
+    script.break_connection()
+    script.reconnect()
+    assert script.asked == ["sync"]
+    return {stem.rpartition("/")[0]: f"{stem.rpartition('/')[2]}0000000005" for stem in stems}
+
+
+def answer_search(script: Script, names: dict[str, str], found: str) -> None:
+    script.answer("sync")
+    for line in LINES:
+        assert script.answer("children", [other(1), *([names[line]] if line[1:] in found else [])]) == line
+
+
+def test_reply_lost__found(script: Script) -> None:
+    """Nodes that are there, and of this session, are ours, with the transaction that their stat tells."""
+    several = contend(script)
+    names = lose_reply(script)
+    answer_search(script, names, "abc")
+    assert script.answer("get", (b"me", stat(4711))) in nodes_of(names)
+    assert script.asked == ["children"] * 3
+    list_all(script, names)
+    assert (several.state, several.token) == (State.HELD, 4711)
+    assert several.node_paths == dict(zip(LINES, nodes_of(names), strict=True))
+
+
+def test_reply_lost__found_and_busy(script: Script) -> None:
+    """Whoever is found in line waits there."""
+    several = contend(script)
+    names = lose_reply(script)
+    answer_search(script, names, "abc")
+    script.answer("get", (b"me", stat(50)))
+    list_all(script, names, b=other(1))
+    assert several.state is State.WAITING
+
+
+def test_reply_lost__never_created(script: Script) -> None:
+    """If no node is there, new ones are created, with another GUID."""
+    several = contend(script)
+    before = script.requests[0][1]
+    answer_search(script, lose_reply(script), "")
+    assert script.asked == ["create_all"] + ["children"] * 3
+    assert not set(script.requests[0][1]) & set(before)
+    list_all(script, create(script))
+    assert several.state is State.HELD
+
+
+@pytest.mark.parametrize("found", ["a", "bc"])
+def test_reply_lost__some_removed(script: Script, found: str) -> None:
+    """If somebody has removed some of the nodes, the rest is taken away, and all are created anew."""
+    several = contend(script)
+    names = lose_reply(script)
+    answer_search(script, names, found)
+    assert answer_deletes(script) == [f"{line}/{names[line]}" for line in LINES if line[1:] in found]
+    list_all(script, create(script, sequence=6))
+    assert several.state is State.HELD
+    assert next(iter(script.listeners)) is several
+    assert len(script.listeners) == 1 + len(LINES)
+
+
+def test_reply_lost__some_removed_and_cut_again(script: Script) -> None:
+    """The rest is taken away even if the connection breaks before that is done: it would stand in our own way."""
+    contend(script)
+    names = lose_reply(script)
+    answer_search(script, names, "a")
+    assert script.asked == ["delete"]
+    script.break_connection()
+    script.reconnect()
+    answer_search(script, names, "a")
+    assert answer_deletes(script) == [f"/a/{names['/a']}"]
+    assert script.asked == ["create_all", *["children"] * 3]
+
+
+def test_reply_lost__other_session(script: Script) -> None:
+    """Nodes of a session that is over are deleted and never adopted."""
+    several = contend(script)
+    names = lose_reply(script)
+    answer_search(script, names, "abc")
+    script.answer("get", (b"me", stat(50, owner=SESSION - 1)))
+    assert answer_deletes(script) == nodes_of(names)
+    list_all(script, create(script, sequence=6))
+    assert several.state is State.HELD
+
+
+def test_reply_lost__gone_while_looking(script: Script) -> None:
+    """Nodes that vanish while they are looked for are created anew."""
+    several = contend(script)
+    names = lose_reply(script)
+    answer_search(script, names, "abc")
+    script.answer("get", error=NoNodeError())
+    assert answer_deletes(script) == nodes_of(names)
+    list_all(script, create(script, sequence=6))
+    assert several.state is State.HELD
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_reply_lost__search_refused(script: Script, refused: int) -> None:
+    """If one line cannot be read then, that is the outcome; what is found is taken away, and nothing created."""
+    several = contend(script)
+    names = lose_reply(script)
+    script.answer("sync")
+    for number, line in enumerate(LINES):
+        if number == refused:
+            script.answer("children", error=NoAuthError())
+        else:
+            script.answer("children", [names[line]])
+    expected = [node for number, node in enumerate(nodes_of(names)) if number != refused]
+    assert answer_deletes(script) == expected
+    assert isinstance(several.error, NoAuthError)
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+@pytest.mark.parametrize("found", ["", "b", "abc"])
+def test_reply_lost__left_meanwhile(script: Script, found: str) -> None:
+    """Who leaves while it is not known whether the nodes are there takes away what is found, and is gone then."""
+    several = contend(script)
+    stems = script.requests[0][1]
+    names = {stem.rpartition("/")[0]: f"{stem.rpartition('/')[2]}0000000005" for stem in stems}
+    script.break_connection()
+    several.leave()
+    script.reconnect()
+    answer_search(script, names, found)
+    if found == "abc":
+        script.answer("get", (b"me", stat(50)))
+    assert several.state is (State.LEAVING if found else State.GONE)
+    assert answer_deletes(script) == [f"{line}/{names[line]}" for line in LINES if line[1:] in found]
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+@pytest.mark.parametrize("how_far", [0, 1, 2, 3, 4])
+def test_reply_lost__cut_while_looking(script: Script, how_far: int) -> None:
+    """A search that breaks off is begun anew, and what the earlier one saw does not count."""
+    several = contend(script)
+    names = lose_reply(script)
+    for _ in range(how_far):
+        name, line, _ = script.requests[0]
+        script.answer(name, [names[line]] if name == "children" else None)
+    name, _, late = script.requests[-1]
+    script.break_connection()
+    script.reconnect()
+    late({"sync": None, "children": [names["/c"]], "get": (b"me", stat(50))}[name], None)
+    assert script.asked == ["sync"]
+    answer_search(script, names, "abc")
+    script.answer("get", (b"me", stat(50)))
+    list_all(script, names)
+    assert several.state is State.HELD
+
+
+def test_reply_lost__left_and_of_another_session(script: Script) -> None:
+    """Who has left creates nothing anew, whatever is found."""
+    several = contend(script)
+    names = lose_reply(script)
+    several.leave()
+    answer_search(script, names, "abc")
+    script.answer("get", (b"me", stat(50, owner=SESSION - 1)))
+    assert answer_deletes(script) == nodes_of(names)
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+def test_reply_lost__comes_late(script: Script) -> None:
+    """An answer of the earlier connection is none."""
+    several = contend(script)
+    late = script.requests[0][2]
+    names = lose_reply(script)
+    late((list(names.values()), 49), None)
+    answer_search(script, names, "")
+    list_all(script, create(script, token=50, sequence=6))
+    assert (several.state, several.token, len(script.listeners)) == (State.HELD, 50, 1 + len(LINES))
+
+
+def test_reply_lost__session_ended(script: Script) -> None:
+    """In a new session nothing has to be looked for: all is created anew."""
+    several = contend(script)
+    script.break_connection()
+    script.end_session()
+    script.reconnect()
+    assert script.asked == ["create_all"] + ["children"] * 3
+    list_all(script, create(script))
+    assert several.state is State.HELD
+
+
+def test_list__reply_lost(script: Script) -> None:
+    """When only the lists were lost, the nodes are kept."""
+    several = contend(script)
+    names = create(script)
+    script.answer("children", [names["/b"]])
+    script.break_connection()
+    script.reconnect()
+    # The one that was seen to be first is looked at by itself.
+    assert [(name, what) for name, what, _ in script.requests] == [
+        ("get", f"/b/{names['/b']}"),
+        ("children", "/a"),
+        ("children", "/c"),
+    ]
+    script.answer("get", (b"me", stat(50)))
+    for line in LINES[1:]:
+        script.answer("children", [names[line]])
+    assert several.state is State.HELD
+
+
+# A place is lost.
+
+
+def test_place_lost__while_waiting(script: Script) -> None:
+    """If one node is removed the others are given up, and all are created anew: the new one stands behind."""
+    several, names = wait_in(script, "a")
+    script.tell(f"/a/{names['/a']}", deleted=True)
+    assert several.state is State.JOINING
+    deletes = [what for name, what, _ in script.requests if name == "delete"]
+    assert set(deletes) >= {f"/b/{names['/b']}", f"/c/{names['/c']}"}
+    answer_deletes(script)
+    again = create(script, token=60, sequence=6)
+    assert not set(again.values()) & set(names.values())
+    list_all(script, again)
+    assert (several.state, several.token, script.asked) == (State.HELD, 60, [])
+    assert len(script.listeners) == 1 + len(LINES)
+
+
+def test_place_lost__seen_in_the_list(script: Script) -> None:
+    """A node that is not in the list is a place lost."""
+    several = contend(script)
+    names = create(script)
+    script.answer("children", [names["/b"]])
+    script.answer("children", [other(1)])
+    script.answer("children", [names["/c"]])
+    answer_deletes(script)
+    list_all(script, create(script, sequence=6))
+    assert several.state is State.HELD
+
+
+def test_place_lost__first_in_line(script: Script) -> None:
+    """A place at the head of a line can be lost too, as long as another lock is waited for; that is no loss yet."""
+    several, names = wait_in(script, "a")
+    for member in list(script.listeners):
+        member.heartbeat()
+    assert sorted(what for _, what, _ in script.requests) == [f"/b/{names['/b']}", f"/c/{names['/c']}"]
+    script.answer_get(names["/c"], error=NoNodeError())
+    assert (several.state, several.lost) == (State.JOINING, None)
+    settle(script, names["/b"])
+    answer_deletes(script)
+    list_all(script, create(script, sequence=6))
+    assert (several.state, several.lost) == (State.HELD, None)
+
+
+def test_place_lost__while_away(script: Script) -> None:
+    """A place that is found to be lost after a reconnect is a place lost."""
+    several, names = wait_in(script, "a")
+    script.break_connection()
+    script.reconnect()
+    for _ in LINES[1:]:
+        script.answer("get", (b"me", stat(50)))
+    script.tell(f"/a/{names['/a']}", deleted=True)
+    answer_deletes(script)
+    assert script.asked == ["create_all"] + ["children"] * 3
+    assert several.state is State.JOINING
+
+
+def test_place__kept_over_a_suspension(script: Script) -> None:
+    """A place at the head of a line is no hold: where suspension is loss, it is kept all the same."""
+    several, _names = wait_in(script, "a")
+    script.break_connection()
+    for tenant in list(script.listeners):
+        tenant.lose("the connection was suspended")
+    assert (several.state, several.lost) == (State.WAITING, None)
+    script.reconnect()
+    for _ in LINES[1:]:
+        script.answer("get", (b"me", stat(50)))
+    script.tell(f"/a/{other(1)}", deleted=True)
+    assert (several.state, several.token) == (State.HELD, 50)
+    for tenant in list(script.listeners):
+        tenant.heartbeat()
+    script.answer("get", (b'{"v":1,"revoke":"maintenance"}', stat(50)))
+    assert (several.lost, several.revoked) == (None, "maintenance")
+
+
+# The session ends.
+
+
+@pytest.mark.parametrize("letters", ["a", "abc"])
+def test_session_ended__waiting(script: Script, letters: str) -> None:
+    """Who waits lines up anew in the next session."""
+    several, names = wait_in(script, *letters)
+    script.break_connection()
+    script.end_session()
+    assert several.state is State.JOINING
+    assert list(script.listeners) == [several]
+    script.reconnect()
+    assert script.asked == ["create_all"] + ["children"] * 3
+    list_all(script, create(script, token=60, sequence=6))
+    assert (several.state, several.token, several.lost) == (State.HELD, 60, None)
+    assert not set(several.node_paths.values()) & set(nodes_of(names))
+
+
+def test_session_ended__holding(script: Script, told: list[None]) -> None:
+    """Who holds has lost, for the reason that was first, until it leaves."""
+    several, _ = hold(script, told)
+    told.clear()
+    script.break_connection()
+    script.end_session("expired")
+    assert (several.state, several.lost) == (State.HELD, "expired")
+    assert told
+    script.reconnect()
+    several.lose("something else")
+    assert (several.lost, script.asked) == ("expired", [])
+    several.leave()
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+def test_session_ended__leaving(script: Script) -> None:
+    """With the session all nodes are gone."""
+    several, _ = hold(script)
+    several.leave()
+    script.end_session()
+    assert (several.state, script.listeners) == (State.GONE, {})
+
+
+def test_session_ended__for_good(script: Script) -> None:
+    """When there will be no other session, who waits gives up."""
+    several, _ = wait_in(script, "a")
+    script.end_session("closed")
+    for tenant in list(script.listeners):
+        tenant.unavailable("closed")
+    assert isinstance(several.error, SessionUnavailable)
+    assert (several.state, script.listeners) == (State.GONE, {})
+
+
+@pytest.mark.parametrize("holding", [False, True])
+def test_unavailable(script: Script, holding: bool) -> None:
+    """Who waits gives up when ZooKeeper is away for too long, and its nodes go after the reconnect; who holds stays."""
+    several, names = hold(script) if holding else wait_in(script, "a")
+    script.break_connection()
+    for tenant in list(script.listeners):
+        tenant.unavailable("away")
+    assert isinstance(several.error, SessionUnavailable) is not holding
+    assert several.state is (State.HELD if holding else State.LEAVING)
+    script.reconnect()
+    if holding:
+        assert script.asked == ["get"] * 3
+    else:
+        assert sorted(answer_deletes(script)) == sorted(nodes_of(names))
+        assert (several.state, script.listeners) == (State.GONE, {})
+
+
+# Holding.
+
+
+def test_node_deleted__holding(script: Script, told: list[None]) -> None:
+    """If one node is removed all is lost, since the others alone are not what was asked for; they stay till the end."""
+    several, names = hold(script, told)
+    told.clear()
+    for tenant in list(script.listeners):
+        tenant.heartbeat()
+    assert [what for _, what, _ in script.requests] == nodes_of(names)
+    script.answer("get", (b"me", stat(50)))
+    script.answer("get", error=NoNodeError())
+    script.answer("get", (b"me", stat(50)))
+    # Lost at once, and told when it is known why.
+    assert (several.state, several.lost, several.loss_reason_pending) == (State.HELD, "its node was deleted", True)
+    assert [what for _, what, _ in script.requests] == ["/a"]
+    removal = Removal(node=names["/a"], why="broken by ada")
+    script.answer("get", (LockNodeData(removal=removal).encode(), stat(50)))
+    assert (several.state, several.loss_reason_pending) == (State.HELD, False)
+    assert several.lost == "its node was deleted: broken by ada"
+    assert told
+    assert script.asked == []
+    several.leave()
+    assert answer_deletes(script) == [f"/b/{names['/b']}", f"/c/{names['/c']}"]
+    assert (several.state, script.listeners) == (State.GONE, {})
+
+
+def test_node_deleted__and_then_the_connection(script: Script) -> None:
+    """Whether somebody has said why is not worth waiting for a connection."""
+    several, _ = hold(script)
+    for tenant in list(script.listeners):
+        tenant.heartbeat()
+    script.answer("get", error=NoNodeError())
+    assert (several.lost, several.loss_reason_pending) == ("its node was deleted", True)
+    script.break_connection()
+    assert (several.state, several.lost, several.loss_reason_pending) == (State.HELD, "its node was deleted", False)
+
+
+def test_node_deleted__and_let_go(script: Script) -> None:
+    """Who lets go before it is known why one node was removed is told of the loss all the same."""
+    several, names = hold(script)
+    for tenant in list(script.listeners):
+        tenant.heartbeat()
+    script.answer("get", error=NoNodeError())
+    script.answer("get", (b"me", stat(50)))
+    script.answer("get", (b"me", stat(50)))
+    several.leave()
+    script.answer("get", (LockNodeData().encode(), stat(50)))
+    assert sorted(answer_deletes(script)) == sorted(nodes_of(names))
+    assert (several.state, several.lost, several.loss_reason_pending) == (State.GONE, "its node was deleted", False)
+
+
+def test_revoked__one_of_them(script: Script, told: list[None]) -> None:
+    """Who is asked to let go of one of the locks is asked to let go."""
+    several, _ = hold(script, told)
+    told.clear()
+    for tenant in list(script.listeners):
+        tenant.heartbeat()
+    script.answer("get", (b"me", stat(50)))
+    assert (several.revoked, told) == (None, [])
+    script.answer("get", (b'{"v":1,"revoke":"maintenance"}', stat(50)))
+    assert (several.state, several.revoked) == (State.HELD, "maintenance")
+    assert told
+
+
+# Getting out.
+
+
+def test_leave__creation_under_way(script: Script) -> None:
+    """Who leaves while the creation is under way deletes the nodes when their names are known."""
+    several = contend(script)
+    several.leave()
+    names = create(script)
+    for line in LINES:
+        script.answer("children", [names[line]])
+    assert answer_deletes(script) == nodes_of(names)
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+def test_leave__creation_refused(script: Script) -> None:
+    """If there is nothing to delete, that is all."""
+    several = contend(script)
+    several.leave()
+    script.answer("create_all", error=NoNodeError())
+    for _ in LINES:
+        script.answer("children", error=NoNodeError())
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+def test_leave__before_the_lists(script: Script) -> None:
+    """Who leaves with the nodes just created is not granted by the lists that come after."""
+    several = contend(script)
+    names = create(script)
+    several.leave()
+    list_all(script, names)
+    assert answer_deletes(script) == nodes_of(names)
+    assert (several.state, script.listeners) == (State.GONE, {})
+
+
+def test_leave__looking(script: Script) -> None:
+    """A try that is given up while it looks creates nothing."""
+    several = contend(script, wait=False)
+    several.leave()
+    for _ in LINES:
+        script.answer("children", [])
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+def test_leave__waiting(script: Script) -> None:
+    """Who gives up waiting takes its watches off, and leaves every line."""
+    several, names = wait_in(script, "a", "b")
+    several.leave()
+    assert set(script.watches) == {f"/a/{names['/a']}", f"/b/{names['/b']}"}
+    assert answer_deletes(script) == nodes_of(names)
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+
+
+def test_leave__holding(script: Script, told: list[None]) -> None:
+    """All nodes are deleted, in the order of the lines; it is over when the last is confirmed."""
+    several, names = hold(script, told)
+    gone: list[None] = []
+    several.on_deleted(lambda: gone.append(None))
+    several.leave()
+    several.leave()
+    assert [what for _, what, _ in script.requests] == nodes_of(names)
+    script.answer("delete")
+    script.answer("delete", error=NoNodeError())
+    assert (several.state, gone) == (State.LEAVING, [])
+    told.clear()
+    script.answer("delete")
+    assert (several.state, gone, script.listeners) == (State.GONE, [None], {})
+    assert told
+    several.on_deleted(lambda: gone.append(None))
+    assert len(gone) == 2
+
+
+def test_leave__while_away(script: Script) -> None:
+    """A release without a connection is done after the reconnect, each delete until it is confirmed."""
+    several, names = hold(script)
+    script.break_connection()
+    several.leave()
+    assert script.asked == []
+    script.reconnect()
+    assert script.answer("delete") == nodes_of(names)[0]
+    script.break_connection()
+    script.reconnect()
+    assert answer_deletes(script) == nodes_of(names)[1:]
+    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})

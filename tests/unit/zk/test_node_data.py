@@ -1,0 +1,116 @@
+"""Node data: what we write, and what others may have written."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from django_zklock.zk import node_data
+from django_zklock.zk.node_data import Identity, Work
+
+WORK = Work(kind="task", name="billing.deposit", id="0f8fad5b")
+
+
+def test_identity__round_trip() -> None:
+    """What was written is read again."""
+    mine = node_data.current_identity(WORK)
+    assert node_data.decode_identity(mine.encode()) == mine
+
+
+def test_identity__own() -> None:
+    """The identity is that of this process and thread."""
+    mine = node_data.current_identity(None)
+    assert (mine.pid, mine.thread) == (os.getpid(), threading.current_thread().name)
+
+
+def test_identity__text() -> None:
+    """It reads as a sentence's end."""
+    assert str(Identity(host="h", pid=7, work=WORK)) == "task billing.deposit [0f8fad5b] (pid 7 on h)"
+    assert str(Identity(host="h", pid=7)) == "pid 7 on h"
+
+
+@pytest.mark.parametrize("character", ["x", "\0", '"', "\N{PARTY POPPER}", "\ud800", "\x1b"])
+def test_identity__long_texts(character: str) -> None:
+    """However long the names are, the data is at most 4 kB and readable."""
+    long = character * 5000
+    data = Identity(host=long, pid=1, thread=long, work=Work(kind=long, name=long, id=long)).encode()
+    assert len(data) <= node_data.MAX_BYTES
+    assert node_data.decode_identity(data) is not None
+
+
+@pytest.mark.parametrize("character", ["x", "\0", '"', "\N{PARTY POPPER}", "\ud800", "\x1b"])
+def test_identity__little_room(character: str) -> None:
+    """Where there is less room, which is where many keys are locked together, less of the texts is kept."""
+    long = character * 5000
+    who = Identity(
+        host=long,
+        pid=2**22,
+        thread=long,
+        work=Work(kind=long, name=long, id=long),
+    )
+    for room in (node_data.MIN_BYTES, 1000, 2000):
+        data = who.encode(room)
+        assert len(data) <= room
+        assert node_data.decode_identity(data) is not None
+
+
+def form(**facts: Any) -> bytes:
+    return json.dumps({"v": 1, "host": "h", "pid": 1, **facts}).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe\xfd",
+        b'{"v":1,"host":"\xff","pid":1}',
+        b"null",
+        b"[]",
+        b"1",
+        b"{",
+        b"[" * 4000,
+        b'{"v":1,"host":"h","pid":' + b"9" * 4000 + b"}",
+        b'{"v":1,"host":"h","pid":1e400}',
+        b'{"v":1,"host":"h","pid":NaN}',
+        form(v=2),
+        form(v="1"),
+        form(v=None),
+        form(host=None),
+        form(host=1),
+        form(host=["h"]),
+        form(pid="1"),
+        form(pid=1.5),
+        form(pid=True),
+        form(pid=10**30),
+        form(pid=-(10**30)),
+        form(thread="x" * 4096),
+    ],
+)
+def test_decode__not_ours(data: bytes) -> None:
+    """What is not an identity in our form is none, whatever it is."""
+    assert node_data.decode_identity(data) is None
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"thread": 5, "started": "x", "joined": [], "work": "x"},
+        {"started": True, "joined": {}, "work": []},
+        {"started": 10**300, "work": {"kind": 1, "name": None, "id": {}}},
+        {"started": float("nan"), "joined": float("inf"), "extra": {"deep": [1]}},
+        {"thread": "\ud800", "host": "\udfff", "work": {"kind": "a\nb", "name": "\x1b[2J", "id": "\x9b"}},
+        {"thread": "x" * 1000, "host": "y" * 1000, "work": {"name": "z" * 1000}},
+    ],
+)
+def test_decode__hostile_fields(facts: dict[str, Any]) -> None:
+    """Wrong fields are dropped or cut, and what is left can be printed and encoded."""
+    found = node_data.decode_identity(form(**facts))
+    assert found is not None
+    text = f"{found} {found.thread}"
+    assert text.encode()
+    assert text.isprintable()
+    assert len(text) < 2000

@@ -1,0 +1,333 @@
+"""The end of a wait: when a notification is proof enough to hold, and when the line has to be read once more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kazoo.exceptions import NoAuthError, NoNodeError
+
+from django_zklock.zk.contender import State
+from django_zklock.zk.node_data import LockNodeData, Removal
+from django_zklock.zk.queue import Kind
+from django_zklock.zk.rules import READ, WRITE
+from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, line_up, other, settle, stat
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+def reader(sequence: int) -> str:
+    return other(sequence, Kind.READ)
+
+
+def test_last_gone(script: Script) -> None:
+    """Who watches the last before it holds when that is gone, asks for nothing, and goes on watching its own node."""
+    told: list[Any] = []
+    contender = contend(script, told=told)
+    name = create(script)
+    script.answer("children", [name, other(3)])
+    settle(script, name)
+    told.clear()
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert (contender.state, script.asked) == (State.HELD, [])
+    assert told
+    assert set(script.watches) == {f"/k/{name}"}
+
+
+def test_holder__known(script: Script) -> None:
+    """Who waits knows who is first, watched or not, from its first look on."""
+    contender, name = line_up(script, other(1), other(2), other(3))
+    script.answer_get(name, (data(), stat()))
+    script.answer_get(other(2), (data(host="second"), stat()))
+    assert contender.holder_reads == 0
+    script.answer_get(other(1), (data(host="first"), stat()))
+    assert contender.holder_reads == 1
+    assert contender.holder is not None
+    assert contender.holder.host == "first"
+
+
+# What is no proof.
+
+
+def not_seen(script: Script) -> None:
+    """Our own node is written to, and the watch that takes the place of the one that told is on its way."""
+    own = next(path for path in script.watches if not path.endswith(other(3)))
+    script.tell(own, deleted=False)
+    # The request goes where all do; the answer is what counts.
+    script.requests.clear()
+
+
+def test_last_gone__own_place_unsure(script: Script) -> None:
+    """Who cannot be sure of its own node reads the line: it may be gone as well."""
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    not_seen(script)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert (contender.state, script.asked) == (State.WAITING, ["children"])
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_own_node__watched_again(script: Script) -> None:
+    """As soon as the own node is watched again, a notification is proof again."""
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    script.tell(f"/k/{name}", deleted=False)
+    settle(script, name)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_own_node__not_watched_yet(script: Script) -> None:
+    """The watch on the own node counts from its answer on."""
+    contender, _ = line_up(script, other(3))
+    script.answer_get(other(3), (data(), stat(owner=OTHERS)))
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert contender.state is State.WAITING
+    assert script.asked == ["get", "children"]
+
+
+def test_own_node__gone(script: Script) -> None:
+    """Who hears that its own node is gone lines up anew, whatever it hears of others after that."""
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    watcher = script.watches[f"/k/{other(3)}"][0]
+    script.tell(f"/k/{name}", deleted=True)
+    watcher(True)
+    assert (contender.state, contender.node) == (State.JOINING, None)
+    assert script.asked == ["create", "children"]
+    assert script.watches == {}
+
+
+def test_own_node__gone_after_the_last(script: Script) -> None:
+    """Who hears that it holds, and then that its own node is gone, has lost."""
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    script.tell(f"/k/{name}", deleted=True)
+    assert (contender.state, contender.lost, contender.loss_reason_pending) == (
+        State.HELD,
+        "its node was deleted",
+        True,
+    )
+    script.answer("get", (LockNodeData(removal=Removal(node=name, why="ada did it")).encode(), stat()))
+    assert (contender.lost, contender.loss_reason_pending) == ("its node was deleted: ada did it", False)
+    assert contender.state is State.GONE
+
+
+def test_own_node__gone_before_a_heartbeat_is_answered(script: Script) -> None:
+    """What a heartbeat finds of a node that is known to be gone does not come before the reason."""
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    contender.heartbeat()
+    script.tell(f"/k/{name}", deleted=True)
+    script.answer("get", error=NoNodeError())
+    assert (contender.state, contender.loss_reason_pending) == (State.HELD, True)
+    script.answer("get", (LockNodeData(removal=Removal(node=name, why="ada did it")).encode(), stat()))
+    assert contender.lost == "its node was deleted: ada did it"
+
+
+def test_own_node__gone_and_then_the_connection(script: Script) -> None:
+    """A loss is told at once if nobody can be asked any more why it came."""
+    told: list[str | None] = []
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    script.tell(f"/k/{name}", deleted=True)
+    contender.on_deleted(lambda: told.append(contender.lost))
+    assert (contender.lost, told) == ("its node was deleted", [])
+    script.break_connection()
+    assert told == ["its node was deleted"]
+    assert script.listeners == {}
+
+
+@pytest.mark.parametrize(
+    ("owner", "deleting", "held"), [(OTHERS, False, True), (SESSION, False, False), (SESSION, True, True)]
+)
+def test_last_gone__whose(script: Script, owner: int, deleting: bool, held: bool) -> None:
+    """A node of our own session proves something only if we have deleted it: else the session may be ending."""
+    contender, name = line_up(script, other(3))
+    settle(script, name, {other(3): owner})
+    if deleting:
+        script.deleting.add(f"/k/{other(3)}")
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert contender.state is (State.HELD if held else State.WAITING)
+    assert script.asked == ([] if held else ["children"])
+
+
+def test_last_gone__of_a_neighbour(script: Script) -> None:
+    """Between two of one session the first lets go by a request of ours, and the second hears it before the answer."""
+    first = contend(script)
+    one = create(script, 4)
+    script.answer("children", [one])
+    second = contend(script)
+    two = create(script, 5)
+    script.answer("children", [one, two])
+    settle(script, two, {one: SESSION})
+    first.leave()
+    assert script.asked == ["delete"]
+    script.tell(f"/k/{one}", deleted=True)
+    assert (second.state, script.asked) == (State.HELD, ["delete"])
+    script.answer("delete")
+    assert (first.state, script.deleting) == (State.GONE, set())
+
+
+def test_last_gone__before_the_watch(script: Script) -> None:
+    """Whose node it was that went before it could be watched is not known, and so the line is read."""
+    contender, name = line_up(script, other(3))
+    script.answer_get(name, (data(), stat()))
+    script.answer_get(other(3), error=NoNodeError())
+    assert (contender.state, script.asked) == (State.WAITING, ["children"])
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_last__written_to(script: Script) -> None:
+    """A node that is written to is still there: the line is read, and the node watched again."""
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    script.tell(f"/k/{other(3)}", deleted=False)
+    assert (contender.state, script.asked) == (State.WAITING, ["children"])
+    script.answer("children", [name, other(3)])
+    settle(script, name)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_last__unreadable(script: Script) -> None:
+    """Who may not read the node before it cannot wait for its end, and gives up its place with the server's word."""
+    contender, name = line_up(script, other(3))
+    script.answer_get(other(3), error=NoAuthError())
+    assert isinstance(contender.error, NoAuthError)
+    assert contender.state is State.LEAVING
+    assert script.requests[-1][:2] == ("delete", f"/k/{name}")
+
+
+def test_connection__between(script: Script) -> None:
+    """A watch whose request was under way when the connection went proves nothing on the next one."""
+    contender, name = line_up(script, other(3))
+    old = script.watches[f"/k/{other(3)}"][0]
+    script.break_connection()
+    old(True)
+    assert contender.state is State.WAITING
+    script.reconnect()
+    assert script.asked == ["children"]
+    old(True)
+    assert (contender.state, script.asked) == (State.WAITING, ["children"])
+    script.answer("children", [name, other(3)])
+    assert set(script.watches) == {f"/k/{name}", f"/k/{other(3)}"}
+    settle(script, name)
+    old(True)
+    assert (contender.state, script.asked) == (State.WAITING, [])
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_lease__over_at_the_grant(script: Script) -> None:
+    """A queue that was listed when the lease had ended is listed again, over a new connection."""
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    script.lease_expired = True
+    script.tell(f"/k/{other(3)}", deleted=True)
+    script.answer("children", [name])
+    assert (contender.state, script.asked) == (State.WAITING, ["drop"])
+    script.break_connection()
+    script.lease_expired = False
+    script.reconnect()
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_left__hears_nothing(script: Script) -> None:
+    """Who gives up its place takes its watch off, and is not granted by what comes late."""
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    late = script.watches[f"/k/{other(3)}"][0]
+    contender.leave()
+    assert set(script.watches) == {f"/k/{name}"}
+    late(True)
+    assert (contender.state, script.asked) == (State.LEAVING, ["delete"])
+
+
+# Several at once.
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_readers__last_of_several(script: Script, last: int) -> None:
+    """Who waits for readers that hold together watches them all, and holds when the last of them is gone."""
+    contender, name = line_up(script, reader(1), reader(2), reader(3), rule=WRITE)
+    assert set(script.watches) == {f"/k/{name}", *(f"/k/{reader(number)}" for number in (1, 2, 3))}
+    settle(script, name)
+    for number in {1, 2, 3} - {last}:
+        script.tell(f"/k/{reader(number)}", deleted=True)
+        assert (contender.state, script.asked) == (State.WAITING, [])
+    script.tell(f"/k/{reader(last)}", deleted=True)
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_readers__of_our_own_session(script: Script) -> None:
+    """Readers that we have deleted are proven gone, also when the server has long confirmed it."""
+    contender, name = line_up(script, reader(1), reader(2), rule=WRITE)
+    settle(script, name, {reader(1): SESSION, reader(2): SESSION})
+    for number in (2, 1):
+        script.deleting.add(f"/k/{reader(number)}")
+        script.tell(f"/k/{reader(number)}", deleted=True)
+        script.deleting.clear()
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_readers__one_without_proof(script: Script) -> None:
+    """One end that proves nothing has the line read, whatever the others prove."""
+    contender, name = line_up(script, reader(1), reader(2), rule=WRITE)
+    settle(script, name, {reader(1): SESSION})
+    script.tell(f"/k/{reader(1)}", deleted=True)
+    assert script.asked == ["children"]
+    script.tell(f"/k/{reader(2)}", deleted=True)
+    assert (contender.state, script.asked) == (State.WAITING, ["children"])
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+def test_readers__behind_a_writer(script: Script) -> None:
+    """While it is not the readers' turn, only the one before them is watched."""
+    writer = other(1, Kind.WRITE)
+    contender, name = line_up(script, writer, reader(2), reader(3), rule=WRITE)
+    assert set(script.watches) == {f"/k/{name}", f"/k/{writer}"}
+    settle(script, name)
+    script.tell(f"/k/{writer}", deleted=True)
+    assert sorted(script.asked) == ["children", "get", "get"]
+    settle(script, name)
+    script.answer("children", [reader(2), reader(3), name])
+    assert set(script.watches) == {f"/k/{name}", f"/k/{reader(2)}", f"/k/{reader(3)}"}
+    assert contender.state is State.WAITING
+
+
+def test_reader__let_in_with_others(script: Script) -> None:
+    """Readers behind one writer watch it all, and each holds when it goes; other readers are in nobody's way."""
+    writer = other(1, Kind.WRITE)
+    contender, name = line_up(script, reader(0), writer, reader(2), rule=READ)
+    assert set(script.watches) == {f"/k/{name}", f"/k/{writer}"}
+    settle(script, name)
+    script.tell(f"/k/{writer}", deleted=True)
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_looking_again__keeps_what_is_watched(script: Script) -> None:
+    """A second look asks for no watch that is there already, and takes off those that are of no use any more."""
+    contender, name = line_up(script, reader(1), reader(2), rule=WRITE)
+    settle(script, name)
+    script.tell(f"/k/{reader(1)}", deleted=False)
+    script.answer("children", [reader(1), reader(2), name])
+    assert [what for _, what, _ in script.requests] == [f"/k/{reader(1)}"]
+    settle(script, name)
+    script.tell(f"/k/{reader(1)}", deleted=False)
+    # The other one is gone, and the notification of that still on its way.
+    script.answer("children", [reader(1), name])
+    assert set(script.watches) == {f"/k/{name}", f"/k/{reader(1)}"}
+    settle(script, name)
+    script.tell(f"/k/{reader(1)}", deleted=True)
+    assert (contender.state, script.asked) == (State.HELD, [])

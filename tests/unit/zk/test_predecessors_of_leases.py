@@ -1,0 +1,334 @@
+"""Waiting for a semaphore: who watches the line, who one node of it, and how news gets from one to the next."""
+
+from __future__ import annotations
+
+import pytest
+from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError, OperationTimeoutError
+
+from django_zklock.zk.contender import State
+from django_zklock.zk.queue import Kind
+from django_zklock.zk.rules import semaphore
+from tests.support.scripted_session import OTHERS, Script, contend, create, data, line_up, other, settle, stat
+
+TWO = semaphore(2)
+LINE = "/k/"
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+def lease(sequence: int, limit: int | None = 2) -> str:
+    return other(sequence, Kind.LEASE, limit)
+
+
+def watched(script: Script, own: str) -> set[str]:
+    """Return what is watched besides the own node, by the last part of the path; the line is nothing."""
+    assert f"/k/{own}" in script.watches
+    return {path.rpartition("/")[2] for path in script.watches} - {own}
+
+
+def test_join__room(script: Script) -> None:
+    """Where there is room, create and list are enough, and nobody is told who is not there."""
+    contender = contend(script, TWO)
+    name = create(script)
+    script.answer("children", [lease(1), name])
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_join__room_and_followed(script: Script) -> None:
+    """Who gets in tells a lease behind it, which may have looked before and counts on that."""
+    contender = contend(script, TWO)
+    name = create(script)
+    script.answer("children", [lease(1), name, lease(6)])
+    assert contender.state is State.HELD
+    assert script.answer("set") == (f"/k/{name}", 0)
+    assert script.asked == []
+
+
+@pytest.mark.parametrize("behind", [[], [other(6, Kind.READ), other(7)]])
+def test_join__followed_by_others(script: Script, behind: list[str]) -> None:
+    """Other kinds wait for the end of every lease, and need not be told."""
+    contender = contend(script, TWO)
+    name = create(script)
+    script.answer("children", [lease(1), name, *behind])
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_join__full(script: Script, wait: bool) -> None:
+    """A try finds the semaphore taken, and creates nothing."""
+    contender = contend(script, TWO, wait=wait)
+    if wait:
+        name = create(script)
+        script.answer("children", [lease(1), lease(2), name])
+        assert contender.state is State.WAITING
+    else:
+        script.answer("children", [lease(1), lease(2)])
+        assert (contender.taken, contender.state) == (True, State.GONE)
+
+
+# The first waiter.
+
+
+def test_first__watches_the_line(script: Script) -> None:
+    """Any lease may be the one that is given back, so the first waiter watches the line, and no node but its own."""
+    contender, name = line_up(script, lease(1), lease(2), rule=TWO)
+    assert watched(script, name) == {""}
+    settle(script, name)
+    script.answer("children", [lease(1), lease(2), name])
+    script.requests.clear()
+    # Somebody joins.
+    script.tell(LINE, deleted=False)
+    assert script.asked == ["children"]
+    assert watched(script, name) == {""}
+    script.answer("children", [lease(1), lease(2), name, lease(6)])
+    settle(script, name)
+    assert (contender.state, script.asked) == (State.WAITING, [])
+    script.tell(LINE, deleted=False)
+    script.answer("children", [lease(2), name, lease(6)])
+    assert contender.state is State.HELD
+    assert watched(script, name) == set()
+    assert script.answer("set") == (f"/k/{name}", 0)
+
+
+def test_first__given_back_before_the_watch(script: Script) -> None:
+    """What was given back between the list and the watch is in the list that comes with the watch."""
+    contender, name = line_up(script, lease(1), lease(2), rule=TWO)
+    settle(script, name)
+    script.answer("children", [lease(2), name])
+    assert contender.state is State.HELD
+    assert watched(script, name) == set()
+
+
+def test_first__line_gone(script: Script) -> None:
+    """When the line itself is deleted, the waiter lines up anew."""
+    contender, name = line_up(script, lease(1), lease(2), rule=TWO)
+    settle(script, name)
+    script.answer("children", [lease(1), lease(2), name])
+    script.requests.clear()
+    script.tell(LINE, deleted=True)
+    script.answer("children", error=NoNodeError())
+    assert (contender.state, script.asked) == (State.JOINING, ["create", "children"])
+
+
+# Those behind it.
+
+
+def test_later__watches_the_one_before(script: Script) -> None:
+    """Who stands behind the first waiter watches the lease right before it; the line is not its business."""
+    contender, name = line_up(script, lease(1), lease(2), lease(3), rule=TWO)
+    settle(script, name)
+    assert watched(script, name) == {lease(3)}
+    assert (contender.state, script.asked) == (State.WAITING, [])
+
+
+def test_later__told_that_it_is_first(script: Script) -> None:
+    """When the one before comes in, it says so by writing to its node, and the next watches the line from then on."""
+    contender, name = line_up(script, lease(1), lease(2), lease(3), rule=TWO)
+    settle(script, name)
+    script.tell(f"/k/{lease(3)}", deleted=False)
+    script.answer("children", [lease(2), lease(3), name])
+    assert watched(script, name) == {""}
+    settle(script, name)
+    script.answer("children", [lease(3), name])
+    assert contender.state is State.HELD
+
+
+@pytest.mark.parametrize("left", [[lease(1)], [lease(1), lease(2)]])
+def test_later__the_one_before_gives_up(script: Script, left: list[str]) -> None:
+    """When the one before goes, the next holder_reads, for it may be the first now, or have room."""
+    contender, name = line_up(script, lease(1), lease(2), lease(3), rule=TWO)
+    settle(script, name)
+    script.tell(f"/k/{lease(3)}", deleted=True)
+    script.answer("children", [*left, name])
+    assert contender.state is (State.HELD if len(left) == 1 else State.WAITING)
+    assert watched(script, name) == (set() if len(left) == 1 else {""})
+
+
+def test_later__gone_before_the_watch(script: Script) -> None:
+    """The one before may be gone before it can be watched; the line is read again."""
+    contender, name = line_up(script, lease(1), lease(2), lease(3), rule=TWO)
+    script.answer_get(name, (data(), stat()))
+    script.answer_get(lease(3), error=NoNodeError())
+    settle(script, name)
+    script.answer("children", [lease(1), lease(2), name])
+    assert (contender.state, watched(script, name)) == (State.WAITING, {""})
+
+
+# Limits that differ.
+
+
+@pytest.mark.parametrize("lower", [1, 2, 3])
+def test_limits__all_are_kept(script: Script, lower: int) -> None:
+    """The lowest limit of all up to a lease counts, its own or another's."""
+    contender, name = line_up(script, lease(1, 9), lease(2, lower), lease(3, 9), rule=semaphore(9))
+    # The one before holds only where three may: else it says when it does.
+    assert watched(script, name) == ({""} if lower == 3 else {lease(3, 9)})
+    assert contender.state is State.WAITING
+
+
+def test_limits__room_for_all(script: Script) -> None:
+    """Who stays within all limits holds at once."""
+    contender = contend(script, semaphore(9))
+    name = create(script)
+    script.answer("children", [lease(1, 5), lease(2, 4), lease(3, 9), name])
+    assert contender.state is State.HELD
+
+
+def test_limits__nobody_overtakes(script: Script) -> None:
+    """A lease that waits for its own low limit keeps out those behind it; when it gives up they come in."""
+    contender, name = line_up(script, lease(1, 9), lease(2, 1), rule=semaphore(9))
+    settle(script, name)
+    assert watched(script, name) == {lease(2, 1)}
+    script.tell(f"/k/{lease(2, 1)}", deleted=True)
+    script.answer("children", [lease(1, 9), name])
+    assert contender.state is State.HELD
+
+
+def test_limits__try(script: Script) -> None:
+    """A try keeps the limits of others too."""
+    contender = contend(script, semaphore(9), wait=False)
+    script.answer("children", [lease(1, 1)])
+    assert (contender.taken, script.asked) == (True, [])
+
+
+# The one before does not tell in time.
+
+
+def line_of_three(script: Script, *, version: int = 1) -> str:
+    """Stand behind three leases, the last of which was written to so often."""
+    _, name = line_up(script, lease(1), lease(2), lease(3), rule=TWO)
+    script.answer_get(name, (data(), stat()))
+    script.answer_get(lease(3), (data(), stat(owner=OTHERS, version=version)))
+    return name
+
+
+def test_silent__line_is_watched(script: Script) -> None:
+    """Who stands behind a lease that may have come in already watches the line too, look after look."""
+    name = line_of_three(script)
+    (contender,) = script.listeners
+    settle(script, name)
+    for number in range(3):
+        assert watched(script, name) == {"", lease(3)}
+        script.answer("children", [lease(1), lease(2), lease(3), name, lease(6 + number)])
+        settle(script, name)
+        assert (contender.state, script.asked) == (State.WAITING, [])
+        script.tell(LINE, deleted=False)
+    # There is room now, though the one before us has not moved.
+    script.answer("children", [lease(3), name])
+    assert contender.state is State.HELD
+
+
+def test_silent__written_to(script: Script) -> None:
+    """A line that is watched already is not watched a second time."""
+    name = line_of_three(script)
+    settle(script, name)
+    script.answer("children", [lease(1), lease(2), lease(3), name])
+    settle(script, name)
+    script.tell(f"/k/{lease(3)}", deleted=False)
+    script.answer("children", [lease(1), lease(2), lease(3), name])
+    script.answer_get(lease(3), (data(), stat(owner=OTHERS, version=2)))
+    settle(script, name)
+    assert watched(script, name) == {"", lease(3)}
+    assert (len(script.watches[LINE]), script.asked) == (1, [])
+
+
+def test_silent__not(script: Script) -> None:
+    """A lease that is still to come in is heard of in time."""
+    name = line_of_three(script, version=0)
+    settle(script, name)
+    assert watched(script, name) == {lease(3)}
+
+
+def test_silent__not_ours(script: Script) -> None:
+    """A lease that is none of ours says nothing: who stands behind it watches the line."""
+    _, name = line_up(script, lease(1), lease(2), lease(3, None), rule=TWO)
+    assert watched(script, name) == {""}
+
+
+def test_silent__no_longer(script: Script) -> None:
+    """When the silent one is gone, the line is watched only if that is called for."""
+    name = line_of_three(script)
+    settle(script, name)
+    script.answer("children", [lease(1), lease(2), lease(3), name])
+    settle(script, name)
+    script.tell(f"/k/{lease(3)}", deleted=True)
+    script.answer("children", [lease(0), lease(1), lease(2), name])
+    settle(script, name)
+    assert watched(script, name) == {lease(2)}
+
+
+# Behind other kinds.
+
+
+def test_behind_exclusive__room(script: Script) -> None:
+    """If there is room behind what is in the way, its end is all that is waited for, and the next lease is told."""
+    contender, name = line_up(script, other(1), lease(2), rule=TWO)
+    assert watched(script, name) == {other(1)}
+    settle(script, name)
+    script.tell(f"/k/{other(1)}", deleted=True)
+    assert contender.state is State.HELD
+    assert script.answer("set") == (f"/k/{name}", 0)
+    assert script.asked == []
+
+
+def test_behind_exclusive__full(script: Script) -> None:
+    """If there is none, the line is read when what is in the way has gone."""
+    contender, name = line_up(script, other(1), lease(2), lease(3), rule=TWO)
+    assert watched(script, name) == {other(1)}
+    settle(script, name)
+    script.tell(f"/k/{other(1)}", deleted=True)
+    assert (contender.state, script.asked) == (State.WAITING, ["children"])
+    script.answer("children", [lease(2), lease(3), name])
+    assert watched(script, name) == {""}
+
+
+# Telling the next.
+
+
+def followed(script: Script) -> str:
+    """Hold, with the word to the next one under way."""
+    contend(script, TWO)
+    name = create(script)
+    script.answer("children", [name, lease(6)])
+    assert script.asked == ["set"]
+    return name
+
+
+def test_telling__word_lost(script: Script) -> None:
+    """If the connection breaks before the server has confirmed it, it is said again."""
+    name = followed(script)
+    for _ in range(2):
+        script.break_connection()
+        script.reconnect()
+        assert script.asked == ["get", "set"]
+        script.answer("get", (data(), stat()))
+    assert script.answer("set") == (f"/k/{name}", 0)
+    script.break_connection()
+    script.reconnect()
+    assert script.asked == ["get"]
+
+
+def test_telling__refused_for_now(script: Script) -> None:
+    """If the server refuses the word for now, it is said again; what it refuses for good is not."""
+    name = followed(script)
+    for _ in range(2):
+        script.answer("set", error=OperationTimeoutError())
+        assert script.asked == []
+        script.ask_again()
+        assert script.asked == ["set"]
+    assert script.answer("set", error=NoAuthError()) == (f"/k/{name}", 0)
+    assert script.put_off == []
+
+
+def test_telling__written_to_meanwhile(script: Script) -> None:
+    """What somebody else has written there has told the next one as well, and is not overwritten."""
+    followed(script)
+    script.answer("set", error=BadVersionError())
+    (contender,) = script.listeners
+    assert contender.state is State.HELD
+    script.break_connection()
+    script.reconnect()
+    assert script.asked == ["get"]

@@ -1,0 +1,331 @@
+"""Who stands in whose way, and what a waiter watches: every rule, without a server.
+
+Lines are written as texts: a letter for each node, first come first. X exclusive, W write, J write of Java, R read,
+L lease, a digit for a lease of that limit; the node in question stands behind them all. The limit of an L is 9.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from django_zklock.zk.queue import Kind, Node, Queue, parse_name
+from django_zklock.zk.rules import EXCLUSIVE, GRANTED, READ, RULES, WRITE, Rule, WatchPlan, rule, semaphore
+from tests.support.scripted_session import curators, other
+
+KINDS = {"X": Kind.EXCLUSIVE, "W": Kind.WRITE, "R": Kind.READ, "L": Kind.LEASE, "J": Kind.WRITE}
+
+
+def line_of(letters: str) -> list[Node]:
+    return list(itertools.starmap(node_of, enumerate(letters)))
+
+
+def node_of(place: int, letter: str) -> Node:
+    if letter == "J":
+        name = curators(place, Kind.WRITE)
+    elif letter.isdigit() or letter == "L":
+        name = other(place, Kind.LEASE, int(letter) if letter.isdigit() else 9)
+    else:
+        name = other(place, KINDS[letter])
+    node = parse_name(name)
+    assert node is not None
+    return node
+
+
+def plan_of(of: Rule, before: str, behind: str = "") -> WatchPlan:
+    """Return the plan of a node behind ``before`` and in front of ``behind``."""
+    own = str(of.limit) if of.limit else next(letter for letter, kind in KINDS.items() if kind is of.kind)
+    line = line_of(before + own + behind)
+    return of.evaluate(line[len(before)].name, Queue(line))
+
+
+def places(nodes: tuple[Node, ...]) -> list[int]:
+    return [node.sequence for node in nodes]
+
+
+# Alone, and at the head of the line.
+
+
+@pytest.mark.parametrize("of", [EXCLUSIVE, WRITE, READ, semaphore(1), semaphore(2)])
+@pytest.mark.parametrize("behind", ["", "X", "WRL"])
+def test_outlook__first(of: Rule, behind: str) -> None:
+    """Who is first holds, whoever stands behind."""
+    assert plan_of(of, "", behind) is GRANTED
+
+
+@pytest.mark.parametrize("of", [EXCLUSIVE, WRITE, READ, semaphore(1)])
+def test_outlook__not_there(of: Rule) -> None:
+    """A node that is not in the line has no plan."""
+    with pytest.raises(LookupError):
+        of.evaluate("gone", Queue(line_of("XWRL")))
+
+
+# Which nodes are in the way.
+
+
+@pytest.mark.parametrize(
+    ("of", "before", "blockers"),
+    [
+        (EXCLUSIVE, "XWRL", [0, 1, 2, 3]),
+        (WRITE, "XWRL", [0, 1, 2, 3]),
+        (READ, "RR", []),
+        (READ, "RWR", [1]),
+        (READ, "XRLRW", [0, 2, 4]),
+        (semaphore(1), "L", [0]),
+        (semaphore(2), "L", []),
+        (semaphore(2), "LL", [0, 1]),
+        (semaphore(3), "LLXL", [2]),
+        (semaphore(3), "LRLW", [1, 3]),
+        (semaphore(1), "LRLW", [1, 3]),
+        # Who holds keeps its limit too, and so does who waits for it.
+        (semaphore(9), "1", [0]),
+        (semaphore(9), "3L", []),
+        (semaphore(9), "3LL", [0, 1, 2]),
+        (semaphore(9), "LL2", [0, 1, 2]),
+        (semaphore(2), "J", [0]),
+        (READ, "J", [0]),
+    ],
+)
+def test_outlook__blockers(of: Rule, before: str, blockers: list[int]) -> None:
+    """Exclusive holds and writers keep everybody out, readers and leases each other, leases each other by number."""
+    seen = plan_of(of, before)
+    first = line_of(before)[blockers[0]].name if blockers else ""
+    assert (seen.blocker_count, seen.first) == (len(blockers), first)
+    if blockers:
+        # Those that count are watched, or will be; see below for which.
+        assert {*places(seen.watch), *places(seen.watch_next)} <= set(blockers)
+
+
+def test_kinds__conflict_both_ways() -> None:
+    """Of two nodes the later one waits, or neither does, whichever of them came first."""
+    for one, two in itertools.permutations([EXCLUSIVE, WRITE, READ, semaphore(1)], 2):
+        assert (two.kind in one.conflicts) == (one.kind in two.conflicts)
+
+
+# Which of them are watched.
+
+
+@pytest.mark.parametrize(
+    ("of", "before", "watched", "armed"),
+    [
+        # The next in line watches the one that holds; who comes behind that, the one before the last.
+        (EXCLUSIVE, "X", [0], True),
+        (EXCLUSIVE, "XX", [0], False),
+        (EXCLUSIVE, "XXX", [1], False),
+        (EXCLUSIVE, "W", [0], True),
+        (WRITE, "WX", [0], False),
+        # Readers at the head hold together, and all of them have to go.
+        (WRITE, "R", [0], True),
+        (WRITE, "RRR", [0, 1, 2], True),
+        (EXCLUSIVE, "RR", [0, 1], True),
+        (WRITE, "WRR", [0], False),
+        (WRITE, "RRW", [1], False),
+        (WRITE, "RWRR", [1], False),
+        (WRITE, "RWWR", [2], False),
+        # So do leases.
+        (EXCLUSIVE, "LL", [0, 1], True),
+        (READ, "LL", [0, 1], True),
+        (WRITE, "XLL", [0], False),
+        # Readers and leases do not hold together.
+        (EXCLUSIVE, "RL", [0], False),
+        (EXCLUSIVE, "LLRR", [1], False),
+        # What is in nobody's way is not watched.
+        (READ, "RW", [1], True),
+        (READ, "WRR", [0], True),
+        (READ, "RWRW", [1], False),
+        (READ, "WRL", [0], False),
+        (semaphore(2), "X", [0], True),
+        (semaphore(2), "XL", [0], True),
+        (semaphore(2), "RRL", [0, 1], True),
+        (semaphore(2), "LR", [1], True),
+        (semaphore(2), "XLX", [0], False),
+        # Behind a writer of Java its end proves nothing, for it may go on as a reader.
+        (EXCLUSIVE, "J", [0], False),
+        (WRITE, "J", [0], False),
+        (semaphore(2), "J", [0], False),
+        (READ, "J", [0], True),
+        (EXCLUSIVE, "JX", [0], False),
+        (READ, "JX", [0], False),
+        (EXCLUSIVE, "XJ", [0], False),
+    ],
+)
+def test_outlook__watched(of: Rule, before: str, watched: list[int], armed: bool) -> None:
+    """The last in the way is watched, with those that hold together with it, if nobody else is left before them.
+
+    Otherwise the one before them is, so that there is time to get ready.
+    """
+    seen = plan_of(of, before)
+    assert (places(seen.watch), seen.grants_on_delete) == (watched, armed)
+    assert not seen.watch_children
+    assert not seen.woken_by_predecessor
+
+
+@pytest.mark.parametrize("before", ["XLL", "LXL", "RLL", "LLX"])
+def test_outlook__full_as_well(before: str) -> None:
+    """A semaphore that is full behind what is in the way has to be looked at again when that is gone."""
+    seen = plan_of(semaphore(2), before)
+    assert places(seen.watch) == [before.index("X" if "X" in before else "R")]
+    assert not seen.grants_on_delete
+    assert not seen.watch_children
+
+
+def test_outlook__armed_means_free() -> None:
+    """Who is armed holds when all that it watches is gone, and not before; who is not armed does not hold then.
+
+    But who could be armed behind a writer of Java looks once more. Shown for every line of up to four nodes.
+    """
+    rules = [EXCLUSIVE, WRITE, READ, semaphore(1), semaphore(2), semaphore(3)]
+    for of, size in itertools.product(rules, range(5)):
+        for letters in map("".join, itertools.product("XWRL2J", repeat=size)):
+            seen = plan_of(of, letters)
+            before = line_of(letters)
+            gone: list[Node] = []
+            for node in seen.watch:
+                assert of.must_wait(Queue([each for each in before if each not in gone])), letters
+                gone.append(node)
+            left_over = of.must_wait(Queue([each for each in before if each not in gone]))
+            if seen.grants_on_delete:
+                assert seen.watch, letters
+                assert not left_over, letters
+            elif seen is not GRANTED and not seen.watch_children and not seen.woken_by_predecessor:
+                assert seen.watch, letters
+                assert left_over or (of is not READ and letters[seen.watch[-1].sequence] == "J"), letters
+
+
+# Semaphores.
+
+
+@pytest.mark.parametrize(
+    ("limit", "before", "children", "watched"),
+    [
+        (1, "1", True, []),
+        (2, "22", True, []),
+        (1, "11", False, [1]),
+        (2, "222", False, [2]),
+        (2, "22222", False, [4]),
+        # The one before holds, by its limit and by all others.
+        (1, "LL", True, []),
+        (9, "33LL", False, [3]),
+        (9, "333", True, []),
+        (9, "LL2", False, [2]),
+        (9, "LL2L", False, [3]),
+    ],
+)
+def test_outlook__leases(limit: int, before: str, children: bool, watched: list[int]) -> None:
+    """The first that a semaphore has no room for watches the line, every other one the lease right before it."""
+    seen = plan_of(semaphore(limit), before)
+    assert (seen.watch_children, places(seen.watch)) == (children, watched)
+    assert seen.woken_by_predecessor is not children
+    assert not seen.grants_on_delete
+
+
+def test_limits__are_kept() -> None:
+    """Who holds is never one of more than its limit, nobody overtakes, and no place is left free without need.
+
+    Shown for all limits of up to six leases.
+    """
+    for size in range(7):
+        for letters in map("".join, itertools.product("1234", repeat=size)):
+            limits = list(map(int, letters))
+            line = line_of(letters)
+            order = Queue(line)
+            holding = [semaphore(limit).holds(node.name, order) for limit, node in zip(limits, line, strict=True)]
+            count = sum(holding)
+            assert holding == [True] * count + [False] * (size - count), letters
+            assert all(count <= limit for limit in limits[:count]), letters
+            assert count == size or count + 1 > min(limits[: count + 1]), letters
+            # A release wakes one waiter, which wakes the next one if that may hold too.
+            seen = [semaphore(limit).evaluate(node.name, order) for limit, node in zip(limits, line, strict=True)]
+            assert [plan.watch_children for plan in seen[count:]] == [True, *[False] * (size - count)][: size - count]
+
+
+# Holding.
+
+
+@pytest.mark.parametrize(
+    ("letters", "holding"),
+    [
+        ("XXW", [0]),
+        ("WRR", [0]),
+        ("RRWR", [0, 1]),
+        ("LLLX", [0, 1]),
+        ("RLR", [0]),
+        ("LRL", [0]),
+        ("LLRL", [0, 1]),
+    ],
+)
+def test_holds(letters: str, holding: list[int]) -> None:
+    """Those hold whom nobody before them keeps out, with a semaphore of two."""
+    line = line_of(letters.replace("L", "2"))
+    held = [node.sequence for node in line if RULES[node.kind].holds(node.name, Queue(line))]
+    assert held == holding
+
+
+@pytest.mark.parametrize(
+    ("of", "letters", "full"),
+    [
+        (EXCLUSIVE, "", False),
+        (EXCLUSIVE, "R", True),
+        (WRITE, "L", True),
+        (READ, "RRR", False),
+        (READ, "RL", True),
+        (READ, "RW", True),
+        (semaphore(2), "L", False),
+        (semaphore(2), "LL", True),
+        (semaphore(2), "R", True),
+        (semaphore(9), "1", True),
+        (semaphore(9), "3L", False),
+        (semaphore(9), "L3L", True),
+    ],
+)
+def test_is_full(of: Rule, letters: str, full: bool) -> None:
+    """Whether a newcomer would have to wait, by the same rule."""
+    assert of.must_wait(Queue(line_of(letters))) is full
+
+
+@pytest.mark.parametrize(
+    ("of", "covered"),
+    [
+        (EXCLUSIVE, [EXCLUSIVE, WRITE, READ, semaphore(1), semaphore(2), semaphore(3)]),
+        (WRITE, [EXCLUSIVE, WRITE, READ, semaphore(1), semaphore(2), semaphore(3)]),
+        (READ, [READ]),
+        (semaphore(2), [semaphore(2), semaphore(3)]),
+    ],
+)
+def test_covers(of: Rule, covered: list[Rule]) -> None:
+    """Who keeps everybody out may do within it what any other kind allows; who shares, only what allows as many."""
+    rules = [EXCLUSIVE, WRITE, READ, semaphore(1), semaphore(2), semaphore(3)]
+    assert [rule for rule in rules if of.covers(rule)] == covered
+
+
+# Making rules.
+
+
+def test_rule() -> None:
+    """Each mode has its rule, and a limit makes a semaphore."""
+    assert rule() is EXCLUSIVE
+    assert (rule("exclusive"), rule("read"), rule("write")) == (EXCLUSIVE, READ, WRITE)
+    assert rule(limit=3) == semaphore(3)
+    assert rule("exclusive", 1) == semaphore(1)
+
+
+@pytest.mark.parametrize("mode", ["shared", "", "READ", None, 1])
+def test_rule__unknown_mode(mode: str) -> None:
+    """A mode that there is not is refused, with those that there are."""
+    with pytest.raises(ValueError, match=f"mode must be one of 'exclusive', 'read', 'write', got {mode!r}"):
+        rule(mode)
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 2.0, "2"])
+def test_rule__bad_limit(limit: int) -> None:
+    """A limit is a whole number above 0, and nothing that only counts as one."""
+    with pytest.raises(TypeError, match=f"a positive whole number as in limit=4, got {limit!r}"):
+        rule(limit=limit)
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+def test_rule__limit_and_mode(mode: str) -> None:
+    """A semaphore has no mode."""
+    with pytest.raises(TypeError, match=f"limit=2 makes a semaphore.* leave out mode='{mode}' or the limit"):
+        rule(mode, 2)

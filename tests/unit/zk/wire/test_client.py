@@ -1,0 +1,937 @@
+"""kazoo as the transport: each private part of kazoo that is used has a test that fails if kazoo changes it.
+
+``test_processes.py`` shows with a real fork that a child abandons its parent's connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import EXCEPTIONS, BadVersionError, NoAuthError
+from services.zookeeper import ZooKeeper
+
+from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
+from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.timers import boottime
+from django_zklock.zk.wire import (
+    ConnectionOptions,
+    KazooException,
+    NoNodeError,
+    Read,
+    Wire,
+    parse_acl,
+)
+from django_zklock.zk.wire.handler import make_handler
+from django_zklock.zk.wire.lease import Sent
+from django_zklock.zk.wire.multi_read import MultiRead
+from django_zklock.zk.wire.watches import RemoveWatches
+from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.support.threads import Runner
+from tests.support.timing import GRACE
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
+
+pytestmark = pytest.mark.zookeeper
+
+GET_CHILDREN, REMOVE_WATCHES, CLOSE = 8, 18, -11
+
+
+class Listener:
+    """Records the notifications of a wire, and runs calls of a test on the connection's thread."""
+
+    def __init__(self) -> None:
+        self.monitor: AbstractContextManager[Any] = threading.RLock()
+        self.events: list[Any] = []
+        self.threads: set[int] = set()
+        self.todo: list[Any] = []
+        self.wakes = 0
+
+    def note(self, event: Any) -> None:
+        self.threads.add(threading.get_ident())
+        self.events.append(event)
+
+    def on_wake(self) -> None:
+        self.wakes += 1
+        while self.todo:
+            self.todo.pop(0)()
+
+    def on_connected(self) -> None:
+        self.note("connected")
+
+    def on_suspended(self) -> None:
+        self.note("suspended")
+
+    def on_ended(self, reason: str, *, final: bool) -> None:
+        self.note(("ended", reason, final))
+
+
+class Plug:
+    """A wire with its listener; calls run on the connection's thread."""
+
+    def __init__(self, hosts: str, *, session_timeout: float = 6.0, **options: Any) -> None:
+        self.listener = Listener()
+        self.wire = Wire(
+            ConnectionOptions(hosts=hosts, session_timeout=session_timeout, **options),
+            self.listener,
+            connect_timeout=5.0,
+        )
+        self.wire.start()
+
+    def connected(self) -> Plug:
+        wait_until(lambda: "connected" in self.listener.events)
+        return self
+
+    def do(self, *calls: Any) -> None:
+        self.listener.todo.extend(calls)
+        self.wire.wake()
+
+    def ask(self, method: str, *arguments: Any) -> tuple[Any, Any]:
+        """Make a request and wait for its answer: value and error."""
+        answers: list[tuple[Any, Any]] = []
+        self.do(lambda: getattr(self.wire, method)(*arguments, lambda value, error: answers.append((value, error))))
+        wait_until(lambda: answers)
+        return answers[0]
+
+
+@pytest.fixture
+def plugs(zookeeper: ZooKeeper) -> Iterator[Any]:
+    made: list[Plug] = []
+
+    def make(hosts: str = zookeeper.hosts, **options: Any) -> Plug:
+        made.append(Plug(hosts, **options))
+        return made[-1]
+
+    yield make
+    for plug in made:
+        plug.wire.close(1.0)
+
+
+def test_requests__one_write(zookeeper: ZooKeeper, plugs: Any) -> None:
+    """All requests of one wake-up leave in one write, and their answers come in their order."""
+    with Proxy(zookeeper.address) as proxy:
+        plug = plugs(proxy.hosts).connected()
+        plug.ask("children", "/")
+        seen = len(proxy.chunks)
+        answers: list[int] = []
+        plug.do(
+            lambda: [
+                plug.wire.children("/", lambda value, error, number=number: answers.append(number))
+                for number in range(50)
+            ]
+        )
+        wait_until(lambda: len(answers) == 50)
+        written = [chunk for direction, chunk in proxy.chunks[seen:] if direction == UP]
+        assert [list(requests(chunk)) for chunk in written] == [[GET_CHILDREN] * 50]
+        assert answers == list(range(50))
+        plug.wire.close(1.0)
+
+
+def test_wake__one_byte(plugs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of wake-ups before the connection's thread runs send one byte and read the queue once."""
+    plug = plugs().connected()
+    held, entered = threading.Event(), threading.Event()
+    plug.do(entered.set, lambda: held.wait(5))
+    assert entered.wait(5)
+    connection = plug.wire._connection
+    sent: list[bytes] = []
+
+    class Counting:
+        def __init__(self, sock: socket.socket) -> None:
+            self._sock = sock
+
+        def send(self, data: bytes) -> int:
+            sent.append(data)
+            return self._sock.send(data)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._sock, name)
+
+    connection._write_sock = Counting(connection._write_sock)
+    # kazoo's socket pair would block after about 280 of them.
+    for _ in range(5000):
+        plug.wire.wake()
+    before = plug.listener.wakes
+    held.set()
+    wait_until(lambda: plug.listener.wakes > before)
+    assert sent == [b"\0"]
+    assert plug.listener.wakes == before + 1
+    assert plug.ask("children", "/")[1] is None
+
+
+def test_wake__interrupted(plugs: Any) -> None:
+    """After a wake-up that an exception interrupts, the connection still sends."""
+    plug = plugs().connected()
+    connection = plug.wire._connection
+    real = connection._write_sock
+
+    class Interrupted:
+        def send(self, data: bytes) -> int:
+            raise KeyboardInterrupt
+
+    connection._write_sock = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        plug.wire.wake()
+    connection._write_sock = real
+    assert plug.ask("children", "/")[1] is None
+
+
+def test_events__one_thread_in_wire_order(plugs: Any, onlooker: Onlooker, root: str) -> None:
+    """Answers, watch events and states arrive on the connection's thread, in the order in which they were sent."""
+    plug = plugs().connected()
+    note = plug.listener.note
+    onlooker.client.create(root, b"a")
+    wire = plug.wire
+    plug.do(
+        lambda: (
+            wire.get(root, lambda value, error: note(("got", value[0])), lambda deleted: note(("watch", deleted))),
+            wire.delete(root, lambda value, error: note("deleted")),
+            wire.get(root, lambda value, error: note(("none", type(error)))),
+        )
+    )
+    wait_until(lambda: ("none", NoNodeError) in plug.listener.events)
+    assert plug.listener.events == ["connected", ("got", b"a"), ("watch", True), "deleted", ("none", NoNodeError)]
+    wire.drop("for the test")
+    wait_until(lambda: plug.listener.events[-2:] == ["suspended", "connected"])
+    assert len(plug.listener.threads) == 1
+    names = [thread.name for thread in threading.enumerate() if thread.ident in plug.listener.threads]
+    assert len(names) == 1
+
+
+def test_events__of_kazoo() -> None:
+    """An event for kazoo wakes every thread that waits for it, and a wait has a timeout."""
+    handler = make_handler(ConnectionOptions(hosts="nowhere"), connect_timeout=1.0)
+    event = handler.event_object()
+    assert (event.is_set(), event.wait(0.01)) == (False, False)
+    waiters = [Runner(lambda: event.wait(10)) for _ in range(3)]
+    wait_until(lambda: len(event._waiting) == 3)
+    event.set()
+    assert [waiter.result() for waiter in waiters] == [True] * 3
+    assert (event.is_set(), event.wait()) == (True, True)
+    event.clear()
+    assert (event.is_set(), event.wait(0.01)) == (False, False)
+    assert event._waiting == set()
+
+
+def test_threads__one(plugs: Any) -> None:
+    """A wire has one thread: kazoo's two worker threads are not started."""
+    before = set(threading.enumerate())
+    plug = plugs().connected()
+    (thread,) = set(threading.enumerate()) - before
+    assert plug.wire.close(2.0)
+    wait_until(lambda: not thread.is_alive())
+
+
+@pytest.fixture
+def watcher(plugs: Any, onlooker: Onlooker, root: str) -> Watching:
+    """Return a wire and a node that it can watch."""
+    onlooker.client.create(root)
+    return Watching(plugs().connected(), root)
+
+
+class Watching:
+    """Sets and removes watches on one node, and records their calls."""
+
+    def __init__(self, plug: Plug, path: str) -> None:
+        self.plug = plug
+        self.path = path
+        self.told: list[tuple[str, bool]] = []
+        self._off: dict[str, Callable[[], None]] = {}
+
+    def watch(self, name: str, method: str = "get") -> None:
+        """Request the watch ``name``, without waiting for the answer."""
+
+        def ask() -> None:
+            call = getattr(self.plug.wire, method)
+            self._off[name] = call(self.path, lambda *_: None, lambda deleted: self.told.append((name, deleted)))
+
+        self.plug.do(ask)
+
+    def unwatch(self, *names: str) -> None:
+        self.plug.do(lambda: [self._off[name]() for name in names])
+
+    def settle(self) -> None:
+        """Wait until all that was asked for is answered."""
+        assert self.plug.ask("children", "/")[1] is None
+
+    @property
+    def kept(self) -> int:
+        """How many watches kazoo keeps."""
+        client = self.plug.wire._client
+        return sum(len(here) for table in (client._data_watchers, client._child_watchers) for here in table.values())
+
+
+def watches_at(server: ZooKeeper) -> int:
+    """Return how many watches a server has."""
+    with socket.create_connection(server.address, 5.0) as connection:
+        connection.sendall(b"mntr")
+        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    return int(dict(line.split("\t", 1) for line in answer.splitlines())["zk_watch_count"])
+
+
+def test_watch__data(watcher: Watching, onlooker: Onlooker) -> None:
+    """A watch on a node is called once, with whether the node was deleted or changed."""
+    watcher.watch("first")
+    watcher.settle()
+    onlooker.client.set(watcher.path, b"new")
+    wait_until(lambda: watcher.told == [("first", False)])
+    watcher.watch("second")
+    watcher.settle()
+    onlooker.client.create(f"{watcher.path}/child")
+    onlooker.client.delete(f"{watcher.path}/child")
+    onlooker.client.delete(watcher.path)
+    wait_until(lambda: watcher.told == [("first", False), ("second", True)])
+    assert watcher.kept == 0
+
+
+def test_watch__children(watcher: Watching, onlooker: Onlooker) -> None:
+    """A watch on the children is called for a created child, a deleted child and the deletion of the node itself."""
+    steps: list[tuple[Callable[[str], object], str, bool]] = [
+        (onlooker.client.create, "/child", False),
+        (onlooker.client.delete, "/child", False),
+        (onlooker.client.delete, "", True),
+    ]
+    for number, (change, below, deleted) in enumerate(steps):
+        watcher.watch(str(number), "children")
+        watcher.settle()
+        change(watcher.path + below)
+        wait_until(lambda number=number, deleted=deleted: watcher.told[number:] == [(str(number), deleted)])  # type: ignore[misc]
+    assert watcher.kept == 0
+
+
+@pytest.mark.parametrize("method", ["get", "children"])
+def test_watch__taken_off(watcher: Watching, onlooker: Onlooker, method: str) -> None:
+    """A removed watch is not called, leaves nothing in kazoo, and does not affect other watches."""
+    watcher.watch("off", method)
+    watcher.watch("on", method)
+    watcher.settle()
+    watcher.unwatch("off")
+    watcher.unwatch("off")
+    watcher.settle()
+    assert watcher.kept == 1
+    onlooker.client.delete(watcher.path)
+    wait_until(lambda: watcher.told == [("on", True)])
+    assert watcher.kept == 0
+
+
+@pytest.mark.parametrize("method", ["get", "children"])
+def test_watch__taken_off_under_way(watcher: Watching, onlooker: Onlooker, method: str) -> None:
+    """A watch can be removed before the answer to its request, and another one can be set at once."""
+    watcher.watch("off", method)
+    watcher.unwatch("off")
+    watcher.settle()
+    assert watcher.kept == 0
+    watcher.watch("off too", method)
+    watcher.unwatch("off too")
+    watcher.watch("on", method)
+    watcher.settle()
+    assert watcher.kept == 1
+    onlooker.client.delete(watcher.path)
+    wait_until(lambda: watcher.told == [("on", True)])
+    watcher.settle()
+    assert watcher.told == [("on", True)]
+
+
+def test_watch__removed_at_the_server(own_zookeeper: ZooKeeper, plugs: Any, own_onlooker: Onlooker) -> None:
+    """The server removes a watch when the last of ours with the same key is removed, and keeps other watches."""
+    own_onlooker.client.create("/k")
+    one = Watching(plugs(own_zookeeper.hosts).connected(), "/k")
+    other = Watching(plugs(own_zookeeper.hosts).connected(), "/k")
+    for watching in (one, other):
+        for name in ("a", "b", "c"):
+            watching.watch(name)
+        watching.watch("of the children", "children")
+        watching.settle()
+    # The server has one watch for each session, node and kind of watch.
+    assert watches_at(own_zookeeper) == 4
+    for number, name in enumerate(["a", "b", "c", "of the children"], 1):
+        one.unwatch(name)
+        one.settle()
+        assert watches_at(own_zookeeper) == {1: 4, 2: 4, 3: 3, 4: 2}[number]
+    one.watch("under way")
+    one.unwatch("under way")
+    one.settle()
+    assert watches_at(own_zookeeper) == 2
+    own_onlooker.client.delete("/k")
+    wait_until(lambda: len(other.told) == 4)
+    one.settle()
+    assert sorted(other.told) == [("a", True), ("b", True), ("c", True), ("of the children", True)]
+    assert one.told == []
+    assert watches_at(own_zookeeper) == 0
+
+
+def test_watch__taken_off_too_late(plugs: Any, zookeeper: ZooKeeper, onlooker: Onlooker, root: str) -> None:
+    """A watch whose event crosses its removal is not called, and the server's refusal is ignored."""
+    onlooker.client.create(root)
+    with Proxy(zookeeper.address) as proxy:
+        watching = Watching(plugs(proxy.hosts).connected(), root)
+        watching.watch("off")
+        watching.settle()
+        proxy.pause("down")
+        onlooker.client.delete(root)
+        watching.unwatch("off")
+        wait_until(lambda: [REMOVE_WATCHES] in [list(requests(chunk)) for way, chunk in proxy.chunks[2:] if way == UP])
+        proxy.resume()
+        watching.settle()
+        assert watching.told == []
+        assert watching.plug.listener.events == ["connected"]
+        watching.plug.wire.close(1.0)
+
+
+def test_watch__connection_lost(watcher: Watching, onlooker: Onlooker) -> None:
+    """A watch that was removed after its connection ended is not set on the next one."""
+    watcher.watch("lost")
+    watcher.settle()
+    watcher.plug.wire.drop("for the test")
+    wait_until(lambda: watcher.plug.listener.events == ["connected", "suspended", "connected"])
+    watcher.unwatch("lost")
+    watcher.watch("new")
+    watcher.settle()
+    assert watcher.kept == 1
+    onlooker.client.delete(watcher.path)
+    wait_until(lambda: watcher.told == [("new", True)])
+
+
+def restored(plug: Plug) -> None:
+    """Set the watches of the last connection again, and wait for the reply."""
+    done: list[Any] = []
+    plug.do(lambda: plug.wire.restore_watches(lambda _value, error: done.append(error)))
+    assert wait_until(lambda: done) == [None]
+    assert not plug.wire.restoring
+
+
+@pytest.mark.parametrize("change", ["none", "set", "delete", "child"])
+@pytest.mark.parametrize("method", ["get", "children"])
+def test_watch__restored(
+    zookeeper: ZooKeeper, plugs: Any, onlooker: Onlooker, root: str, method: str, change: str
+) -> None:
+    """After a reconnect each watch is called once if it has missed a change, and set again otherwise."""
+    missed = {
+        "none": [],
+        "set": [("w", False)] if method == "get" else [],
+        "delete": [("w", True)],
+        "child": [("w", False)] if method == "children" else [],
+    }
+    path = f"{root}/watched"
+    onlooker.client.create(path, b"old", makepath=True)
+    with Proxy(zookeeper.address) as proxy:
+        plug = plugs(proxy.hosts).connected()
+        watcher = Watching(plug, path)
+        watcher.watch("w", method)
+        watcher.settle()
+        assert watcher.kept == 1
+        proxy.refusing = True
+        proxy.cut()
+        wait_until(lambda: plug.listener.events == ["connected", "suspended"])
+        # kazoo has forgotten it without a call.
+        assert (watcher.kept, watcher.told) == (0, [])
+        if change == "set":
+            onlooker.client.set(path, b"new")
+        elif change == "delete":
+            onlooker.client.delete(path)
+        elif change == "child":
+            onlooker.client.create(f"{path}/child")
+        proxy.refusing = False
+        wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
+        assert plug.wire.restoring
+        restored(plug)
+        assert watcher.told == missed[change]
+        assert watcher.kept == (not missed[change])
+        if not missed[change]:
+            onlooker.client.delete(path, recursive=True)
+            wait_until(lambda: watcher.told)
+            assert watcher.told[0][0] == "w"
+        assert len(watcher.told) == 1
+
+
+def test_watch__under_way_is_not_restored(zookeeper: ZooKeeper, plugs: Any, onlooker: Onlooker, root: str) -> None:
+    """A watch whose request was not answered ends with its connection."""
+    path = f"{root}/watched"
+    onlooker.client.create(path, b"", makepath=True)
+    with Proxy(zookeeper.address) as proxy:
+        plug = plugs(proxy.hosts).connected()
+        proxy.pause(DOWN)
+        watcher = Watching(plug, path)
+        watcher.watch("w")
+        wait_until(lambda: plug.wire._client._pending)
+        proxy.resume(drop=True)
+        proxy.cut()
+        wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
+        assert not plug.wire.restoring
+        assert (watcher.kept, watcher.told) == (0, [])
+
+
+def test_error__unknown_to_kazoo(watcher: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error code that kazoo does not know is the answer to its request, and the connection goes on."""
+    # As if kazoo did not know ZooKeeper's NoWatcher.
+    unnamed: defaultdict[int, Any] = defaultdict(EXCEPTIONS.default_factory)
+    monkeypatch.setattr("kazoo.protocol.connection.EXCEPTIONS", unnamed)
+    monkeypatch.setattr("django_zklock.zk.wire.connection.EXCEPTIONS", unnamed)
+    answers: list[Any] = []
+    wire = watcher.plug.wire
+    watcher.plug.do(lambda: wire._send(RemoveWatches(watcher.path, 2), lambda *answer: answers.append(answer)))
+    wait_until(lambda: answers)
+    assert [str(error) for _, error in answers] == ["ZooKeeper's error -121"]
+    assert isinstance(answers[0][1], KazooException)
+    watcher.settle()
+    assert watcher.plug.listener.events == ["connected"]
+
+
+def test_unknown_request__ends_the_session(
+    plugs: Any, onlooker: Onlooker, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server older than ZooKeeper 3.6 refuses a request before it answers earlier ones; the reason names 3.6."""
+    onlooker.client.create(root)
+    monkeypatch.setattr(MultiRead, "type", 77)
+    plug = plugs().connected()
+    answers: list[Any] = []
+    plug.do(
+        # A write takes longer than the refusal.
+        lambda: plug.wire.create(f"{root}/a", b"", lambda *_: None),
+        lambda: plug.wire.read_many([Read(root)], lambda *answer: answers.append(answer)),
+    )
+    wait_until(lambda: len(plug.listener.events) == 2)
+    reason = "the server does not know one of our requests; ZooKeeper 3.6 or newer is required"
+    assert plug.listener.events == ["connected", ("ended", reason, True)]
+    assert answers == []
+
+
+def test_answer__to_another_request(zookeeper: ZooKeeper, plugs: Any) -> None:
+    """An answer to an unknown request ends the connection, but not the session with its locks."""
+    with Proxy(zookeeper.address) as proxy:
+        plug = plugs(proxy.hosts).connected()
+        session, pending = plug.wire.session_id, plug.wire._client._pending
+        proxy.pause("down")
+        answers: list[Any] = []
+        plug.do(lambda: plug.wire.children("/", lambda *answer: answers.append(answer)))
+        wait_until(lambda: pending)
+        request, answer, xid = pending.popleft()
+        pending.append((request, answer, xid + 1))
+        proxy.resume()
+        wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
+        assert plug.ask("children", "/")[1] is None
+        assert plug.wire.session_id == session
+        assert answers == []
+        plug.wire.close(1.0)
+
+
+def test_watch__missing_node(plugs: Any, root: str) -> None:
+    """A read of a missing node leaves no watch, here or at the server."""
+    plug = plugs().connected()
+    value, error = plug.ask("get", root)
+    assert value is None
+    assert isinstance(error, NoNodeError)
+    assert not plug.wire._client._data_watchers
+
+
+@pytest.mark.parametrize(("asked", "given"), [(0.1, 0.8), (3.0, 3.0), (1000.0, 60.0)])
+def test_session_timeout__negotiated(plugs: Any, asked: float, given: float) -> None:
+    """The session timeout is the one that the server has granted, not the one in the options."""
+    plug = plugs(session_timeout=asked).connected()
+    assert plug.wire.session_timeout == given
+
+
+def test_lease__requests_that_the_leader_sees(plugs: Any) -> None:
+    """Any number of reads does not renew the lease; two syncs do, from a margin before the first."""
+    plug = plugs(session_timeout=1.2).connected()
+    begin = plug.wire.lease_end
+    read_until = boottime() + 0.4
+    while boottime() < read_until:
+        plug.ask("children", "/")
+    assert plug.wire.lease_end == begin
+    plug.ask("sync", "/")
+    assert plug.wire.lease_end == begin
+    before = boottime()
+    plug.ask("sync", "/")
+    assert begin < plug.wire.lease_end <= before - 0.3 + 1.2
+
+
+def do(plug: Plug, request: Callable[[Wire, str, Any], object], path: str) -> Any:
+    """Make a request and return the error that it was answered with."""
+    answers: list[Any] = []
+    plug.do(lambda: request(plug.wire, path, lambda *answer: answers.append(answer)))
+    wait_until(lambda: answers)
+    return answers[0][1]
+
+
+def ensure(*, container: bool) -> Callable[[Wire, str, Any], object]:
+    return lambda wire, path, reply: wire.ensure(path, b"", reply, container=container)
+
+
+WRITES: dict[str, Callable[[Wire, str, Any], object]] = {
+    "container": ensure(container=True),
+    "ensure": ensure(container=False),
+    "create": lambda wire, path, reply: wire.create(f"{path}/x", b"", reply),
+    "multi": lambda wire, path, reply: wire.create_all([f"{path}/x"], b"", reply),
+    "set": lambda wire, path, reply: wire.set(path, b"", reply),
+    "delete": lambda wire, path, reply: wire.delete(f"{path}/y", reply),
+    "nothing": lambda wire, _path, reply: wire.write_nothing(reply),
+    "sync": lambda wire, path, reply: wire.sync(path, reply),
+}
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_lease__kinds_of_requests(plugs: Any, root: str, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Each kind of write is seen by the leader and can renew the lease, like a sync."""
+    plug = plugs().connected()
+    lease = plug.wire._connection.lease
+    plug.ask("children", "/")
+    forwarded: list[Sent] = []
+    answered = lease.answered
+
+    def note(sent: Sent, now: float, *, proof: bool, written: bool = False) -> None:
+        forwarded.extend([sent] if proof and sent.before == 1.0 and written is (kind != "sync") else [])
+        answered(sent, now, proof=proof, written=written)
+
+    monkeypatch.setattr(lease, "answered", note)
+    monkeypatch.setattr(lease, "forwarded", lambda now: Sent(now, 1.0, 1.0))
+    do(plug, ensure(container=False), root)
+    do(plug, ensure(container=False), f"{root}/y")
+    forwarded.clear()
+    assert do(plug, WRITES[kind], f"{root}/{kind}" if kind in {"container", "ensure"} else root) is None
+    assert len(forwarded) == 1
+
+
+def test_lease__not_without_an_answer(zookeeper: ZooKeeper, plugs: Any) -> None:
+    """While requests are not answered, the lease is not renewed and ``unanswered_for`` grows."""
+    with Proxy(zookeeper.address) as proxy:
+        plug = plugs(proxy.hosts, session_timeout=30.0).connected()
+        plug.ask("children", "/")
+        before = plug.wire.lease_end
+        proxy.pause("down")
+        answers: list[Any] = []
+        plug.do(lambda: plug.wire.children("/", lambda *answer: answers.append(answer)))
+        wait_until(lambda: plug.wire.unanswered_for() > 0.2)
+        assert plug.wire.lease_end == before
+        proxy.resume()
+        wait_until(lambda: answers)
+        assert plug.wire.unanswered_for() == 0.0
+        plug.wire.close(1.0)
+
+
+def test_drop__same_session(plugs: Any) -> None:
+    """After a drop the session continues on a new connection, and works."""
+    plug = plugs().connected()
+    session = plug.wire.session_id
+    for _ in range(3):
+        plug.listener.events.clear()
+        plug.wire.drop("for the test")
+        wait_until(lambda: plug.listener.events == ["suspended", "connected"])
+    assert plug.wire.session_id == session
+    assert plug.ask("children", "/")[1] is None
+
+
+def test_answers__lost(zookeeper: ZooKeeper, plugs: Any) -> None:
+    """Requests under way when the connection ends are never answered, and never sent again."""
+    with Proxy(zookeeper.address) as proxy:
+        plug = plugs(proxy.hosts).connected()
+        proxy.pause("up", "down")
+        answers: list[Any] = []
+        plug.do(lambda: plug.wire.children("/", lambda *answer: answers.append(answer)))
+        wait_until(lambda: plug.wire._client._pending)
+        proxy.resume(drop=True)
+        proxy.cut()
+        wait_until(lambda: plug.listener.events[-1] == "connected" and len(plug.listener.events) == 3)
+        assert plug.ask("children", "/")[1] is None
+        assert answers == []
+        plug.wire.close(1.0)
+
+
+def test_reply__raises(plugs: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception in a reply, a watch or a listener is logged and does not end the connection."""
+    plug = plugs().connected()
+
+    def fail(*_: Any) -> None:
+        raise ValueError("wrong")
+
+    plug.do(lambda: plug.wire.children("/", fail))
+    plug.do(fail)
+    # A request in the same wake-up would be sent with the next one.
+    wait_until(lambda: "event=listener_failed" in caplog.text)
+    assert plug.ask("children", "/")[1] is None
+    assert caplog.text.count("event=listener_failed") == 2
+
+
+def test_request__unencodable(plugs: Any) -> None:
+    """A request that cannot be encoded fails alone."""
+    plug = plugs().connected()
+    value, error = plug.ask("children", "/\ud800")
+    assert value is None
+    assert isinstance(error, KazooException)
+    assert plug.ask("children", "/")[1] is None
+
+
+def test_close__frozen_server(own_zookeeper: ZooKeeper) -> None:
+    """If the server does not answer, close returns after its timeout, and the thread ends."""
+    before = set(threading.enumerate())
+    plug = Plug(own_zookeeper.hosts).connected()
+    own_zookeeper.pause()
+    began = time.monotonic()
+    assert not plug.wire.close(0.3)
+    assert time.monotonic() - began < 8
+    assert plug.wire.close(0.3)
+    wait_until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_close__ends_the_session(plugs: Any, onlooker: Onlooker, root: str) -> None:
+    """Close deletes the nodes of the session at once."""
+    plug = plugs(session_timeout=30.0).connected()
+    onlooker.client.create(root)
+    (name, stat), error = plug.ask("create", f"{root}/x-", b"data")
+    assert error is None
+    assert stat.ephemeralOwner == plug.wire.session_id
+    assert onlooker.children(root) == [name]
+    assert plug.wire.close(2.0)
+    assert onlooker.children(root) == []
+    assert plug.listener.events[-1] == ("ended", "the session was closed", True)
+
+
+def test_close__during_the_handshake(zookeeper: ZooKeeper) -> None:
+    """A session from a handshake that ends during close is closed too."""
+    with Proxy(zookeeper.address) as proxy:
+        proxy.pause("down")
+        plug = Plug(proxy.hosts, session_timeout=30.0)
+        wait_until(lambda: proxy.chunks)
+        closing = Runner(lambda: plug.wire.close(10.0))
+        wait_until(lambda: plug.wire._closing)
+        proxy.resume()
+        assert closing.result()
+        _handshake, *rest = [chunk for direction, chunk in proxy.chunks if direction == UP]
+        assert [list(requests(chunk)) for chunk in rest] == [[CLOSE]]
+        assert plug.listener.events[-1] == ("ended", "the session was closed", True)
+        assert plug.wire.session_id is None
+
+
+@pytest.fixture
+def handshake() -> Iterator[Handshake]:
+    """Return a wire whose session exists at the server, before the answer to its handshake."""
+    with ZooKeeperServer() as server:
+        held = server.faults.black_hole("replies")
+        plug = Plug(server.hosts, session_timeout=30.0)
+        wait_until(server.sessions)
+        yield Handshake(server, plug, held.end)
+        server.faults.heal()
+        plug.wire.close(1.0)
+
+
+@dataclass(frozen=True)
+class Handshake:
+    """Both ends of a handshake, and the call that delivers its answer."""
+
+    server: ZooKeeperServer
+    plug: Plug
+    end: Callable[[], None]
+
+
+class Late:
+    """Replaces kazoo's event for "connected"; the connection is established right after the first read of it."""
+
+    def __init__(self, event: Any, arrive: Callable[[], None]) -> None:
+        self._event = event
+        self._arrive = arrive
+
+    def is_set(self) -> bool:
+        there = bool(self._event.is_set())
+        self._arrive()
+        return there
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._event, name)
+
+
+def test_close__before_the_session_is_known(handshake: Handshake) -> None:
+    """A session whose handshake ends after the call of close is closed at once, by one request."""
+    closing = Runner(lambda: handshake.plug.wire.close(10.0))
+    wait_until(handshake.plug.wire._client._stopped.is_set)
+    handshake.end()
+    assert closing.result() is True
+    assert handshake.server.sessions() == []
+    assert handshake.server.requests.count("close") == 1
+
+
+def test_close__as_the_session_gets_known(handshake: Handshake) -> None:
+    """The session is closed too if the handshake ends right after close has read that there is no connection."""
+    client = handshake.plug.wire._client
+    live = client._live
+
+    def arrive() -> None:
+        handshake.end()
+        wait_until(live.is_set)
+        # The connection's thread must not reach this point, but would within this time.
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: handshake.plug.listener.events, 0.3)
+
+    client._live = Late(live, arrive)
+    assert handshake.plug.wire.close(10.0) is True
+    assert handshake.server.sessions() == []
+    assert handshake.server.requests.count("close") == 1
+
+
+def test_close__is_not_confirmed(handshake: Handshake) -> None:
+    """If the connection ends before the answer, close returns that the end of the session is not confirmed."""
+    handshake.end()
+    wait_until(handshake.plug.wire._client._live.is_set)
+    handshake.server.faults.cut_reply("close")
+    assert handshake.plug.wire.close(10.0) is False
+
+
+def test_create_all(plugs: Any, onlooker: Onlooker, root: str) -> None:
+    """Nodes are created together; the reply has their names in the order of the stems, and their transaction."""
+    for line in ("b", "a", "c"):
+        onlooker.client.create(f"{root}/{line}", makepath=True)
+    plug = plugs().connected()
+    stems = [f"{root}/{line}/x-" for line in ("b", "a", "c", "b")]
+    (names, token), error = plug.ask("create_all", stems, b"data")
+    assert error is None
+    assert names == ["x-0000000000", "x-0000000000", "x-0000000000", "x-0000000001"]
+    for stem, name in zip(stems, names, strict=True):
+        data, stat = onlooker.client.get(stem.removesuffix("x-") + name)
+        assert (data, stat.czxid, stat.ephemeralOwner) == (b"data", token, plug.wire.session_id)
+    # The next transaction, so that the id is not just that of the last answer.
+    onlooker.client.create(f"{root}/between")
+    (_, later), _ = plug.ask("create_all", stems, b"data")
+    assert later > token + 1
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_create_all__no_parent(plugs: Any, onlooker: Onlooker, root: str, missing: int) -> None:
+    """If one parent is missing, no node is created, and the error is the one for that parent."""
+    onlooker.client.create(f"{root}/k", makepath=True)
+    plug = plugs().connected()
+    stems = [f"{root}/k/x-"] * 3
+    stems[missing] = f"{root}/none/x-"
+    value, error = plug.ask("create_all", stems, b"data")
+    assert value is None
+    assert isinstance(error, NoNodeError)
+    assert onlooker.children(f"{root}/k") == []
+
+
+def test_create_all__chroot(plugs: Any, zookeeper: ZooKeeper, onlooker: Onlooker, root: str) -> None:
+    """The path in HOSTS is a prefix of every stem; the names in the reply have no path."""
+    onlooker.client.create(f"{root}/a", makepath=True)
+    onlooker.client.create(f"{root}/b")
+    plug = plugs(zookeeper.hosts + root).connected()
+    (names, token), error = plug.ask("create_all", ["/a/x-", "/b/x-"], b"")
+    assert error is None
+    assert names == ["x-0000000000"] * 2
+    assert [onlooker.client.exists(f"{root}/{line}/x-0000000000").czxid for line in "ab"] == [token] * 2
+
+
+def test_set(plugs: Any, onlooker: Onlooker, root: str) -> None:
+    """Data is replaced at any version, or only at the version that is given."""
+    onlooker.client.create(root, b"old")
+    plug = plugs().connected()
+    assert plug.ask("set", root, b"new")[1] is None
+    assert onlooker.client.get(root)[0] == b"new"
+    answers: list[tuple[bytes, Any]] = []
+    for version in (0, 1):
+        data = b"for version %d" % version
+        plug.do(
+            lambda version=version, data=data: plug.wire.set(
+                root, data, lambda _value, error: answers.append((data, type(error))), version=version
+            )
+        )
+    wait_until(lambda: len(answers) == 2)
+    assert answers == [(b"for version 0", BadVersionError), (b"for version 1", type(None))]
+    assert onlooker.client.get(root)[0] == b"for version 1"
+    assert isinstance(plug.ask("set", f"{root}/none", b"")[1], NoNodeError)
+
+
+def test_session__expired(plugs: Any, zookeeper: ZooKeeper) -> None:
+    """After an expired session the wire connects with a new one, without the watches of the old one."""
+    plug = plugs().connected()
+    watcher = Watching(plug, "/")
+    watcher.watch("w")
+    watcher.settle()
+    client = plug.wire._client
+    before = plug.wire.session_id
+    other = KazooClient(hosts=zookeeper.hosts, client_id=(client._session_id, client._session_passwd))
+    other.start()
+    other.stop()
+    other.close()
+    wait_until(lambda: plug.listener.events[-1] == "connected" and len(plug.listener.events) > 1)
+    assert [event for event in plug.listener.events if event != "suspended"] == [
+        "connected",
+        ("ended", "the session expired", False),
+        "connected",
+    ]
+    assert plug.wire.session_id not in {None, before}
+    assert plug.ask("children", "/")[1] is None
+    assert not plug.wire.restoring
+    assert (watcher.kept, watcher.told) == (0, [])
+
+
+def test_chroot(make_pool: MakePool, zookeeper: ZooKeeper, onlooker: Onlooker) -> None:
+    """A path in HOSTS is a prefix of every path, also of watches, and is created if it is missing."""
+    pools = [make_pool(f"{zookeeper.hosts}/apps/billing", root="/locks") for _ in range(2)]
+    with Lock("k", pools[0]).acquire(timeout=5) as held:
+        assert len(onlooker.children("/apps/billing/locks/k")) == 1
+        assert held.node.startswith("/locks/k/")
+        waiter = Runner(lambda: Lock("k", pools[1]).acquire(timeout=10))
+        onlooker.wait_count("/apps/billing/locks/k", 2)
+    waiter.result().release()
+
+
+def test_acl__creator(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """With credentials and the ACL "creator" the owner can lock; another client gets an error with the reason."""
+    auth = [("digest", "billing:secret")]
+    owner, friend, stranger = make_pool(auth=auth, acl="creator"), make_pool(auth=auth, acl="creator"), make_pool()
+    with Lock("k", owner).acquire(timeout=60) as held:
+        with pytest.raises(NoAuthError):
+            onlooker.client.get(held.node)
+        waiter = Runner(lambda: Lock("k", friend).acquire(timeout=10))
+        began = time.monotonic()
+        calls: list[Callable[[], object]] = [
+            lambda: Lock("k", stranger).acquire(timeout=60),
+            lambda: Lock("k", stranger).try_acquire(),
+        ]
+        for call in calls:
+            with pytest.raises(ZkLockError, match=r"refused: NoAuthError.*check the ACL.*credentials") as caught:
+                call()
+            assert not isinstance(caught.value, ZooKeeperUnavailable)
+            assert "secret" not in str(caught.value)
+        assert time.monotonic() - began < GRACE
+        held.check()
+    waiter.result().release()
+
+
+def test_acl__wrong_credentials(make_pool: MakePool) -> None:
+    """Wrong credentials have no permission."""
+    right = make_pool(auth=[("digest", "billing:secret")], acl="creator")
+    wrong = make_pool(auth=[("digest", "billing:wrong")], acl="creator")
+    Lock("k", right).acquire(timeout=5).release(wait=True)
+    with pytest.raises(ZkLockError, match="refused: NoAuthError"):
+        Lock("k", wrong).acquire(timeout=5)
+
+
+def test_auth__refused(make_pool: MakePool) -> None:
+    """Credentials of a scheme that the server does not know raise an error at once, also the second time."""
+    pool = make_pool(auth=[("nosuch", "x")])
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(ZooKeeperUnavailable, match="authentication was refused") as caught:
+            Lock("k", pool).acquire(timeout=60)
+        assert time.monotonic() - began < GRACE
+        assert caught.value.key == "k"
+
+
+@pytest.mark.parametrize("value", ["", "nobody", [], ["world"], ["world:anyone"], ["world:anyone:x"], [1], [":a:r"]])
+def test_acl__bad(value: Any) -> None:
+    """The error for a wrong ACL shows a right one."""
+    with pytest.raises(ValueError, match=r'like "world:anyone:r"|"open", "creator" or a list'):
+        parse_acl(value)
+
+
+def test_acl__list() -> None:
+    """An entry is parsed with colons in its credential."""
+    (entry,) = parse_acl(["digest:user:ha:sh=:cdrwa"])
+    assert (entry.id.scheme, entry.id.id, entry.perms) == ("digest", "user:ha:sh=", 31)
