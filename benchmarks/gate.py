@@ -39,7 +39,7 @@ def workshops() -> Iterator[Any]:
 
         @contextmanager
         def open_one(*, gate: bool, **options: Any) -> Iterator[Workshop]:
-            workshop = Workshop(zookeeper, broker, onlooker, session_timeout=15.0, gate=gate)
+            workshop = Workshop(zookeeper, broker, broker, onlooker, session_timeout=15.0, gate=gate)
             try:
                 workshop.start(**options)
                 # What is loaded and connected at the first use.

@@ -60,7 +60,7 @@ def broker() -> Iterator[Redis]:
 def workshop(zookeeper: ZooKeeper, broker: Redis, zookeeper_onlooker: Onlooker) -> Iterator[Workshop]:
     """Start a worker whose tasks end on request."""
     with contextlib.closing(
-        Workshop(zookeeper, broker, zookeeper_onlooker, session_timeout=4.0, gate=True)
+        Workshop(zookeeper, broker, broker, zookeeper_onlooker, session_timeout=4.0, gate=True)
     ) as workshop:
         workshop.start(concurrency=2)
         yield workshop

@@ -38,9 +38,9 @@ def cut(workshop: Any, rabbitmq: RabbitMQ | None) -> None:
     if rabbitmq is not None:
         rabbitmq.close_connections()
         return
-    for client in workshop.board.client_list():
-        if client["db"] == "0" and client["id"] != str(workshop.board.client_id()):
-            workshop.board.client_kill_filter(_id=client["id"])
+    with messages(workshop) as client:
+        for kind in ("normal", "pubsub"):
+            client.client_kill_filter(_type=kind, skipme=True)
 
 
 def connections_begun(workshop: Any) -> int:

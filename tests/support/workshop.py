@@ -60,12 +60,16 @@ class Sent:
 
 
 class Workshop:
-    """A worker with its queue at the broker, its tree in ZooKeeper, and the notes of its tasks."""
+    """A worker with its queue at the broker, its tree in ZooKeeper, and the notes of its tasks.
+
+    Notes and results are on a server of their own: a test that cuts the connections to the broker cuts no others.
+    """
 
     def __init__(
         self,
         zookeeper: ZooKeeper,
         broker: Redis,
+        notes: Redis,
         onlooker: Onlooker,
         *,
         session_timeout: float,
@@ -84,15 +88,13 @@ class Workshop:
         self.root = f"/workshop-{uuid.uuid4().hex[:8]}"
         self.queue = self.root[1:]
         self._onlooker = onlooker
-        # Results and notes are always in Redis, and not in the database of messages: a test that cuts the
-        # connections to the broker cuts no others.
-        messages, notes = (rabbitmq or broker).url, f"{broker.url.removesuffix('0')}1"
+        messages = (rabbitmq or broker).url
         self._environment = {
             "DJANGO_SETTINGS_MODULE": "workshop.settings",
             # A folder is a broker without an event loop.
             "CELERY_BROKER_URL": "filesystem://" if folder else messages,
             "TESTPROJECT_BROKER_DIR": str(folder),
-            "WORKSHOP_BOARD": notes,
+            "WORKSHOP_BOARD": notes.url,
             "ZOOKEEPER_HOSTS": hosts,
             "TESTPROJECT_QUEUE": self.queue,
             "WORKSHOP_ROOT": self.root,
@@ -115,8 +117,8 @@ class Workshop:
                     "control_folder": str(folder / "control"),
                 },
             )
-        self.results: Celery = Celery("results", backend=notes, set_as_current=False)
-        self.board = redis.Redis.from_url(notes, decode_responses=True, socket_timeout=None)
+        self.results: Celery = Celery("results", backend=notes.url, set_as_current=False)
+        self.board = redis.Redis.from_url(notes.url, decode_responses=True, socket_timeout=None)
         self.pool = Pool(
             "outside",
             PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=20.0), root=self.root),

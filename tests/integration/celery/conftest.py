@@ -44,6 +44,13 @@ def broker() -> Iterator[Redis]:
 
 
 @pytest.fixture(scope="session")
+def notes() -> Iterator[Redis]:
+    """Return the server of the notes and results of tasks."""
+    with Redis() as redis:
+        yield redis
+
+
+@pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[RabbitMQ]:
     """Return a broker that returns unacknowledged messages to the queue when the connection ends."""
     with RabbitMQ() as server:
@@ -58,7 +65,7 @@ def workshop_onlooker(zookeeper: ZooKeeper) -> Iterator[Onlooker]:
 
 
 @pytest.fixture(scope="session")
-def open_workshop(zookeeper: ZooKeeper, broker: Redis, workshop_onlooker: Onlooker) -> OpenWorkshop:
+def open_workshop(zookeeper: ZooKeeper, broker: Redis, notes: Redis, workshop_onlooker: Onlooker) -> OpenWorkshop:
     """Return a context manager that starts a worker."""
 
     @contextmanager
@@ -74,6 +81,7 @@ def open_workshop(zookeeper: ZooKeeper, broker: Redis, workshop_onlooker: Onlook
         workshop = Workshop(
             zookeeper,
             broker,
+            notes,
             workshop_onlooker,
             session_timeout=session_timeout,
             gate=gate,

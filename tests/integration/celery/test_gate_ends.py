@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from celery.exceptions import TimeLimitExceeded
 
+from tests.support import broker_audit
+
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
 SESSION_TIMEOUT = 40.0
@@ -140,8 +142,7 @@ def test_lost_broker__waiting_tasks_run_once(workshop: Any, key: str) -> None:
     workshop.entered(f"{key}:gate")
     waiting = [workshop.send("contend", key, f"{key}:run") for _ in range(3)]
     workshop.wait_count(key, 4)
-    workshop.board.client_kill_filter(_type="normal", skipme=True)
-    workshop.board.client_kill_filter(_type="pubsub", skipme=True)
+    broker_audit.cut(workshop, None)
     workshop.let_go(f"{key}:gate")
     for task in waiting:
         assert workshop.result(task)["key"] == key

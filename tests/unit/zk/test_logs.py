@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -15,7 +14,6 @@ from django_zklock.zk import logs
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.logs import DeferredLogger
 from tests.support.any_server import Server
-from tests.support.raw_fork import raw_fork
 from tests.support.tcp_proxy import Proxy
 from tests.support.tree_reader import MakePool, wait_until
 
@@ -164,27 +162,43 @@ def test_exit() -> None:
     assert said.splitlines() == [f"number {number}" for number in range(20)]
 
 
-@pytest.mark.parametrize("fork", [os.fork, raw_fork])
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_fork(fork: object, blocking: Blocking) -> None:
-    """What waits at a fork is written by the parent alone, and the child writes its own."""
-    assert callable(fork)
-    logger = DeferredLogger(NAME)
-    logger.warning("the parent's")
-    assert blocking.began.wait(10)
-    reading, writing = os.pipe()
-    child = fork()
-    if child == 0:
-        # The inherited handler's lock may be held by a thread that is not here.
-        log = logging.getLogger(NAME)
-        log.propagate = False
-        log.addHandler(logging.StreamHandler(os.fdopen(writing, "w", buffering=1)))
-        logger.warning("the child's")
-        os._exit(0 if logs.flush(10) else 1)
-    os.close(writing)
-    with os.fdopen(reading) as said:
-        assert said.read() == "the child's\n"
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    blocking.go_on.set()
-    assert logs.flush(10)
-    assert blocking.written == ["the parent's"]
+FORK = f"""
+import logging, os, sys, threading
+from django_zklock.zk import logs
+from django_zklock.zk.logs import DeferredLogger
+from tests.support.raw_fork import raw_fork
+
+began, go_on = threading.Event(), threading.Event()
+
+class Blocking(logging.Handler):
+    def emit(self, record):
+        began.set()
+        go_on.wait()
+        print(record.getMessage(), flush=True)
+
+target = logging.getLogger("{NAME}")
+target.addHandler(Blocking())
+logger = DeferredLogger("{NAME}")
+logger.warning("the parent's")
+began.wait()
+child = os.fork() if sys.argv[1] == "fork" else raw_fork()
+if child == 0:
+    # The inherited handler's lock is held by a thread that is not here.
+    target.handlers[:] = [logging.StreamHandler(sys.stdout)]
+    logger.warning("the child's")
+    os._exit(0 if logs.flush(10) else 1)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print("the child has ended", status, flush=True)
+go_on.set()
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "raw_fork"])
+def test_fork(how: str) -> None:
+    """What waits at a fork is written by the parent alone, and the child writes its own.
+
+    In a process of its own: a raw fork copies CPython's own locks, also those that another thread is about to release.
+    """
+    script = [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", FORK, how]
+    said = subprocess.run(script, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.splitlines() == ["the child's", "the child has ended 0", "the parent's"]
