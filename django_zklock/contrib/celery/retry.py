@@ -91,18 +91,13 @@ class RetryLater:
         raise Retry(exc=conflict.error(), when=countdown, sig=again)  # type: ignore[arg-type]  # "Real" in the stubs
 
     def _final_error(self, conflict: Conflict, count: int, waited: float, limit: float) -> ZkLockError:
-        if conflict.unavailable is not None:
-            return ZooKeeperUnavailable(
-                f"{conflict.unavailable}; {conflict.function} gave up after {count} retries in {waited:.0f} s, and did "
-                f"not run; RetryLater(max_wait=...) bounds the time of its retries",
-                key=conflict.key,
-                timeout=limit,
-            )
-        by = f"held by {conflict.holder}" if conflict.holder else "taken"
-        return LockConflict(
-            f"lock {conflict.key!r} is {by}; {conflict.function} gave up after {count} conflicts in {waited:.0f} s, "
-            f"and did not run; RetryLater(max_wait=...) bounds the time of its retries",
-            key=conflict.key,
-            timeout=limit,
-            holder=conflict.holder,
+        what = "conflicts" if conflict.unavailable is None else "retries"
+        end = (
+            f"{conflict.function} gave up after {count} {what} in {waited:.0f} s, and did not run; "
+            f"RetryLater(max_wait=...) bounds the time of its retries"
         )
+        if conflict.unavailable is not None:
+            return ZooKeeperUnavailable(f"{conflict.unavailable}; {end}", key=conflict.key, timeout=limit)
+        by = f"held by {conflict.holder}" if conflict.holder else "taken"
+        text = f"lock {conflict.key!r} is {by}; {end}"
+        return LockConflict(text, key=conflict.key, timeout=limit, holder=conflict.holder)

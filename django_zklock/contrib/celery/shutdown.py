@@ -23,7 +23,7 @@ def install() -> None:
     """Connect to Celery's signals; calling it again changes nothing."""
     # A pool child ends by os._exit, which skips atexit. Solo, threads and gevent run in the main process.
     worker_process_shutdown.connect(_close, dispatch_uid="django_zklock.process", weak=False)
-    worker_shutdown.connect(_close_in_main_thread, dispatch_uid="django_zklock.worker", weak=False)
+    worker_shutdown.connect(_close, dispatch_uid="django_zklock.worker", weak=False)
     if terminator not in terminate_hooks:
         terminate_hooks.append(terminator)
 
@@ -39,11 +39,7 @@ def _kill_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _close_in_main_thread(**_facts: Any) -> None:
+def _close(**_facts: Any) -> None:
     # Celery's test fixtures run workers in threads of one process, and its sessions do not belong to one worker.
     if threading.current_thread() is threading.main_thread():
         connections.close_all()
-
-
-def _close(**_facts: Any) -> None:
-    connections.close_all()

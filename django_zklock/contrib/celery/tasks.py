@@ -79,8 +79,7 @@ def _lock_everywhere(target: Any, lock: Callable[[Any], None]) -> None:
         if task is not None and _user_function(task) is _user_function(target):
             lock(task)
 
-    if not _decorators:
-        connect_on_app_finalize(_on_finalize)
+    connect_on_app_finalize(_on_finalize)
     _decorators.append(lock_in)
     if type(target) is Proxy:
         # Made by `@shared_task`, the only decorator that adds tasks to finalized apps.
@@ -95,23 +94,17 @@ _decorators: list[Callable[[Any], None]] = []
 
 
 def _on_finalize(app: Any) -> None:
+    """Lock the tasks of ``app`` when it has made them, and refuse the calls of locked tasks whose body is async."""
+
     def lock_all(**_facts: Any) -> None:
         for lock_in in _decorators:
             lock_in(app)
-
-    app.on_after_finalize.connect(lock_all, weak=False)
-
-
-def _refuse_coroutines(app: Any) -> None:
-    """Refuse the calls of locked tasks whose body is async, when ``app`` has made its tasks."""
-
-    def check_all(**_facts: Any) -> None:
         for task in app.tasks.values():
             body, _own = _body(task)
             if inspect.iscoroutinefunction(body) and locked_call_of(body) is not None:
                 _refuse_calls(task)
 
-    app.on_after_finalize.connect(check_all, weak=False)
+    app.on_after_finalize.connect(lock_all, weak=False)
 
 
 def _refuse_calls(task: Any) -> None:
@@ -125,8 +118,7 @@ def _refuse_calls(task: Any) -> None:
 
 def _user_function(task: Any) -> Any:
     """Return the function that the user wrote, without its wrappers."""
-    body = getattr(task, "_orig_run", task.run)
-    return inspect.unwrap(getattr(body, "__func__", body))
+    return inspect.unwrap(_body(task)[0])
 
 
 def _lock_once(wrap: Wrap) -> Callable[[Any], None]:
@@ -188,13 +180,12 @@ def is_call_of_message(task: Any, call: LockedCall, args: tuple[Any, ...], kwarg
         return False
     if is_converted:
         return True
-    expected, named = (*own, *task.request.args), task.request.kwargs
-    return (
-        len(args) == len(expected)
-        and all(given is meant for given, meant in zip(args, expected, strict=True))
-        and kwargs.keys() == named.keys()
-        and all(kwargs[name] is named[name] for name in named)
-    )
+    # The same objects: equal ones may still give another key.
+    return _ids(args, kwargs) == _ids((*own, *task.request.args), task.request.kwargs)
+
+
+def _ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[int], dict[str, int]]:
+    return [id(each) for each in args], {name: id(each) for name, each in kwargs.items()}
 
 
 def hidden_lock(task: Any) -> tuple[LockedCall | None, str]:
@@ -249,7 +240,7 @@ def install() -> None:
     """Register the resolver of the holder once, and exclude conflicts from the retries of tasks."""
     if not any(isinstance(resolver, CeleryTask) for resolver in resolvers):
         resolvers.append(CeleryTask())
-    connect_on_app_finalize(_refuse_coroutines)
+    connect_on_app_finalize(_on_finalize)
     task_prerun.connect(_exclude_from_autoretry, dispatch_uid="django_zklock.task", weak=False)
 
 
