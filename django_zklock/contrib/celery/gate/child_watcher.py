@@ -48,20 +48,28 @@ class ChildWatcher:
     def add(self, pid: int, nonce: int, on_end: Callable[[], None]) -> None:
         """Call ``on_end`` when the child ``pid`` has ended, at once if it has already."""
         with self._changing:
-            self._start()
-            if pid not in self._watched:
-                try:
-                    descriptor = self._open(pid)
-                except ProcessLookupError:
-                    descriptor = -1
-                if descriptor != -1:
-                    self._watched[pid] = (descriptor, {})
-                    if descriptor is not None:
-                        self._selector.register(descriptor, selectors.EVENT_READ, pid)
-            if pid in self._watched:
-                self._watched[pid][1][nonce] = on_end
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="zklock-children", daemon=True)
+                self._thread.start()
+            with contextlib.suppress(ProcessLookupError):
+                self._watch(pid)[nonce] = on_end
                 return
         on_end()
+
+    def _watch(self, pid: int) -> dict[int, Callable[[], None]]:
+        """Return the callbacks for the end of the child ``pid``; raise ``ProcessLookupError`` if it has ended."""
+        if pid not in self._watched:
+            descriptor: int | None = None
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                raise
+            except (AttributeError, OSError):  # not on this system
+                os.kill(pid, 0)
+            else:
+                self._selector.register(descriptor, selectors.EVENT_READ, pid)
+            self._watched[pid] = (descriptor, {})
+        return self._watched[pid][1]
 
     def discard(self, pid: int, nonce: int) -> None:
         """Remove the callback that :meth:`add` has added for ``nonce``."""
@@ -71,27 +79,12 @@ class ChildWatcher:
 
     def kill(self, pid: int) -> None:
         """Kill the child ``pid`` if it is watched and has not ended."""
-        with self._changing, contextlib.suppress(ProcessLookupError):
-            descriptor, _ = self._watched.get(pid, (-1, {}))
+        with self._changing, contextlib.suppress(ProcessLookupError, KeyError):
+            descriptor, _ = self._watched[pid]
             if descriptor is None:
                 os.kill(pid, signal.SIGKILL)
-            elif descriptor != -1:
+            else:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="zklock-children", daemon=True)
-            self._thread.start()
-
-    @staticmethod
-    def _open(pid: int) -> int | None:
-        try:
-            return os.pidfd_open(pid)
-        except ProcessLookupError:
-            raise
-        except (AttributeError, OSError):  # not on this system
-            os.kill(pid, 0)
-            return None
 
     def _run(self) -> None:
         while True:
