@@ -14,7 +14,6 @@ from celery.app.base import Celery
 from django.core.signing import Signer
 
 from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
 from django_zklock.zk.ops import actions
 from tests.support.tree_reader import wait_until
 
@@ -188,16 +187,3 @@ def test_header__without_a_gate(open_workshop: Any, key: str) -> None:
         task = workshop.send("shared_below", key, task_id=f"{key}-2", headers={tickets.HEADER: "nonsense"})
         assert workshop.result(task)["key"] == key
         wait_until(lambda: "its signature is not ours" in workshop.worker.log_tail(500), 10, "the refusal is logged")
-
-
-def test_scoreboard__reasons() -> None:
-    """A reason is kept for each state, cut at a whole character; a reason for another nonce is not written."""
-    scoreboard = Scoreboard()
-    slot = scoreboard.open(1, 0.0)
-    assert slot is not None
-    scoreboard.set_state(slot, 1, HoldState.REVOKED, "deploy")
-    scoreboard.set_state(slot, 1, HoldState.LOST, "é" * 2000)
-    scoreboard.set_state(slot, 2, HoldState.REVOKED, "somebody else's")
-    assert scoreboard.state(slot, 1) is HoldState.LOST
-    assert scoreboard.reason(slot, HoldState.LOST) == "é" * 511
-    assert scoreboard.reason(slot, HoldState.REVOKED) == "deploy"

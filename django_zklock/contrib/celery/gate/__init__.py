@@ -35,6 +35,4 @@ def _install(sender: Any, **_facts: Any) -> None:
     import_module("django_zklock.contrib.celery.inspect")
     # Before the pool forks, so that its children share the memory.
     import_module("django_zklock.zk.wire.client")
-    bootstep.install()
-    # That was for the workers that start after this one.
-    sender.app.steps["consumer"].add(bootstep.GateStep)
+    bootstep.install(sender.app)

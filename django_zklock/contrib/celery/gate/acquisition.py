@@ -13,7 +13,6 @@ from django_zklock.conflict import AcquireRetries
 from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
-from django_zklock.zk.held import Held
 from django_zklock.zk.listing import SharedListing, shared_listing
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
@@ -28,17 +27,11 @@ if TYPE_CHECKING:
 class GateAcquisition(Acquisition):
     """An acquisition whose hold is for another thread or process: the thread that polls it does not own the hold.
 
-    ``wake`` is called when :meth:`poll` has something to do, ``on_change`` whenever the contender has changed; both by
-    the session's threads, under its monitor. ``timeout`` ends it, and an outage of ZooKeeper does not.
+    ``wake`` is called whenever the contender has changed, by the session's threads under its monitor. ``timeout`` ends
+    the acquisition, and an outage of ZooKeeper does not.
     """
 
-    __slots__ = ("_on_change",)
-
-    def __init__(
-        self, lock: Lock, timeout: float | None, wake: Callable[[], None], on_change: Callable[[], None]
-    ) -> None:
-        self._on_change = on_change
-        super().__init__(lock, timeout, wake)
+    __slots__ = ()
 
     @property
     def granted(self) -> bool:
@@ -52,47 +45,9 @@ class GateAcquisition(Acquisition):
         contender = self.contender
         return contender.lost is not None or (contender.state is State.HELD and contender.session.lease_expired)
 
-    @property
-    def in_queue(self) -> bool:
-        """Whether the node is in the queue, or was until an outage that still lasts."""
-        return self.contender.answered
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection to ZooKeeper."""
-        return self.contender.session.connected
-
     def poll(self) -> bool:
         """Poll like every acquisition, but leave a grant with the contender."""
         return self.granted or super().poll()
-
-    def hold(self, lock: Lock, *, waited: float, since: float) -> Held:
-        """Return the hold for the calling thread or greenlet of this process."""
-        held = make_hold(lock, self.contender, waited=waited, since=since)
-        # The lock may have been lost meanwhile.
-        self.keep(held)
-        return held
-
-    def read_followers(self, ours: Container[str], on_answer: Callable[[bool], None]) -> None:
-        """Read whether a contender waits behind this one whose node is not one of ``ours`` (full paths).
-
-        ``on_answer`` runs under the session's monitor, once for each key. It is not called if the connection is lost
-        before the answer.
-        """
-        for path, node in self.contender.node_paths.items():
-            self._read_queue(shared_listing(self.contender.session, path), node, ours, on_answer)
-
-    def _read_queue(
-        self, listing: SharedListing, node: str, ours: Container[str], on_answer: Callable[[bool], None]
-    ) -> None:
-        own, rule = node.rpartition("/")[2], self.contender.rule
-
-        def on_names(names: list[str] | None, _error: KazooException | None) -> None:
-            queue = Queue(listing.parse(names or ()))
-            waiting = waiting_behind(rule, own, queue) if own in queue else []
-            on_answer(any(f"{listing.path}/{each.name}" not in ours for each in waiting))
-
-        self.contender.session.post(partial(listing.list_names, on_names))
 
     def _new_response_deadline(self) -> Deadline:
         # The request decides how long a slot waits for ZooKeeper's first answer.
@@ -104,27 +59,16 @@ class GateAcquisition(Acquisition):
         contender.has_deadline = True
         return contender
 
-    def _changed(self) -> None:
-        super()._changed()
-        self._on_change()
-
 
 class TaskAttempts:
     """The attempts of one task to acquire its lock: with one deadline, and with the retries of a locked call.
 
-    Started and polled under the lock of the request; any thread may end it. ``wake`` and ``on_change`` are those of
+    Started and polled under the lock of the request; any thread may end it. ``wake`` is that of
     :class:`GateAcquisition`.
     """
 
     def __init__(
-        self,
-        lock: Lock,
-        timeout: float | None,
-        work: Work,
-        *,
-        deadline: float | None,
-        wake: Callable[[], None],
-        on_change: Callable[[], None],
+        self, lock: Lock, timeout: float | None, work: Work, *, deadline: float | None, wake: Callable[[], None]
     ) -> None:
         # ``None`` before the first attempt, and when the task acquires the lock in its slot.
         self.current: GateAcquisition | None = None
@@ -138,25 +82,19 @@ class TaskAttempts:
         self._retries = AcquireRetries(lock, timeout, work)
         self._is_retry = False
         self._wake = wake
-        self._on_change = on_change
-        # The attempt, contender and connection for which the queue is being read.
-        self._asking: object = None
 
     def start(self) -> None:
-        """Begin an attempt."""
+        """Begin an attempt, and end the one before."""
+        self.end()
         timeout = self._retries.timeout
         if timeout and not self._is_retry:
             if self.deadline is None:
                 self.deadline = time.time() + timeout
             else:
                 timeout = max(0.0, self.deadline - time.time())
-        self.current = GateAcquisition(self._lock, timeout, self._wake, self._on_change)
+        self.current = GateAcquisition(self._lock, timeout, self._wake)
         self.current.start()
         self.began = min(self.began, time.monotonic())
-
-    def _restart(self) -> None:
-        self.end()
-        self.start()
 
     def end(self) -> None:
         """Leave the queue, or release the lock; safe to call more than once."""
@@ -173,43 +111,40 @@ class TaskAttempts:
         if self.refusal is not None or self.current is None:
             return True
         if self.current.expired:
-            self._restart()
+            self.start()
             return False
         try:
             return self.current.poll()
-        except (LockTimeout, LockConflict) as error:
-            if self._retries.should_retry(error):
-                self._is_retry = True
-                self._restart()
-                return False
-            self._refuse(error)
         except ZkLockError as error:
-            self._refuse(error)
+            if isinstance(error, (LockTimeout, LockConflict)) and self._retries.should_retry(error):
+                self._is_retry = True
+                self.start()
+                return False
+            self.end()
+            self.refusal = error.with_traceback(None)
         return True
 
-    def _refuse(self, error: ZkLockError) -> None:
-        self.end()
-        self.refusal = error.with_traceback(None)
+    def if_followed(self, ours: Container[str], then: Callable[[], None]) -> None:
+        """Call ``then`` if a contender waits behind this one whose node is not one of ``ours`` (full paths).
 
-    def if_followed(
-        self, ours: Callable[[], Container[str]], post: Callable[[Callable[[], None]], None], then: Callable[[], None]
-    ) -> None:
-        """Post ``then`` if a contender waits behind this one whose node is not one of ``ours`` (full paths)."""
+        The queue is read first. ``then`` runs under the session's monitor, once for each key, and not at all if the
+        connection is lost before the answer.
+        """
         attempt = self.current
-        if attempt is None or not attempt.connected:
+        if attempt is None or not attempt.contender.session.connected:
             return
-        # If the connection is lost before the answer, the question is repeated on the next one.
-        asking = (attempt, attempt.contender, attempt.contender.session.epoch)
-        if self._asking == asking:
-            return
-        self._asking = asking
+        contender = attempt.contender
 
-        def on_answer(followed: bool) -> None:  # noqa: FBT001 - a callback
-            self._asking = None
-            if followed and self.current is attempt:
+        def on_names(listing: SharedListing, own: str, names: list[str] | None, _error: KazooException | None) -> None:
+            queue = Queue(listing.parse(names or ()))
+            waiting = waiting_behind(contender.rule, own, queue) if own in queue else []
+            if self.current is attempt and any(f"{listing.path}/{each.name}" not in ours for each in waiting):
                 then()
 
-        attempt.read_followers(ours(), lambda followed: post(partial(on_answer, followed)))
+        for path, node in contender.node_paths.items():
+            listing = shared_listing(contender.session, path)
+            use = partial(on_names, listing, node.rpartition("/")[2])
+            contender.session.post(partial(listing.list_names, use))
 
 
 def waiting_behind(rule: Rule, own: str, queue: Queue) -> list[Node]:
@@ -222,10 +157,3 @@ def waiting_behind(rule: Rule, own: str, queue: Queue) -> list[Node]:
         return behind
     # Readers before the first writer hold beside this one. That writer waits, and so do the readers behind it.
     return list(itertools.dropwhile(lambda node: node.kind is Kind.READ, behind))
-
-
-def make_hold(lock: Lock, contender: Contender, *, waited: float, since: float) -> Held:
-    """Return a hold that was granted at ``since`` (seconds since the Unix epoch) after ``waited`` seconds."""
-    held = Held(lock, contender, waited=waited)
-    held.since = since
-    return held

@@ -11,8 +11,9 @@ import time
 from typing import Any
 
 from celery import bootsteps
-from celery.signals import task_received, worker_init
+from celery.signals import task_received
 
+from django_zklock import locked_call
 from django_zklock.contrib.celery.gate import celery_internals, handover
 from django_zklock.contrib.celery.gate.gate import Gate
 
@@ -20,7 +21,7 @@ logger = logging.getLogger("django_zklock.celery")
 
 
 class GateStep(bootsteps.StartStopStep):
-    """Makes, starts and stops the gate of a consumer."""
+    """Makes the gate of a consumer, starts it at each connection to the broker, and stops it when that is lost."""
 
     label = "Lock gate"
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -28,46 +29,36 @@ class GateStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)
         # `celery inspect` finds it there.
-        self._gate: Gate | None = None
         consumer.zklock_gate = None
+
+    def include_if(self, consumer: Any) -> bool:
+        """Return whether the consumer has a gate."""
         if not is_wanted(consumer.app):
-            return
-        if not celery_internals.knows_lock(consumer.pool):
+            return False
+        knows_lock = celery_internals.knows_lock(consumer.pool)
+        if not knows_lock:
             logger.info("event=no_gate pool=%s consequence=tasks_wait_in_their_slots", type(consumer.pool).__module__)
-            return
-        # Before the pool forks, and before Celery's strategies copy `on_task_request`.
-        self._gate = consumer.zklock_gate = Gate(consumer)
-        handover.gates[self._gate.worker.origin] = self._gate
-        consumer.on_task_request = self._gate.on_request
-        self._leave_before_soft_shutdown(consumer.controller)
+        return knows_lock
+
+    def create(self, consumer: Any) -> Any:
+        """Return the gate, which Celery starts and stops; before the pool forks."""
+        gate = consumer.zklock_gate = Gate(consumer)
+        handover.gates[gate.origin] = gate
+        # Before Celery's strategies copy it.
+        consumer.on_task_request = gate.on_request
+        # Since Celery 5.5 the worker sleeps in a signal handler during a soft shutdown, and its loop does not run.
+        if (sleep := getattr(consumer.controller, "wait_for_soft_shutdown", None)) is not None:
+
+            def leave_and_sleep() -> None:
+                gate.stop_soon()
+                sleep()
+
+            consumer.controller.wait_for_soft_shutdown = leave_and_sleep
+        return gate
 
     def register_with_event_loop(self, _consumer: Any, hub: Any) -> None:
         """Attach the gate at each connection to the broker: the loop removes its readers when one is lost."""
-        if self._gate is not None:
-            self._gate.attach(hub)
-
-    def _leave_before_soft_shutdown(self, worker: Any) -> None:
-        # Since Celery 5.5 the worker sleeps in a signal handler during a soft shutdown, and its loop does not run.
-        sleep = getattr(worker, "wait_for_soft_shutdown", None)
-        if sleep is None or self._gate is None:
-            return
-        leave = self._gate.stop_soon
-
-        def leave_and_sleep() -> None:
-            leave()
-            sleep()
-
-        worker.wait_for_soft_shutdown = leave_and_sleep
-
-    def start(self, _consumer: Any) -> None:
-        """Start the gate at each connection to the broker, after Celery has made its counter of the prefetch window."""
-        if self._gate is not None:
-            self._gate.start()
-
-    def stop(self, _consumer: Any) -> None:
-        """Stop the gate at the end, and when the connection to the broker is lost."""
-        if self._gate is not None:
-            self._gate.stop()
+        self.obj.loop.attach(hub)
 
 
 def is_wanted(app: Any) -> bool:
@@ -75,15 +66,12 @@ def is_wanted(app: Any) -> bool:
     return bool(app.conf.get("zklock_gate", True))
 
 
-def install() -> None:
-    """Add the step to every worker of this process; calling it again changes nothing."""
-    handover.install()
-    worker_init.connect(_add, dispatch_uid="django_zklock.gate", weak=False)
+def install(app: Any) -> None:
+    """Add the step to the workers of ``app``, and read tickets in tasks; calling it again changes nothing."""
+    if handover.read_ticket not in locked_call.acquire_hooks:
+        locked_call.acquire_hooks.append(handover.read_ticket)
     task_received.connect(_note_delivery, dispatch_uid="django_zklock.gate", weak=False)
-
-
-def _add(sender: Any, **_facts: Any) -> None:
-    sender.app.steps["consumer"].add(GateStep)
+    app.steps["consumer"].add(GateStep)
 
 
 def _note_delivery(request: Any, **_facts: Any) -> None:

@@ -88,15 +88,20 @@ def is_active(request: Request) -> bool:
 
 
 class SemaphoreSlots:
-    """The slots of a prefork pool in a worker with an event loop, which Celery's semaphore counts."""
+    """The slots of a prefork pool in a worker with an event loop, which Celery's semaphore counts.
+
+    Used in the gate's loop.
+    """
 
     def __init__(self, controller: Any) -> None:
         self._controller = controller
 
     def acquire(self, call: Callable[[], object]) -> None:
+        """Call ``call`` when a slot is free, after all requests that wait for one."""
         self._controller.semaphore.acquire(call)
 
     def acquire_next(self, call: Callable[[], object]) -> None:
+        """Call ``call`` when a slot is free, before all other requests that wait for one."""
         semaphore = self._controller.semaphore
         waiting = getattr(semaphore, "_waiting", None)
         if semaphore.value > 0 or waiting is None:
@@ -105,9 +110,11 @@ class SemaphoreSlots:
             waiting.appendleft((call, (), {}))
 
     def release(self) -> None:
+        """Return a slot that was not used."""
         self._controller.semaphore.release()
 
     def submit(self, call: Callable[[], object]) -> None:
+        """Call ``call``, which hands a task to the pool, where it cannot block the gate."""
         call()
 
 

@@ -7,8 +7,8 @@ node in ZooKeeper's queue, and a callback.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections import Counter
 from typing import Any
 
 from celery.worker.request import Request
@@ -16,10 +16,8 @@ from django.db import connections as databases
 
 from django_zklock.contrib.celery.gate import celery_internals
 from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.loop import HubLoop
 from django_zklock.contrib.celery.gate.request import LockedRequest
-from django_zklock.contrib.celery.gate.task_run import Stage
-from django_zklock.contrib.celery.gate.worker import CHECK_INTERVAL, GateWorker
+from django_zklock.contrib.celery.gate.worker import CHECK_INTERVAL, GateWorker, Stage
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.lock import Lock
@@ -31,16 +29,14 @@ logger = logging.getLogger("django_zklock.celery")
 STOP_INTERVAL = 0.1
 
 
-class Gate:
-    """Receives requests by :meth:`on_request`; those without a lock go on to ``handle``, as without the gate."""
+class Gate(GateWorker):
+    """Receives requests by :meth:`on_request`; those without a lock go on as without the gate."""
 
     def __init__(self, consumer: Any) -> None:
-        self.handle = consumer.on_task_request
+        super().__init__(consumer)
+        self._handle = consumer.on_task_request
         # By nonce, in the order of their arrival; added and removed by several threads, one operation each.
         self.requests: dict[int, LockedRequest] = {}
-        self.worker = GateWorker(
-            consumer, on_release=self._on_release, on_check=self._check, count_waiting=self._count_waiting
-        )
         # Names of the tasks whose key could not be made.
         self._without_key: set[str] = set()
 
@@ -53,25 +49,20 @@ class Gate:
         _take_out(request, tickets.DEADLINE_HEADER)
         locked = self._locked_request(request)
         if locked is None:
-            self.handle(request)
+            self._handle(request)
             return
         self.requests[locked.nonce] = locked
         locked.run(locked.enter)
-        self.worker.schedule_check()
-
-    def attach(self, hub: Any) -> None:
-        """Use the event loop ``hub``."""
-        if isinstance(self.worker.loop, HubLoop):
-            self.worker.loop.attach(hub)
+        self.schedule_check()
 
     def start(self) -> None:
-        """Use a new connection to the broker."""
-        self.worker.window.attach(self.worker.consumer.qos)
-        celery_internals.restore_in_order(self.worker.consumer)
+        """Use a new connection to the broker, for which Celery has made its counter of the prefetch window."""
+        self.window.attach(self.consumer.qos)
+        celery_internals.restore_in_order(self.consumer)
 
     def stop(self) -> None:
         """Finish all requests whose tasks do not run, and those that Celery has dropped: they are delivered again."""
-        self.worker.reset_slots()
+        self.reset_slots()
         for request in list(self.requests.values()):
             request.leave()
             request.run(request.reconcile)
@@ -79,11 +70,11 @@ class Gate:
     def stop_soon(self) -> None:
         """Stop in the timer thread; safe in a signal handler, which may have interrupted a step."""
         if self.requests:
-            self.worker.loop.timers.call_later(0.0, self._stop_without_waiting)
+            self.loop.timers.call_later(0.0, self._stop_without_waiting)
 
     def _stop_without_waiting(self) -> None:
         if [request for request in list(self.requests.values()) if not request.leave(wait=False)]:
-            self.worker.loop.timers.call_later(STOP_INTERVAL, self._stop_without_waiting)
+            self.loop.timers.call_later(STOP_INTERVAL, self._stop_without_waiting)
 
     # The lock of a request.
 
@@ -95,7 +86,7 @@ class Gate:
             call, own = outermost_lock(task)
             if call is None:
                 return None
-            return LockedRequest(self.worker, self.requests, request, call, self._lock(call, request, own))
+            return LockedRequest(self, self.requests, request, call, self._lock(call, request, own))
         except Exception as error:  # noqa: BLE001 - the key is the user's
             # The same error will fail the task in its slot.
             level = logging.DEBUG if task.name in self._without_key else logging.WARNING
@@ -116,9 +107,10 @@ class Gate:
                 if each.alias not in before:
                     each.close()
 
-    # The worker calls these.
+    # The requests.
 
     def _check(self) -> None:
+        self._check_due = math.inf
         now, delays = time.monotonic(), [CHECK_INTERVAL]
         for request in list(self.requests.values()):
             try:
@@ -129,28 +121,25 @@ class Gate:
             if request.next_check is not None:
                 delays.append(request.next_check)
         if self.requests:
-            self.worker.schedule_check(min(delays))
+            self.schedule_check(min(delays))
 
-    def _on_release(self, nonce: int) -> None:
-        request = self.requests.get(nonce)
-        if request is not None:
+    def release(self, nonce: int) -> None:
+        if (request := self.requests.get(nonce)) is not None:
             request.release()
 
-    def _count_waiting(self) -> int:
+    def count_waiting(self) -> int:
         stages = {Stage.QUEUED, Stage.PARKED, Stage.READY}
         return sum(request.stage in stages for request in list(self.requests.values()))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state of the gate, for ``celery inspect``."""
-        stages = Counter(request.stage for request in list(self.requests.values()))
-        worker = self.worker
         return {
-            "waiting": worker.parked,
-            "running": stages[Stage.RUNNING],
-            "max_parked": worker.max_parked,
-            "prefetch": worker.window.size,
-            "scoreboard": worker.scoreboard.used if worker.scoreboard is not None else 0,
-            **{name: worker.counts[name] for name in ("reconciled", "given_back", "failed")},
+            "waiting": len(self.parked),
+            "running": sum(request.stage is Stage.RUNNING for request in list(self.requests.values())),
+            "max_parked": self.max_parked,
+            "prefetch": self.window.size,
+            "scoreboard": self.scoreboard.used if self.scoreboard is not None else 0,
+            **{name: self.counts[name] for name in ("reconciled", "given_back", "failed")},
         }
 
 

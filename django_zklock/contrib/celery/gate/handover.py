@@ -12,18 +12,16 @@ from weakref import WeakValueDictionary
 
 from django_zklock import locked_call
 from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.acquisition import make_hold
 from django_zklock.contrib.celery.gate.gate import Gate
-from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
+from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard, ScoreboardSlot
 from django_zklock.contrib.celery.gate.ticket import Ticket
 from django_zklock.contrib.celery.tasks import is_call_of_message, running_task
-from django_zklock.exceptions import LockConflict, LockTimeout, ZooKeeperUnavailable
+from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
 from django_zklock.work import current_work
 from django_zklock.zk import node_data
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.held import Held
-from django_zklock.zk.listener import LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.rules import Rule
 from django_zklock.zk.timers import TimerThread, boottime
@@ -46,12 +44,6 @@ gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
 _timers = TimerThread()
 
 
-def install() -> None:
-    """Read tickets before locked calls make their keys; calling it again changes nothing."""
-    if read_ticket not in locked_call.acquire_hooks:
-        locked_call.acquire_hooks.append(read_ticket)
-
-
 def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TicketOffer | None:
     """Return the lock that the main process has chosen for the task that runs here; ``None`` without a valid ticket."""
     task = running_task()
@@ -67,31 +59,14 @@ def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any])
     except tickets.TicketRejected as reason:
         _log_refusal(task.request.id, str(reason))
         return None
+    gate = gates[ticket.origin]
     if not is_call_of_message(task, call, args, kwargs):
-        _release(gates[ticket.origin], ticket)
+        if not ticket.acquires and ticket.refusal is None:
+            # The task cannot use the hold that the main process has for it.
+            _release(gate, ticket)
         _log_refusal(task.request.id, f"it is for the body and arguments of the message, not for this {call.name}")
         return None
-    return TicketOffer(ticket, call.lock_of(ticket.keys, current_work))
-
-
-class TicketOffer:
-    """The lock of a ticket, with the hold or the refusal that the main process has got for it."""
-
-    def __init__(self, ticket: Ticket, lock: Lock) -> None:
-        self.lock = lock
-        self._ticket = ticket
-
-    def take(self) -> Outcome | locked_call.TimeLeft | None:
-        """Return the hold or the refusal, or else the rest of the task's timeout, if it has one."""
-        try:
-            outcome = _use(self._ticket, self.lock)
-        except tickets.TicketRejected as reason:
-            _log_refusal(self._ticket.task, str(reason))
-            return None
-        deadline = self._ticket.deadline
-        if outcome is None and deadline is not None:
-            return locked_call.TimeLeft(max(0.0, deadline - time.time()))
-        return outcome
+    return TicketOffer(gate, ticket, call.lock_of(ticket.keys, current_work))
 
 
 def _strip(request: Any) -> None:
@@ -105,109 +80,95 @@ def _log_refusal(task: str, reason: str) -> None:
     logger.warning("event=header_refused task=%s reason=%r", task, reason)
 
 
-def _use(ticket: Ticket, lock: Lock) -> Outcome | None:
-    gate = gates[ticket.origin]
-    if ticket.refusal is not None:
-        return _refusal(ticket, lock)
-    if ticket.acquires:
-        return None
-    if os.getpid() != gate.worker.pid and gate.worker.scoreboard is not None:
-        return _take_in_child(gate, ticket, lock)
-    return _take_in_process(gate, ticket, lock)
-
-
 def _release(gate: Gate, ticket: Ticket) -> None:
-    """Let the main process release the hold of a ticket, if it has one, that the task cannot use."""
-    if ticket.acquires or ticket.refusal is not None:
-        return
-    if gate.worker.child_watcher is not None:
-        gate.worker.child_watcher.send_release(ticket.nonce)
-    elif (request := gate.requests.get(ticket.nonce)) is not None:
-        request.release()
+    """Let the main process release the hold of ``ticket``."""
+    if gate.child_watcher is not None:
+        gate.child_watcher.send_release(ticket.nonce)
+    else:
+        gate.release(ticket.nonce)
 
 
-def _take_in_child(gate: Gate, ticket: Ticket, lock: Lock) -> Outcome | None:
-    scoreboard, child_watcher = gate.worker.scoreboard, gate.worker.child_watcher
-    assert scoreboard is not None
-    assert child_watcher is not None
-    release = partial(child_watcher.send_release, ticket.nonce)
-    if not scoreboard.claim(ticket.slot, ticket.nonce, os.getpid()):
-        logger.warning(
-            "event=not_handed_over key=%r task=%s state=%s consequence=acquires_again",
-            lock.key, ticket.task, scoreboard.state(ticket.slot, ticket.nonce),
-        )  # fmt: skip
-        release()
-        return None
-    contender = ParentContender(ticket, scoreboard, lock.rule, release)
-    if contender.lease_expired or contender.lost is not None:
-        # A body never begins with a lock that is lost.
-        logger.warning("event=lost_before_start key=%r task=%s consequence=acquires_again", lock.key, ticket.task)
-        release()
-        return None
-    # A hold uses no more of a contender than this one has.
-    held = make_hold(lock, cast("Contender", contender), waited=ticket.waited, since=ticket.since)
-    _send_signals(held, ticket)
-    unsent = {"lost", "revoked"}
+class TicketOffer:
+    """The lock of a ticket, with the hold or the refusal that the main process has got for it."""
 
-    def check() -> bool:
-        if contender.revoked is not None and "revoked" in unsent:
-            unsent.discard("revoked")
-            held._report_revocation(contender.revoked)
-        if held.lost and "lost" in unsent:
-            unsent.discard("lost")
-            held._report_loss(contender.lost or "the lease ran out")
-        return "lost" in unsent
+    def __init__(self, gate: Gate, ticket: Ticket, lock: Lock) -> None:
+        self.lock = lock
+        self._gate = gate
+        self._ticket = ticket
 
-    contender.check_regularly(check)
-    return held, None
+    def take(self) -> Outcome | locked_call.TimeLeft | None:
+        """Return the hold or the refusal, or else the rest of the task's timeout, if it has one."""
+        ticket = self._ticket
+        if ticket.refusal is not None:
+            return self._refuse(tickets.error_of(ticket.refusal))
+        if not ticket.acquires:
+            if self._gate.scoreboard is not None:
+                held = self._take_in_child(self._gate.scoreboard)
+            elif (request := self._gate.requests.get(ticket.nonce)) is not None:
+                held = request.take_hold(self.lock, waited=ticket.waited)
+                if held is not None:
+                    self._send_acquired(held)
+            else:
+                _log_refusal(ticket.task, "it has been used")
+                return None
+            if held is not None:
+                return held, None
+        return locked_call.TimeLeft(max(0.0, ticket.deadline - time.time())) if ticket.deadline is not None else None
 
+    def _refuse(self, error: ZkLockError) -> Outcome:
+        self._send_contended()
+        if isinstance(error, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
+            return None, error
+        raise error
 
-def _take_in_process(gate: Gate, ticket: Ticket, lock: Lock) -> Outcome | None:
-    request = gate.requests.get(ticket.nonce)
-    if request is None:
-        raise tickets.TicketRejected("it has been used")
-    held = request.take_hold(lock, waited=ticket.waited)
-    if held is None:
-        return None
-    _send_signals(held, ticket)
-    return held, None
+    def _take_in_child(self, scoreboard: Scoreboard) -> Held | None:
+        ticket, lock = self._ticket, self.lock
+        slot, release = ScoreboardSlot(scoreboard, ticket.slot, ticket.nonce), partial(_release, self._gate, ticket)
+        if not slot.claim(os.getpid()):
+            logger.warning(
+                "event=not_handed_over key=%r task=%s state=%s consequence=acquires_again",
+                lock.key, ticket.task, slot.state,
+            )  # fmt: skip
+            release()
+            return None
+        contender = ParentContender(ticket, slot, lock.rule, release)
+        if contender.lease_expired or contender.lost is not None:
+            # A body never begins with a lock that is lost.
+            logger.warning("event=lost_before_start key=%r task=%s consequence=acquires_again", lock.key, ticket.task)
+            release()
+            return None
+        # A hold uses no more of a contender than this one has.
+        held = Held(lock, cast("Contender", contender), waited=ticket.waited)
+        held.since = ticket.since
+        self._send_acquired(held)
+        contender.report_to(held)
+        return held
 
+    def _send_acquired(self, held: Held) -> None:
+        self._send_contended()
+        self.lock.listener.notify("acquired", self.lock, held=held)
 
-def _send_signals(held: Held, ticket: Ticket) -> None:
-    _send_contended(held.lock, ticket)
-    held.lock.listener.notify("acquired", held.lock, held=held)
-
-
-def _send_contended(lock: LockValue, ticket: Ticket) -> None:
-    if ticket.contended:
-        holder = node_data.decode_identity(ticket.holder.encode()) if ticket.holder else None
-        lock.listener.notify("contended", lock, holder=holder)
-
-
-def _refusal(ticket: Ticket, lock: Lock) -> Outcome:
-    _send_contended(lock, ticket)
-    error = ticket.error()
-    if isinstance(error, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
-        return None, error
-    assert error is not None
-    raise error
+    def _send_contended(self) -> None:
+        if self._ticket.contended:
+            holder = node_data.decode_identity(self._ticket.holder.encode()) if self._ticket.holder else None
+            self.lock.listener.notify("contended", self.lock, holder=holder)
 
 
 class ParentContender:
     """The contender of a hold in a child, and the contender's session: the real ones are in the parent.
 
-    It reads the scoreboard and the clock of this process. It does no I/O, and notices a loss even while the parent is
-    stopped.
+    It reads the slot of the scoreboard and the clock of this process. It does no I/O, and notices a loss even while the
+    parent is stopped.
     """
 
-    def __init__(self, ticket: Ticket, scoreboard: Scoreboard, rule: Rule, send_release: Callable[[], None]) -> None:
+    def __init__(self, ticket: Ticket, slot: ScoreboardSlot, rule: Rule, release: Callable[[], None]) -> None:
         self.rule = rule
         self.token = ticket.token
         self.node_paths: Mapping[str, str] = ticket.nodes
         self.session = self
-        self._ticket = ticket
-        self._scoreboard = scoreboard
-        self._send_release = send_release
+        self._slot = slot
+        self._release = release
+        self._check_interval = ticket.session_timeout / CHECKS_PER_SESSION
         self._lost: str | None = None
         self._left = False
 
@@ -217,10 +178,9 @@ class ParentContender:
     def lost(self) -> str | None:
         """Why the hold can no longer be trusted."""
         if self._lost is None and not self._left:
-            state = self._state
+            state = self._slot.state
             if state is HoldState.LOST:
-                reason = self._scoreboard.reason(self._ticket.slot, state)
-                self._lost = f"the worker's main process has lost it: {reason}"
+                self._lost = f"the worker's main process has lost it: {self._slot.reason(state)}"
             elif state is None:
                 self._lost = "the worker's main process no longer holds it"
         return self._lost
@@ -228,14 +188,13 @@ class ParentContender:
     @property
     def revoked(self) -> str | None:
         """Why the holder is asked to release."""
-        state = self._state
-        return self._scoreboard.reason(self._ticket.slot, state) if state is HoldState.REVOKED else None
+        return self._slot.reason(HoldState.REVOKED) if self._slot.state is HoldState.REVOKED else None
 
     def leave(self) -> None:
         """Let the parent release the lock."""
         if not self._left:
             self._left = True
-            self._send_release()
+            self._release()
 
     def lose(self, reason: str) -> None:
         """Mark the hold as lost."""
@@ -243,31 +202,36 @@ class ParentContender:
 
     def on_deleted(self, call: Callable[[], None]) -> None:
         """Call ``call`` when the parent has reported the deletion of the node."""
-        if self._state in {HoldState.GONE, None}:
+        if self._slot.state in {HoldState.GONE, None}:
             call()
         else:
             _timers.call_later(GONE_POLL_INTERVAL, partial(self.on_deleted, call))
 
-    @property
-    def _state(self) -> HoldState | None:
-        return self._scoreboard.state(self._ticket.slot, self._ticket.nonce)
+    def report_to(self, held: Held) -> None:
+        """Report to ``held`` that it is revoked or lost, until it is lost or released."""
+        is_revoked = False
+
+        def check() -> None:
+            nonlocal is_revoked
+            if self._left:
+                return
+            if not is_revoked and (reason := self.revoked) is not None:
+                is_revoked = True
+                held._report_revocation(reason)
+            if held.lost:
+                held._report_loss(self.lost or "the lease ran out")
+            else:
+                _timers.call_later(self._check_interval, check)
+
+        _timers.call_later(self._check_interval, check)
 
     # As a session.
 
     @property
     def lease_expired(self) -> bool:
         """Whether the parent's session may have ended."""
-        return boottime() >= self._scoreboard.lease_end(self._ticket.slot)
+        return boottime() >= self._slot.lease_end
 
     def post(self, call: Callable[[], object]) -> None:
         """Run ``call`` at once: there is no connection thread here."""
         call()
-
-    def check_regularly(self, check: Callable[[], bool]) -> None:
-        """Call ``check`` regularly until it returns ``False`` or the lock is released."""
-
-        def again() -> None:
-            if not self._left and check():
-                self.check_regularly(check)
-
-        _timers.call_later(self._ticket.session_timeout / CHECKS_PER_SESSION, again)

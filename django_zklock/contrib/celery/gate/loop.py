@@ -61,30 +61,20 @@ class HubLoop(Loop):
         self._read_end, self._write_end = os.pipe()
         for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
-        # The pipe has a byte that the loop has not read yet.
-        self._is_woken = False
 
     def attach(self, hub: Any) -> None:
         """Listen in ``hub``, which removes its readers when the connection to the broker is lost."""
         hub.add_reader(self._read_end, self._run)
-        self._write()
+        self._wake()
 
     def _wake(self) -> None:
-        if not self._is_woken:
-            self._write()
-
-    def _write(self) -> None:
-        self._is_woken = True
         with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
             os.write(self._write_end, b".")
 
     def _run(self) -> None:
-        try:
-            os.read(self._read_end, 4096)
-        except BlockingIOError:
-            return
         # Before the calls are run: a call that is posted from here on wakes the loop again.
-        self._is_woken = False
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read_end, 4096)
         self._run_all()
 
 

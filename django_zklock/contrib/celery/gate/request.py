@@ -21,70 +21,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
 from celery.exceptions import TaskRevokedError
-from celery.worker.request import Request
 
 from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
-from django_zklock.contrib.celery.gate.scoreboard import ScoreboardSlot
-from django_zklock.contrib.celery.gate.task_run import Stage, TaskRun
-from django_zklock.contrib.celery.gate.worker import MAX_READY, AttemptId, GateWorker
-from django_zklock.locked_call import LockedCall
-from django_zklock.zk.lock import Lock
-from django_zklock.zk.node_data import Work
+from django_zklock.contrib.celery.gate.scoreboard import ParentSlot
+from django_zklock.contrib.celery.gate.task_run import TaskRun
+from django_zklock.contrib.celery.gate.worker import ACQUIRING, MAX_READY, Stage
 
 logger = logging.getLogger("django_zklock.celery")
 
 # Seconds for which a slot waits for ZooKeeper's first answer. Then the task waits for it, as without the gate.
 MAX_JOINING = 1.0
 
-# The stages with an attempt to step.
-ACQUIRING = frozenset({Stage.JOINING, Stage.PARKED, Stage.READY})
-
 
 class LockedRequest(TaskRun):
     """A request of a locked task: it waits for a slot, for its lock, and for the next slot.
 
-    ``step`` and ``check`` run in the gate's loop. ``requests`` are those at the same gate, by nonce; the request
-    removes itself at its end.
+    ``step`` and ``check`` run in the gate's loop.
     """
 
-    def __init__(
-        self,
-        worker: GateWorker,
-        requests: MutableMapping[int, LockedRequest],
-        request: Request,
-        call: LockedCall,
-        lock: Lock,
-    ) -> None:
-        self.contended = False
-        self.attempt: AttemptId = (request.id, request.request_dict.get("retries") or 0)
-        attempts = TaskAttempts(
-            lock,
-            call.timeout,
-            Work(kind="task", name=request.task.name, id=request.id),
-            deadline=_read_deadline(worker, request, self.attempt) if call.timeout else None,
-            wake=self._wake,
-            on_change=self._on_change,
-        )
-        super().__init__(
-            worker,
-            request,
-            lock,
-            attempts,
-            ends_child=call.on_lost == "terminate",
-            on_over=lambda nonce: requests.pop(nonce, None),
-        )
-        self._requests: Mapping[int, LockedRequest] = requests
-        # When the message was delivered (monotonic clock).
-        self._delivered = float(vars(request).get("zklock_delivered", time.monotonic()))
-        # It has left the queue, and the task acquires the lock in its slot.
-        self._acquires_in_slot = False
-        self._awaits_slot = False
+    contended = False
+    _awaits_slot = False
 
     # Slots.
 
@@ -102,7 +62,7 @@ class LockedRequest(TaskRun):
     def _on_slot(self) -> None:
         self._slot_generation = self.worker.generation
         with self._changing:
-            self._awaits_slot = submits = False
+            self._awaits_slot = False
             if self.stage is Stage.QUEUED and not self._acquires_in_slot:
                 if self.request.revoked():
                     # Celery has announced and acknowledged it.
@@ -115,9 +75,9 @@ class LockedRequest(TaskRun):
                 # The lock was lost while the request waited for the slot.
                 self._begin_joining()
                 return
-            if self.stage in {Stage.QUEUED, Stage.READY}:
+            submits = self.stage in {Stage.QUEUED, Stage.READY}
+            if submits:
                 self._move(Stage.RUNNING)
-                submits = True
         if submits:
             self._submit()
         else:
@@ -125,17 +85,15 @@ class LockedRequest(TaskRun):
 
     def _begin_joining(self) -> None:
         self._move(Stage.JOINING)
-        self.worker.loop.call_later(MAX_JOINING, self._step_safely)
-        self._wake()
+        self.worker.loop.call_later(MAX_JOINING, partial(self.run, self.step))
+        self._on_change()
 
     # Acquiring.
 
-    def _wake(self) -> None:
+    def _on_change(self) -> None:
         if self.stage in ACQUIRING:
-            self.worker.loop.post(self._step_safely)
-
-    def _step_safely(self) -> None:
-        self.run(self.step)
+            self.worker.loop.post(partial(self.run, self.step))
+        super()._on_change()
 
     def step(self) -> None:
         """Move on if the attempt has come further."""
@@ -171,7 +129,7 @@ class LockedRequest(TaskRun):
         assert attempt is not None
         if decided:
             self._move(Stage.RUNNING)
-        elif attempt.in_queue and attempt.connected:
+        elif attempt.contender.answered and attempt.contender.session.connected:
             self._move(Stage.PARKED)
         elif time.monotonic() - self._moved >= MAX_JOINING:
             # In an outage of ZooKeeper the slots pace the requests, as without the gate.
@@ -185,31 +143,6 @@ class LockedRequest(TaskRun):
     def _acquire_in_slot(self) -> None:
         self.attempts.abandon()
         self._acquires_in_slot = True
-
-    @property
-    def _waits_without_slot(self) -> bool:
-        return self.stage in {Stage.PARKED, Stage.READY} or (self.stage is Stage.QUEUED and self._acquires_in_slot)
-
-    # The contenders behind it.
-
-    def _if_followed(self, then: Callable[[], None]) -> None:
-        self.attempts.if_followed(self._paths_at_gate, self.worker.loop.post, then)
-
-    def _paths_at_gate(self) -> set[str]:
-        """Return the full paths of the nodes of the requests that wait at this gate for one key.
-
-        Behind the node of a request for several keys other contenders may wait for another one of its keys.
-        """
-        found = [request.node_paths for request in list(self._requests.values())]
-        return {paths[0] for paths in found if len(paths) == 1}
-
-    @property
-    def node_paths(self) -> list[str]:
-        """The full paths of the nodes of a request that waits at the gate."""
-        attempt = self.attempts.current
-        if self.stage not in ACQUIRING or attempt is None:
-            return []
-        return list(attempt.contender.node_paths.values())
 
     def _release_ready(self) -> None:
         with self._changing:
@@ -236,7 +169,7 @@ class LockedRequest(TaskRun):
     def _hand_over(self) -> None:
         """Hand the request to the pool, which has the slot from then on."""
         try:
-            self.request.execute_using_pool(self.worker.pool)
+            self.request.execute_using_pool(self.worker.consumer.pool)
         except TaskRevokedError:
             # Celery has announced and acknowledged it.
             self.finish()
@@ -251,7 +184,7 @@ class LockedRequest(TaskRun):
         if self.attempts.refusal is not None:
             return self._ticket(refusal=tickets.refusal(self.attempts.refusal)).sign()
         if scoreboard is not None:
-            self._slot = ScoreboardSlot.open(scoreboard, self.nonce, attempt.contender)
+            self._slot = ParentSlot.open(scoreboard, self.nonce, attempt.contender)
             if self._slot is None:
                 logger.error("event=scoreboard_full key=%r consequence=the_task_locks_for_itself", self.lock.key)
                 self._acquire_in_slot()
@@ -263,9 +196,7 @@ class LockedRequest(TaskRun):
     def _ticket(self, **facts: Any) -> tickets.Ticket:
         contender = self.attempts.current.contender if self.attempts.current is not None else None
         holder = contender.holder if contender is not None and self.contended else None
-        defaults: dict[str, Any] = {"nodes": {}, "token": 0}
         return tickets.Ticket(
-            **defaults | facts,
             task=self.request.id,
             origin=self.worker.origin,
             slot=self._slot.number if self._slot is not None else 0,
@@ -277,6 +208,7 @@ class LockedRequest(TaskRun):
             session_timeout=contender.session.timeout if contender is not None else 0.0,
             holder=holder.encode().decode() if holder is not None else None,
             deadline=self.attempts.deadline,
+            **facts,
         )
 
     # The ends without a run.
@@ -290,21 +222,11 @@ class LockedRequest(TaskRun):
             return False
         try:
             if self.stage is not Stage.RUNNING:
-                self.worker.deadlines.keep(self.attempt, self.attempts.deadline)
+                self.worker.keep_deadline(self.attempt, self.attempts.deadline)
                 self.finish()
         finally:
             self._changing.release()
         return True
-
-    def _on_error(self) -> None:
-        if self.stage is Stage.OVER or (self.stage is Stage.RUNNING and self._slot_generation is None):
-            # The task belongs to the pool.
-            return
-        self.finish()
-        self.worker.loop.post(self._give_back)
-
-    def _give_back(self) -> None:
-        self.worker.give_back(self.request, self.attempt, self.attempts.deadline)
 
     # What no callback reports.
 
@@ -331,12 +253,3 @@ class LockedRequest(TaskRun):
             self._if_followed(self._release_ready)
         elif self.stage is Stage.JOINING or self.next_check == 0:
             self.step()
-
-
-def _read_deadline(worker: GateWorker, request: Request, attempt: AttemptId) -> float | None:
-    """Return until when the task waits, from its message or from the last delivery."""
-    try:
-        number, deadline = (request.message.headers or {})[tickets.DEADLINE_HEADER]
-        return float(deadline) if number == attempt[1] else None
-    except (KeyError, TypeError, ValueError):
-        return worker.deadlines.pop(attempt)

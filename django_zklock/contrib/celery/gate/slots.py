@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from django_zklock.contrib.celery.gate import celery_internals
 from django_zklock.contrib.celery.gate.loop import Loop
@@ -17,24 +17,11 @@ POLL_INTERVAL = 0.05
 MAX_POLLING = 1.0
 
 
-class Slots(Protocol):
-    """Where requests get the slots of the pool. Used in the gate's loop."""
-
-    def acquire(self, call: Callable[[], object]) -> None:
-        """Call ``call`` when a slot is free, after all requests that wait for one."""
-
-    def acquire_next(self, call: Callable[[], object]) -> None:
-        """Call ``call`` when a slot is free, before all other requests that wait for one."""
-
-    def release(self) -> None:
-        """Return a slot that was not used."""
-
-    def submit(self, call: Callable[[], object]) -> None:
-        """Call ``call``, which hands a task to the pool, in a thread where it cannot block the gate."""
-
-
 class CountedSlots:
-    """The slots of a pool without a semaphore: it has a queue of its own, or blocks when it is full."""
+    """The slots of a pool without a semaphore: it has a queue of its own, or blocks when it is full.
+
+    It has the methods of :class:`~.celery_internals.SemaphoreSlots`.
+    """
 
     def __init__(self, controller: Any, loop: Loop, count_waiting: Callable[[], int]) -> None:
         self._controller = controller
@@ -59,6 +46,7 @@ class CountedSlots:
             call()
 
     def release(self) -> None:
+        """Return a slot that was not used."""
         self._loop.post(self._fill)
 
     def submit(self, call: Callable[[], object]) -> None:

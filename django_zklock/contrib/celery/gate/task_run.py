@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import secrets
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker.request import Request
@@ -20,10 +18,12 @@ from django_zklock.contrib.celery.gate import celery_internals
 from django_zklock.contrib.celery.gate import ticket as tickets
 from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
 from django_zklock.contrib.celery.gate.child_watcher import ended_child_failure
-from django_zklock.contrib.celery.gate.scoreboard import HoldState, ScoreboardSlot
-from django_zklock.contrib.celery.gate.worker import MAX_READY, GateWorker
+from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentSlot
+from django_zklock.contrib.celery.gate.worker import ACQUIRING, MAX_READY, AttemptId, GateWorker, Stage
+from django_zklock.locked_call import LockedCall
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -36,53 +36,47 @@ _CALLBACKS = ("on_accepted", "on_success", "on_failure", "on_timeout")
 _POOL_FAILURES = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
 
 
-class Stage(enum.Enum):
-    """The stage of a request; see the picture in :mod:`~django_zklock.contrib.celery.gate.request`."""
-
-    QUEUED = "queued"
-    JOINING = "joining"
-    PARKED = "parked"
-    READY = "ready"
-    RUNNING = "running"
-    OVER = "over"
-
-
-class TaskRun(ABC):
+class TaskRun:
     """A request from the hand-over to the pool until its end; the subclass has all that comes before.
 
     Celery calls the callbacks from its own threads, and any thread may call :meth:`finish`. ``_changing`` guards
-    ``stage`` and the decisions that depend on it.
+    ``stage`` and the decisions that depend on it. ``requests`` are those at the same gate, by nonce; the request
+    removes itself at its end.
     """
 
     def __init__(
-        self,
-        worker: GateWorker,
-        request: Request,
-        lock: Lock,
-        attempts: TaskAttempts,
-        *,
-        ends_child: bool,
-        on_over: Callable[[int], object],
+        self, worker: GateWorker, requests: MutableMapping[int, Self], request: Request, call: LockedCall, lock: Lock
     ) -> None:
         self.worker = worker
         self.request = request
         self.lock = lock
-        self.attempts = attempts
+        self.attempt: AttemptId = (request.id, request.request_dict.get("retries") or 0)
+        self.attempts = TaskAttempts(
+            lock,
+            call.timeout,
+            Work(kind="task", name=request.task.name, id=request.id),
+            deadline=worker.read_deadline(request, self.attempt) if call.timeout else None,
+            wake=self._on_change,
+        )
         # Names the request, and its hold on the scoreboard and in the ticket.
         self.nonce = secrets.randbits(63) | 1
         self.stage = Stage.QUEUED
         self.pid: int | None = None
+        self._requests = requests
         # Whether the child is killed when the lock is lost.
-        self._ends_child = ends_child
-        self._on_over = on_over
+        self._ends_child = call.on_lost == "terminate"
         self._changing = threading.RLock()
         self._moved = time.monotonic()
+        # When the message was delivered (monotonic clock).
+        self._delivered = float(vars(request).get("zklock_delivered", self._moved))
         # The slot of Celery's pool, in which generation of slots; ``None`` once the pool has it.
         self._slot_generation: int | None = None
         # The slot of the scoreboard, and since when the hold is in it (Unix epoch).
-        self._slot: ScoreboardSlot | None = None
+        self._slot: ParentSlot | None = None
         self._since = 0.0
-        # The task has taken the hold, in this process or a child.
+        # It has left the queue, and the task acquires the lock in its slot.
+        self._acquires_in_slot = False
+        # The task has taken the hold, in this process.
         self._claimed = False
         self._withdrawing = False
         # The body has released the lock.
@@ -91,9 +85,8 @@ class TaskRun(ABC):
         self._dropped = False
         self._ended_child = False
         self._callbacks = {name: getattr(request, name) for name in _CALLBACKS}
-        replacements = (self._on_accepted, self._on_success, self._on_failure, self._on_timeout)
-        for name, replacement in zip(_CALLBACKS, replacements, strict=True):
-            setattr(request, name, replacement)
+        for name in _CALLBACKS:
+            setattr(request, name, getattr(self, f"_{name}"))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.stage.value} {self.lock.key!r} task={self.request.id}>"
@@ -107,23 +100,31 @@ class TaskRun(ABC):
             logger.exception("event=step_failed task=%s consequence=delivered_again", self.request.id)
             self._on_error()
 
-    @abstractmethod
     def _on_error(self) -> None:
         """Return the slot, release the lock, and let the broker deliver the message again."""
+        if self.stage is Stage.OVER or (self.stage is Stage.RUNNING and self._slot_generation is None):
+            # The task belongs to the pool.
+            return
+        self.finish()
+        self.worker.loop.post(self._give_back)
 
-    @property
-    @abstractmethod
-    def _waits_without_slot(self) -> bool:
-        """Whether the request waits in addition to Celery's own prefetch window."""
+    def _give_back(self) -> None:
+        self.worker.give_back(self.request, self.attempt, self.attempts.deadline)
 
-    @abstractmethod
     def _if_followed(self, then: Callable[[], None]) -> None:
         """Call ``then`` in the loop if a contender of another worker, or of a body of this one, waits behind."""
+        waiting = [request for request in list(self._requests.values()) if request.stage in ACQUIRING]
+        attempts = [attempt for request in waiting if (attempt := request.attempts.current) is not None]
+        paths = [list(attempt.contender.node_paths.values()) for attempt in attempts]
+        # Behind the node of a request for several keys other contenders may wait for another one of its keys.
+        ours = {path for path, *others in paths if not others}
+        self.attempts.if_followed(ours, partial(self.worker.loop.post, then))
 
     def _move(self, stage: Stage) -> None:
         self.stage = stage
         self._moved = time.monotonic()
-        self.worker.set_parked(self.nonce, parked=self._waits_without_slot)
+        waits = stage in {Stage.PARKED, Stage.READY} or (stage is Stage.QUEUED and self._acquires_in_slot)
+        self.worker.set_parked(self.nonce, parked=waits)
 
     def _release_slot(self) -> None:
         generation, self._slot_generation = self._slot_generation, None
@@ -163,7 +164,11 @@ class TaskRun(ABC):
                 )
                 attempt.end()
                 return None
-        return attempt.hold(lock, waited=waited, since=self._since)
+        held = Held(lock, attempt.contender, waited=waited)
+        held.since = self._since
+        # The lock may have been lost meanwhile.
+        attempt.keep(held)
+        return held
 
     def _on_change(self) -> None:
         # Runs on the session's threads too.
@@ -176,7 +181,7 @@ class TaskRun(ABC):
     def _on_accepted(self, pid: int, accepted: float) -> None:
         self.pid = pid
         self._moved = time.monotonic()
-        self._watch_child(pid)
+        self._watch_child()
         # The lock may be lost already.
         self._on_change()
         self._callbacks["on_accepted"](pid, accepted)
@@ -203,9 +208,9 @@ class TaskRun(ABC):
 
     # The child.
 
-    def _watch_child(self, pid: int) -> None:
-        if self.worker.child_watcher is not None:
-            self.worker.child_watcher.add(pid, self.nonce, self._on_child_end)
+    def _watch_child(self) -> None:
+        if self.worker.child_watcher is not None and self.pid is not None:
+            self.worker.child_watcher.add(self.pid, self.nonce, self._on_child_end)
 
     @property
     def _is_watched(self) -> bool:
@@ -253,7 +258,7 @@ class TaskRun(ABC):
             self._slot.close()
         if self.worker.child_watcher is not None and self.pid is not None:
             self.worker.child_watcher.discard(self.pid, self.nonce)
-        self._on_over(self.nonce)
+        self._requests.pop(self.nonce, None)
         if before is Stage.RUNNING:
             self.worker.loop.post(lambda: self.worker.send_event("released", self.as_dict()))
         if self._slot_generation is not None:
@@ -276,13 +281,12 @@ class TaskRun(ABC):
         """Finish a run that Celery has dropped, in a pool that drops jobs."""
         if self.stage is not Stage.RUNNING or self.worker.scoreboard is None or self._dropped:
             return
-        if self._released and not celery_internals.has_job(self.worker.pool, self.request):
+        if celery_internals.has_job(self.worker.consumer.pool, self.request):
+            return
+        if self._released:
             # The body has ended. Before Celery 5.7 a pool that has lost the broker does not report it.
             self.finish()
-            return
-        if self._slot_generation is not None or celery_internals.is_active(self.request):
-            return
-        if not celery_internals.has_job(self.worker.pool, self.request):
+        elif self._slot_generation is None and not celery_internals.is_active(self.request):
             self._drop()
 
     def _drop(self) -> None:
@@ -318,7 +322,7 @@ class TaskRun(ABC):
                 self._slot.restore()
                 if self.pid is None:
                     self.pid = claimed_by
-                    self._watch_child(claimed_by)
+                    self._watch_child()
                 return
             if self._claimed and not self._dropped:
                 return

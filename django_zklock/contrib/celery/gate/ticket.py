@@ -7,7 +7,7 @@ task, the process that has written it and a nonce. The worker removes this heade
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from django.core.signing import BadSignature, Signer
@@ -21,7 +21,6 @@ HEADER = "zklock_hold"
 # (seconds since the Unix epoch). A retry has a timeout of its own.
 DEADLINE_HEADER = "zklock_deadline"
 _SALT = "django_zklock.contrib.celery.gate"
-_ERRORS = ("LockTimeout", "AlreadyAwaited", "LockConflict", "ZooKeeperUnavailable")
 
 
 class TicketRejected(Exception):  # noqa: N818 - it says what becomes of the header
@@ -43,12 +42,12 @@ class Ticket:
     slot: int
     nonce: int
     keys: list[str]
-    nodes: dict[str, str]
-    token: int
     since: float
     waited: float
     contended: bool
     session_timeout: float
+    nodes: dict[str, str] = field(default_factory=dict)
+    token: int = 0
     holder: str | None = None
     refusal: dict[str, Any] | None = None
     acquires: bool = False
@@ -57,10 +56,6 @@ class Ticket:
     def sign(self) -> str:
         """Return the header."""
         return Signer(salt=_SALT).sign_object(asdict(self))
-
-    def error(self) -> ZkLockError | None:
-        """Return the refusal as an error."""
-        return _error(self.refusal) if self.refusal is not None else None
 
 
 def read(header: object, *, task_id: str, origins: Container[str]) -> Ticket:
@@ -82,9 +77,8 @@ def read(header: object, *, task_id: str, origins: Container[str]) -> Ticket:
 
 def refusal(error: ZkLockError) -> dict[str, Any]:
     """Return ``error`` as JSON."""
-    kind = next((name for name in _ERRORS if isinstance(error, getattr(exceptions, name))), "ZkLockError")
     return {
-        "kind": kind,
+        "kind": type(error).__name__,
         "message": str(error),
         "key": error.key,
         "timeout": error.timeout,
@@ -92,7 +86,8 @@ def refusal(error: ZkLockError) -> dict[str, Any]:
     }
 
 
-def _error(facts: dict[str, Any]) -> ZkLockError:
-    kind: type[ZkLockError] = getattr(exceptions, facts["kind"])
-    holder = node_data.decode_identity(facts["holder"].encode()) if facts["holder"] else None
-    return kind(facts["message"], key=facts["key"], timeout=facts["timeout"], holder=holder)
+def error_of(refusal: dict[str, Any]) -> ZkLockError:
+    """Return the error of a ticket's ``refusal``."""
+    kind: type[ZkLockError] = getattr(exceptions, refusal["kind"])
+    holder = node_data.decode_identity(refusal["holder"].encode()) if refusal["holder"] else None
+    return kind(refusal["message"], key=refusal["key"], timeout=refusal["timeout"], holder=holder)

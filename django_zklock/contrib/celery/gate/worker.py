@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import math
-import os
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import cached_property
@@ -19,7 +20,7 @@ from django_zklock.contrib.celery.gate import celery_internals
 from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
 from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop
 from django_zklock.contrib.celery.gate.scoreboard import Scoreboard
-from django_zklock.contrib.celery.gate.slots import CountedSlots, Slots
+from django_zklock.contrib.celery.gate.slots import CountedSlots
 from django_zklock.contrib.celery.gate.ticket import DEADLINE_HEADER
 
 logger = logging.getLogger("django_zklock.celery")
@@ -37,83 +38,74 @@ AttemptId = tuple[str, int]
 """The id of a task and the number of its retries."""
 
 
+class Stage(enum.Enum):
+    """The stage of a request; see the picture in :mod:`~django_zklock.contrib.celery.gate.request`."""
+
+    QUEUED = "queued"
+    JOINING = "joining"
+    PARKED = "parked"
+    READY = "ready"
+    RUNNING = "running"
+    OVER = "over"
+
+
+# The stages with an attempt to step.
+ACQUIRING = frozenset({Stage.JOINING, Stage.PARKED, Stage.READY})
+
+
 class _NextSlot(NamedTuple):
     since: float
     on_slot: Callable[[], object]
     is_over: Callable[[], bool]
 
 
-class Deadlines:
-    """The deadlines of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch."""
-
-    def __init__(self) -> None:
-        self._deadlines: dict[AttemptId, float] = {}
-
-    def keep(self, attempt: AttemptId, deadline: float | None) -> None:
-        """Keep ``deadline`` for the next delivery of the same message."""
-        if deadline is None:
-            return
-        if len(self._deadlines) >= MAX_DEADLINES:
-            now = time.time()
-            self._deadlines = {attempt: each for attempt, each in self._deadlines.items() if each > now}
-        self._deadlines[attempt] = deadline
-
-    def pop(self, attempt: AttemptId) -> float | None:
-        """Return the deadline of the last delivery, and remove it."""
-        return self._deadlines.pop(attempt, None)
-
-
-class GateWorker:
+class GateWorker(ABC):
     """A Celery worker with a gate: its loop, slots, children, events, prefetch window and settings.
 
-    ``on_release`` is called with the nonce of a request when its task has released the lock in a child, on the
-    thread of the child watcher; ``on_check`` in the loop when requests are to be checked. ``count_waiting`` returns how
-    many requests have no slot.
+    The subclass has the requests, which share all this.
     """
 
-    def __init__(
-        self,
-        consumer: Any,
-        *,
-        on_release: Callable[[int], None],
-        on_check: Callable[[], None],
-        count_waiting: Callable[[], int],
-    ) -> None:
+    def __init__(self, consumer: Any) -> None:
         self.consumer = consumer
-        self.pid = os.getpid()
         self.loop: Loop = HubLoop() if consumer.hub else ThreadLoop()
         # Only where tasks run in child processes.
         self.scoreboard = Scoreboard() if celery_internals.is_prefork(consumer.pool) else None
-        self.child_watcher = ChildWatcher(on_release) if self.scoreboard is not None else None
+        self.child_watcher = ChildWatcher(self.release) if self.scoreboard is not None else None
+        self.slots = (
+            celery_internals.SemaphoreSlots(consumer.controller)
+            if celery_internals.gives_slots(consumer.controller)
+            else CountedSlots(consumer.controller, self.loop, self.count_waiting)
+        )
         self.origin = self.scoreboard.origin if self.scoreboard is not None else secrets.token_hex(8)
         self.window = celery_internals.PrefetchWindow()
-        self.deadlines = Deadlines()
+        # Of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch.
+        self.deadlines: dict[AttemptId, float] = {}
+        # The requests that wait in addition to Celery's own window, by nonce.
+        self.parked: set[int] = set()
         # Grows when Celery counts its slots anew.
         self.generation = 0
         # Events that should not happen, by name.
         self.counts: Counter[str] = Counter()
-        self._on_check = on_check
-        self._count_waiting = count_waiting
         self._next: deque[_NextSlot] = deque()
-        self._parked: set[int] = set()
         # Reentrant, because a signal handler that ends the worker may interrupt the owner.
         self._counting = threading.RLock()
         self._check_due = math.inf
 
-    @property
-    def pool(self) -> Any:
-        """The pool of the worker."""
-        return self.consumer.pool
+    # The requests.
+
+    @abstractmethod
+    def release(self, nonce: int) -> None:
+        """Release the lock of the request ``nonce``: its body has ended. The child watcher calls this on its thread."""
+
+    @abstractmethod
+    def count_waiting(self) -> int:
+        """Return how many requests have no slot."""
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Check all requests, in the loop, and schedule the next check."""
 
     # Slots.
-
-    @cached_property
-    def slots(self) -> Slots:
-        """The slots of the pool."""
-        controller = self.consumer.controller
-        if celery_internals.gives_slots(controller):
-            return celery_internals.SemaphoreSlots(controller)
-        return CountedSlots(controller, self.loop, self._count_waiting)
 
     def acquire_next(self, on_slot: Callable[[], object], is_over: Callable[[], bool]) -> None:
         """Call ``on_slot`` with the next free slot, in the order of these calls, unless ``is_over`` is true by then."""
@@ -148,15 +140,10 @@ class GateWorker:
         """Count the request ``nonce`` as one that waits in addition to Celery's own window, or no longer."""
         with self._counting:
             if parked:
-                self._parked.add(nonce)
+                self.parked.add(nonce)
             else:
-                self._parked.discard(nonce)
-            self.window.widen(min(len(self._parked), self.max_parked))
-
-    @property
-    def parked(self) -> int:
-        """How many requests wait in addition to Celery's own window."""
-        return len(self._parked)
+                self.parked.discard(nonce)
+            self.window.widen(min(len(self.parked), self.max_parked))
 
     @cached_property
     def max_parked(self) -> int:
@@ -169,12 +156,27 @@ class GateWorker:
         self.counts["given_back"] += 1
         headers = {DEADLINE_HEADER: [attempt[1], deadline]} if deadline is not None else {}
         queue = celery_internals.queue_of(self.consumer, request)
-        is_better_published = celery_internals.is_better_published(self.consumer, request)
-        if queue is not None and (headers or is_better_published):
+        if queue is not None and (headers or celery_internals.is_better_published(self.consumer, request)):
             celery_internals.publish_again(request, queue, headers)
         else:
-            self.deadlines.keep(attempt, deadline)
+            self.keep_deadline(attempt, deadline)
             celery_internals.give_back(request)
+
+    def keep_deadline(self, attempt: AttemptId, deadline: float | None) -> None:
+        """Keep ``deadline`` for the next delivery of the same message."""
+        if len(self.deadlines) >= MAX_DEADLINES:
+            now = time.time()
+            self.deadlines = {attempt: each for attempt, each in self.deadlines.items() if each > now}
+        if deadline is not None:
+            self.deadlines[attempt] = deadline
+
+    def read_deadline(self, request: Request, attempt: AttemptId) -> float | None:
+        """Return until when the task waits, from its message or from the last delivery."""
+        try:
+            number, deadline = (request.message.headers or {})[DEADLINE_HEADER]
+            return float(deadline) if number == attempt[1] else None
+        except (KeyError, TypeError, ValueError):
+            return self.deadlines.pop(attempt, None)
 
     # Time.
 
@@ -191,10 +193,6 @@ class GateWorker:
         if due < self._check_due:
             self._check_due = due
             self.loop.call_later(due - time.monotonic(), self._check)
-
-    def _check(self) -> None:
-        self._check_due = math.inf
-        self._on_check()
 
     # Events.
 

@@ -28,7 +28,6 @@ from django_zklock.contrib.celery.gate.celery_internals import (
     is_better_published,
     queue_of,
 )
-from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard, ScoreboardSlot
 from django_zklock.zk import queue as zk_queue
 from django_zklock.zk.queue import Kind
 from django_zklock.zk.queue import Queue as LockQueue
@@ -130,67 +129,6 @@ def test_names() -> None:
     assert hasattr(PromiseProxy, "__then__")
     no_channel: Any = None
     assert hasattr(Consumer(no_channel), "_active_tags")
-
-
-class Session:
-    """A session that does nothing."""
-
-    lease_end = 1.0
-
-    def post(self, _call: Any) -> None: ...
-
-    def add_listener(self, _slot: Any) -> None: ...
-
-
-class Contender:
-    """A contender that holds."""
-
-    session = Session()
-    lost: str | None = None
-    revoked: str | None = None
-    loss_reason_pending = False
-
-
-def test_claim__once_it_is_withdrawn() -> None:
-    """A withdrawn hold cannot be claimed; an earlier claim is kept."""
-    scoreboard = Scoreboard()
-    claimed = ScoreboardSlot.open(scoreboard, 1, Contender())  # type: ignore[arg-type]
-    withdrawn = ScoreboardSlot.open(scoreboard, 2, Contender())  # type: ignore[arg-type]
-    assert claimed is not None
-    assert withdrawn is not None
-    assert scoreboard.claim(claimed.number, 1, 71)
-    for slot in (claimed, withdrawn):
-        slot.withdraw()
-    assert not scoreboard.claim(withdrawn.number, 2, 72)
-    assert (claimed.claimed_by, withdrawn.claimed_by) == (71, None)
-    claimed.restore()
-    assert scoreboard.state(claimed.number, 1) is HoldState.HELD
-
-
-def test_claim__of_a_hold_that_is_over() -> None:
-    """A hold that was lost or released cannot be claimed."""
-    scoreboard = Scoreboard()
-    number = scoreboard.open(1, 0.0)
-    assert number is not None
-    scoreboard.set_state(number, 1, HoldState.LOST, "its node was deleted")
-    assert not scoreboard.claim(number, 1, 71)
-    scoreboard.close(number, 1)
-    assert not scoreboard.claim(number, 1, 71)
-    assert scoreboard.claimed_by(number, 1) is None
-    assert scoreboard.used == 0
-
-
-def test_withdrawn__stays_so_when_revoked() -> None:
-    """A revocation does not make a withdrawn hold claimable again."""
-    scoreboard, contender = Scoreboard(), Contender()
-    slot = ScoreboardSlot.open(scoreboard, 1, contender)  # type: ignore[arg-type]
-    assert slot is not None
-    slot.withdraw()
-    contender.revoked = "deploy"
-    slot.update()
-    assert not scoreboard.claim(slot.number, 1, 71)
-    slot.restore()
-    assert scoreboard.state(slot.number, 1) is HoldState.REVOKED
 
 
 def queue(*kinds: Kind) -> tuple[list[str], LockQueue]:
