@@ -26,13 +26,6 @@ class Budget(NamedTuple):
     since: str
     attempt: str
 
-    def spent(self, headers: dict[str, Any], attempt: int) -> tuple[int, float]:
-        """Return the number of retries in this ``attempt`` of the task, and the time of the first (Unix epoch)."""
-        if int(headers.get(self.attempt, -1)) != attempt:
-            # The task itself has failed and was retried.
-            return 0, time.time()
-        return int(headers.get(self.tries, 0)), float(headers.get(self.since, time.time()))
-
 
 CONFLICTS = Budget("zklock_conflicts", "zklock_conflict_since", "zklock_conflict_attempt")
 OUTAGES = Budget("zklock_outages", "zklock_outage_since", "zklock_outage_attempt")
@@ -69,7 +62,10 @@ class RetryLater:
         request = task.request
         headers = dict(request.headers or {})
         budget = CONFLICTS if conflict.unavailable is None else OUTAGES
-        count, since = budget.spent(headers, request.retries)
+        count, since = 0, time.time()
+        # In another attempt the task itself has failed and was retried.
+        if int(headers.get(budget.attempt, -1)) == request.retries:
+            count, since = int(headers.get(budget.tries, 0)), float(headers.get(budget.since, since))
         waited = max(0.0, time.time() - since)
         limit = seconds(self.max_wait)
         countdown = min(self.max_delay, self.delay * 2.0 ** min(count, 30)) * random.uniform(0.5, 1.0)  # noqa: S311

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery.signals import worker_process_shutdown, worker_shutdown
@@ -32,11 +33,8 @@ def terminator() -> Callable[[], None] | None:
     """Return what ends this process if it is a pool child; ``None`` in a main process, which runs several tasks."""
     from billiard import current_process
 
-    return _kill_process if current_process().name != "MainProcess" else None
-
-
-def _kill_process() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    is_child = current_process().name != "MainProcess"
+    return partial(os.kill, os.getpid(), signal.SIGKILL) if is_child else None
 
 
 def _close(**_facts: Any) -> None:

@@ -67,11 +67,7 @@ def lock_task(target: Any, wrap: Wrap) -> Any:
         target.__then__(lambda: lock(maybe_evaluate(target)))
     elif not issubclass(type(target), Proxy):
         lock(target)
-    _lock_everywhere(target, lock)
-    return target
 
-
-def _lock_everywhere(target: Any, lock: Callable[[Any], None]) -> None:
     # Celery's decorators make one task in each app: now in finalized apps, later in the others. The proxy of
     # `@shared_task` looks up the task of the current app. At the end of an app's finalization its task exists.
     def lock_in(app: Any) -> None:
@@ -86,6 +82,7 @@ def _lock_everywhere(target: Any, lock: Callable[[Any], None]) -> None:
         for app in _get_active_apps():
             if app.finalized:
                 lock_in(app)
+    return target
 
 
 # In the order of decoration, which is the order of the locks on one task. Celery keeps its own callbacks in a set: two
