@@ -101,11 +101,6 @@ class TaskAttempts:
         if self.current is not None:
             self.current.end()
 
-    def abandon(self) -> None:
-        """Leave the queue, or release the lock, because the task acquires it in its slot."""
-        self.end()
-        self.current = None
-
     def is_decided(self) -> bool:
         """Return whether the lock is granted or refused; a lock that was lost is acquired again."""
         if self.refusal is not None or self.current is None:

@@ -26,11 +26,6 @@ class GateStep(bootsteps.StartStopStep):
     label = "Lock gate"
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    def __init__(self, consumer: Any, **options: Any) -> None:
-        super().__init__(consumer, **options)
-        # `celery inspect` finds it there.
-        consumer.zklock_gate = None
-
     def include_if(self, consumer: Any) -> bool:
         """Return whether the consumer has a gate."""
         if not is_wanted(consumer.app):
@@ -42,6 +37,7 @@ class GateStep(bootsteps.StartStopStep):
 
     def create(self, consumer: Any) -> Any:
         """Return the gate, which Celery starts and stops; before the pool forks."""
+        # `celery inspect` finds it there.
         gate = consumer.zklock_gate = Gate(consumer)
         handover.gates[gate.origin] = gate
         # Before Celery's strategies copy it.

@@ -158,11 +158,7 @@ class PrefetchWindow:
     def attach(self, qos: Any) -> None:
         """Use the counter of a new connection to the broker."""
         send = qos.callback
-
-        def set_prefetch_count(prefetch_count: int) -> Any:
-            return send(prefetch_count=self._widened(prefetch_count))
-
-        qos.callback = set_prefetch_count
+        qos.callback = lambda prefetch_count: send(prefetch_count=self._widened(prefetch_count))
         self._qos = qos
         self._refresh()
 

@@ -88,31 +88,21 @@ class ChildWatcher:
 
     def _run(self) -> None:
         while True:
-            polls = any(descriptor is None for descriptor, _ in list(self._watched.values()))
+            polled = [pid for pid, (descriptor, _) in list(self._watched.items()) if descriptor is None]
             try:
-                for key, _ in self._selector.select(_POLL_INTERVAL if polls else None):
+                for key, _ in self._selector.select(_POLL_INTERVAL if polled else None):
                     if key.fileobj == self._read_end:
-                        self._read()
+                        for (nonce,) in _NONCE.iter_unpack(os.read(self._read_end, 4096 * _NONCE.size)):
+                            self._on_release(nonce)
                     else:
                         self._ended(key.data)
-                if polls:
-                    self._poll()
+                for pid in polled:
+                    try:
+                        os.kill(pid, 0)
+                    except ProcessLookupError:
+                        self._ended(pid)
             except Exception:
                 logger.exception("event=child_watcher_failed")
-
-    def _poll(self) -> None:
-        for pid, (descriptor, _) in list(self._watched.items()):
-            if descriptor is None:
-                try:
-                    os.kill(pid, 0)
-                except ProcessLookupError:
-                    self._ended(pid)
-
-    def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            received = os.read(self._read_end, 4096 * _NONCE.size)
-            for (nonce,) in _NONCE.iter_unpack(received):
-                self._on_release(nonce)
 
     def _ended(self, pid: int) -> None:
         with self._changing:

@@ -16,7 +16,7 @@ from django_zklock.contrib.celery.gate.gate import Gate
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard, ScoreboardSlot
 from django_zklock.contrib.celery.gate.ticket import Ticket
 from django_zklock.contrib.celery.tasks import is_call_of_message, running_task
-from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
+from django_zklock.exceptions import LockConflict, LockTimeout, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
 from django_zklock.work import current_work
 from django_zklock.zk import node_data
@@ -100,7 +100,11 @@ class TicketOffer:
         """Return the hold or the refusal, or else the rest of the task's timeout, if it has one."""
         ticket = self._ticket
         if ticket.refusal is not None:
-            return self._refuse(tickets.error_of(ticket.refusal))
+            self._send_contended()
+            error = tickets.error_of(ticket.refusal)
+            if isinstance(error, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
+                return None, error
+            raise error
         if not ticket.acquires:
             if self._gate.scoreboard is not None:
                 held = self._take_in_child(self._gate.scoreboard)
@@ -114,12 +118,6 @@ class TicketOffer:
             if held is not None:
                 return held, None
         return locked_call.TimeLeft(max(0.0, ticket.deadline - time.time())) if ticket.deadline is not None else None
-
-    def _refuse(self, error: ZkLockError) -> Outcome:
-        self._send_contended()
-        if isinstance(error, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
-            return None, error
-        raise error
 
     def _take_in_child(self, scoreboard: Scoreboard) -> Held | None:
         ticket, lock = self._ticket, self.lock

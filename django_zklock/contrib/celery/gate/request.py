@@ -141,7 +141,8 @@ class LockedRequest(TaskRun):
             self._move(Stage.RUNNING)
 
     def _acquire_in_slot(self) -> None:
-        self.attempts.abandon()
+        self.attempts.end()
+        self.attempts.current = None
         self._acquires_in_slot = True
 
     def _release_ready(self) -> None:
@@ -222,7 +223,7 @@ class LockedRequest(TaskRun):
             return False
         try:
             if self.stage is not Stage.RUNNING:
-                self.worker.keep_deadline(self.attempt, self.attempts.deadline)
+                self.worker.keep_deadline(self.attempt_id, self.attempts.deadline)
                 self.finish()
         finally:
             self._changing.release()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import mmap
-import secrets
 import threading
 from collections import deque
 from functools import partial
@@ -56,10 +55,9 @@ class _Reasons(ctypes.Structure):
 
 
 class Scoreboard:
-    """The memory for :class:`ScoreboardSlot`. ``origin`` identifies the process that writes the states."""
+    """The memory for :class:`ScoreboardSlot`."""
 
     def __init__(self) -> None:
-        self.origin = secrets.token_hex(8)
         self.words = (_Words * MAX_SLOTS).from_buffer(mmap.mmap(-1, MAX_SLOTS * ctypes.sizeof(_Words)))
         # Pages that are never written use no memory.
         self.reasons = (_Reasons * MAX_SLOTS).from_buffer(mmap.mmap(-1, MAX_SLOTS * ctypes.sizeof(_Reasons)))

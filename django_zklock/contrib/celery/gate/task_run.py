@@ -50,12 +50,12 @@ class TaskRun:
         self.worker = worker
         self.request = request
         self.lock = lock
-        self.attempt: AttemptId = (request.id, request.request_dict.get("retries") or 0)
+        self.attempt_id: AttemptId = (request.id, request.request_dict.get("retries") or 0)
         self.attempts = TaskAttempts(
             lock,
             call.timeout,
             Work(kind="task", name=request.task.name, id=request.id),
-            deadline=worker.read_deadline(request, self.attempt) if call.timeout else None,
+            deadline=worker.read_deadline(request, self.attempt_id) if call.timeout else None,
             wake=self._on_change,
         )
         # Names the request, and its hold on the scoreboard and in the ticket.
@@ -109,7 +109,7 @@ class TaskRun:
         self.worker.loop.post(self._give_back)
 
     def _give_back(self) -> None:
-        self.worker.give_back(self.request, self.attempt, self.attempts.deadline)
+        self.worker.give_back(self.request, self.attempt_id, self.attempts.deadline)
 
     def _if_followed(self, then: Callable[[], None]) -> None:
         """Call ``then`` in the loop if a contender of another worker, or of a body of this one, waits behind."""

@@ -20,7 +20,6 @@ from django_zklock.contrib.celery.gate import celery_internals
 from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
 from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop
 from django_zklock.contrib.celery.gate.scoreboard import Scoreboard
-from django_zklock.contrib.celery.gate.slots import CountedSlots
 from django_zklock.contrib.celery.gate.ticket import DEADLINE_HEADER
 
 logger = logging.getLogger("django_zklock.celery")
@@ -29,6 +28,10 @@ logger = logging.getLogger("django_zklock.celery")
 CHECK_INTERVAL = 1.0
 # Seconds for which a granted lock waits for a slot, if a contender of another worker or of a body waits behind it.
 MAX_READY = 1.0
+# Poll interval in seconds where the pool does not report a free slot.
+POLL_INTERVAL = 0.05
+# Seconds after which a request goes to the pool's own queue, which is fair to requests without a lock.
+MAX_POLLING = 1.0
 # Requests that may wait in a worker in addition to Celery's own prefetch window, unless a setting limits them.
 MAX_PARKED = 300
 # Number of deadlines from which those that have passed are removed.
@@ -74,9 +77,10 @@ class GateWorker(ABC):
         self.slots = (
             celery_internals.SemaphoreSlots(consumer.controller)
             if celery_internals.gives_slots(consumer.controller)
-            else CountedSlots(consumer.controller, self.loop, self.count_waiting)
+            else CountedSlots(self)
         )
-        self.origin = self.scoreboard.origin if self.scoreboard is not None else secrets.token_hex(8)
+        # Names this process in tickets.
+        self.origin = secrets.token_hex(8)
         self.window = celery_internals.PrefetchWindow()
         # Of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch.
         self.deadlines: dict[AttemptId, float] = {}
@@ -211,3 +215,62 @@ class GateWorker(ABC):
         except Exception:
             # The connection for events may be the one that was lost; tasks do not depend on it.
             logger.exception("event=event_not_sent what=%s task=%s", what, facts["id"])
+
+
+class CountedSlots:
+    """The slots of a pool without a semaphore: it has a queue of its own, or blocks when it is full.
+
+    It has the methods of :class:`~.celery_internals.SemaphoreSlots`.
+    """
+
+    def __init__(self, worker: GateWorker) -> None:
+        self._worker = worker
+        self._waiting: deque[tuple[float, Callable[[], object]]] = deque()
+        self._blocks = celery_internals.blocks_when_full(worker.consumer.controller)
+        self._polls = False
+
+    def acquire(self, call: Callable[[], object]) -> None:
+        """Call ``call`` when a task could begin, or after ``MAX_POLLING`` seconds."""
+        self._waiting.append((time.monotonic() + MAX_POLLING, call))
+        self._fill()
+
+    def acquire_next(self, call: Callable[[], object]) -> None:
+        """Call ``call`` now, for the pool's queue; if the pool blocks, when a task could begin."""
+        if self._blocks:
+            self._waiting.appendleft((time.monotonic() + MAX_POLLING, call))
+            self._fill()
+        else:
+            call()
+
+    def release(self) -> None:
+        """Return a slot that was not used."""
+        self._worker.loop.post(self._fill)
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Call ``call``; in a new thread if the pool is full and blocks then."""
+        if self._blocks and self._count_free() < 0:
+            threading.Thread(target=call, name="zklock-slot", daemon=True).start()
+        else:
+            call()
+
+    def _count_free(self) -> int:
+        return celery_internals.count_free(self._worker.consumer.pool, self._worker.count_waiting())
+
+    def clear(self) -> None:
+        """Drop all calls that wait for a slot."""
+        self._waiting.clear()
+
+    def _fill(self) -> None:
+        while self._waiting:
+            until, call = self._waiting[0]
+            if self._count_free() <= 0 and time.monotonic() < until:
+                break
+            self._waiting.popleft()
+            call()
+        if self._waiting and not self._polls:
+            self._polls = True
+            self._worker.loop.call_later(POLL_INTERVAL, self._poll)
+
+    def _poll(self) -> None:
+        self._polls = False
+        self._fill()
