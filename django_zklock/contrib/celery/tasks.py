@@ -132,12 +132,9 @@ def _lock_once(wrap: Wrap) -> Callable[[Any], None]:
             return
         # Inside of autoretry's wrapper: the lock must be free before the task is sent again.
         name = "_orig_run" if hasattr(task, "_orig_run") else "run"
-        body = getattr(task, name)
-        if isinstance(body, types.MethodType):
-            # `bind=True`: the key may be made from the task too.
-            setattr(task, name, types.MethodType(wrap(body.__func__), task))
-        else:
-            setattr(task, name, wrap(body))
+        body, own = _body(task)
+        # `bind=True`: the key may be made from the task too.
+        setattr(task, name, types.MethodType(wrap(body), *own) if own else wrap(body))
 
     return lock
 
