@@ -32,7 +32,7 @@ from kazoo.protocol.serialization import (
     int_struct,
 )
 
-from django_zklock.zk.timers import boottime
+from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire.lease import Lease, Sent
 
 # Errors about the connection in the answer of a server. The next connection shows whether the session lives.
