@@ -55,7 +55,7 @@ class _Reasons(ctypes.Structure):
 
 
 class Scoreboard:
-    """The memory for :class:`ScoreboardSlot`."""
+    """The memory for each :class:`ScoreboardSlot`. The reason of a state is written before the state."""
 
     def __init__(self) -> None:
         self.words = (_Words * MAX_SLOTS).from_buffer(mmap.mmap(-1, MAX_SLOTS * ctypes.sizeof(_Words)))
