@@ -74,7 +74,9 @@ class ClaimingSchedulerMixin(Scheduler):
             return self._postpone(entry)
         name = entry.name or ""
         # Before the claim: a claimed run that cannot be sent is lost.
-        pause = self._pause_before(name)
+        pause = RETRY_INTERVAL if self.held.lost else self._retry_at.get(name, 0.0) - time.monotonic()
+        if pause <= 0 and not self._reach_broker():
+            pause = RETRY_INTERVAL
         if pause > 0:
             return schedstate(False, pause)
         try:
@@ -89,15 +91,6 @@ class ClaimingSchedulerMixin(Scheduler):
         self._load_last_run(entry)
         return self._postpone(entry)
 
-    def _pause_before(self, name: str) -> float:
-        """Return the seconds until an entry can be sent; 0 or less if it can be sent now."""
-        if self.held.lost:
-            return RETRY_INTERVAL
-        pause = self._retry_at.get(name, 0.0) - time.monotonic()
-        if pause <= 0 and not self._reach_broker():
-            return RETRY_INTERVAL
-        return pause
-
     def apply_async(self, entry: ScheduleEntry, *args: Any, **options: Any) -> Any:
         """Send the entry, unless the lead is known to be lost."""
         try:
@@ -107,7 +100,11 @@ class ClaimingSchedulerMixin(Scheduler):
             self._take_back(entry)
             raise
         except SchedulingError as error:
-            if is_of_connection(self.connection, error.__context__):
+            cause = error.__context__
+            if isinstance(cause, OperationalError):
+                cause = cause.__cause__ or cause
+            # Anything else is a refusal by the broker.
+            if isinstance(cause, (OperationalError, *self.connection.connection_errors)):
                 self._connection_failed(entry, error)
             raise
         finally:
@@ -212,13 +209,6 @@ def connect_once(connection: Connection) -> Any:
         return connection.ensure_connection(max_retries=max(0, len(connection.alt or ()) - 1))
     except errors as error:
         raise OperationalError(str(error)) from error
-
-
-def is_of_connection(connection: Connection, error: BaseException | None) -> bool:
-    """Return whether ``error`` means a broken connection, and not a refusal by the broker."""
-    if isinstance(error, OperationalError):
-        error = error.__cause__ or error
-    return isinstance(error, (OperationalError, *connection.connection_errors))
 
 
 def _start_time(entry: ScheduleEntry) -> float:
