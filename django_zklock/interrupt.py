@@ -45,18 +45,18 @@ async def arun(held: Held, body: Awaitable[T]) -> T:
     """Await ``body``, cancel it when ``held`` is lost, and then raise ``LockLost``."""
     interrupter = _TaskInterrupter(held)
     forget = held._when_lost(interrupter.fire)
-    interrupter.arm()
     try:
-        return await body
+        try:
+            interrupter.arm()
+            return await body
+        finally:
+            interrupter.disarm()
+            forget()
     except asyncio.CancelledError as error:
-        interrupter.disarm()
         # If another cancellation of the task came too, that one is raised.
         if interrupter.delivered and not interrupter.cancelled_by_others:
             raise held._loss_error() from error
         raise
-    finally:
-        interrupter.disarm()
-        forget()
 
 
 class _Injected(LockLost):
@@ -157,7 +157,6 @@ class _TaskInterrupter(_Interrupter):
         # The task was cancelled by this object, and by others.
         self.delivered = False
         self.cancelled_by_others = False
-        self._retracted = False
 
     def _inject(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and runs nothing
@@ -169,8 +168,7 @@ class _TaskInterrupter(_Interrupter):
             self.delivered = self._task.cancel("its lock was lost")
 
     def _retract(self) -> None:
-        if self.delivered and not self._retracted:
-            self._retracted = True
+        if self.delivered:
             # A caller that counts cancellations must not count ours.
             self.cancelled_by_others = bool(self._task.uncancel())
 
