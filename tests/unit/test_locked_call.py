@@ -569,21 +569,11 @@ def test_concurrent__one_at_a_time(make: Make) -> None:
 # Meeting one's own dead node.
 
 
-class Worker:
-    """A resolver that reports a running task, as in a worker."""
-
-    def __init__(self, task: Work) -> None:
-        self.task = task
-
-    def work(self) -> Work:
-        return self.task
-
-
 @pytest.fixture
 def redelivered(monkeypatch: pytest.MonkeyPatch) -> Work:
     """Run this test as a task that was delivered before."""
     task = Work(kind="task", name="bill", id="4711")
-    monkeypatch.setattr("django_zklock.work.resolvers", [Worker(task)])
+    monkeypatch.setattr("django_zklock.work.resolvers", [lambda: task])
     return task
 
 
