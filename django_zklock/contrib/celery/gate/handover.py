@@ -71,7 +71,7 @@ def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any])
         _release(gates[ticket.origin], ticket)
         _log_refusal(task.request.id, f"it is for the body and arguments of the message, not for this {call.name}")
         return None
-    return TicketOffer(ticket, call.lock_of(ticket.keys, current_work))
+    return TicketOffer(ticket, call.lock(ticket.keys, current_work))
 
 
 class TicketOffer:
@@ -81,7 +81,7 @@ class TicketOffer:
         self.lock = lock
         self._ticket = ticket
 
-    def take(self) -> Outcome | locked_call.TimeLeft | None:
+    def take(self) -> Outcome | float | None:
         """Return the hold or the refusal, or else the rest of the task's timeout, if it has one."""
         try:
             outcome = _use(self._ticket, self.lock)
@@ -90,7 +90,7 @@ class TicketOffer:
             return None
         deadline = self._ticket.deadline
         if outcome is None and deadline is not None:
-            return locked_call.TimeLeft(max(0.0, deadline - time.time()))
+            return max(0.0, deadline - time.time())
         return outcome
 
 
