@@ -97,7 +97,7 @@ def zk_locked(
         raise TypeError(f"using must be the name of an alias in ZKLOCK, got {using!r}")
     decided = _policy("on_conflict", on_conflict, get_args(ConflictPolicy))
     if timeout is UNSET:
-        timeout = None if decided in {"wait", "coalesce"} else 0
+        timeout = None if decided in ("wait", "coalesce") else 0
     how = functools.partial(
         LockedCall,
         rule=rule(mode, limit),
