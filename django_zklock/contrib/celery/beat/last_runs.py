@@ -115,7 +115,7 @@ class LastRunStore:
             self._future_logged = True
             message = "event=beat_sent_in_the_future key=%r entry=%r ahead=%.1f offset=%.1f"
             logger.warning(message, self._lock.key, name, run.sent - now, self._offset.certain)
-        return min(self._from_zookeeper(run.written), now)
+        return min(run.written + self._offset.high, now)
 
     def claim(self, name: str, token: int) -> bool:
         """Claim the entry: write that the holder of ``token`` sends it now.
@@ -123,24 +123,24 @@ class LastRunStore:
         Return ``False`` if another beat has sent the entry since it was read; :meth:`last_sent` then returns when. If
         an error is raised, the entry may be claimed nevertheless.
         """
-        written = self._replace(name, sent=time.time(), token=token)
-        if written.offset is not None:
-            self._check_clock(written.offset)
-        return written.is_ours
+        is_ours, offset = self._replace(name, sent=time.time(), token=token)
+        if offset is not None:
+            self._check_clock(offset)
+        return is_ours
 
     def take_back(self, name: str, sent: float) -> bool:
         """Undo a claim that was not sent; the run before it was at ``sent``.
 
         Return ``False`` if another beat has written since.
         """
-        return self._replace(name, sent=sent, taken_back=time.time()).is_ours
+        return self._replace(name, sent=sent, taken_back=time.time())[0]
 
-    def _replace(self, name: str, **facts: float) -> _Written:
+    def _replace(self, name: str, **facts: float) -> tuple[bool, ClockOffset | None]:
+        """Write ``facts``; return whether the node has them now, and the offset of the clock if it was measured."""
         node = paths.escape(name)
-        data = _encode(entry=name, **facts)
-        written = self._ask(partial(self._write, node, data, self._runs.get(node)), mutates=True)
-        self._runs[node] = written.run
-        return written
+        script = partial(self._write, node, _encode(entry=name, **facts), self._runs.get(node))
+        self._runs[node], is_ours, offset = self._ask(script, mutates=True)
+        return is_ours, offset
 
     def reconcile(self, names: Collection[str], remembered: Collection[str]) -> None:
         """Write which entries are no longer in the schedule of the leader, and which are back.
@@ -170,7 +170,7 @@ class LastRunStore:
         """Return the change of a node, if any; ``is_remembered`` is ``None`` if the schedule lacks the entry."""
         now = time.time()
         # This estimate may be too short, and never too long.
-        gone_for = None if run.gone_since is None else now - self._from_zookeeper(run.gone_since)
+        gone_for = None if run.gone_since is None else now - (run.gone_since + self._offset.high)
         if is_remembered is None:
             if gone_for is None:
                 return _Change(node, run, _encode(entry=run.entry, sent=run.sent, at=run.written, gone=True))
@@ -181,10 +181,6 @@ class LastRunStore:
             return _Change(node, run, _encode(entry=run.entry, sent=run.sent, at=run.written))
         logger.info("event=beat_entry_is_back entry=%r gone=%.0f", run.entry, gone_for)
         return _Change(node, run, _encode(entry=run.entry, sent=now))
-
-    def _from_zookeeper(self, moment: float) -> float:
-        """Return what the clock of this host shows when ZooKeeper's shows ``moment``."""
-        return moment + self._offset.high
 
     def _check_clock(self, offset: ClockOffset) -> None:
         self._offset = offset
@@ -230,7 +226,9 @@ class LastRunStore:
                 runs[name] = _decode(*outcome)
         return runs, offset
 
-    def _write(self, node: str, data: bytes, known: LastRun | None, session: Session) -> RequestScript[_Written]:
+    def _write(
+        self, node: str, data: bytes, known: LastRun | None, session: Session
+    ) -> RequestScript[tuple[LastRun, bool, ClockOffset | None]]:
         """Write ``data`` unless another beat has sent since ``known``."""
         wire, path = session.wire, f"{self._path}/{node}"
         version = known.version if known else None
@@ -240,13 +238,12 @@ class LastRunStore:
                 create = partial(wire.ensure, path, data, container=False)
                 (outcome,) = yield [or_error(create, NodeExistsError)]
                 if not isinstance(outcome, Exception):
-                    return _Written(_decode(data, None, written=before - self._offset.low), is_ours=True)
+                    return _decode(data, None, written=before - self._offset.low), True, None
             else:
                 write = partial(wire.set, path, data, version=version)
                 (outcome,) = yield [or_error(write, BadVersionError, NoNodeError)]
                 if not isinstance(outcome, Exception):
-                    offset = ClockOffset.measured(before, outcome, time.time())
-                    return _Written(_decode(data, outcome), is_ours=True, offset=offset)
+                    return _decode(data, outcome), True, ClockOffset.measured(before, outcome, time.time())
             get = or_error(partial(wire.get, path), NoNodeError)
             _synced, found = yield [partial(wire.sync, path), get]
             if isinstance(found, Exception):
@@ -256,7 +253,7 @@ class LastRunStore:
             run = _decode(*found)
             is_ours = found[0] == data
             if is_ours or known is None or run.sent != known.sent:
-                return _Written(run, is_ours=is_ours)
+                return run, is_ours, None
             # A leader with another schedule has marked the entry as missing, or as back.
             version = run.version
 
@@ -268,14 +265,6 @@ class LastRunStore:
             return partial(session.wire.set, path, change.data, version=version)
 
         return (yield [or_error(request(change), BadVersionError, NoNodeError) for change in changes])
-
-
-class _Written(NamedTuple):
-    """The content of a node after a write, and whether it is what we wrote."""
-
-    run: LastRun
-    is_ours: bool
-    offset: ClockOffset | None = None
 
 
 class _Change(NamedTuple):
