@@ -237,20 +237,22 @@ class LockedCall:
     def _refusal_signals(self, lock: Lock, refusal: ZkLockError) -> Iterator[tuple[Signal, dict[str, Any]]]:
         facts = {"holder": refusal.holder, "function": self.name, "reason": _reason(refusal)}
         yield signals.refused, signals.common_arguments(lock) | facts
-        if self._skips(refusal):
+        if self._policy_for(refusal) == "skip":
             yield signals.skipped, signals.common_arguments(lock) | facts
 
-    def _skips(self, refusal: ZkLockError) -> bool:
+    def _policy_for(self, refusal: ZkLockError) -> OnConflict | OnUnavailable:
         if isinstance(refusal, ZooKeeperUnavailable):
-            return self.on_unavailable == "skip"
-        return isinstance(refusal, AlreadyAwaited) or self.on_conflict == "skip"
+            return self.on_unavailable
+        return "skip" if isinstance(refusal, AlreadyAwaited) else self.on_conflict
 
     def _decide(self, lock: Lock, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: ZkLockError) -> Any:
         """Skip a call without a lock, or apply its policy."""
-        if self._skips(refusal):
+        policy = self._policy_for(refusal)
+        if policy == "skip":
             return self._skip(lock, args, refusal)
         unavailable = refusal if isinstance(refusal, ZooKeeperUnavailable) else None
-        policy = self.on_conflict if unavailable is None else self.on_unavailable
+        if not callable(policy) and (unavailable is not None or policy != "raise"):
+            raise refusal
         conflict = Conflict(
             key=lock.key,
             function=self.name,
@@ -262,8 +264,6 @@ class LockedCall:
         )
         if callable(policy):
             return policy(conflict)
-        if unavailable is not None or policy in {"wait", "coalesce"}:
-            raise refusal
         raise conflict.error() from refusal
 
     def _skip(self, lock: Lock, args: tuple[Any, ...], refusal: ZkLockError) -> Any:
