@@ -32,8 +32,6 @@ _warned: dict[Any, Any] = {}
 def compile_key(key: str | Sequence[str] | Callable[..., Any], function: Callable[..., Any]) -> KeyMaker:
     """Return the key maker of ``function`` for a template over its arguments or a callable that takes them.
 
-    A list or tuple of templates, or a callable that returns a list or tuple, names keys to take together.
-
     If all parameters of a callable have names that ``function`` has too, the callable is called by name with those
     that it declares. Otherwise it gets the leading arguments by position. Defaults of ``function`` are arguments too.
 
