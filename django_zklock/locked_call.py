@@ -1,7 +1,4 @@
-"""Calling a function under its lock, and what follows if the lock is not granted, is lost or cannot be asked for.
-
-A :class:`LockedCall` keeps no state between calls: any number of threads can share one.
-"""
+"""Calling a function under its lock, and what follows if the lock is not granted, is lost or cannot be asked for."""
 
 from __future__ import annotations
 
