@@ -79,8 +79,7 @@ class _Interrupter:
     """
 
     def __init__(self, held: Held) -> None:
-        self.fired = False
-        # The class of the exception, created by `fire`.
+        # The class of the exception, created by `fire`; empty before.
         self.error: type[_Injected] | tuple[()] = ()
         self._held = held
         self._armed = False
@@ -91,10 +90,9 @@ class _Interrupter:
     def fire(self) -> None:
         """Raise the exception, at once or when the body begins, unless the body has ended."""
         with self._lock:
-            if not self._over and not self.fired:
+            if not self._over and not self.error:
                 facts = {"held": self._held, "__module__": LockLost.__module__, "__qualname__": LockLost.__qualname__}
                 self.error = type(LockLost.__name__, (_Injected,), facts)
-                self.fired = True
                 if self._armed:
                     self._inject()
 
@@ -102,14 +100,14 @@ class _Interrupter:
         """Allow the exception from now on."""
         with self._lock:
             self._armed = True
-            if self.fired:
+            if self.error:
                 self._inject()
 
     def disarm(self) -> None:
         """Prevent the exception from now on; can be called again."""
         with self._lock:
             self._over = True
-            if self.fired:
+            if self.error:
                 # An exception that is still pending must not be raised in the code after the body.
                 self._retract()
 
