@@ -198,7 +198,7 @@ def _celery() -> Any:
 
 
 def _is_django_task(target: object) -> bool:
-    # django.tasks is new in Django 6.0. While it is not imported, there are no tasks of it.
+    # django.tasks is new in Django 6.0. As long as it is not imported, no object can be one of its tasks.
     tasks = sys.modules.get("django.tasks.base")
     return tasks is not None and isinstance(target, tasks.Task)
 

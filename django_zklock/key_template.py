@@ -32,8 +32,8 @@ _warned: dict[Any, Any] = {}
 def compile_key(key: str | Sequence[str] | Callable[..., Any], function: Callable[..., Any]) -> KeyMaker:
     """Return the key maker of ``function`` for a template over its arguments or a callable that takes them.
 
-    If all parameters of a callable have names that ``function`` has too, the callable is called by name with those
-    that it declares. Otherwise it gets the leading arguments by position. Defaults of ``function`` are arguments too.
+    A callable whose parameters are all named like parameters of ``function`` gets the arguments with those names. Any
+    other callable gets the leading arguments by position. Defaults of ``function`` are arguments too.
 
     Raise ``TypeError`` for any other key; ``ValueError`` for an empty or malformed template, a template that names an
     argument that ``function`` does not have, and a callable that needs more arguments than there are.
