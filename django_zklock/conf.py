@@ -15,7 +15,6 @@ from django_zklock.zk.waiting import seconds
 from django_zklock.zk.wire import KAZOO_OPTIONS, ConnectionOptions, parse_acl
 
 DEFAULT_ALIAS = "default"
-LOSS_POLICIES = ("lease", "strict")
 
 Reader = Callable[[str, Any], Any]
 """Takes the place of a value in the setting, for messages, and the value; returns the checked value."""
@@ -82,7 +81,7 @@ def _size(place: str, value: object) -> int:
 
 
 def _loss_policy(place: str, value: object) -> bool:
-    if value not in LOSS_POLICIES:
+    if value not in ("lease", "strict"):
         raise _wrong(place, '"lease" or "strict"', value)
     return value == "strict"
 
@@ -127,6 +126,10 @@ def _mapping(place: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ImproperlyConfigured(f"{place} must be a dict with string keys, got a {type(value).__name__}")
     return dict(value)
+
+
+def _tls(place: str, value: object) -> dict[str, Any]:
+    return {} if value is None else _read(place, _mapping(place, value), _TLS) | {"use_tls": True}
 
 
 # The field of the options class for each setting, and its reader. An absent setting keeps the default of the field.
@@ -178,15 +181,10 @@ def options(alias: str) -> PoolOptions:
     values = _mapping(place, configured[alias])
     if "HOSTS" not in values:
         raise ImproperlyConfigured(f'{place}["HOSTS"] is missing: name the ensemble as "host:port,host:port"')
-    tls = values.pop("TLS", None)
-    connection = _read(place, values, _CONNECTION)
-    if tls is not None:
-        tls = _mapping(f'{place}["TLS"]', tls)
-        connection |= _read(f'{place}["TLS"]', tls, _TLS) | {"use_tls": True}
-        _reject_unknown(f'{place}["TLS"]', tls, _TLS)
-    pool = _read(place, values, _POOL)
-    _reject_unknown(place, values, _CONNECTION | _POOL, "TLS")
-    return PoolOptions(connection=ConnectionOptions(**connection), **pool)
+    fields = _read(place, values, _CONNECTION | _POOL | {"TLS": ("tls", _tls)})
+    tls = fields.pop("tls", {})
+    pool = {field: fields.pop(field) for field, _reader in _POOL.values() if field in fields}
+    return PoolOptions(connection=ConnectionOptions(**fields, **tls), **pool)
 
 
 def _setting() -> Mapping[str, Any]:
@@ -197,13 +195,11 @@ def _setting() -> Mapping[str, Any]:
 
 
 def _read(place: str, values: Mapping[str, Any], readers: Mapping[str, tuple[str, Reader]]) -> dict[str, Any]:
-    return {
+    """Return the field of each setting in ``values``."""
+    fields = {
         field: read(f'{place}["{name}"]', values[name]) for name, (field, read) in readers.items() if name in values
     }
-
-
-def _reject_unknown(place: str, values: Mapping[str, Any], readers: Mapping[str, Any], *also: str) -> None:
-    known = sorted({*readers, *also})
-    unknown = sorted(set(values) - set(known))
+    unknown = sorted(values.keys() - readers.keys())
     if unknown:
-        raise ImproperlyConfigured(f'{place}["{unknown[0]}"] is not a setting; known are: {", ".join(known)}')
+        raise ImproperlyConfigured(f'{place}["{unknown[0]}"] is not a setting; known are: {", ".join(sorted(readers))}')
+    return fields

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZooKeeperUnavailable
+from django_zklock.exceptions import AlreadyAwaited, LockConflict, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity, Work
 
@@ -46,9 +46,11 @@ class Conflict:
         )
 
 
-OnConflict = Literal["wait", "skip", "raise", "retry", "coalesce"] | Callable[[Conflict], Any]
+ConflictPolicy = Literal["wait", "skip", "raise", "retry", "coalesce"]
+UnavailablePolicy = Literal["raise", "skip", "run", "retry"]
+OnConflict = ConflictPolicy | Callable[[Conflict], Any]
 OnLost = Literal["raise", "interrupt", "terminate", "ignore"]
-OnUnavailable = Literal["raise", "skip", "run", "retry"] | Callable[[Conflict], Any]
+OnUnavailable = UnavailablePolicy | Callable[[Conflict], Any]
 
 
 class AcquireRetries:
@@ -66,32 +68,26 @@ class AcquireRetries:
 
     def __init__(self, lock: Lock, timeout: float | None, work: Work | None) -> None:
         self.timeout = timeout
-        self._lock = lock
         self._work = work
-        self._cases_left = {"unknown", "itself"}
+        options = lock.pool.options
+        # The timeout of the retry for each case that has not occurred.
+        self._retries = {"unknown": 0.0, "itself": options.connection.session_timeout + options.connect_timeout}
 
-    def should_retry(self, error: LockTimeout | LockConflict) -> bool:
+    def should_retry(self, error: ZkLockError) -> bool:
         """Return whether to acquire again after ``error``, and set :attr:`timeout` for it."""
-        if isinstance(error, AlreadyAwaited):
-            # The waiter that has the place runs after this call in any case.
+        # After AlreadyAwaited the waiter that has the place runs after this call in any case.
+        if isinstance(error, (AlreadyAwaited, ZooKeeperUnavailable)):
             return False
+        own, other = self._work, error.holder.work if error.holder else None
         if error.holder is None:
-            case, timeout = "unknown", 0.0
-        elif self._is_own_work(error.holder.work):
-            options = self._lock.pool.options
-            case, timeout = "itself", options.connection.session_timeout + options.connect_timeout
+            case = "unknown"
+        elif own and other and own.id and (own.kind, own.id) == (other.kind, other.id):
+            case = "itself"
         else:
             return False
-        if case not in self._cases_left:
+        if case not in self._retries:
             return False
-        self._cases_left.remove(case)
-        self.timeout = timeout
+        self.timeout = self._retries.pop(case)
         if case == "itself":
-            logger.warning(
-                "event=met_itself key=%r work=%r consequence=waits_for_session_end", error.key, str(self._work)
-            )
+            logger.warning("event=met_itself key=%r work=%r consequence=waits_for_session_end", error.key, str(own))
         return True
-
-    def _is_own_work(self, other: Work | None) -> bool:
-        own = self._work
-        return own is not None and other is not None and own.id != "" and (own.kind, own.id) == (other.kind, other.id)

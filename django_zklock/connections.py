@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.core.signals import setting_changed
+from django.dispatch import receiver
 
 from django_zklock import conf
 from django_zklock.zk import background
@@ -61,9 +62,7 @@ def _tree(options: PoolOptions) -> tuple[frozenset[str], str]:
 connections = Connections()
 
 
+@receiver(setting_changed, dispatch_uid="django_zklock.connections")
 def _reset_on_change(*, setting: str, **_kwargs: Any) -> None:
     if setting == "ZKLOCK":
         connections.reset()
-
-
-setting_changed.connect(_reset_on_change, dispatch_uid="django_zklock.connections")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
 import types
@@ -13,11 +14,11 @@ from django.core.management.base import BaseCommand
 
 from django_zklock.api import Mode
 from django_zklock.conf import DEFAULT_ALIAS
-from django_zklock.conflict import OnConflict, OnLost, OnUnavailable
+from django_zklock.conflict import ConflictPolicy, OnConflict, OnLost, OnUnavailable, UnavailablePolicy
 from django_zklock.key_template import compile_key, metric_name, warn_of_mistakes
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk import paths
-from django_zklock.zk.rules import EXCLUSIVE, Rule, rule
+from django_zklock.zk.rules import rule
 from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
 
@@ -31,8 +32,6 @@ class DjangoTask(Protocol):
 Target = TypeVar("Target", bound=Callable[..., Any] | DjangoTask)
 
 USAGE = '@zk_locked("invoice:{invoice_id}")'
-CONFLICT_POLICIES = ("wait", "skip", "raise", "retry", "coalesce")
-UNAVAILABLE_POLICIES = ("raise", "skip", "run", "retry")
 
 
 def zk_locked(
@@ -96,52 +95,58 @@ def zk_locked(
         raise TypeError(f'on_conflict="coalesce" is for one key, got {list(key)!r}')
     if not isinstance(using, str):
         raise TypeError(f"using must be the name of an alias in ZKLOCK, got {using!r}")
-    decided = _policy("on_conflict", on_conflict, CONFLICT_POLICIES)
+    decided = _policy("on_conflict", on_conflict, get_args(ConflictPolicy))
     if timeout is UNSET:
-        timeout = None if decided in {"wait", "coalesce"} else 0
-    return Locked(
-        key=key,
+        timeout = None if decided in ("wait", "coalesce") else 0
+    how = functools.partial(
+        LockedCall,
         rule=rule(mode, limit),
-        reentrant=_choice("reentrant", reentrant, (True, False)),
         using=using,
+        reentrant=_choice("reentrant", reentrant, (True, False)),
         timeout=seconds(timeout),
         on_conflict=decided,
         on_lost=_choice("on_lost", on_lost, get_args(OnLost)),
-        on_unavailable=_policy("on_unavailable", on_unavailable, UNAVAILABLE_POLICIES, like=decided),
-        template=paths.check_template(template),
+        on_unavailable=_policy("on_unavailable", on_unavailable, get_args(UnavailablePolicy), like=decided),
     )
+    is_meant_for_all = template is not None or mode != "exclusive" or limit is not None
+    return Locked(key, paths.check_template(template), how, needs_field=not is_meant_for_all)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Locked:
     """The decorator that :func:`zk_locked` returns; it keeps no state and can decorate any number of functions."""
 
     key: str | Sequence[str] | Callable[..., Any]
-    rule: Rule
-    reentrant: bool
-    using: str
-    timeout: float | None
-    on_conflict: OnConflict
-    on_lost: OnLost
-    on_unavailable: OnUnavailable
     template: str | None
+    make_call: Callable[..., LockedCall]
+    # Whether one lock for all calls would be a mistake.
+    needs_field: bool
 
     def __call__(self, target: Target) -> Target:
         """Return ``target`` or its replacement, so that a call takes the lock first."""
-        return cast("Target", self._decorate(target))
-
-    def _decorate(self, target: Any) -> Any:
+        locked: Any = target
         celery = _celery()
         # First of all: even isinstance evaluates Celery's promise of a task.
-        if celery is not None and celery.is_task(target):
-            return celery.lock_task(target, self.wrap)
-        if isinstance(target, (classmethod, staticmethod)):
-            return type(target)(self._decorate(target.__func__))
-        if inspect.isclass(target):
-            return self._decorate_class(target)
-        if _is_django_task(target):
-            return dataclasses.replace(target, func=self.wrap(target.func))
-        return self.wrap(target)
+        if celery is not None and celery.is_task(locked):
+            celery.lock_task(locked, self.wrap)
+        elif isinstance(locked, (classmethod, staticmethod)):
+            locked = type(locked)(self(locked.__func__))
+        elif inspect.isclass(locked):
+            self._lock_class(locked)
+        elif _is_django_task(locked):
+            locked = dataclasses.replace(locked, func=self.wrap(locked.func))
+        else:
+            locked = self.wrap(locked)
+        return cast("Target", locked)
+
+    def _lock_class(self, target: Any) -> None:
+        celery = _celery()
+        if issubclass(target, BaseCommand):
+            target.handle = self.wrap(target.handle, is_handle=True)
+        elif celery is not None and celery.is_task_class(target):
+            target.run = self.wrap(celery.body_of(target))
+        else:
+            raise TypeError(f"zk_locked decorates BaseCommand and Celery task classes, not {target!r}")
 
     def wrap(self, function: Any, *, is_handle: bool = False) -> Callable[..., Any]:
         """Wrap a plain function or coroutine function; ``is_handle`` marks the method of a command."""
@@ -152,38 +157,14 @@ class Locked:
                 f"zk_locked cannot lock the generator {function.__qualname__}: its body runs after the call has "
                 f"returned; take the lock inside, with zk_lock(key)"
             )
-        if not inspect.iscoroutinefunction(function):
-            for name, policy in {"on_conflict": self.on_conflict, "on_unavailable": self.on_unavailable}.items():
-                if inspect.iscoroutinefunction(policy):
-                    raise TypeError(
-                        f"{name}={policy!r} is async, and {function.__qualname__} is not: it would never be awaited"
-                    )
-        compiled = compile_key(self.key, function)
-        is_meant_for_all = self.template is not None or self.rule != EXCLUSIVE
-        warn_of_mistakes(self.key, function, needs_field=not is_meant_for_all)
-        return LockedCall(
+        call = self.make_call(
             function=function,
-            key=compiled,
-            rule=self.rule,
-            using=self.using,
-            reentrant=self.reentrant,
-            timeout=self.timeout,
-            on_conflict=self.on_conflict,
-            on_lost=self.on_lost,
-            on_unavailable=self.on_unavailable,
+            key=compile_key(self.key, function),
             template=metric_name(self.key, function) if self.template is None else self.template,
             is_handle=is_handle or function.__name__ == "handle",
-        ).wrap()
-
-    def _decorate_class(self, target: Any) -> Any:
-        if issubclass(target, BaseCommand):
-            target.handle = self.wrap(target.handle, is_handle=True)
-            return target
-        celery = _celery()
-        if celery is not None and celery.is_task_class(target):
-            target.run = self.wrap(celery.body_of(target))
-            return target
-        raise TypeError(f"zk_locked decorates BaseCommand and Celery task classes, not {target!r}")
+        )
+        warn_of_mistakes(self.key, function, needs_field=self.needs_field)
+        return call.wrap()
 
 
 def _policy(name: str, chosen: Any, choices: tuple[str, ...], *, like: Any = None) -> Any:
@@ -217,7 +198,7 @@ def _celery() -> Any:
 
 
 def _is_django_task(target: object) -> bool:
-    # django.tasks is new in Django 6.0. While it is not imported, there are no tasks of it.
+    # django.tasks is new in Django 6.0. As long as it is not imported, no object can be one of its tasks.
     tasks = sys.modules.get("django.tasks.base")
     return tasks is not None and isinstance(target, tasks.Task)
 

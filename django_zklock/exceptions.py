@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,13 +31,7 @@ class ZkLockError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Celery pickles exceptions between processes, and pickle does not pass keyword-only arguments.
-        return _rebuild, (type(self), str(self), self.key, self.timeout, self.holder)
-
-
-def _rebuild(
-    cls: type[ZkLockError], message: str, key: str | None, timeout: float | None, holder: Identity | None
-) -> ZkLockError:
-    return cls(message, key=key, timeout=timeout, holder=holder)
+        return partial(type(self), key=self.key, timeout=self.timeout, holder=self.holder), (str(self),)
 
 
 class LockTimeout(ZkLockError, TimeoutError):  # noqa: N818 - the names are the public contract

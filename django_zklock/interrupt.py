@@ -45,18 +45,18 @@ async def arun(held: Held, body: Awaitable[T]) -> T:
     """Await ``body``, cancel it when ``held`` is lost, and then raise ``LockLost``."""
     interrupter = _TaskInterrupter(held)
     forget = held._when_lost(interrupter.fire)
-    interrupter.arm()
     try:
-        return await body
+        try:
+            interrupter.arm()
+            return await body
+        finally:
+            interrupter.disarm()
+            forget()
     except asyncio.CancelledError as error:
-        interrupter.disarm()
         # If another cancellation of the task came too, that one is raised.
         if interrupter.delivered and not interrupter.cancelled_by_others:
             raise held._loss_error() from error
         raise
-    finally:
-        interrupter.disarm()
-        forget()
 
 
 class _Injected(LockLost):
@@ -79,8 +79,7 @@ class _Interrupter:
     """
 
     def __init__(self, held: Held) -> None:
-        self.fired = False
-        # The class of the exception, created by `fire`.
+        # The class of the exception, created by `fire`; empty before.
         self.error: type[_Injected] | tuple[()] = ()
         self._held = held
         self._armed = False
@@ -91,10 +90,9 @@ class _Interrupter:
     def fire(self) -> None:
         """Raise the exception, at once or when the body begins, unless the body has ended."""
         with self._lock:
-            if not self._over and not self.fired:
+            if not self._over and not self.error:
                 facts = {"held": self._held, "__module__": LockLost.__module__, "__qualname__": LockLost.__qualname__}
                 self.error = type(LockLost.__name__, (_Injected,), facts)
-                self.fired = True
                 if self._armed:
                     self._inject()
 
@@ -102,14 +100,14 @@ class _Interrupter:
         """Allow the exception from now on."""
         with self._lock:
             self._armed = True
-            if self.fired:
+            if self.error:
                 self._inject()
 
     def disarm(self) -> None:
         """Prevent the exception from now on; can be called again."""
         with self._lock:
             self._over = True
-            if self.fired:
+            if self.error:
                 # An exception that is still pending must not be raised in the code after the body.
                 self._retract()
 
@@ -157,7 +155,6 @@ class _TaskInterrupter(_Interrupter):
         # The task was cancelled by this object, and by others.
         self.delivered = False
         self.cancelled_by_others = False
-        self._retracted = False
 
     def _inject(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and runs nothing
@@ -169,8 +166,7 @@ class _TaskInterrupter(_Interrupter):
             self.delivered = self._task.cancel("its lock was lost")
 
     def _retract(self) -> None:
-        if self.delivered and not self._retracted:
-            self._retracted = True
+        if self.delivered:
             # A caller that counts cancellations must not count ours.
             self.cancelled_by_others = bool(self._task.uncancel())
 

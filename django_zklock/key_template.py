@@ -19,9 +19,6 @@ from django_zklock.zk import paths
 KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], "str | tuple[str, ...]"]
 """Takes the positional and the keyword arguments of a call and returns the key, or the keys to take together."""
 
-Chooser = Callable[[inspect.BoundArguments], tuple[Sequence[Any], Mapping[str, Any]]]
-"""Takes the arguments of a call and returns the arguments for the key callable."""
-
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+>")
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -35,10 +32,8 @@ _warned: dict[Any, Any] = {}
 def compile_key(key: str | Sequence[str] | Callable[..., Any], function: Callable[..., Any]) -> KeyMaker:
     """Return the key maker of ``function`` for a template over its arguments or a callable that takes them.
 
-    A list or tuple of templates, or a callable that returns a list or tuple, names keys to take together.
-
-    If all parameters of a callable have names that ``function`` has too, the callable is called by name with those
-    that it declares. Otherwise it gets the leading arguments by position. Defaults of ``function`` are arguments too.
+    A callable whose parameters are all named like parameters of ``function`` gets the arguments with those names. Any
+    other callable gets the leading arguments by position. Defaults of ``function`` are arguments too.
 
     Raise ``TypeError`` for any other key; ``ValueError`` for an empty or malformed template, a template that names an
     argument that ``function`` does not have, and a callable that needs more arguments than there are.
@@ -54,11 +49,7 @@ def compile_key(key: str | Sequence[str] | Callable[..., Any], function: Callabl
 
 
 def metric_name(key: str | Sequence[str] | Callable[..., Any], function: Callable[..., Any]) -> str:
-    """Return the name that all keys of ``function`` share in metrics.
-
-    That is the template, or all templates with commas between. For a function as ``key`` it is the qualified name of
-    that function, and for a callable without a name, such as a lambda, the qualified name of ``function``.
-    """
+    """Return the name that all keys of ``function`` share in metrics, by default: see ``zk_locked``."""
     if isinstance(key, str):
         return key
     if isinstance(key, (list, tuple)):
@@ -239,7 +230,25 @@ def _callable(key: Callable[..., Any], function: Callable[..., Any]) -> KeyMaker
     if inspect.iscoroutinefunction(key):
         raise TypeError(f"the key callable of {function.__qualname__} must not be async, got {key!r}")
     signature = signature_of(function)
-    choose = _chooser(key, function, signature)
+    try:
+        parameters = inspect.signature(key).parameters.values()
+    except (TypeError, ValueError):  # some builtins have no signature
+        parameters = inspect.signature(lambda *_args, **_kwargs: None).parameters.values()
+    names = {p.name for p in parameters if p.kind in _BY_NAME}
+    required = {p.name for p in parameters if p.kind in _BY_NAME and p.default is p.empty}
+    keyword_only = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    places = sum(p.kind in _BY_POSITION for p in parameters)
+    takes_more = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    own_names = takes_more or any(p.kind is p.POSITIONAL_ONLY for p in parameters)
+    collected = {p.name for p in signature.parameters.values() if p.kind in _COLLECTING}
+    if not collected and (own_names or not required <= signature.parameters.keys()):
+        wanted = sum(p.kind in _BY_POSITION and p.default is p.empty for p in parameters)
+        if wanted > len(signature.parameters):
+            raise ValueError(
+                f"the key callable of {function.__qualname__} takes {', '.join(p.name for p in parameters)}; "
+                f"the arguments are: {', '.join(signature.parameters) or 'none'}"
+            )
 
     def text(made: object) -> str:
         if made is None:
@@ -247,44 +256,17 @@ def _callable(key: Callable[..., Any], function: Callable[..., Any]) -> KeyMaker
         return key_text(made)
 
     def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | tuple[str, ...]:
-        positional, named = choose(_bound(signature, function, args, kwargs))
-        made = key(*positional, **named)
+        bound = _bound(signature, function, args, kwargs)
+        named = _named(bound)
+        if not own_names and required <= named.keys() and (names & named.keys() or not names):
+            made = key(**{k: v for k, v in named.items() if k in names or (takes_any and k not in collected)})
+        else:
+            positional = bound.args if takes_more else bound.args[:places]
+            rest = {k: v for k, v in named.items() if k in keyword_only}
+            made = key(*positional, **rest | (bound.kwargs if takes_any else {}))
         return tuple(map(text, made)) if isinstance(made, (list, tuple)) else text(made)
 
     return make
-
-
-def _chooser(key: Callable[..., Any], function: Callable[..., Any], signature: inspect.Signature) -> Chooser:
-    """Return the function that chooses the arguments for the callable ``key``, by name or by position."""
-    try:
-        parameters = list(inspect.signature(key).parameters.values())
-    except (TypeError, ValueError):  # some builtins have no signature
-        return lambda bound: (bound.args, bound.kwargs)
-    names = {p.name for p in parameters if p.kind in _BY_NAME}
-    required = {p.name for p in parameters if p.kind in _BY_NAME and p.default is p.empty}
-    places = sum(p.kind in _BY_POSITION for p in parameters)
-    takes_more = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    own_names = takes_more or any(p.kind is p.POSITIONAL_ONLY for p in parameters)
-    collected = {p.name for p in signature.parameters.values() if p.kind in _COLLECTING}
-
-    def choose(bound: inspect.BoundArguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        named = _named(bound)
-        if not own_names and required <= named.keys() and (names & named.keys() or not names):
-            return (), {k: v for k, v in named.items() if k in names or (takes_any and k not in collected)}
-        positional = bound.args if takes_more else bound.args[:places]
-        rest = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-        return positional, {k: v for k, v in named.items() if k in rest} | (bound.kwargs if takes_any else {})
-
-    if not any(p.kind in _COLLECTING for p in signature.parameters.values()):
-        by_name = not own_names and required <= signature.parameters.keys()
-        wanted = sum(p.kind in _BY_POSITION and p.default is p.empty for p in parameters)
-        if not by_name and wanted > len(signature.parameters):
-            raise ValueError(
-                f"the key callable of {function.__qualname__} takes {', '.join(p.name for p in parameters)}; "
-                f"the arguments are: {', '.join(signature.parameters) or 'none'}"
-            )
-    return choose
 
 
 def _bound(

@@ -1,7 +1,4 @@
-"""Calling a function under its lock, and what follows if the lock is not granted, is lost or cannot be asked for.
-
-A :class:`LockedCall` keeps no state between calls: any number of threads can share one.
-"""
+"""Calling a function under its lock, and what follows if the lock is not granted, is lost or cannot be asked for."""
 
 from __future__ import annotations
 
@@ -10,11 +7,12 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from django.core.management.base import BaseCommand
+from django.dispatch import Signal
 
 from django_zklock import interrupt, signals
 from django_zklock.conflict import AcquireRetries, Conflict, OnConflict, OnLost, OnUnavailable
@@ -34,22 +32,17 @@ Outcome = tuple[Held | None, ZkLockError | None]
 """The result of acquiring: a hold, or the error that explains why there is none."""
 
 
-class TimeLeft(NamedTuple):
-    """The rest of a call's timeout in seconds, after a part was spent in another process; ``None`` for no limit."""
-
-    seconds: float | None
-
-
 class Offer(Protocol):
     """The lock of a call that was chosen before the call began."""
 
     @property
     def lock(self) -> Lock: ...
 
-    def take(self) -> Outcome | TimeLeft | None:
+    def take(self) -> Outcome | float | None:
         """Return the outcome if the lock was acquired or refused already; the calling context owns the hold.
 
-        After ``TimeLeft`` the call acquires the lock within that time, after ``None`` within its own timeout.
+        Otherwise the call acquires the lock: within the returned number of seconds, as a part of its timeout was spent
+        in another process, and after ``None`` within its own timeout.
         """
 
 
@@ -87,21 +80,20 @@ class LockedCall:
 
     def wrap(self) -> Callable[..., Any]:
         """Return the function that takes the lock and then calls ours: a coroutine function if ours is one."""
-        if inspect.iscoroutinefunction(self.function):
 
-            @functools.wraps(self.function)
-            async def alocked(*args: Any, **kwargs: Any) -> Any:
-                return await self.acall(args, kwargs)
-
-            return self._with_signature(alocked)
-
-        @functools.wraps(self.function)
         def locked(*args: Any, **kwargs: Any) -> Any:
             return self.call(args, kwargs)
 
-        return self._with_signature(locked)
+        async def alocked(*args: Any, **kwargs: Any) -> Any:
+            return await self.acall(args, kwargs)
 
-    def _with_signature(self, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        is_async = inspect.iscoroutinefunction(self.function)
+        for name, policy in {"on_conflict": self.on_conflict, "on_unavailable": self.on_unavailable}.items():
+            if inspect.iscoroutinefunction(policy) and not is_async:
+                raise TypeError(
+                    f"{name}={policy!r} is async, and {self.function.__qualname__} is not: it would never be awaited"
+                )
+        wrapper: Callable[..., Any] = functools.wraps(self.function)(alocked if is_async else locked)
         # The wrapper is part of the value: functools.wraps copies attributes to every function put around it.
         setattr(wrapper, _ATTRIBUTE, (wrapper, self))
         # Celery checks the arguments of a task by inspect.getfullargspec, which does not follow __wrapped__.
@@ -114,12 +106,14 @@ class LockedCall:
         if _wanted_key.get() == id(self):
             raise _KeyFound(self.key(args, kwargs))
         offer = next((offer for hook in acquire_hooks if (offer := hook(self, args, kwargs))), None)
-        lock = self.lock(args, kwargs, functools.partial(self._work, args)) if offer is None else offer.lock
+        lock = self.lock(self.key(args, kwargs), functools.partial(self._work, args)) if offer is None else offer.lock
         owner = owners.caller().owner
         try:
             held, refusal = self._acquire(lock, offer)
             if refusal is not None and not self._may_run_unprotected(refusal):
-                return self._handle_refusal(lock, self._conflict(lock, args, kwargs, refusal), refusal)
+                for signal, facts in self._refusal_signals(lock, refusal):
+                    signals.send(signal, **facts)
+                return self._decide(lock, args, kwargs, refusal)
             result = self._run(held, args, kwargs)
             self._reject_coroutine(result)
             if held is not None:
@@ -133,13 +127,19 @@ class LockedCall:
 
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Await the coroutine function under the lock that these arguments name."""
-        lock = self.lock(args, kwargs, functools.partial(self._work, args))
+        lock = self.lock(self.key(args, kwargs), functools.partial(self._work, args))
         owner = owners.caller().owner
         try:
             held, refusal = await self._aacquire(lock)
             if refusal is not None and not self._may_run_unprotected(refusal):
-                return await self._ahandle_refusal(lock, self._conflict(lock, args, kwargs, refusal), refusal)
-            result = await self._arun(held, args, kwargs)
+                for signal, facts in self._refusal_signals(lock, refusal):
+                    await signals.asend(signal, **facts)
+                decision = self._decide(lock, args, kwargs, refusal)
+                return await decision if inspect.isawaitable(decision) else decision
+            body = self.function(*args, **kwargs)
+            if held is not None and self.on_lost in {"interrupt", "terminate"}:
+                body = interrupt.arun(held, body)
+            result = await body
             if held is not None:
                 await held._afinish(raising=self.on_lost != "ignore")
             return result
@@ -165,42 +165,6 @@ class LockedCall:
                 forget()
         return interrupt.run(held, functools.partial(self.function, *args, **kwargs))
 
-    async def _arun(self, held: Held | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if held is None or self.on_lost in {"raise", "ignore"}:
-            return await self.function(*args, **kwargs)
-        return await interrupt.arun(held, self.function(*args, **kwargs))
-
-    # Errors are returned and not raised, so that neither the body nor a callable as a policy runs inside of an
-    # `except`: Celery's Task.retry and logging.exception read sys.exc_info().
-
-    def _acquire(self, lock: Lock, offer: Offer | None) -> Outcome:
-        timeout = self.timeout
-        outcome = offer.take() if offer is not None else None
-        if isinstance(outcome, TimeLeft):
-            timeout = outcome.seconds
-        elif outcome is not None:
-            return outcome
-        retries = AcquireRetries(lock, timeout, current_work())
-        while True:
-            try:
-                return lock.acquire(retries.timeout), None
-            except (LockTimeout, LockConflict) as error:
-                if not retries.should_retry(error):
-                    return None, error
-            except ZooKeeperUnavailable as error:
-                return None, error
-
-    async def _aacquire(self, lock: Lock) -> Outcome:
-        retries = AcquireRetries(lock, self.timeout, current_work())
-        while True:
-            try:
-                return await lock.aacquire(retries.timeout), None
-            except (LockTimeout, LockConflict) as error:
-                if not retries.should_retry(error):
-                    return None, error
-            except ZooKeeperUnavailable as error:
-                return None, error
-
     def _reject_coroutine(self, result: object) -> None:
         if inspect.iscoroutine(result):
             result.close()
@@ -209,12 +173,32 @@ class LockedCall:
                 f"directly above its `async def`"
             )
 
-    def lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], work: Callable[[], Work | None]) -> Lock:
-        """Return the lock of a call with these arguments; ``work`` returns what the call is a part of."""
-        return self.lock_of(self.key(args, kwargs), work)
+    # Errors are returned and not raised, so that neither the body nor a callable as a policy runs inside of an
+    # `except`: Celery's Task.retry and logging.exception read sys.exc_info().
 
-    def lock_of(self, key: str | Sequence[str], work: Callable[[], Work | None]) -> Lock:
-        """Return the lock of a call whose key is ``key``."""
+    def _acquire(self, lock: Lock, offer: Offer | None) -> Outcome:
+        outcome = offer.take() if offer is not None else None
+        if isinstance(outcome, tuple):
+            return outcome
+        retries = AcquireRetries(lock, self.timeout if outcome is None else outcome, current_work())
+        while True:
+            try:
+                return lock.acquire(retries.timeout), None
+            except (LockTimeout, LockConflict, ZooKeeperUnavailable) as error:
+                if not retries.should_retry(error):
+                    return None, error
+
+    async def _aacquire(self, lock: Lock) -> Outcome:
+        retries = AcquireRetries(lock, self.timeout, current_work())
+        while True:
+            try:
+                return await lock.aacquire(retries.timeout), None
+            except (LockTimeout, LockConflict, ZooKeeperUnavailable) as error:
+                if not retries.should_retry(error):
+                    return None, error
+
+    def lock(self, key: str | Sequence[str], work: Callable[[], Work | None]) -> Lock:
+        """Return the lock of a call whose key is ``key``; ``work`` returns what the call is a part of."""
         return Lock(
             key,
             connections[self.using],
@@ -241,70 +225,55 @@ class LockedCall:
         """The function's name in messages."""
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
-    def _conflict(self, lock: Lock, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: ZkLockError) -> Conflict:
-        return Conflict(
-            key=lock.key,
-            function=self.name,
-            holder=refusal.holder,
-            waited=self.timeout,
-            args=args,
-            kwargs=kwargs,
-            unavailable=refusal if isinstance(refusal, ZooKeeperUnavailable) else None,
-        )
-
     def _may_run_unprotected(self, refusal: ZkLockError) -> bool:
         if not isinstance(refusal, ZooKeeperUnavailable) or self.on_unavailable != "run":
             return False
         logger.error("event=unprotected key=%r function=%s error=%s", refusal.key, self.name, refusal)
         return True
 
-    def _handle_refusal(self, lock: Lock, conflict: Conflict, refusal: ZkLockError) -> Any:
-        """Send the signals of a call without a lock, and skip it or apply the policy."""
-        reason = _reason(refusal)
-        arguments = self._signal_arguments(lock, conflict, reason)
-        signals.send(signals.refused, **arguments)
-        if not self._should_skip(reason):
-            return self._apply_policy(conflict, refusal)
-        signals.send(signals.skipped, **arguments)
-        return self._skipped_result(conflict, reason)
+    def _refusal_signals(self, lock: Lock, refusal: ZkLockError) -> Iterator[tuple[Signal, dict[str, Any]]]:
+        facts = {"holder": refusal.holder, "function": self.name, "reason": _reason(refusal)}
+        yield signals.refused, signals.common_arguments(lock) | facts
+        if self._policy_for(refusal) == "skip":
+            yield signals.skipped, signals.common_arguments(lock) | facts
 
-    async def _ahandle_refusal(self, lock: Lock, conflict: Conflict, refusal: ZkLockError) -> Any:
-        reason = _reason(refusal)
-        arguments = self._signal_arguments(lock, conflict, reason)
-        await signals.asend(signals.refused, **arguments)
-        if not self._should_skip(reason):
-            result = self._apply_policy(conflict, refusal)
-            return await result if inspect.isawaitable(result) else result
-        await signals.asend(signals.skipped, **arguments)
-        return self._skipped_result(conflict, reason)
+    def _policy_for(self, refusal: ZkLockError) -> OnConflict | OnUnavailable:
+        if isinstance(refusal, ZooKeeperUnavailable):
+            return self.on_unavailable
+        return "skip" if isinstance(refusal, AlreadyAwaited) else self.on_conflict
 
-    def _should_skip(self, reason: str) -> bool:
-        if reason == "unavailable":
-            return self.on_unavailable == "skip"
-        return reason == "coalesced" or self.on_conflict == "skip"
-
-    def _apply_policy(self, conflict: Conflict, refusal: ZkLockError) -> Any:
-        policy = self.on_conflict if conflict.unavailable is None else self.on_unavailable
+    def _decide(self, lock: Lock, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: ZkLockError) -> Any:
+        """Skip a call without a lock, or apply its policy."""
+        policy = self._policy_for(refusal)
+        if policy == "skip":
+            return self._skip(lock, args, refusal)
+        unavailable = refusal if isinstance(refusal, ZooKeeperUnavailable) else None
+        if not callable(policy) and (unavailable is not None or policy != "raise"):
+            raise refusal
+        conflict = Conflict(
+            key=lock.key,
+            function=self.name,
+            holder=refusal.holder,
+            waited=self.timeout,
+            args=args,
+            kwargs=kwargs,
+            unavailable=unavailable,
+        )
         if callable(policy):
             return policy(conflict)
-        if conflict.unavailable is not None or policy in {"wait", "coalesce"}:
-            raise refusal
         raise conflict.error() from refusal
 
-    def _signal_arguments(self, lock: Lock, conflict: Conflict, reason: str) -> dict[str, Any]:
-        return {**signals.common_arguments(lock), "holder": conflict.holder, "function": self.name, "reason": reason}
-
-    def _skipped_result(self, conflict: Conflict, reason: str) -> Any:
+    def _skip(self, lock: Lock, args: tuple[Any, ...], refusal: ZkLockError) -> Any:
         """Log the skipped call and return a result that differs from every result of real work."""
-        holder = str(conflict.holder) if conflict.holder else None
-        logger.warning("event=skipped key=%r function=%s reason=%s holder=%r", conflict.key, self.name, reason, holder)
-        if self._is_command(conflict.args):
-            # Django writes what `handle` returns, and that must be text.
-            why = f"held by {holder}" if holder else "taken"
-            if reason == "unavailable":
-                why = "ZooKeeper cannot be reached"
-            return f"Skipped: lock {conflict.key!r}: {why}."
-        return {"zklock": "skipped", "key": conflict.key, "reason": reason, "holder": holder}
+        reason, holder = _reason(refusal), str(refusal.holder) if refusal.holder else None
+        logger.warning("event=skipped key=%r function=%s reason=%s holder=%r", lock.key, self.name, reason, holder)
+        if not self._is_command(args):
+            return {"zklock": "skipped", "key": lock.key, "reason": reason, "holder": holder}
+        # Django writes what `handle` returns, and that must be text.
+        why = f"held by {holder}" if holder else "taken"
+        if reason == "unavailable":
+            why = "ZooKeeper cannot be reached"
+        return f"Skipped: lock {lock.key!r}: {why}."
 
 
 def _reason(refusal: ZkLockError) -> str:
@@ -326,10 +295,6 @@ _wanted_key: contextvars.ContextVar[int | None] = contextvars.ContextVar("django
 class _KeyFound(BaseException):
     """Carries the key of a call out through the function that converted the arguments."""
 
-    def __init__(self, key: str | tuple[str, ...]) -> None:
-        super().__init__(key)
-        self.key = key
-
 
 def key_through(wrapper: Callable[..., Any], call: LockedCall) -> KeyMaker:
     """Return the key maker of ``call`` for the arguments of ``wrapper``, which converts them and calls ``call``.
@@ -342,7 +307,8 @@ def key_through(wrapper: Callable[..., Any], call: LockedCall) -> KeyMaker:
         try:
             wrapper(*args, **kwargs)
         except _KeyFound as found:
-            return found.key
+            key: str | tuple[str, ...] = found.args[0]
+            return key
         finally:
             _wanted_key.reset(token)
         raise ValueError(f"the key of {call.name} is not known: the function around it did not call it")

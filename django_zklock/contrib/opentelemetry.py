@@ -6,13 +6,11 @@ a key can contain personal data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from django.dispatch import Signal
-from opentelemetry.metrics import Meter, MeterProvider, get_meter
+from opentelemetry.metrics import Histogram, Meter, MeterProvider, get_meter
 
 from django_zklock import signals
 from django_zklock.zk.held import Held
@@ -22,100 +20,65 @@ BOUNDARIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5
 
 _RECEIVER = "django_zklock.opentelemetry"
 
+# Name, unit and description of the counter of each signal.
+_COUNTERS = {
+    signals.acquired: ("zklock.acquisitions", "{acquisition}", "Locks that were granted."),
+    signals.contended: ("zklock.contentions", "{contention}", "Acquisitions that had to wait in the queue."),
+    signals.refused: ("zklock.refusals", "{call}", "Calls of decorated functions that did not get their lock."),
+    signals.lost: ("zklock.losses", "{loss}", "Locks that were lost while they were held."),
+    signals.revoked: ("zklock.revocations", "{revocation}", "Holders that were asked to release."),
+    signals.dropped: ("zklock.drops", "{task}", "Locks of tasks that Celery dropped, released by the worker."),
+}
+_SIGNALS = (*_COUNTERS, signals.released)
+
 
 class Instruments:
-    """The instruments of one meter, with a receiver for each signal. Signals come from any thread."""
+    """The instruments of one meter. Signals come from any thread."""
 
     def __init__(self, meter: Meter) -> None:
-        self._acquisitions = meter.create_counter(
-            "zklock.acquisitions", unit="{acquisition}", description="Locks that were granted."
-        )
-        self._contentions = meter.create_counter(
-            "zklock.contentions", unit="{contention}", description="Acquisitions that had to wait in the queue."
-        )
-        self._refusals = meter.create_counter(
-            "zklock.refusals", unit="{call}", description="Calls of decorated functions that did not get their lock."
-        )
-        self._losses = meter.create_counter(
-            "zklock.losses", unit="{loss}", description="Locks that were lost while they were held."
-        )
-        self._revocations = meter.create_counter(
-            "zklock.revocations", unit="{revocation}", description="Holders that were asked to release."
-        )
-        self._drops = meter.create_counter(
-            "zklock.drops", unit="{task}", description="Locks of tasks that Celery dropped, released by the worker."
-        )
+        self._counters = {
+            signal: meter.create_counter(name, unit=unit, description=description)
+            for signal, (name, unit, description) in _COUNTERS.items()
+        }
         self._active_holds = meter.create_up_down_counter(
             "zklock.active_holds", unit="{hold}", description="Locks that are held now."
         )
-        self._wait_duration = meter.create_histogram(
-            "zklock.wait.duration",
-            unit="s",
-            description="Time from the request to the grant of locks that were granted.",
-            explicit_bucket_boundaries_advisory=BOUNDARIES,
+        self._wait_duration = _histogram(
+            meter, "zklock.wait.duration", "Time from the request to the grant of locks that were granted."
         )
-        self._hold_duration = meter.create_histogram(
-            "zklock.hold.duration",
-            unit="s",
-            description="How long locks were held.",
-            explicit_bucket_boundaries_advisory=BOUNDARIES,
-        )
+        self._hold_duration = _histogram(meter, "zklock.hold.duration", "How long locks were held.")
         # The ids of the active holds. Removal is atomic, so that a loss and a release at the same time end a hold once,
         # and a hold that was acquired before `instrument` is not counted. The ids keep no hold alive: a forgotten one
         # can be collected, which warns. It stays in the count, like its node at the server.
         self._active: set[int] = set()
 
-    def acquired(self, held: Held, **facts: Any) -> None:
-        """Count a grant."""
-        attributes = _attributes(facts)
-        self._acquisitions.add(1, attributes)
-        self._wait_duration.record(held.waited, attributes)
-        self._active.add(id(held))
-        self._active_holds.add(1, attributes)
-
-    def contended(self, **facts: Any) -> None:
-        """Count a wait that begins."""
-        self._contentions.add(1, _attributes(facts))
-
-    def released(self, held: Held, duration: float, **facts: Any) -> None:
-        """Count the end of a hold."""
-        self._hold_duration.record(duration, _attributes(facts))
-        self._count_out(held, facts)
-
-    def lost(self, held: Held, **facts: Any) -> None:
-        """Count a loss, which ends the hold although its body may still run."""
-        self._losses.add(1, _attributes(facts))
-        self._count_out(held, facts)
-
-    def revoked(self, **facts: Any) -> None:
-        """Count a revocation."""
-        self._revocations.add(1, _attributes(facts))
-
-    def refused(self, reason: str, **facts: Any) -> None:
-        """Count a call that did not run."""
-        self._refusals.add(1, {**_attributes(facts), "zklock.reason": reason})
-
-    def dropped(self, **facts: Any) -> None:
-        """Count a task that Celery dropped."""
-        self._drops.add(1, _attributes(facts))
-
-    def _count_out(self, held: Held, facts: dict[str, Any]) -> None:
-        try:
-            self._active.remove(id(held))
-        except KeyError:
-            return
-        self._active_holds.add(-1, _attributes(facts))
+    def measure(self, signal: Signal, **facts: Any) -> None:
+        """Measure what ``signal`` says. A loss ends the hold, although its body may still run."""
+        attributes = {"zklock.alias": facts["alias"], "zklock.kind": facts["kind"]}
+        if facts["template"] is not None:
+            attributes["zklock.template"] = facts["template"]
+        if signal in self._counters:
+            reason = {"zklock.reason": facts["reason"]} if signal is signals.refused else {}
+            self._counters[signal].add(1, attributes | reason)
+        if signal is signals.acquired:
+            held: Held = facts["held"]
+            self._wait_duration.record(held.waited, attributes)
+            self._active.add(id(held))
+            self._active_holds.add(1, attributes)
+        if signal is signals.released:
+            self._hold_duration.record(facts["duration"], attributes)
+        if signal in {signals.released, signals.lost}:
+            try:
+                self._active.remove(id(facts["held"]))
+            except KeyError:
+                return
+            self._active_holds.add(-1, attributes)
 
 
-_RECEIVERS: dict[Signal, Callable[..., None]] = {
-    signals.acquired: Instruments.acquired,
-    signals.contended: Instruments.contended,
-    signals.released: Instruments.released,
-    signals.lost: Instruments.lost,
-    signals.revoked: Instruments.revoked,
-    signals.refused: Instruments.refused,
-    signals.dropped: Instruments.dropped,
-}
+def _histogram(meter: Meter, name: str, description: str) -> Histogram:
+    return meter.create_histogram(
+        name, unit="s", description=description, explicit_bucket_boundaries_advisory=BOUNDARIES
+    )
 
 
 def instrument(meter_provider: MeterProvider | None = None) -> None:
@@ -125,19 +88,12 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
     """
     uninstrument()
     instruments = Instruments(get_meter("django_zklock", version("django-zklock"), meter_provider))
-    for signal, receive in _RECEIVERS.items():
+    for signal in _SIGNALS:
         # A weak reference would be the only one.
-        signal.connect(partial(receive, instruments), weak=False, dispatch_uid=_RECEIVER)
+        signal.connect(instruments.measure, weak=False, dispatch_uid=_RECEIVER)
 
 
 def uninstrument() -> None:
     """Stop measuring; do nothing if nothing is measured."""
-    for signal in _RECEIVERS:
+    for signal in _SIGNALS:
         signal.disconnect(dispatch_uid=_RECEIVER)
-
-
-def _attributes(facts: dict[str, Any]) -> dict[str, str]:
-    attributes = {"zklock.alias": facts["alias"], "zklock.kind": facts["kind"]}
-    if facts["template"] is not None:
-        attributes["zklock.template"] = facts["template"]
-    return attributes

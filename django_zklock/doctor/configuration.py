@@ -43,18 +43,12 @@ def unreadable(alias: str, error: Exception) -> Finding:
 def run_system_checks() -> Iterator[Finding]:
     """Yield the messages of the system checks for all aliases, except those that the project has silenced."""
     finding = partial(Finding, id="settings.checks")
-    messages = [message for message in _messages() if not message.is_silenced()]
+    # settings.readable covers E001, for the examined alias.
+    messages = [each for each in checks.check_setting() if each.id != "django_zklock.E001" and not each.is_silenced()]
     for message in messages:
         yield finding(level=_level(message), subject=str(message.id), found=str(message.msg), advice=message.hint or "")
     if not messages:
         yield finding(level="ok", subject="ZKLOCK", found="the system checks report nothing")
-
-
-def _messages() -> Iterator[django_checks.CheckMessage]:
-    # settings.readable covers this check, for the examined alias.
-    for check in checks.ALL:
-        if check is not checks.settings_can_be_read:
-            yield from check()
 
 
 def _level(message: django_checks.CheckMessage) -> Level:

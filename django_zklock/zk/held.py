@@ -115,7 +115,7 @@ class Held:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """The fencing token for each key. Locks taken together have one in common."""
+        """The fencing token for each key. All keys of one lock have the same token."""
         return dict.fromkeys(self.keys, self.token)
 
     @property

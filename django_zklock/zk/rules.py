@@ -104,7 +104,7 @@ class Rule:
         return tuple(node.name for node in blockers)
 
     def covers(self, rule: Rule) -> bool:
-        """Whether a holder by this rule needs no other node to hold the same key by ``rule``."""
+        """Whether holding a key by this rule includes holding it by ``rule``, so that a nested lock needs no node."""
         if self.kind in NOT_SHARED:
             return True
         # Other holders may exceed a limit that is lower than ours.

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -224,6 +225,20 @@ def test_callable__raises(make: Make, stranger: Stranger) -> None:
 
     with pytest.raises(LockConflict):
         make(body=never, on_conflict=decide)()
+
+
+def test_callable__without_a_hash(make: Make, stranger: Stranger) -> None:
+    """A callable may be an object that cannot be hashed, such as a dataclass."""
+
+    @dataclass
+    class Decide:
+        answer: str
+
+        def __call__(self, conflict: Conflict) -> str:
+            return self.answer
+
+    stranger.take("k")
+    assert make(body=never, on_conflict=Decide("another day"))() == "another day"
 
 
 def test_callable__async(stranger: Stranger) -> None:
@@ -569,21 +584,11 @@ def test_concurrent__one_at_a_time(make: Make) -> None:
 # Meeting one's own dead node.
 
 
-class Worker:
-    """A resolver that reports a running task, as in a worker."""
-
-    def __init__(self, task: Work) -> None:
-        self.task = task
-
-    def work(self) -> Work:
-        return self.task
-
-
 @pytest.fixture
 def redelivered(monkeypatch: pytest.MonkeyPatch) -> Work:
     """Run this test as a task that was delivered before."""
     task = Work(kind="task", name="bill", id="4711")
-    monkeypatch.setattr("django_zklock.work.resolvers", [Worker(task)])
+    monkeypatch.setattr("django_zklock.work.resolvers", [lambda: task])
     return task
 
 

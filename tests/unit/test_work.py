@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from django_zklock import work
 from django_zklock.zk.node_data import Work
 
 
-class Task:
-    def __init__(self, name: str | None) -> None:
-        self.name = name
-
-    def work(self) -> Work | None:
-        return Work(kind="task", name=self.name) if self.name else None
+def task(name: str | None) -> Callable[[], Work | None]:
+    return lambda: Work(kind="task", name=name) if name else None
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +43,7 @@ def test_work__unknown(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None
 def test_work__first_that_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resolvers come before the program's name, and the first that knows the work counts."""
     monkeypatch.setattr("sys.argv", ["manage.py", "migrate"])
-    monkeypatch.setattr(work, "resolvers", [Task(None), Task("bill"), Task("other")])
+    monkeypatch.setattr(work, "resolvers", [task(None), task("bill"), task("other")])
     assert work.current_work() == Work(kind="task", name="bill")
-    monkeypatch.setattr(work, "resolvers", [Task(None)])
+    monkeypatch.setattr(work, "resolvers", [task(None)])
     assert work.current_work() == Work(kind="command", name="migrate")

@@ -220,20 +220,18 @@ def _is_defined_in(function: Any, module: str) -> bool:
     return bool(getattr(function, "__globals__", {}).get("__name__") == module)
 
 
-class CeleryTask:
-    """Names the running task as the holder."""
-
-    def work(self) -> Work | None:
-        task: Any = get_current_task()
-        if task is None or not task.request.id:
-            return None
-        return Work(kind="task", name=task.name, id=task.request.id)
+def current_task_work() -> Work | None:
+    """Return the running task as the work that is named as the holder; ``None`` if no task runs here."""
+    task: Any = get_current_task()
+    if task is None or not task.request.id:
+        return None
+    return Work(kind="task", name=task.name, id=task.request.id)
 
 
 def install() -> None:
     """Register the resolver of the holder once, and exclude conflicts from the retries of tasks."""
-    if not any(isinstance(resolver, CeleryTask) for resolver in resolvers):
-        resolvers.append(CeleryTask())
+    if current_task_work not in resolvers:
+        resolvers.append(current_task_work)
     connect_on_app_finalize(_on_finalize)
     task_prerun.connect(_exclude_from_autoretry, dispatch_uid="django_zklock.task", weak=False)
 

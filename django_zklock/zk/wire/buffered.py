@@ -25,8 +25,8 @@ class BufferedConnection(ConnectionHandler):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # When anything was received last, by the boot-time clock.
-        self.received = float("-inf")
+        # When the last message was complete, by the boot-time clock, and when anything was read last.
+        self.received = self._read_at = float("-inf")
         self._clear_buffer()
 
     def _clear_buffer(self) -> None:
@@ -62,7 +62,7 @@ class BufferedConnection(ConnectionHandler):
             return False
         if not received:
             raise ConnectionDropped("socket connection broken")
-        self.received = boottime()
+        self._read_at = boottime()
         self._buffer = self._buffer[self._position :] + received
         self._position = 0
         return True
@@ -76,6 +76,7 @@ class BufferedConnection(ConnectionHandler):
         if len(buffer) < end:
             return None
         self._position = end
+        self.received = self._read_at
         return buffer[start:end]
 
     def _wait(self, error: OSError | None, timeout: float) -> None:

@@ -126,7 +126,7 @@ class Wire(Requests):
 
     @property
     def received(self) -> float:
-        """When anything was received last, by the boot-time clock."""
+        """When the last complete message was received, by the boot-time clock."""
         return self._connection.received
 
     @property

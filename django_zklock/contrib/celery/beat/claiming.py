@@ -44,9 +44,8 @@ class ClaimingSchedulerMixin(Scheduler):
         self.broker_error: Exception | None = None
         # Whether anything was sent.
         self.has_sent = False
-        # By names: failed attempts to send the same run, and when the next one is due.
-        self._failures: dict[str, int] = {}
-        self._retry_at: dict[str, float] = {}
+        # By names: failed attempts to send the same run, and when the next one is due (monotonic clock).
+        self._failures: dict[str, tuple[int, float]] = {}
         # The entry that is claimed and not sent yet.
         self._claimed: str | None = None
         super().__init__(*args, **options)
@@ -74,7 +73,9 @@ class ClaimingSchedulerMixin(Scheduler):
             return self._postpone(entry)
         name = entry.name or ""
         # Before the claim: a claimed run that cannot be sent is lost.
-        pause = self._pause_before(name)
+        pause = RETRY_INTERVAL if self.held.lost else self._failures.get(name, (0, 0.0))[1] - time.monotonic()
+        if pause <= 0 and not self._reach_broker():
+            pause = RETRY_INTERVAL
         if pause > 0:
             return schedstate(False, pause)
         try:
@@ -89,15 +90,6 @@ class ClaimingSchedulerMixin(Scheduler):
         self._load_last_run(entry)
         return self._postpone(entry)
 
-    def _pause_before(self, name: str) -> float:
-        """Return the seconds until an entry can be sent; 0 or less if it can be sent now."""
-        if self.held.lost:
-            return RETRY_INTERVAL
-        pause = self._retry_at.get(name, 0.0) - time.monotonic()
-        if pause <= 0 and not self._reach_broker():
-            return RETRY_INTERVAL
-        return pause
-
     def apply_async(self, entry: ScheduleEntry, *args: Any, **options: Any) -> Any:
         """Send the entry, unless the lead is known to be lost."""
         try:
@@ -107,14 +99,17 @@ class ClaimingSchedulerMixin(Scheduler):
             self._take_back(entry)
             raise
         except SchedulingError as error:
-            if is_of_connection(self.connection, error.__context__):
+            cause = error.__context__
+            if isinstance(cause, OperationalError):
+                cause = cause.__cause__ or cause
+            # Anything else is a refusal by the broker.
+            if isinstance(cause, (OperationalError, *self.connection.connection_errors)):
                 self._connection_failed(entry, error)
             raise
         finally:
             self._claimed = None
         self.has_sent = True
         self._failures.pop(entry.name or "", None)
-        self._retry_at.pop(entry.name or "", None)
         return result
 
     def _postpone(self, entry: ScheduleEntry) -> tuple[bool, float]:
@@ -133,8 +128,9 @@ class ClaimingSchedulerMixin(Scheduler):
             # Stored by a beat whose clock is ahead.
             known = None
         sent = self.last_runs.last_sent(entry.name or "")
-        if sent is not None and sent < _start_time(entry):
-            # The entry has a new start, which its scheduler does not miss.
+        start = getattr(getattr(entry, "model", None), "start_time", None)
+        if sent is not None and isinstance(start, datetime) and sent < start.timestamp():
+            # The entry of django-celery-beat has a new start, which its scheduler does not miss.
             sent = None
         if sent is None:
             if known is not None or entry.last_run_at is None:
@@ -168,13 +164,13 @@ class ClaimingSchedulerMixin(Scheduler):
         # kombu may report a broken connection as a good one.
         vars(self).pop("producer", None)
         self.connection.collect()
+        failures = self._failures.pop(name, (0, 0.0))[0]
         if self._reach_broker():
-            self._failures[name] = self._failures.get(name, 0) + 1
-            if self._failures[name] >= MAX_ATTEMPTS:
-                del self._failures[name]
+            failures += 1
+            if failures >= MAX_ATTEMPTS:
                 logger.error("event=beat_gives_up entry=%r error=%s", name, error)
                 return
-        self._retry_at[name] = time.monotonic() + RETRY_INTERVAL
+        self._failures[name] = failures, time.monotonic() + RETRY_INTERVAL
         self._take_back(entry)
 
     def _take_back(self, entry: ScheduleEntry) -> None:
@@ -212,16 +208,3 @@ def connect_once(connection: Connection) -> Any:
         return connection.ensure_connection(max_retries=max(0, len(connection.alt or ()) - 1))
     except errors as error:
         raise OperationalError(str(error)) from error
-
-
-def is_of_connection(connection: Connection, error: BaseException | None) -> bool:
-    """Return whether ``error`` means a broken connection, and not a refusal by the broker."""
-    if isinstance(error, OperationalError):
-        error = error.__cause__ or error
-    return isinstance(error, (OperationalError, *connection.connection_errors))
-
-
-def _start_time(entry: ScheduleEntry) -> float:
-    """Return the time before which django-celery-beat does not run an entry, in seconds since the Unix epoch."""
-    start = getattr(getattr(entry, "model", None), "start_time", None)
-    return start.timestamp() if isinstance(start, datetime) else 0.0

@@ -34,12 +34,6 @@ class LeaderElection:
         # One warning for each outage.
         self._failure_logged = False
 
-    @property
-    def leader(self) -> str:
-        """The holder of the lead, if it is known."""
-        attempt = self._attempt
-        return str(attempt.contender.holder or "unknown") if attempt else "unknown"
-
     def poll(self) -> Held | None:
         """Return the hold if this beat leads; otherwise take the next step of the election.
 
@@ -48,9 +42,12 @@ class LeaderElection:
         """
         attempt = self._attempt
         if attempt is not None and attempt.held is not None:
-            if not attempt.held.lost and not attempt.held.revoked:
-                return attempt.held
-            self._step_down(attempt, attempt.held)
+            held = attempt.held
+            if not held.lost and not held.revoked:
+                return held
+            reason = held._loss_error() if held.lost else f"asked to release: {held.revoked}"
+            logger.warning("event=beat_steps_down key=%r token=%d reason=%s", held.key, held.token, reason)
+            self._leave()
         try:
             return self._campaign()
         except ZkLockError as error:
@@ -73,9 +70,7 @@ class LeaderElection:
 
     def give_up(self, error: ZkLockError) -> None:
         """Leave the queue, or release the lead; the next attempt begins after ``RETRY_INTERVAL``."""
-        attempt, self._attempt = self._attempt, None
-        if attempt is not None:
-            attempt.end()
+        self._leave()
         self._retry_at = time.monotonic() + RETRY_INTERVAL
         level = logging.DEBUG if self._failure_logged else logging.WARNING
         self._failure_logged = True
@@ -87,15 +82,17 @@ class LeaderElection:
         Wait for the server's confirmation, for at most the connect timeout: a process may end without closing its
         session, as a beat inside of a worker does.
         """
-        attempt, self._attempt = self._attempt, None
-        if attempt is None:
-            return
-        attempt.end()
-        session, contender = attempt.contender.session, attempt.contender
-        if session.connected:
+        attempt = self._leave()
+        if attempt is not None and attempt.contender.session.connected:
             gone = AutoResetEvent()
-            session.post(partial(contender.on_deleted, gone.set))
+            attempt.contender.session.post(partial(attempt.contender.on_deleted, gone.set))
             gone.wait(self.lock.pool.options.connect_timeout)
+
+    def _leave(self) -> Acquisition | None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.end()
+        return attempt
 
     def _campaign(self) -> Held | None:
         if self._attempt is None:
@@ -105,21 +102,14 @@ class LeaderElection:
             self._attempt.start()
         attempt = self._attempt
         decided = attempt.poll()
+        held = attempt.held
         if attempt.newly_contended():
             self._failure_logged = False
-            logger.info("event=beat_waits key=%r leader=%s", self.lock.key, self.leader)
+            logger.info("event=beat_waits key=%r leader=%s", self.lock.key, attempt.contender.holder or "unknown")
             self.lock.listener.notify("contended", self.lock, holder=attempt.contender.holder)
-        if not decided or attempt.held is None:
+        if not decided or held is None:
             return None
         self._failure_logged = False
-        logger.info(
-            "event=beat_leads key=%r token=%d waited=%.1f", self.lock.key, attempt.held.token, attempt.held.waited
-        )
-        self.lock.listener.notify("acquired", self.lock, held=attempt.held)
-        return attempt.held
-
-    def _step_down(self, attempt: Acquisition, held: Held) -> None:
-        reason = held._loss_error() if held.lost else f"asked to release: {held.revoked}"
-        logger.warning("event=beat_steps_down key=%r token=%d reason=%s", held.key, held.token, reason)
-        self._attempt = None
-        attempt.end()
+        logger.info("event=beat_leads key=%r token=%d waited=%.1f", self.lock.key, held.token, held.waited)
+        self.lock.listener.notify("acquired", self.lock, held=held)
+        return held

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from django_zklock.zk import paths, requests
 from django_zklock.zk.listener import LockValue
-from django_zklock.zk.requests import Reply, Request, RequestScript
+from django_zklock.zk.requests import Request, RequestScript, or_error
 from django_zklock.zk.session import Session
-from django_zklock.zk.wire import BadVersionError, KazooException, NodeExistsError, NoNodeError, Read, ZnodeStat
+from django_zklock.zk.wire import BadVersionError, NodeExistsError, NoNodeError, Read, ZnodeStat
 
 logger = logging.getLogger("django_zklock.beat")
 
@@ -96,7 +96,7 @@ class LastRunStore:
 
     def load(self) -> None:
         """Read the last runs of all leaders, and compare the clock of this host with ZooKeeper's."""
-        self._runs, offset = self._ask(self._load, action=f"read {self._path}")
+        self._runs, offset = self._ask(self._load)
         self._check_clock(offset)
 
     def last_sent(self, name: str) -> float | None:
@@ -113,14 +113,9 @@ class LastRunStore:
             return run.sent
         if not self._future_logged:
             self._future_logged = True
-            logger.warning(
-                "event=beat_sent_in_the_future key=%r entry=%r ahead=%.1f offset=%.1f",
-                self._lock.key,
-                name,
-                run.sent - now,
-                self._offset.certain,
-            )
-        return min(self._from_zookeeper(run.written), now)
+            message = "event=beat_sent_in_the_future key=%r entry=%r ahead=%.1f offset=%.1f"
+            logger.warning(message, self._lock.key, name, run.sent - now, self._offset.certain)
+        return min(run.written + self._offset.high, now)
 
     def claim(self, name: str, token: int) -> bool:
         """Claim the entry: write that the holder of ``token`` sends it now.
@@ -128,26 +123,24 @@ class LastRunStore:
         Return ``False`` if another beat has sent the entry since it was read; :meth:`last_sent` then returns when. If
         an error is raised, the entry may be claimed nevertheless.
         """
-        node = paths.escape(name)
-        data = _encode(entry=name, sent=time.time(), token=token)
-        known = self._runs.get(node)
-        written = self._ask(partial(self._write, node, data, known), action=f"write {self._path}", mutates=True)
-        self._runs[node] = written.run
-        if written.offset is not None:
-            self._check_clock(written.offset)
-        return written.is_ours
+        is_ours, offset = self._replace(name, sent=time.time(), token=token)
+        if offset is not None:
+            self._check_clock(offset)
+        return is_ours
 
     def take_back(self, name: str, sent: float) -> bool:
         """Undo a claim that was not sent; the run before it was at ``sent``.
 
         Return ``False`` if another beat has written since.
         """
+        return self._replace(name, sent=sent, taken_back=time.time())[0]
+
+    def _replace(self, name: str, **facts: float) -> tuple[bool, ClockOffset | None]:
+        """Write ``facts``; return whether the node has them now, and the offset of the clock if it was measured."""
         node = paths.escape(name)
-        data = _encode(entry=name, sent=sent, taken_back=time.time())
-        known = self._runs.get(node)
-        written = self._ask(partial(self._write, node, data, known), action=f"write {self._path}", mutates=True)
-        self._runs[node] = written.run
-        return written.is_ours
+        script = partial(self._write, node, _encode(entry=name, **facts), self._runs.get(node))
+        self._runs[node], is_ours, offset = self._ask(script, mutates=True)
+        return is_ours, offset
 
     def reconcile(self, names: Collection[str], remembered: Collection[str]) -> None:
         """Write which entries are no longer in the schedule of the leader, and which are back.
@@ -165,15 +158,19 @@ class LastRunStore:
         ]
         for first in range(0, len(changes), MAX_WRITES):
             together = changes[first : first + MAX_WRITES]
-            stats = self._ask(partial(self._change, together), action=f"write {self._path}", mutates=True)
+            stats = self._ask(partial(self._change, together), mutates=True)
             for change, stat in zip(together, stats, strict=True):
-                self._changed(change, stat)
+                if change.data is None:
+                    self._runs.pop(change.node, None)
+                elif not isinstance(stat, Exception):
+                    self._runs[change.node] = _decode(change.data, stat)
+                # Otherwise another beat has written, and the next claim reads that.
 
     def _mark(self, node: str, run: LastRun, *, is_remembered: bool | None) -> _Change | None:
         """Return the change of a node, if any; ``is_remembered`` is ``None`` if the schedule lacks the entry."""
         now = time.time()
         # This estimate may be too short, and never too long.
-        gone_for = None if run.gone_since is None else now - self._from_zookeeper(run.gone_since)
+        gone_for = None if run.gone_since is None else now - (run.gone_since + self._offset.high)
         if is_remembered is None:
             if gone_for is None:
                 return _Change(node, run, _encode(entry=run.entry, sent=run.sent, at=run.written, gone=True))
@@ -185,32 +182,17 @@ class LastRunStore:
         logger.info("event=beat_entry_is_back entry=%r gone=%.0f", run.entry, gone_for)
         return _Change(node, run, _encode(entry=run.entry, sent=now))
 
-    def _changed(self, change: _Change, stat: ZnodeStat | None) -> None:
-        if change.data is None:
-            self._runs.pop(change.node, None)
-        elif stat is not None:
-            self._runs[change.node] = _decode(change.data, stat)
-        # Otherwise another beat has written, and the next claim reads that.
-
-    def _from_zookeeper(self, moment: float) -> float:
-        """Return what the clock of this host shows when ZooKeeper's shows ``moment``."""
-        return moment + self._offset.high
-
     def _check_clock(self, offset: ClockOffset) -> None:
         self._offset = offset
         is_off = abs(offset.certain) > MAX_OFFSET
         if is_off and not self._offset_logged:
-            logger.error(
-                "event=beat_clock_is_off key=%r offset=%.1f limit=%g",
-                self._lock.key,
-                offset.certain,
-                MAX_OFFSET,
-            )
+            message = "event=beat_clock_is_off key=%r offset=%.1f limit=%g"
+            logger.error(message, self._lock.key, offset.certain, MAX_OFFSET)
         self._offset_logged = is_off
 
     # Request scripts. They run on the connection's thread, and so change no attributes.
 
-    def _ask(self, script: Callable[[Session], RequestScript[T]], *, action: str, mutates: bool = False) -> T:
+    def _ask(self, script: Callable[[Session], RequestScript[T]], *, mutates: bool = False) -> T:
         session = self._lock.pool.session(self._lock.paths[0])
         begun: list[int | None] = []
 
@@ -221,6 +203,7 @@ class LastRunStore:
                 raise ConnectionError("the session that had the lead may have ended")
             return (yield from script(session))
 
+        action = f"{'write' if mutates else 'read'} {self._path}"
         return requests.run(session, of_one_session, action=action, timeout=session.timeout, mutates=mutates)
 
     def _load(self, session: Session) -> RequestScript[tuple[dict[str, LastRun], ClockOffset]]:
@@ -228,10 +211,10 @@ class LastRunStore:
         while True:
             # The answer to a write also shows that our server has all that the last leader has written to another one.
             before = time.time()
-            (stat,) = yield [_or_outcome(partial(wire.set, path, b""), NoNodeError)]
+            (stat,) = yield [or_error(partial(wire.set, path, b""), NoNodeError)]
             if not isinstance(stat, Exception):
                 break
-            yield [_or_outcome(partial(wire.ensure, path, b"", container=False), NodeExistsError)]
+            yield [or_error(partial(wire.ensure, path, b"", container=False), NodeExistsError)]
         offset = ClockOffset.measured(before, stat, time.time())
         (names,) = yield [partial(wire.children, path)]
         outcomes = yield from requests.read_many(session, [Read(f"{path}/{name}") for name in names])
@@ -243,7 +226,9 @@ class LastRunStore:
                 runs[name] = _decode(*outcome)
         return runs, offset
 
-    def _write(self, node: str, data: bytes, known: LastRun | None, session: Session) -> RequestScript[_Written]:
+    def _write(
+        self, node: str, data: bytes, known: LastRun | None, session: Session
+    ) -> RequestScript[tuple[LastRun, bool, ClockOffset | None]]:
         """Write ``data`` unless another beat has sent since ``known``."""
         wire, path = session.wire, f"{self._path}/{node}"
         version = known.version if known else None
@@ -251,16 +236,15 @@ class LastRunStore:
             before = time.time()
             if version is None:
                 create = partial(wire.ensure, path, data, container=False)
-                (outcome,) = yield [_or_outcome(create, NodeExistsError)]
+                (outcome,) = yield [or_error(create, NodeExistsError)]
                 if not isinstance(outcome, Exception):
-                    return _Written(_decode(data, None, written=before - self._offset.low), is_ours=True)
+                    return _decode(data, None, written=before - self._offset.low), True, None
             else:
                 write = partial(wire.set, path, data, version=version)
-                (outcome,) = yield [_or_outcome(write, BadVersionError, NoNodeError)]
+                (outcome,) = yield [or_error(write, BadVersionError, NoNodeError)]
                 if not isinstance(outcome, Exception):
-                    offset = ClockOffset.measured(before, outcome, time.time())
-                    return _Written(_decode(data, outcome), is_ours=True, offset=offset)
-            get = _or_outcome(partial(wire.get, path), NoNodeError)
+                    return _decode(data, outcome), True, ClockOffset.measured(before, outcome, time.time())
+            get = or_error(partial(wire.get, path), NoNodeError)
             _synced, found = yield [partial(wire.sync, path), get]
             if isinstance(found, Exception):
                 # The node was never created, or an operator has deleted it: no beat has written since.
@@ -269,29 +253,18 @@ class LastRunStore:
             run = _decode(*found)
             is_ours = found[0] == data
             if is_ours or known is None or run.sent != known.sent:
-                return _Written(run, is_ours=is_ours)
+                return run, is_ours, None
             # A leader with another schedule has marked the entry as missing, or as back.
             version = run.version
 
     def _change(self, changes: Iterable[_Change], session: Session) -> RequestScript[list[Any]]:
-        requests: list[Request] = []
-        for change in changes:
-            path = f"{self._path}/{change.node}"
+        def request(change: _Change) -> Request:
+            path, version = f"{self._path}/{change.node}", change.run.version
             if change.data is None:
-                request: Request = partial(session.wire.delete, path, version=change.run.version)
-            else:
-                request = partial(session.wire.set, path, change.data, version=change.run.version)
-            requests.append(_or_outcome(request, BadVersionError, NoNodeError))
-        outcomes = yield requests
-        return [None if isinstance(outcome, Exception) else outcome for outcome in outcomes]
+                return partial(session.wire.delete, path, version=version)
+            return partial(session.wire.set, path, change.data, version=version)
 
-
-class _Written(NamedTuple):
-    """The content of a node after a write, and whether it is what we wrote."""
-
-    run: LastRun
-    is_ours: bool
-    offset: ClockOffset | None = None
+        return (yield [or_error(request(change), BadVersionError, NoNodeError) for change in changes])
 
 
 class _Change(NamedTuple):
@@ -300,21 +273,6 @@ class _Change(NamedTuple):
     node: str
     run: LastRun
     data: bytes | None
-
-
-def _or_outcome(request: Request, *errors: type[KazooException]) -> Request:
-    """Return the request with ``errors`` as outcomes, instead of raising them in the script."""
-
-    def ask(reply: Reply) -> object:
-        def answered(value: Any, error: KazooException | None) -> None:
-            if isinstance(error, errors):
-                reply(error, None)
-            else:
-                reply(value, error)
-
-        return request(answered)
-
-    return ask
 
 
 def _encode(**facts: object) -> bytes:

@@ -92,7 +92,7 @@ class LeaderScheduler(Scheduler):
 
     def _tick(self) -> None:
         if self._probe_at is not None:
-            self._probe()
+            self._probe(self._probe_at)
             return
         scheduler = self._lead()
         if scheduler is None:
@@ -107,7 +107,12 @@ class LeaderScheduler(Scheduler):
         if scheduler.has_sent:
             self._probe_interval = MIN_PROBE_INTERVAL
         if scheduler.broker_error is not None:
-            self._leave_election(scheduler.broker_error)
+            # Another beat may reach the broker. Due entries are not claimed, so the next leader sends them.
+            message = "event=beat_steps_down key=%r reason=the broker cannot be reached: %s"
+            logger.warning(message, self._election.lock.key, scheduler.broker_error)
+            self._dismiss()
+            self._election.resign()
+            self._probe_later()
         elif delay and delay > 0:
             self._election.wait(min(delay, self._longest_wait))
             if scheduler.should_sync():
@@ -178,19 +183,8 @@ class LeaderScheduler(Scheduler):
             with contextlib.suppress(*connection.connection_errors):
                 connection.release()
 
-    # A beat that cannot reach the broker leaves the election: another beat may reach it. Due entries are not claimed,
-    # so the next leader sends them.
-
-    def _leave_election(self, error: Exception) -> None:
-        key = self._election.lock.key
-        logger.warning("event=beat_steps_down key=%r reason=the broker cannot be reached: %s", key, error)
-        self._dismiss()
-        self._election.resign()
-        self._probe_at = time.monotonic() + self._next_probe_interval()
-
-    def _probe(self) -> None:
-        assert self._probe_at is not None
-        pause = self._probe_at - time.monotonic()
+    def _probe(self, at: float) -> None:
+        pause = at - time.monotonic()
         if pause > 0:
             self._election.pause(min(pause, self._longest_wait))
             return
@@ -199,16 +193,15 @@ class LeaderScheduler(Scheduler):
                 connect_once(connection)
             except OperationalError as error:
                 logger.debug("event=beat_broker_away error=%s", error)
-                self._probe_at = time.monotonic() + self._next_probe_interval()
+                self._probe_later()
             else:
                 logger.info("event=beat_broker_is_back")
                 self._probe_at = None
 
-    def _next_probe_interval(self) -> float:
-        """Return the interval until the next attempt, and double the one after that, until something is sent."""
-        interval = self._probe_interval
-        self._probe_interval = min(2 * interval, MAX_PROBE_INTERVAL)
-        return interval
+    def _probe_later(self) -> None:
+        """Set the time of the next attempt, and double the interval after that one, until something is sent."""
+        self._probe_at = time.monotonic() + self._probe_interval
+        self._probe_interval = min(2 * self._probe_interval, MAX_PROBE_INTERVAL)
 
 
 def _class_of_scheduler(app: Celery) -> type[ClaimingSchedulerMixin]:

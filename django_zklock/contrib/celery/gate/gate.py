@@ -100,7 +100,7 @@ class Gate(GateWorker):
         work = Work(kind="task", name=request.task.name, id=request.id)
         before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
         try:
-            return call.lock((*own, *request.args), dict(request.kwargs), lambda: work)
+            return call.lock(call.key((*own, *request.args), dict(request.kwargs)), lambda: work)
         finally:
             # If the key callable has queried the database, the children must not inherit the connection.
             for each in databases.all(initialized_only=True):

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
-from django_zklock import locked_call
 from django_zklock.contrib.celery.gate import ticket as tickets
 from django_zklock.contrib.celery.gate.gate import Gate
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard, ScoreboardSlot
@@ -67,7 +66,7 @@ def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any])
             _release(gate, ticket)
         _log_refusal(task.request.id, f"it is for the body and arguments of the message, not for this {call.name}")
         return None
-    return TicketOffer(gate, ticket, call.lock_of(ticket.keys, current_work))
+    return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work))
 
 
 def _strip(request: Any) -> None:
@@ -97,7 +96,7 @@ class TicketOffer:
         self._gate = gate
         self._ticket = ticket
 
-    def take(self) -> Outcome | locked_call.TimeLeft | None:
+    def take(self) -> Outcome | float | None:
         """Return the hold or the refusal, or else the rest of the task's timeout, if it has one."""
         ticket = self._ticket
         if ticket.refusal is not None:
@@ -118,7 +117,7 @@ class TicketOffer:
                 return None
             if held is not None:
                 return held, None
-        return locked_call.TimeLeft(max(0.0, ticket.deadline - time.time())) if ticket.deadline is not None else None
+        return max(0.0, ticket.deadline - time.time()) if ticket.deadline is not None else None
 
     def _take_in_child(self, scoreboard: Scoreboard) -> Held | None:
         ticket, lock = self._ticket, self.lock

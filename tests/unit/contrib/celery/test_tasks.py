@@ -25,6 +25,7 @@ from django_zklock import (
 )
 from django_zklock.contrib.celery import RetryLater, install
 from django_zklock.contrib.celery.tasks import is_call_of_message, outermost_lock
+from django_zklock.locked_call import locked_call_of
 from django_zklock.zk.held import held_stack
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner
@@ -413,19 +414,26 @@ def test_retry_later__without_zookeeper(app: Celery, ensemble: Ensemble) -> None
     assert isinstance(task.apply().result, ZooKeeperUnavailable)
 
 
+def policies(**options: Any) -> tuple[object, object]:
+    """Return the policies of a decorated function for a conflict and without ZooKeeper."""
+    call = locked_call_of(zk_locked("k", **options)(nothing))
+    assert call is not None
+    return call.on_conflict, call.on_unavailable
+
+
 def test_retry_later__for_outages() -> None:
     """Without ZooKeeper "retry" has the same budget and delays as for conflicts."""
-    assert zk_locked("k", on_unavailable="retry").on_unavailable == RetryLater()
-    assert zk_locked("k", on_conflict="skip", on_unavailable="retry").on_unavailable == RetryLater()
     later = RetryLater(max_wait=5)
-    assert zk_locked("k", on_conflict=later, on_unavailable="retry").on_unavailable == later
-    assert zk_locked("k", on_conflict=later, on_unavailable=RetryLater()).on_unavailable == RetryLater()
+    assert policies(on_unavailable="retry") == ("wait", RetryLater())
+    assert policies(on_conflict="skip", on_unavailable="retry") == ("skip", RetryLater())
+    assert policies(on_conflict=later, on_unavailable="retry") == (later, later)
+    assert policies(on_conflict=later, on_unavailable=RetryLater()) == (later, RetryLater())
 
 
 def test_retry_later__is_a_policy() -> None:
     """The name "retry" and an object of the class are both accepted."""
-    assert zk_locked("k", on_conflict="retry").on_conflict == RetryLater()
-    assert zk_locked("k", on_conflict=RetryLater(max_wait=5)).on_conflict == RetryLater(max_wait=5)
+    assert policies(on_conflict="retry")[0] == RetryLater()
+    assert policies(on_conflict=RetryLater(max_wait=5))[0] == RetryLater(max_wait=5)
 
 
 # The call that a ticket is for.

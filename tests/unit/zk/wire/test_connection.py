@@ -5,7 +5,9 @@ kazoo's loop calls the connection when a socket is readable; a test that replace
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -107,12 +109,17 @@ def test_messages__in_pieces(ends: Ends, size: int) -> None:
     paths = [f"/{number}" for number in range(5)]
     for path in paths:
         ends.watch(path)
-    stream = PONG + b"".join(deleted(path) + PONG for path in paths)
+    messages = [PONG, *(each for path in paths for each in (deleted(path), PONG))]
+    stream = b"".join(messages)
+    ends_at = list(itertools.accumulate(map(len, messages)))
     for start in range(0, len(stream), size):
+        before = ends.connection.received
         ends.server.sendall(stream[start : start + size])
         ends.connection._read_socket(1.0)
-        complete = [path for path in paths if stream.index(deleted(path)) + len(deleted(path)) <= start + size]
-        assert ends.deleted == complete
+        complete = bisect.bisect_right(ends_at, start + size)
+        assert ends.deleted == paths[: complete // 2]
+        # A part of a message says nothing about the server.
+        assert (ends.connection.received > before) == (complete > bisect.bisect_right(ends_at, start))
     assert ends.deleted == paths
     # The next handshake reads no message of this connection.
     assert ends.connection._position == len(ends.connection._buffer)
