@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.zk import waiting
+from django_zklock.zk.formatting import DAY, HOUR, MINUTE
 from django_zklock.zk.ops.search import COLUMNS, KINDS, STATES, LockFilter, Ordering
 
 if TYPE_CHECKING:
     # The base class of parsers and of argument groups.
     from argparse import _ActionsContainer
 
-UNITS = {"s": 1, "m": 60, "h": 60 * 60, "d": 24 * 60 * 60}
+UNITS = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY}
 
 
 def add_alias(parser: _ActionsContainer) -> None:
@@ -26,18 +27,16 @@ def add_alias(parser: _ActionsContainer) -> None:
     )
 
 
-def add_key(parser: ArgumentParser) -> None:
-    """Add the argument for the key of a lock."""
+def add_lock(parser: ArgumentParser) -> None:
+    """Add the argument for the key of a lock, and the option for its ensemble."""
     parser.add_argument("key", metavar="KEY")
+    add_alias(parser)
 
 
-def add_node(parser: ArgumentParser) -> None:
-    """Add the option that chooses one of several holders."""
+def add_holder(parser: ArgumentParser) -> None:
+    """Add what names a lock and chooses one of several holders, and the reason that the holder will read."""
+    add_lock(parser)
     parser.add_argument("--node", metavar="NODE", help="only the holder with this node, as shown by `show`")
-
-
-def add_reason(parser: ArgumentParser) -> None:
-    """Add the option for the reason that the holder will read."""
     parser.add_argument("--reason", metavar="TEXT", help="why; shown to the holder (default: ask on a terminal)")
 
 

@@ -23,10 +23,7 @@ POLL_INTERVAL = 0.5
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    arguments.add_key(parser)
-    arguments.add_alias(parser)
-    arguments.add_node(parser)
-    arguments.add_reason(parser)
+    arguments.add_holder(parser)
     parser.add_argument(
         "--wait", metavar="SECONDS", type=arguments.seconds, default=0.0, help="wait until they have released it"
     )
