@@ -21,6 +21,7 @@ from django_zklock.admin.format import KINDS, STATES, age_html, local_time, proc
 from django_zklock.admin.reader import AliasReader
 from django_zklock.models import Lock
 from django_zklock.zk import formatting
+from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry, Span
 
 logger = logging.getLogger("django_zklock.admin")
@@ -51,8 +52,6 @@ class Row:
     kind: Any
     since: datetime
     age: SafeString
-    token: str
-    session: str
     node: str
     bar: Bar
     blockers: str
@@ -66,7 +65,7 @@ def context(lock: Lock) -> dict[str, Any]:
     if snapshot is None:
         return variables
     shown = rows(snapshot)
-    last_break = reader.last_break(snapshot)
+    last_break = reader.read(actions.last_break, snapshot.path)
     return variables | {
         "path": formatting.escape_controls(snapshot.path),
         "state": STATES[snapshot.state],
@@ -100,9 +99,6 @@ def rows(snapshot: LockSnapshot) -> list[Row]:
             kind=KINDS[entry.kind],
             since=local_time(entry.since),
             age=age_html(entry),
-            # Text, because a number would get the thousands separators of the language.
-            token=str(entry.token),
-            session=f"0x{entry.session_id:x}",
             node=formatting.escape_controls(entry.node),
             bar=_bar(entry.since, begin, end),
             blockers=_positions(snapshot.blockers_of(entry)),

@@ -14,10 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_zklock import conf
 from django_zklock.models import Lock
-
-MINUTE = 60
-HOUR = 60 * MINUTE
-DAY = 24 * HOUR
+from django_zklock.zk.formatting import DAY, HOUR, MINUTE
 
 
 class ChoiceFilter(admin.SimpleListFilter):
