@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import paths
@@ -101,3 +103,12 @@ def test_lines__refused(make_pool: MakePool) -> None:
     with Lock("k", owner), pytest.raises(ZkLockError, match="refused to list") as caught:
         search.find(make_pool(), timeout=5)
     assert not isinstance(caught.value, ZooKeeperUnavailable)
+
+
+def test_line__entry_refused(pool: Pool, outsider: KazooClient) -> None:
+    """So is a missing permission to read one node in a queue."""
+    acl = [ACL(Permissions.ALL & ~Permissions.READ, ANYONE_ID_UNSAFE)]
+    outsider.ensure_path(pool.path("k"))
+    outsider.create(f"{pool.path('k')}/lock-", acl=acl, ephemeral=True, sequence=True)
+    with pytest.raises(ZkLockError, match=r"refused to read .*NoAuthError"):
+        snapshots.one_lock(pool, "k", timeout=5)

@@ -214,10 +214,10 @@ def read_entries(
     # Where the sequence numbers are not reliable, the order is known only when every node is read.
     chosen = [lock.nodes[: limit if queue.sequence_is_reliable(lock.nodes) else None] for lock in locks]
     reads = [wire.Read(f"{lock.path}/{node.name}") for lock, nodes in zip(locks, chosen, strict=True) for node in nodes]
-    script = partial(requests.read_many, session, reads)
+    script = partial(_read_many, session, reads)
     outcomes = iter(requests.run(session, script, action=f"read what is in {pool.options.root}", timeout=timeout))
     return [
-        _add_entries(lock, [(node, _unless_refused(next(outcomes))) for node in nodes])
+        _add_entries(lock, [(node, next(outcomes)) for node in nodes])
         for lock, nodes in zip(locks, chosen, strict=True)
     ]
 
@@ -225,20 +225,20 @@ def read_entries(
 def _list(session: Session, root: str, names: Sequence[str]) -> RequestScript[list[tuple[str, list[str], bytes]]]:
     """Return the name of each lock, its children, and its data if the name does not contain the whole key."""
     session.wire.sync(root)
-    listings = yield from requests.read_many(session, [wire.Read(f"{root}/{name}", children=True) for name in names])
+    listings = yield from _read_many(session, [wire.Read(f"{root}/{name}", children=True) for name in names])
     shortened = [name for name in names if paths.is_shortened(name)]
-    contents = yield from requests.read_many(session, [wire.Read(f"{root}/{name}") for name in shortened])
-    data = {name: _unless_refused(content)[0] for name, content in zip(shortened, contents, strict=True) if content}
-    return [
-        (name, _unless_refused(listing) or [], data.get(name, b""))
-        for name, listing in zip(names, listings, strict=True)
-    ]
+    contents = yield from _read_many(session, [wire.Read(f"{root}/{name}") for name in shortened])
+    data = {name: content[0] for name, content in zip(shortened, contents, strict=True) if content}
+    return [(name, listing or [], data.get(name, b"")) for name, listing in zip(names, listings, strict=True)]
 
 
-def _unless_refused(outcome: Any) -> Any:
-    if isinstance(outcome, wire.KazooException):
-        raise outcome
-    return outcome
+def _read_many(session: Session, reads: Sequence[wire.Read]) -> RequestScript[list[Any]]:
+    """Return what was read, ``None`` for a node that does not exist; raise the first refusal."""
+    outcomes = yield from requests.read_many(session, reads)
+    for outcome in outcomes:
+        if isinstance(outcome, wire.KazooException):
+            raise outcome
+    return outcomes
 
 
 def _parse_queue(root: str, name: str, children: Sequence[str], data: bytes) -> LockSnapshot:
