@@ -91,7 +91,10 @@ class LockChangeList(ChangeList):
         names = [(reader, name) for reader, name in pairs if lock_filter.matches_name(name)]
         unread = 0
         if lock_filter.needs_queues or ordering.needs_queues:
-            matching = _sort(_read_all(names, lock_filter, ordering), lock_filter, ordering)
+            locks = _list_queues(names)
+            if lock_filter.needs_data or ordering.needs_data:
+                locks = _read_entries(locks, None if lock_filter.needs_data else 1)
+            matching = _sort(locks, lock_filter, ordering)
         else:
             names.sort(key=lambda each: paths.display_key(each[1]), reverse=ordering.reverse)
             self.page_num = _nearest_page(self.page_num, len(names), size)
@@ -116,13 +119,6 @@ def _read_until(wanted: int, names: Names, lock_filter: LockFilter, ordering: Or
     return found, max(0, len(names) - end)
 
 
-def _read_all(names: Names, lock_filter: LockFilter, ordering: Ordering) -> Snapshots:
-    locks = _list_queues(names)
-    if lock_filter.needs_data:
-        return _read_entries(locks)
-    return _read_entries(locks, 1) if ordering.needs_data else locks
-
-
 def _sort(locks: Snapshots, lock_filter: LockFilter, ordering: Ordering) -> Snapshots:
     now = time.time()
     readers = {id(snapshot): reader for reader, snapshot in locks}
@@ -139,7 +135,7 @@ def _list_queues(names: Names) -> Snapshots:
     return [(reader, snapshot) for reader, read in found.items() for snapshot in read]
 
 
-def _read_entries(locks: Snapshots, limit: int | None = None) -> Snapshots:
+def _read_entries(locks: Snapshots, limit: int | None) -> Snapshots:
     """Return the locks with the data of their first entries, in the same order, without queues empty by now."""
     found = _read_by_alias(locks, partial(snapshots.read_entries, limit=limit))
     remaining = {reader: iter(read) for reader, read in found.items()}

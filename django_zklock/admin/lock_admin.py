@@ -14,7 +14,7 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied, SuspiciousOperation
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.forms import Media, Script
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
 from django.template.response import TemplateResponse
@@ -25,7 +25,6 @@ from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_zklock import conf
 from django_zklock.admin import actions, detail, filters
 from django_zklock.admin.actions import Action
 from django_zklock.admin.changelist import LockChangeList
@@ -209,11 +208,8 @@ class LockAdmin(LockModelAdmin):
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Lock | None:
         """Return the lock with this id, in use or not; ``None`` if no lock can have it."""
         lock = Lock.from_id(object_id)
-        try:
-            known = lock.alias in conf.aliases()
-        except ImproperlyConfigured:
-            known = False
-        return lock if known and lock.has_legal_name else None
+        known = [reader.alias for reader in readers() if not reader.error]
+        return lock if lock.alias in known and lock.has_legal_name else None
 
     def _lock(self, request: HttpRequest, object_id: str) -> Lock:
         lock = self.get_object(request, unquote(object_id))

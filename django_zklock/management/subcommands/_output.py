@@ -17,7 +17,7 @@ from typing import Any
 from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
 
-from django_zklock import serializers
+from django_zklock.serializers import serialize_lock
 from django_zklock.zk.formatting import abbreviate, escape_controls, format_duration
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
@@ -130,11 +130,7 @@ def locks_json(found: Found) -> str:
     """Return all locks with their queues as one JSON object; each lock is one line of text."""
     now = time.time()
     # Without indentation the encoder is much faster.
-    locks = [
-        json.dumps(serializers.serialize_lock(alias, snapshot, now))
-        for alias, locks in found.items()
-        for snapshot in locks
-    ]
+    locks = [json.dumps(serialize_lock(alias, each, now)) for alias, several in found.items() for each in several]
     return '{"locks": [' + ",".join(f"\n  {lock}" for lock in locks) + ("\n" if locks else "") + "]}\n"
 
 

@@ -134,11 +134,11 @@ class LiveView:
             self._text = _output.queue_table(locks[0], self._terminal)
         else:
             self._text = _output.lock_table({self._alias: locks}, self._terminal)
-        self._draw(f"{self._title}, read at {_now()} UTC, {self._interval}")
+        self._draw(f"{self._title}, read at {datetime.now(UTC):%H:%M:%S} UTC, {self._interval}")
 
     def show_error(self, error: str) -> None:
         """Draw the error above the result of the last successful read."""
-        self._draw(f"{self._title}, not read at {_now()} UTC, {self._interval}", error)
+        self._draw(f"{self._title}, not read at {datetime.now(UTC):%H:%M:%S} UTC, {self._interval}", error)
 
     def _draw(self, *header: str) -> None:
         rows = [*header, "", *self._text.splitlines()]
@@ -156,7 +156,3 @@ def _by_node(snapshot: LockSnapshot | None) -> Mapping[str, QueueEntry]:
 
 def _timestamp(moment: datetime) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
-
-
-def _now() -> str:
-    return f"{datetime.now(UTC):%H:%M:%S}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from django_zklock.conf import DEFAULT_ALIAS
@@ -46,7 +47,7 @@ def add_format(parser: ArgumentParser) -> None:
 
 
 def add_filters(parser: ArgumentParser) -> None:
-    """Add the options that filter, sort and limit locks; see :func:`lock_filter` and :func:`ordering`."""
+    """Add the options that filter, sort and limit locks; see :func:`parse_filters`."""
     parser.add_argument("--state", choices=STATES, default="", help="only locks in this state")
     parser.add_argument("--kind", choices=KINDS, default="", help="only locks with a contender of this kind")
     parser.add_argument("--host", metavar="TEXT", default="", help="only locks with a contender on such a host")
@@ -63,16 +64,11 @@ def add_filters(parser: ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="NUMBER", type=count, help="at most this number of locks")
 
 
-def lock_filter(
-    pattern: str | None, *, state: str, kind: str, host: str, task: str, older_than: float, **_options: Any
-) -> LockFilter:
-    """Return the filter that the options of :func:`add_filters` describe, with a pattern for the key."""
-    return LockFilter(key=pattern or "", state=state, kind=kind, host=host, task=task, older=older_than)
-
-
-def ordering(*, sort: str, reverse: bool, **_options: Any) -> Ordering:
-    """Return the order that the options of :func:`add_filters` describe."""
-    return Ordering(column=sort, reverse=reverse)
+def parse_filters(pattern: str | None, options: Mapping[str, Any]) -> tuple[LockFilter, Ordering]:
+    """Return the filter and the order that the options of :func:`add_filters` describe, with a pattern for the key."""
+    conditions = {name: options[name] for name in ("state", "kind", "host", "task")}
+    lock_filter = LockFilter(key=pattern or "", older=options["older_than"], **conditions)
+    return lock_filter, Ordering(column=options["sort"], reverse=options["reverse"])
 
 
 def seconds(text: str) -> float | None:

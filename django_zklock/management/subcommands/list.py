@@ -36,8 +36,7 @@ def run(
     format: str,  # noqa: A002
     **options: Any,
 ) -> int:
-    lock_filter = arguments.lock_filter(pattern, **options)
-    ordering = arguments.ordering(**options)
+    lock_filter, ordering = arguments.parse_filters(pattern, options)
 
     def find(alias: str) -> list[LockSnapshot] | CommandError:
         try:

@@ -51,7 +51,7 @@ def run(
     interval: float,
     **options: Any,
 ) -> int:
-    lock_filter = arguments.lock_filter(match, **options)
+    lock_filter, ordering = arguments.parse_filters(match, options)
     if key is not None and lock_filter != search.ALL:
         raise CommandError("filters have no meaning with KEY", returncode=COULD_NOT_RUN)
     with _common.as_command_errors():
@@ -62,7 +62,7 @@ def run(
     find = partial(search.find, pool, timeout=timeout)
     view: LiveView | EventLog
     if terminal.is_a_tty and format is None:
-        find = partial(find, lock_filter, arguments.ordering(**options), limit=options["limit"])
+        find = partial(find, lock_filter, ordering, limit=options["limit"])
         view = LiveView(terminal, using, key, interval)
     else:
         # Only the key filters the read. A lock that stops matching another filter was not released, and one that

@@ -154,11 +154,9 @@ def _version(summary: Mapping[str, str]) -> str | None:
 
 
 def _latency(summary: Mapping[str, str]) -> Latency | None:
-    found = re.fullmatch(r"([0-9.]{1,18})/([0-9.]{1,18})/([0-9.]{1,18})", summary.get("Latency min/avg/max", ""))
-    try:
-        return Latency(minimum=float(found[1]), average=float(found[2]), maximum=float(found[3])) if found else None
-    except ValueError:  # more than one point
-        return None
+    number = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)"
+    found = re.fullmatch("/".join([number] * 3), summary.get("Latency min/avg/max", ""))
+    return Latency(minimum=float(found[1]), average=float(found[2]), maximum=float(found[3])) if found else None
 
 
 def _configuration(settings: Mapping[str, str]) -> Configuration:

@@ -198,9 +198,19 @@ def list_queues(pool: Pool, names: Sequence[str], *, timeout: float | None) -> l
     """
     root = pool.options.root
     session = pool.inspection()
-    script = partial(_list, session, root, names)
-    found = requests.run(session, script, action=f"list what is in {root}", timeout=timeout)
-    return [_parse_queue(root, *listing) for listing in found if listing[1]]
+    # The data of a lock node is read only where its name does not contain the whole key.
+    shortened = [name for name in names if paths.is_shortened(name)]
+
+    def script() -> RequestScript[tuple[list[Any], list[Any]]]:
+        session.wire.sync(root)
+        children = yield from _read_many(session, [wire.Read(f"{root}/{name}", children=True) for name in names])
+        contents = yield from _read_many(session, [wire.Read(f"{root}/{name}") for name in shortened])
+        return children, contents
+
+    found, contents = requests.run(session, script, action=f"list what is in {root}", timeout=timeout)
+    data = {name: content[0] for name, content in zip(shortened, contents, strict=True) if content}
+    listings = zip(names, found, strict=True)
+    return [_parse_queue(root, name, children, data.get(name, b"")) for name, children in listings if children]
 
 
 def read_entries(
@@ -220,16 +230,6 @@ def read_entries(
         _add_entries(lock, [(node, next(outcomes)) for node in nodes])
         for lock, nodes in zip(locks, chosen, strict=True)
     ]
-
-
-def _list(session: Session, root: str, names: Sequence[str]) -> RequestScript[list[tuple[str, list[str], bytes]]]:
-    """Return the name of each lock, its children, and its data if the name does not contain the whole key."""
-    session.wire.sync(root)
-    listings = yield from _read_many(session, [wire.Read(f"{root}/{name}", children=True) for name in names])
-    shortened = [name for name in names if paths.is_shortened(name)]
-    contents = yield from _read_many(session, [wire.Read(f"{root}/{name}") for name in shortened])
-    data = {name: content[0] for name, content in zip(shortened, contents, strict=True) if content}
-    return [(name, listing or [], data.get(name, b"")) for name, listing in zip(names, listings, strict=True)]
 
 
 def _read_many(session: Session, reads: Sequence[wire.Read]) -> RequestScript[list[Any]]:
