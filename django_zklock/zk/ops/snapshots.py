@@ -85,7 +85,7 @@ class LockSnapshot:
     def holder_count(self) -> int:
         """The number of holders in the whole queue."""
         # Behind a waiter there are only waiters.
-        return sum(1 for _ in takewhile(lambda node: _holds(node, self._queue), self.nodes))
+        return sum(1 for _ in takewhile(lambda node: rules.RULES[node.kind].holds(node.name, self._queue), self.nodes))
 
     @property
     def waiter_count(self) -> int:
@@ -262,13 +262,11 @@ def _key(name: str, data: bytes) -> str:
 
 def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, ZnodeStat] | None]]) -> LockSnapshot:
     """Return ``lock`` with the entries of its first nodes, whose data is in ``found``."""
-    read = [(node, *content) for node, content in found if content is not None]
-    first = [node for node, _data, _stat in read]
+    contents = {node.name: content for node, content in found if content is not None}
+    first = [node for node, _content in found if node.name in contents]
     if not queue.sequence_is_reliable(first):
-        first = queue.sort_by_creation((node, stat.czxid) for node, _data, stat in read)
-    nodes = (*first, *lock.nodes[len(found) :])
-    order = Queue(nodes)
-    contents = {node.name: (data, stat) for node, data, stat in read}
+        first = queue.sort_by_creation((node, contents[node.name][1].czxid) for node in first)
+    lock = replace(lock, nodes=(*first, *lock.nodes[len(found) :]))
     entries = []
     for position, node in enumerate(first):
         data, stat = contents[node.name]
@@ -277,7 +275,7 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
             path=f"{lock.path}/{node.name}",
             kind=node.kind.value,
             position=position,
-            held=_holds(node, order),
+            held=position < lock.holder_count,
             token=stat.czxid,
             session_id=stat.ephemeralOwner,
             since=stat.ctime / 1000.0,
@@ -286,8 +284,4 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
             revoked=node_data.decode_revoke(data),
         )
         entries.append(entry)
-    return replace(lock, nodes=nodes, entries=tuple(entries))
-
-
-def _holds(node: Node, order: Queue) -> bool:
-    return rules.RULES[node.kind].holds(node.name, order)
+    return replace(lock, entries=tuple(entries))
