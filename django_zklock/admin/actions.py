@@ -21,7 +21,7 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_zklock.admin.detail import MAX_ENTRIES, rows
+from django_zklock.admin.detail import rows
 from django_zklock.admin.reader import AliasReader
 from django_zklock.connections import connections
 from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
@@ -115,14 +115,12 @@ def confirm(request: HttpRequest, lock: Lock, action: Action, url: str, context:
     form = ReasonForm(request.POST) if request.method == "POST" else None
     node = request.POST.get("node", "") if form else request.GET.get("node", "")
     reader = AliasReader(lock.alias)
-    snapshot = reader.read_lock(lock.name, MAX_ENTRIES)
+    snapshot = reader.read_lock(lock)
     shown = rows(snapshot) if snapshot else []
     holder = next((row for row in shown if row.entry.held and row.entry.node == node), None)
     if snapshot is None or holder is None or (form and form.data.get("token") != str(holder.entry.token)):
         messages.error(request, reader.error or _not_held())
         return redirect(url)
-    # The name of the znode may contain only the beginning of the key.
-    lock.key = snapshot.key
     if form and form.is_valid() and _act(request, lock, holder.entry, action, form.cleaned_data["reason"]):
         return redirect(url)
     variables = {

@@ -18,7 +18,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
 from django_zklock.admin.format import KINDS, STATES, age_html, local_time, process_text, work_text
-from django_zklock.admin.reader import AliasReader
+from django_zklock.admin.reader import MAX_ENTRIES, AliasReader
 from django_zklock.models import Lock
 from django_zklock.zk import formatting
 from django_zklock.zk.ops import actions
@@ -26,8 +26,6 @@ from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry, Span
 
 logger = logging.getLogger("django_zklock.admin")
 
-# A queue can have ten thousand waiters.
-MAX_ENTRIES = 100
 RESULTS_APP = "django_celery_results"
 
 
@@ -60,7 +58,7 @@ class Row:
 def context(lock: Lock) -> dict[str, Any]:
     """Read the queue of ``lock`` and return the variables of the template."""
     reader = AliasReader(lock.alias)
-    snapshot = reader.read_lock(lock.name, MAX_ENTRIES)
+    snapshot = reader.read_lock(lock)
     variables = {"error": reader.error, "snapshot": snapshot, "read_at": now()}
     if snapshot is None:
         return variables

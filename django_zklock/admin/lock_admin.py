@@ -144,11 +144,8 @@ class LockAdmin(LockModelAdmin):
         # The links of the template need it.
         request.current_app = self.admin_site.name
         lock = self._lock(request, object_id)
-        variables = detail.context(lock)
-        if variables["snapshot"] is not None:
-            # The name of the znode may contain only the beginning of the key.
-            lock.key = variables["snapshot"].key
-        context = self._context(request) | {
+        context = self._context(request) | detail.context(lock)
+        context |= {
             "title": _("Lock"),
             "subtitle": str(lock),
             "original": lock,
@@ -157,9 +154,7 @@ class LockAdmin(LockModelAdmin):
             "actions": [action for action in (actions.REVOKE, actions.BREAK) if action.is_allowed(request)],
             "log_entries": actions.latest_log_entries(lock, MAX_LOG_ENTRIES),
         }
-        return TemplateResponse(
-            request, "admin/django_zklock/lock/lock.html", context | variables | (extra_context or {})
-        )
+        return TemplateResponse(request, "admin/django_zklock/lock/lock.html", context | (extra_context or {}))
 
     def confirmation_view(self, request: HttpRequest, object_id: str, action: Action) -> HttpResponse:
         """Ask for a reason, or carry out ``action``."""
@@ -200,7 +195,7 @@ class LockAdmin(LockModelAdmin):
         """Return what the page of a lock shows."""
         lock = self._lock(request, object_id)
         reader = AliasReader(lock.alias)
-        snapshot = reader.read_lock(lock.name, detail.MAX_ENTRIES)
+        snapshot = reader.read_lock(lock)
         if snapshot is None:
             return _json_error(HTTPStatus.SERVICE_UNAVAILABLE, reader.error)
         return _json(serialize_lock(lock.alias, snapshot, time.time()), HTTPStatus.OK)

@@ -11,12 +11,16 @@ from django.core.exceptions import ImproperlyConfigured
 from django_zklock import conf
 from django_zklock.connections import connections
 from django_zklock.exceptions import ZkLockError
-from django_zklock.zk import formatting, paths
+from django_zklock.models import Lock
+from django_zklock.zk import formatting
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.waiting import Deadline
 
 T = TypeVar("T")
+
+# A queue can have ten thousand waiters.
+MAX_ENTRIES = 100
 
 
 class AliasReader:
@@ -44,14 +48,19 @@ class AliasReader:
             self.error = formatting.escape_controls(str(error))
             return None
 
-    def read_lock(self, name: str, limit: int) -> LockSnapshot | None:
-        """Return one queue with the data of its first ``limit`` entries; ``None`` if it cannot be read."""
-        listed = self.read(snapshots.list_queues, [name])
-        found = self.read(partial(snapshots.read_entries, limit=limit), listed)
+    def read_lock(self, lock: Lock) -> LockSnapshot | None:
+        """Return the queue of ``lock`` with the data of its first entries; ``None`` if it cannot be read.
+
+        The lock gets its whole key, of which the name of the znode may contain only the beginning.
+        """
+        listed = self.read(snapshots.list_queues, [lock.name])
+        found = self.read(partial(snapshots.read_entries, limit=MAX_ENTRIES), listed)
         if found is None:
             return None
-        path = f"{connections[self.alias].options.root}/{name}"
-        return found[0] if found else LockSnapshot(key=paths.display_key(name), path=path)
+        path = f"{connections[self.alias].options.root}/{lock.name}"
+        snapshot = found[0] if found else LockSnapshot(key=lock.key, path=path)
+        lock.key = snapshot.key
+        return snapshot
 
 
 def readers(alias: str = "") -> list[AliasReader]:

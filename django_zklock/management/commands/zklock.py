@@ -32,12 +32,9 @@ class _SubcommandParser(CommandParser):
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
         own = list(args or ())
-        command: list[str] = []
-        if "--" in own:
-            end = own.index("--")
-            own, command = own[:end], own[end + 1 :]
-        parsed, unknown = super().parse_known_args(own, namespace)
-        parsed.command = command
+        end = own.index("--") if "--" in own else len(own)
+        parsed, unknown = super().parse_known_args(own[:end], namespace)
+        parsed.command = own[end + 1 :]
         return parsed, unknown
 
 
