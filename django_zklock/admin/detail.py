@@ -120,10 +120,10 @@ def celery_result_urls(task_ids: Collection[str]) -> dict[str, str]:
         return {task: reverse(f"admin:{RESULTS_APP}_taskresult_change", args=(quote(key),)) for task, key in found}
     except Error as error:
         logger.warning("event=no_results error=%r", error)
-        return {}
     except NoReverseMatch:
         # The project does not register results in its admin.
-        return {}
+        pass
+    return {}
 
 
 def _task_id(entry: QueueEntry) -> str:

@@ -150,7 +150,7 @@ def test_commands__json_names() -> None:
     )  # fmt: skip
     line = LockSnapshot(key="k", path="p", entries=(place,))
     lock = serializers.serialize_lock("default", line, 0.0)
-    event = json.loads(event_json(Event("taken", line, place), "default", datetime.now(UTC)))
+    event = json.loads(event_json("default", Event("taken", line, place), datetime.now(UTC)))
     text = sections("commands.md")["JSON"]
     tables = [re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE) for part in text.split("\nA")[1:]]
     assert tables == [list(lock), list(lock["places"][0]), list(lock["places"][0]["identity"]), list(event)]

@@ -55,7 +55,7 @@ def diff(before: LockSnapshot | None, after: LockSnapshot | None) -> Iterator[Ev
             yield Event("revoked", after, entry)
 
 
-def event_text(event: Event, _alias: str, now: datetime) -> str:
+def event_text(event: Event, now: datetime) -> str:
     """Return time, event, key and contender, separated by tabs."""
     key, contender = "-", event.note or ""
     if event.snapshot is not None and event.entry is not None:
@@ -65,7 +65,7 @@ def event_text(event: Event, _alias: str, now: datetime) -> str:
     return "\t".join((_timestamp(now), event.what, key, contender))
 
 
-def event_json(event: Event, alias: str, now: datetime) -> str:
+def event_json(alias: str, event: Event, now: datetime) -> str:
     """Return one JSON object in ASCII."""
     lock: dict[str, Any] = {"alias": alias, "key": None, "path": None, "place": None}
     if event.snapshot is not None and event.entry is not None:
@@ -78,14 +78,9 @@ class EventLog:
     """Writes the changes since the last read of the locks that ``lock_filter`` matches; the first read is silent."""
 
     def __init__(
-        self,
-        terminal: Terminal,
-        alias: str,
-        lock_filter: LockFilter,
-        format_event: Callable[[Event, str, datetime], str],
+        self, terminal: Terminal, lock_filter: LockFilter, format_event: Callable[[Event, datetime], str]
     ) -> None:
         self._terminal = terminal
-        self._alias = alias
         self._lock_filter = lock_filter
         self._format_event = format_event
         self._before: dict[str, LockSnapshot] | None = None
@@ -113,7 +108,7 @@ class EventLog:
         self._error = error
 
     def _write(self, event: Event, now: datetime) -> None:
-        self._terminal.write(self._format_event(event, self._alias, now) + "\n")
+        self._terminal.write(self._format_event(event, now) + "\n")
 
 
 class LiveView:
@@ -134,14 +129,15 @@ class LiveView:
             self._text = _output.queue_table(locks[0], self._terminal)
         else:
             self._text = _output.lock_table({self._alias: locks}, self._terminal)
-        self._draw(f"{self._title}, read at {datetime.now(UTC):%H:%M:%S} UTC, {self._interval}")
+        self._draw("read")
 
     def show_error(self, error: str) -> None:
         """Draw the error above the result of the last successful read."""
-        self._draw(f"{self._title}, not read at {datetime.now(UTC):%H:%M:%S} UTC, {self._interval}", error)
+        self._draw("not read", error)
 
-    def _draw(self, *header: str) -> None:
-        rows = [*header, "", *self._text.splitlines()]
+    def _draw(self, what: str, *errors: str) -> None:
+        header = f"{self._title}, {what} at {datetime.now(UTC):%H:%M:%S} UTC, {self._interval}"
+        rows = [header, *errors, "", *self._text.splitlines()]
         height = shutil.get_terminal_size().lines
         # The cursor stays in the last row of the terminal.
         if len(rows) >= height:

@@ -68,7 +68,8 @@ def run(
         # Only the key filters the read. A lock that stops matching another filter was not released, and one that
         # starts to match was not just taken: the log needs the states before and after.
         find = partial(find, LockFilter(key=lock_filter.key))
-        view = EventLog(terminal, using, lock_filter, _watch.event_json if format == "json" else _watch.event_text)
+        format_event = partial(_watch.event_json, using) if format == "json" else _watch.event_text
+        view = EventLog(terminal, lock_filter, format_event)
     # An outage is shown and the watch goes on; wrong settings end it.
     with _common.as_command_errors(), suppress(KeyboardInterrupt):
         while not terminal.closed:
