@@ -8,7 +8,7 @@ from typing import Any
 from django.core.signals import setting_changed
 
 from django_zklock import conf
-from django_zklock.zk import logs
+from django_zklock.zk import background
 from django_zklock.zk.pool import CLOSE_TIMEOUT, Pool, PoolOptions
 
 DEFAULT_PORT = 2181
@@ -39,7 +39,7 @@ class Connections:
         """
         for pool in list(self._pools.values()):
             pool.close(timeout)
-        logs.flush(timeout)
+        background.flush_log(timeout)
 
     def reset(self) -> None:
         """Close all pools, so that the next use reads the settings again."""

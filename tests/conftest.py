@@ -16,7 +16,7 @@ from kazoo.client import KazooClient
 from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.zk import logs
+from django_zklock.zk import background
 from django_zklock.zk.held import held_stack
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
@@ -108,7 +108,7 @@ class _WrittenLogs(pytest.LogCaptureFixture):  # type: ignore[misc]  # final, bu
 
     @property
     def handler(self) -> LogCaptureHandler:
-        assert logs.flush(10)
+        assert background.flush_log(10)
         return super().handler
 
 
@@ -124,7 +124,7 @@ def caplog(request: pytest.FixtureRequest) -> Iterator[pytest.LogCaptureFixture]
 def _written_logs() -> Iterator[None]:
     """Write all log records of a test before the next test begins."""
     yield
-    logs.flush(10)
+    background.flush_log(10)
 
 
 @pytest.fixture(autouse=True)

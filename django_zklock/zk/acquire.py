@@ -14,8 +14,7 @@ from django_zklock.zk import failures
 from django_zklock.zk.contender import State
 from django_zklock.zk.held import Held
 from django_zklock.zk.owners import Caller
-from django_zklock.zk.timers import boottime
-from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, Deadline
+from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, Deadline, boottime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -1,21 +1,39 @@
-"""Calls that may be slow, made by a few background threads."""
+"""What runs in the background of a process: calls that may be slow, log records, and timers.
+
+Log records of threads that must not wait are written in the background. Heartbeats are sent by the thread of a
+connection, and replies and timers run under the monitor of its session: a slow log handler there, such as a mail or a
+full pipe, would cost locks.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import heapq
+import itertools
 import logging
+import os
 import queue
+import sys
 import threading
+import time
+import traceback
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from django_zklock.zk.waiting import AutoResetEvent
 
 logger = logging.getLogger("django_zklock.background")
+log_logger = logging.getLogger("django_zklock.logs")
 
 # Seconds after which an idle thread ends.
 LINGER = 1.0
 # Seconds to the next attempt where no thread can be started.
 RETRY_INTERVAL = 0.5
+# The maximum number of records that wait for a blocked handler. Later ones are counted and dropped.
+MAX_RECORDS = 10_000
+EXIT_TIMEOUT = 2.0
 
 Call = Callable[[], object]
 
@@ -123,3 +141,156 @@ class BackgroundCalls:
             call()
         except BaseException:  # the calls behind it must be made
             logger.exception("event=call_failed call=%r", call)
+
+
+# Log records.
+
+
+class DeferredLogger(logging.Logger):
+    """Makes records at once; the logger of the same name handles them in the background, in order."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        # Looked up at import: an exception that is raised in getLogger() leaves logging locked for ever.
+        self._target = logging.getLogger(name)
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - its name in logging
+        return self._target.isEnabledFor(level)
+
+    def getEffectiveLevel(self) -> int:  # noqa: N802 - its name in logging
+        return self._target.getEffectiveLevel()
+
+    def handle(self, record: logging.LogRecord) -> None:
+        _writer().put(self._target, record)
+
+
+class _Writer:
+    """Writes the records of one process."""
+
+    def __init__(self) -> None:
+        self._calls = BackgroundCalls("zklock-log")
+        self._dropped = 0
+
+    def put(self, target: logging.Logger, record: logging.LogRecord) -> None:
+        if self._calls.waiting >= MAX_RECORDS:
+            self._dropped += 1
+            return
+        self._log_dropped()
+        self._calls.submit(partial(self._write, target, record))
+
+    def flush(self, timeout: float) -> bool:
+        self._log_dropped()
+        return self._calls.flush(timeout)
+
+    def _log_dropped(self) -> None:
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            line = "event=records_dropped count=%d reason=handlers_too_slow"
+            self._calls.submit(partial(log_logger.warning, line, dropped))
+
+    def _write(self, target: logging.Logger, record: logging.LogRecord) -> None:
+        try:
+            target.handle(record)
+        except Exception:  # noqa: BLE001 - of a filter or a handler; logging it would fail again
+            if logging.raiseExceptions:
+                traceback.print_exc(file=sys.stderr)
+
+
+# By process id: inherited records are written by the parent.
+_writers: dict[int, _Writer] = {}
+
+
+def _writer() -> _Writer:
+    pid = os.getpid()
+    writer = _writers.get(pid)
+    # Not made at import: threading may be monkey-patched later.
+    return writer if writer is not None else _writers.setdefault(pid, _Writer())
+
+
+def flush_log(timeout: float = EXIT_TIMEOUT) -> bool:
+    """Wait until all queued records are written; ``False`` if that takes longer than ``timeout`` seconds."""
+    writer = _writers.get(os.getpid())
+    return writer is None or writer.flush(timeout)
+
+
+# Registered before the code that closes connections at exit, so it is called after that.
+atexit.register(flush_log)
+
+
+# Timers.
+
+
+timer_logger = DeferredLogger("django_zklock.timers")
+
+
+class TimerHandle:
+    """A call to come; cancelling it twice or too late does nothing."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class TimerThread:
+    """Calls functions later, one after the other, on a daemon thread that the first call starts.
+
+    Any thread may call :meth:`call_later`; the functions must not block.
+    """
+
+    def __init__(self) -> None:
+        # What callers hand over to the thread. The counter keeps equal times in order, so timers are never compared.
+        self._incoming: deque[tuple[float, int, TimerHandle]] = deque()
+        self._counter = itertools.count()
+        self._changed = AutoResetEvent()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        # Guards _thread. Reentrant, for a signal handler that releases a lock; taken and released in C.
+        self._starting = threading.RLock()
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> TimerHandle:
+        """Call ``call`` after ``delay`` seconds (monotonic clock)."""
+        timer = TimerHandle(call)
+        self._incoming.append((time.monotonic() + delay, next(self._counter), timer))
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="zklock-timers", daemon=True)
+                thread.start()
+                self._thread = thread
+        self._changed.set()
+        return timer
+
+    def stop(self) -> None:
+        """Make the calls that are due and drop the others; after that only calls without a delay are made."""
+        self._stopped = True
+        self._changed.set()
+
+    def _run(self) -> None:
+        # The heap is local: an exception raised in call_later() can start a second thread, which has its own.
+        heap: list[tuple[float, int, TimerHandle]] = []
+        while True:
+            with contextlib.suppress(IndexError):
+                while True:
+                    heapq.heappush(heap, self._incoming.popleft())
+            while heap and heap[0][0] <= time.monotonic():
+                self._call(heapq.heappop(heap)[2])
+            while heap and heap[0][2].call is None:
+                heapq.heappop(heap)
+            if self._stopped:
+                with self._starting:
+                    if not self._incoming:
+                        self._thread = None
+                        return
+            elif not self._incoming:
+                self._changed.wait(max(0.0, heap[0][0] - time.monotonic()) if heap else None)
+
+    def _call(self, timer: TimerHandle) -> None:
+        call = timer.call
+        if call is not None:
+            try:
+                call()
+            except Exception:
+                timer_logger.exception("event=timer_failed call=%r", call)

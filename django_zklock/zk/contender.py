@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from django_zklock.zk import wire
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.creation import Created, Creation, LockPath
-from django_zklock.zk.logs import DeferredLogger
 
 if TYPE_CHECKING:
     from django_zklock.zk.listing import SharedListing

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from django_zklock.zk import wire
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.listing import SharedListing, shared_listing
-from django_zklock.zk.logs import DeferredLogger
 from django_zklock.zk.queue import Queue, name_prefix, new_guid
 from django_zklock.zk.requests import Reply, Request, RequestScript, ScriptRun, or_error
 from django_zklock.zk.rules import Rule

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django_zklock.zk import wire
-from django_zklock.zk.logs import DeferredLogger
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST
 
 if TYPE_CHECKING:

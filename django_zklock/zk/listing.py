@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from django_zklock.zk import node_data, wire
-from django_zklock.zk.logs import DeferredLogger
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.queue import (
     Node,

@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from django_zklock.zk import node_data, wire
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.creation import Created, LockPath
 from django_zklock.zk.listing import SharedListing, shared_listing
-from django_zklock.zk.logs import DeferredLogger
 from django_zklock.zk.queue import Queue, name_prefix, new_guid
 from django_zklock.zk.rules import Rule, WatchPlan
 from django_zklock.zk.session import Session

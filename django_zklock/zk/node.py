@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from django_zklock.zk import formatting, node_data, wire
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.creation import LockPath
-from django_zklock.zk.logs import DeferredLogger
 from django_zklock.zk.rules import Rule
 from django_zklock.zk.session import Session
 

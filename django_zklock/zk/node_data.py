@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 from django_zklock.zk.formatting import escape_controls
@@ -65,14 +66,20 @@ class Identity:
 
     def encode(self, room: int = MAX_BYTES) -> bytes:
         """Return the node data for this identity; long texts are cut until it fits in ``room`` bytes, at least 512."""
-        data = b""
-        for limit in (MAX_FIELD, 64, 16, 4):
-            values = _cut(self.as_dict(), limit)
-            values["v"] = VERSION
-            data = _dump(values)
-            if len(data) <= room:
-                break
-        return data
+        return _encode_identity(self, room)
+
+
+# A thread that acquires again mostly has the same identity.
+@lru_cache(maxsize=128)
+def _encode_identity(identity: Identity, room: int) -> bytes:
+    data = b""
+    for limit in (MAX_FIELD, 64, 16, 4):
+        values = _cut(identity.as_dict(), limit)
+        values["v"] = VERSION
+        data = _dump(values)
+        if len(data) <= room:
+            break
+    return data
 
 
 _HOST = socket.gethostname()

@@ -14,10 +14,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 
-from django_zklock.zk import logs, paths
-from django_zklock.zk.background import BackgroundCalls
+from django_zklock.zk import background, paths
+from django_zklock.zk.background import BackgroundCalls, TimerThread
 from django_zklock.zk.session import Session
-from django_zklock.zk.timers import TimerThread
 from django_zklock.zk.wire import ConnectionOptions
 
 logger = logging.getLogger("django_zklock.pool")
@@ -245,7 +244,7 @@ def _expect_exit() -> None:
 
 def _end() -> None:
     close_all()
-    logs.flush()
+    background.flush_log()
 
 
 atexit.register(close_all)

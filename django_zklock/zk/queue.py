@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 import os
 import re
-import uuid
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -85,10 +84,10 @@ class Node(NamedTuple):
 
 def new_guid() -> str:
     """Return an id for one creation: a UUID of version 8."""
-    raw = bytearray(os.urandom(16))
-    raw[6] = raw[6] & 0x0F | 0x80
-    raw[8] = raw[8] & 0x3F | 0x80
-    return str(uuid.UUID(bytes=bytes(raw)))
+    digits = os.urandom(16).hex()
+    # The variant is in the two highest bits of a digit.
+    variant = "89ab"[int(digits[16], 16) % 4]
+    return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
 def name_prefix(guid: str, kind: Kind, limit: int | None = None) -> str:

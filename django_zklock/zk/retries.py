@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from django_zklock.zk.logs import DeferredLogger
+from django_zklock.zk.background import DeferredLogger
 
 if TYPE_CHECKING:
-    from django_zklock.zk.timers import TimerHandle
+    from django_zklock.zk.background import TimerHandle
     from django_zklock.zk.wire import KazooException
 
 logger = DeferredLogger("django_zklock.retries")

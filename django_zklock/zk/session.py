@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from django_zklock.zk import wire
+from django_zklock.zk.background import DeferredLogger, TimerHandle, TimerThread
 from django_zklock.zk.heartbeat import HeartbeatReads, LeaseRenewal
-from django_zklock.zk.logs import DeferredLogger
 from django_zklock.zk.retries import Retries
-from django_zklock.zk.timers import TimerHandle, TimerThread, boottime
+from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import ConnectionOptions
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from django_zklock.zk import wire
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.contender import State
 from django_zklock.zk.creation import Created, LockPath
 from django_zklock.zk.listing import shared_listing
-from django_zklock.zk.logs import DeferredLogger
 from django_zklock.zk.node import NodeContender
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.predecessors import PredecessorWatches

@@ -1,4 +1,4 @@
-"""Deadlines, and events that no exception can break.
+"""Deadlines, the clock of leases, and events that no exception can break.
 
 ``threading.Event`` and ``threading.Condition`` take their inner lock in Python code. If a time limit or Ctrl-C is
 raised in a thread at that point, the lock stays taken for ever, and the next thread that sets the event hangs; here
@@ -59,6 +59,17 @@ def seconds(timeout: Timeout, name: str = "timeout") -> float | None:
         raise ValueError(f"{name} must not be negative, got {timeout!r}; None waits for ever, 0 tries once")
     # The platform cannot wait longer than this.
     return None if timeout > threading.TIMEOUT_MAX else float(timeout)
+
+
+_CLOCK_ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boottime() -> float:
+    """Return the time in seconds on the clock of leases: CLOCK_BOOTTIME where the system has it.
+
+    It goes on while a machine is suspended, as the session timeout does at the server.
+    """
+    return time.clock_gettime(_CLOCK_ID)
 
 
 @dataclass(frozen=True, slots=True)

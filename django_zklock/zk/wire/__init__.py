@@ -1,12 +1,14 @@
 """kazoo as the transport: the only package that imports kazoo and uses its private attributes.
 
 kazoo provides the connection: servers, reconnects, TLS, SASL, the session handshake and the encoding. This package
-changes the following; for each change ``tests/unit/zk/wire/test_client.py`` has a test that fails if kazoo changes:
+changes the following; for each change ``tests/unit/zk/wire`` has a test that fails if kazoo changes:
 
 - Requests enter the connection's queue with our own result object. So replies, watch events and changes of state all
   arrive on the connection's thread, in the order of the connection; kazoo's two worker threads are not started.
 - All queued requests leave in one write, and one wake-up byte is enough for any number of them. (kazoo writes one byte
-  for each request, into a socket pair that blocks after about 280.)
+  for each request, into a socket pair that blocks after about 280.) One read takes all that has arrived; what the
+  callbacks of its messages queue leaves in one write, without a wake-up. A write waits only if the socket is full.
+  (kazoo waits before each read and each write, and reads each message in two pieces.)
 - An error code that kazoo does not know is an answer and does not end the connection's thread.
 - The negotiated session timeout and the send time of the newest answered request are recorded.
 - Watches survive a connection: they are set again on the next one, in few requests. (kazoo forgets them.)

@@ -15,8 +15,8 @@ from kazoo.protocol.serialization import SASL, Auth, CloseInstance, Connect
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
-from django_zklock.zk.logs import DeferredLogger
-from django_zklock.zk.timers import boottime
+from django_zklock.zk.background import DeferredLogger
+from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire.connection import Connection
 from django_zklock.zk.wire.handler import make_handler
 from django_zklock.zk.wire.options import HIDDEN, ConnectionOptions, parse_acl

@@ -6,6 +6,8 @@ import contextlib
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
+from struct import Struct
+from threading import get_ident
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
@@ -18,7 +20,7 @@ from kazoo.exceptions import (
     SessionMovedError,
     UnimplementedError,
 )
-from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, ConnectionHandler
+from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, WATCH_XID
 from kazoo.protocol.serialization import (
     CloseInstance,
     Connect,
@@ -26,13 +28,14 @@ from kazoo.protocol.serialization import (
     Create2,
     Delete,
     Ping,
+    ReplyHeader,
     SetData,
     Sync,
     Transaction,
-    int_struct,
 )
 
-from django_zklock.zk.timers import boottime
+from django_zklock.zk.waiting import boottime
+from django_zklock.zk.wire.buffered import BufferedConnection
 from django_zklock.zk.wire.lease import Lease, Sent
 
 # Errors about the connection in the answer of a server. The next connection shows whether the session lives.
@@ -40,6 +43,11 @@ _CONNECTION_CODES = frozenset({ConnectionLoss.code, SessionExpiredError.code, Se
 
 # Requests that are committed by a majority; CreateContainer is a Create2.
 _WRITES = (Create, Create2, Delete, SetData, Transaction)
+# The maximum of bytes in one read.
+MAX_READ = 65536
+# The length of what follows it, the number of the request, and its type.
+_REQUEST_HEADER = Struct(">iii")
+
 # Requests that a follower forwards to the leader.
 _SEEN_BY_LEADER = (*_WRITES, Sync)
 
@@ -68,7 +76,7 @@ class ConnectionOwner(Protocol):
         """Called before the thread ends for good."""
 
 
-class Connection(ConnectionHandler):
+class Connection(BufferedConnection):
     """One client's connection; all methods but :meth:`wake` run on its thread."""
 
     def __init__(self, client: KazooClient, owner: ConnectionOwner, sasl_options: dict[str, Any] | None) -> None:
@@ -77,8 +85,9 @@ class Connection(ConnectionHandler):
         self.lease = Lease()
         # Why the last connect failed; None if it succeeded.
         self.failure: str | None = None
-        self.received = float("-inf")
         self.wake_sent = False
+        # The connection's thread while it calls the owner before a write, which contains what is queued then.
+        self._sender: int | None = None
         # The server has confirmed the end of the session.
         self.session_closed = False
         self._owner = owner
@@ -91,6 +100,8 @@ class Connection(ConnectionHandler):
         # first.
         self.sent: deque[Sent] = deque()
         self.pings: deque[Sent] = deque()
+        # Seconds for a write, when there is a connection.
+        self._write_timeout = 0.0
 
     def zk_loop(self) -> None:
         # The caller of Wire.close() may not wait for this thread, which then closes its socket pair itself.
@@ -105,7 +116,7 @@ class Connection(ConnectionHandler):
 
     def wake(self) -> None:
         """Make the loop send what is queued; any thread. One byte is enough for any number of callers."""
-        if self.wake_sent:
+        if self.wake_sent or self._sender == get_ident():
             return
         try:
             self.wake_sent = True
@@ -142,12 +153,14 @@ class Connection(ConnectionHandler):
         return bool(self.client._session_id) and timeout is not None and boottime() >= self.received + timeout
 
     def _connect(self, *arguments: Any) -> Any:
+        self._clear_buffer()
         try:
             timeouts = self._connect_in_doubt(*arguments) if self._doubting else super()._connect(*arguments)
         except Exception as error:
             self.failure = str(error) or type(error).__name__
             raise
         self.failure = None
+        self._write_timeout = timeouts[1] / 1000.0
         self._accepted = True
         # Another round may follow on this one in the same loop.
         self._doubting = False
@@ -216,12 +229,42 @@ class Connection(ConnectionHandler):
             self.lease.connected(outcome[0].time_out / 1000.0, sent, self.received, moved=moved)
         return outcome
 
+    # kazoo's loop calls the next two when a socket is readable.
+
     def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
-        # Cleared before the queue is read: a request that is queued after this sends a new byte.
         self._read_sock.recv(4096)
+        self._send_queued(connect_timeout)
+
+    def _read_socket(self, _read_timeout: float) -> Any:
+        """Handle all complete messages that have arrived, and send at once what their callbacks have queued."""
+        # No byte wakes the loop meanwhile: it is awake.
+        is_byte_sent, self.wake_sent = self.wake_sent, True
+        try:
+            if self._receive(MAX_READ):
+                while (message := self._next_message()) is not None:
+                    if self._handle(message) == CLOSE_RESPONSE:
+                        return CLOSE_RESPONSE
+        except BaseException:
+            if not is_byte_sent:
+                self._wake_again()
+            raise
+        if not is_byte_sent:
+            self._send_queued(self._write_timeout)
+        return None
+
+    def _wake_again(self) -> None:
         self.wake_sent = False
+        self.wake()
+
+    def _send_queued(self, timeout: float) -> None:
+        # Cleared before the queue is read: a request that is queued after this sends a new byte.
+        self.wake_sent = False
+        self._sender = get_ident()
         self._owner.before_write()
+        self._sender = None
         queue, pending = self.client._queue, self.client._pending
+        if not queue:
+            return
         packet = bytearray()
         batch = []
         while queue:
@@ -232,8 +275,8 @@ class Connection(ConnectionHandler):
                 answer.set_exception(error)
                 continue
             self._xid = (self._xid % 2147483647) + 1
-            body = int_struct.pack(self._xid) + int_struct.pack(request.type) + payload
-            packet += int_struct.pack(len(body)) + body
+            packet += _REQUEST_HEADER.pack(8 + len(payload), self._xid, request.type)
+            packet += payload
             batch.append((request, answer, self._xid))
         if not batch:
             return
@@ -242,12 +285,24 @@ class Connection(ConnectionHandler):
         now = boottime()
         sent, forwarded = Sent(now), self.lease.forwarded(now)
         self.sent.extend(forwarded if isinstance(request, _SEEN_BY_LEADER) else sent for request, _, _ in batch)
-        self._write(packet, connect_timeout)
+        self._write(packet, timeout)
 
     def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
         if isinstance(request, Ping) and xid == PING_XID:
             self.pings.append(Sent(boottime()))
         super()._submit(request, timeout, xid)
+
+    def _handle(self, message: bytes) -> Any:
+        header, offset = ReplyHeader.deserialize(message, 0)
+        if header.xid == WATCH_XID:
+            self._read_watch_event(message, offset)
+        elif header.xid != PING_XID:
+            return self._read_response(header, message, offset)
+        else:
+            self.ping_outstanding.clear()
+            if self.pings:
+                self.lease.answered(self.pings.popleft(), self.received, proof=False)
+        return None
 
     def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
         self._match_pending(header)
@@ -280,10 +335,3 @@ class Connection(ConnectionHandler):
         if not pending or pending[0][2] != header.xid:
             # kazoo would end the session. A new connection is enough to match requests and answers again.
             raise ConnectionDropped(f"the answer to request {header.xid} came out of turn")
-
-    def _read_header(self, timeout: float) -> Any:
-        header, buffer, offset = super()._read_header(timeout)
-        self.received = boottime()
-        if header.xid == PING_XID and self.pings:
-            self.lease.answered(self.pings.popleft(), self.received, proof=False)
-        return header, buffer, offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import ssl
 import sys
 from collections.abc import Callable
@@ -48,7 +49,10 @@ class _InlineHandler:
         # Bytes that TLS has decrypted already do not make the socket readable; kazoo's loop would sleep.
         if buffered := [sock for sock in rlist if getattr(sock, "pending", int)()]:
             return buffered, [], []
-        return super().select(rlist, wlist, xlist, timeout)  # type: ignore[misc]
+        return self.wait_for_sockets(rlist, wlist, xlist, timeout)
+
+    def wait_for_sockets(self, *arguments: Any) -> Any:
+        return super().select(*arguments)  # type: ignore[misc]
 
     def dispatch_callback(self, callback: Any) -> None:
         callback.func(*callback.args)
@@ -91,8 +95,20 @@ class _Event:
             self._waiting.discard(event)
 
 
-class _ThreadingHandler(_InlineHandler, SequentialThreadingHandler):
-    # Not for greenlets: they are interrupted only where they wait, and gevent and eventlet have their own events.
+class ThreadingHandler(_InlineHandler, SequentialThreadingHandler):
+    # Not for greenlets: gevent and eventlet have their own.
+
+    def wait_for_sockets(self, rlist: list[Any], wlist: list[Any], _xlist: list[Any], timeout: float | None) -> Any:
+        # kazoo builds, fills and closes a selector, with a descriptor of its own, for each call.
+        poll = select.poll()
+        for sockets, events in ((rlist, select.POLLIN), (wlist, select.POLLOUT)):
+            for sock in sockets:
+                poll.register(sock, events)
+        ready = {number for number, _events in poll.poll(None if timeout is None else timeout * 1000)}
+        readable, writable = ([sock for sock in sockets if sock.fileno() in ready] for sockets in (rlist, wlist))
+        return readable, writable, []
+
+    # Greenlets are interrupted only where they wait.
     def event_object(self) -> Any:
         return _Event()
 
@@ -121,7 +137,7 @@ def _handler_class() -> type:
         from kazoo.handlers.eventlet import SequentialEventletHandler
 
         return type("EventletHandler", (_InlineHandler, SequentialEventletHandler), {})
-    return _ThreadingHandler
+    return ThreadingHandler
 
 
 def tls_context(options: ConnectionOptions) -> ssl.SSLContext:

@@ -23,7 +23,7 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat
 
-from django_zklock.zk.logs import DeferredLogger
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.wire.multi_read import MultiRead, Read
 from django_zklock.zk.wire.options import ConnectionOptions, acl_entry, parse_acl
 from django_zklock.zk.wire.results import InlineResult, Reply

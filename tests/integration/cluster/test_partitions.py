@@ -16,7 +16,7 @@ from services.zookeeper import ZooKeeper
 from django_zklock.zk.listener import NullListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
-from django_zklock.zk.timers import boottime
+from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support.servers.cuttable_ensemble import Disturb, Peers
 from tests.support.threads import Runner

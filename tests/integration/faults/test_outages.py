@@ -13,7 +13,7 @@ from django_zklock.exceptions import LockLost, LockTimeout, ZooKeeperUnavailable
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.timers import boottime
+from django_zklock.zk.waiting import boottime
 from tests.support.loss_recorder import Losses
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE

@@ -12,12 +12,12 @@ from kazoo.exceptions import EXCEPTIONS, KazooException
 
 from django_zklock.exceptions import AlreadyAwaited, ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk.background import TimerHandle
 from django_zklock.zk.listener import LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import semaphore
-from django_zklock.zk.timers import TimerHandle
 from django_zklock.zk.wire.results import EncodingError, is_temporary
 from tests.support.refusing_server import NO_AUTH, OPERATION_TIMEOUT, SYSTEM_ERROR, THROTTLED, UNHEARD_OF, Refusals
 from tests.support.threads import Runner, waiting_in

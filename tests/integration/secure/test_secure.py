@@ -24,7 +24,6 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.test import Client
 from kazoo.client import KazooClient
-from kazoo.handlers.threading import SequentialThreadingHandler
 from services.port import LOOPBACK, free_port
 from services.zookeeper import ZooKeeper
 
@@ -32,6 +31,7 @@ from django_zklock import ZkLockError, ZooKeeperUnavailable, doctor, zk_lock
 from django_zklock.connections import connections
 from django_zklock.doctor import Finding
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.wire.handler import ThreadingHandler
 from tests.support.certificates import Authority, Issued
 from tests.support.servers.ensemble import Ensemble
 from tests.support.threads import Runner
@@ -174,14 +174,14 @@ def refused(match: str, *, within: float = PATIENCE + GRACE) -> str:
 @pytest.fixture
 def asleep_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return how many bytes of answers were there already, each time that a connection went to sleep."""
-    original = SequentialThreadingHandler.select
+    original = ThreadingHandler.wait_for_sockets
     found: list[int] = []
 
-    def select(handler: Any, rlist: list[Any], *others: Any) -> Any:
+    def wait_for_sockets(handler: Any, rlist: list[Any], *others: Any) -> Any:
         found.append(sum(sock.pending() for sock in rlist if isinstance(sock, ssl.SSLSocket)))
         return original(handler, rlist, *others)
 
-    monkeypatch.setattr(SequentialThreadingHandler, "select", select)
+    monkeypatch.setattr(ThreadingHandler, "wait_for_sockets", wait_for_sockets)
     return found
 
 

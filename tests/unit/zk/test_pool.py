@@ -16,11 +16,11 @@ from django_zklock.connections import Connections
 from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import pool as pool_module
+from django_zklock.zk.background import TimerThread
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.session import Session
-from django_zklock.zk.timers import TimerThread
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.multi_read import MultiRead
 from tests.support.threads import Runner

@@ -22,7 +22,7 @@ from django_zklock.contrib.celery.beat.last_runs import MAX_SKEW, LastRunStore
 from django_zklock.exceptions import ZkLockError
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
-from django_zklock.zk.timers import boottime
+from django_zklock.zk.waiting import boottime
 
 logger = logging.getLogger("django_zklock.beat")
 

@@ -21,12 +21,13 @@ from django_zklock.exceptions import LockConflict, LockTimeout, ZooKeeperUnavail
 from django_zklock.locked_call import LockedCall, Outcome
 from django_zklock.work import current_work
 from django_zklock.zk import node_data
+from django_zklock.zk.background import TimerThread
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.held import Held
 from django_zklock.zk.listener import LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.rules import Rule
-from django_zklock.zk.timers import TimerThread, boottime
+from django_zklock.zk.waiting import boottime
 
 logger = logging.getLogger("django_zklock.celery")
 

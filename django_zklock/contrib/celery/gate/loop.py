@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from django_zklock.zk.timers import TimerThread
+from django_zklock.zk.background import TimerThread
 from django_zklock.zk.waiting import AutoResetEvent
 
 logger = logging.getLogger("django_zklock.celery")

@@ -44,7 +44,7 @@ class Scoreboard:
     """Slots of one hold each. ``origin`` identifies the process that writes them.
 
     A slot has the nonce of its hold, the end of the lease (on the clock of
-    :func:`~django_zklock.zk.timers.boottime`), the state, and the process that has claimed the hold. Each is one
+    :func:`~django_zklock.zk.waiting.boottime`), the state, and the process that has claimed the hold. Each is one
     aligned word, written and read at once. The reason of a state is text, and is written before the state.
     """
 

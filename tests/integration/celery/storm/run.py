@@ -62,8 +62,9 @@ def storm(seed: int, seconds: float, *, rate: float, gate: bool, log: Path | Non
             run.warm_up()
             run.rage()
             run.settle()
-            run.look_for_remains()
+            # A worker that was restarted last may not have had a lock, and so has fewer threads than before.
             run.probe()
+            run.look_for_remains()
         finally:
             rows = run.collect()
             write_log(log, rows)

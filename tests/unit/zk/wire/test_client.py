@@ -23,7 +23,7 @@ from services.zookeeper import ZooKeeper
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.timers import boottime
+from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import (
     ConnectionOptions,
     KazooException,

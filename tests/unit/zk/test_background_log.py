@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_zklock.zk import logs
+from django_zklock.zk import background
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.logs import DeferredLogger
 from tests.support.any_server import Server
 from tests.support.tcp_proxy import Proxy
 from tests.support.tree_reader import MakePool, wait_until
@@ -45,13 +45,13 @@ class Blocking(logging.Handler):
 @pytest.fixture
 def blocking() -> Iterator[Blocking]:
     """Let the log records of ``django_zklock`` wait for a handler that blocks."""
-    assert logs.flush(10)
+    assert background.flush_log(10)
     handler = Blocking()
     logger = logging.getLogger("django_zklock")
     logger.addHandler(handler)
     yield handler
     handler.go_on.set()
-    assert logs.flush(10)
+    assert background.flush_log(10)
     logger.removeHandler(handler)
 
 
@@ -69,7 +69,7 @@ def test_handler__blocks(blocking: Blocking, make_pool: MakePool, server: Server
             # Our own lines and kazoo's are both behind the one that blocks.
             assert blocking.written == []
             blocking.go_on.set()
-            assert logs.flush(10)
+            assert background.flush_log(10)
     assert any("event=suspended" in line for line in blocking.written)
     assert any("Connection dropped" in line for line in blocking.written)
     assert threading.get_ident() not in blocking.threads
@@ -82,7 +82,7 @@ def test_order(blocking: Blocking) -> None:
         loggers[number % 3].warning("number %d", number)
     assert blocking.written == []
     blocking.go_on.set()
-    assert logs.flush(10)
+    assert background.flush_log(10)
     assert blocking.written == [f"number {number}" for number in range(300)]
 
 
@@ -107,16 +107,16 @@ def test_level(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_bound(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the records that wait for a handler, those above a bound are dropped, and counted in a line."""
-    monkeypatch.setattr(logs, "MAX_RECORDS", 10)
+    monkeypatch.setattr(background, "MAX_RECORDS", 10)
     logger = DeferredLogger(NAME)
     logger.warning("the one that is being written")
     assert blocking.began.wait(10)
     for number in range(15):
         logger.warning("number %d", number)
     blocking.go_on.set()
-    assert logs.flush(10)
+    assert background.flush_log(10)
     logger.warning("last")
-    assert logs.flush(10)
+    assert background.flush_log(10)
     assert blocking.written[1:11] == [f"number {number}" for number in range(10)]
     assert blocking.written[11:] == ["event=records_dropped count=5 reason=handlers_too_slow", "last"]
 
@@ -143,7 +143,7 @@ def test_handler__raises(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCa
 
 EXIT = f"""
 import logging, sys, time
-from django_zklock.zk.logs import DeferredLogger
+from django_zklock.zk.background import DeferredLogger
 
 class Slow(logging.Handler):
     def emit(self, record):
@@ -164,8 +164,8 @@ def test_exit() -> None:
 
 FORK = f"""
 import logging, os, sys, threading
-from django_zklock.zk import logs
-from django_zklock.zk.logs import DeferredLogger
+from django_zklock.zk import background
+from django_zklock.zk.background import DeferredLogger
 from tests.support.raw_fork import raw_fork
 
 began, go_on = threading.Event(), threading.Event()
@@ -186,7 +186,7 @@ if child == 0:
     # The inherited handler's lock is held by a thread that is not here.
     target.handlers[:] = [logging.StreamHandler(sys.stdout)]
     logger.warning("the child's")
-    os._exit(0 if logs.flush(10) else 1)
+    os._exit(0 if background.flush_log(10) else 1)
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 print("the child has ended", status, flush=True)
 go_on.set()

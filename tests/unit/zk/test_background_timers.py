@@ -9,7 +9,8 @@ from queue import Queue
 
 import pytest
 
-from django_zklock.zk.timers import TimerThread, boottime
+from django_zklock.zk.background import TimerThread
+from django_zklock.zk.waiting import boottime
 
 
 def test_call_later__order() -> None:

@@ -1,0 +1,86 @@
+"""kazoo's connection with a buffer: one read takes all that has arrived, and a write waits only if it must.
+
+kazoo waits before each read and each write, and reads each message in two pieces.
+"""
+
+from __future__ import annotations
+
+import ssl
+from struct import Struct
+from typing import Any
+
+from kazoo.exceptions import ConnectionDropped
+from kazoo.protocol.connection import ConnectionHandler
+
+from django_zklock.zk.waiting import boottime
+
+# A non-blocking socket has nothing to read, or no room to write; a TLS socket may need either for both.
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+_SIZE = Struct(">i")
+
+
+class BufferedConnection(ConnectionHandler):
+    """The socket of a connection; all methods run on its thread."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # When anything was received last, by the boot-time clock.
+        self.received = float("-inf")
+        self._clear_buffer()
+
+    def _clear_buffer(self) -> None:
+        # What was received, and how much of it was handled.
+        self._buffer = b""
+        self._position = 0
+
+    def _write(self, message: bytes | bytearray, timeout: float) -> None:
+        left = memoryview(message)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except _WOULD_BLOCK as error:
+                self._wait(error, timeout)
+            except OSError as error:
+                raise ConnectionDropped(f"socket connection error: {error.strerror or error}") from error
+
+    def _read(self, length: int, timeout: float) -> bytes:
+        # Of the handshake. It reads no more than that: kazoo's loop waits for the socket next, and not for the buffer.
+        with self._socket_error_handling():
+            while (missing := self._position + length - len(self._buffer)) > 0:
+                if not self._receive(missing):
+                    self._wait(None, timeout)
+        start = self._position
+        self._position += length
+        return self._buffer[start : self._position]
+
+    def _receive(self, size: int) -> bool:
+        """Read at most ``size`` bytes into the buffer; return ``False`` if there are none yet."""
+        try:
+            received = self._socket.recv(size)
+        except _WOULD_BLOCK:
+            return False
+        if not received:
+            raise ConnectionDropped("socket connection broken")
+        self.received = boottime()
+        self._buffer = self._buffer[self._position :] + received
+        self._position = 0
+        return True
+
+    def _next_message(self) -> bytes | None:
+        """Take a message out of the buffer; return ``None`` if there is no complete one."""
+        buffer, start = self._buffer, self._position + _SIZE.size
+        if len(buffer) < start:
+            return None
+        end = start + _SIZE.unpack_from(buffer, self._position)[0]
+        if len(buffer) < end:
+            return None
+        self._position = end
+        return buffer[start:end]
+
+    def _wait(self, error: OSError | None, timeout: float) -> None:
+        """Wait until the socket is readable, or writable after an error of a write that does not want to read."""
+        reads = error is None or isinstance(error, ssl.SSLWantReadError)
+        sockets = [self._socket]
+        if not any(self.handler.select(sockets if reads else [], [] if reads else sockets, [], timeout)):
+            raise self.handler.timeout_exception(f"socket time-out during {'read' if error is None else 'write'}")

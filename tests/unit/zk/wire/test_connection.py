@@ -1,0 +1,190 @@
+"""The socket of a connection: messages that arrive in any pieces, and bytes that wake the loop.
+
+kazoo's loop calls the connection when a socket is readable; a test that replaces the loop fails if kazoo changes that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionDropped
+from kazoo.protocol.connection import PING_XID, WATCH_XID
+from kazoo.protocol.serialization import Ping, int_struct, reply_header_struct, write_string
+from kazoo.protocol.states import KeeperState, WatchedEvent
+
+from django_zklock.zk.wire import ConnectionOptions
+from django_zklock.zk.wire.connection import Connection
+from django_zklock.zk.wire.handler import make_handler
+from tests.support.threads import Runner
+
+DELETED, CONNECTED = 2, 3
+
+
+def message(content: bytes) -> bytes:
+    return bytes(int_struct.pack(len(content)) + content)
+
+
+def deleted(path: str) -> bytes:
+    """Return the notification of a watch: the node was deleted."""
+    event = int_struct.pack(DELETED) + int_struct.pack(CONNECTED) + write_string(path)
+    return message(reply_header_struct.pack(WATCH_XID, -1, 0) + event)
+
+
+PONG = message(reply_header_struct.pack(PING_XID, 0, 0))
+OUT_OF_TURN = message(reply_header_struct.pack(77, 1, 0))
+
+
+@dataclass
+class Owner:
+    """The client of a connection; it queues requests before a write."""
+
+    client: KazooClient
+    writes: int = 0
+    queued: list[Any] = field(default_factory=list)
+
+    def before_write(self) -> None:
+        self.writes += 1
+        while self.queued:
+            self.client._queue.append(self.queued.pop())
+
+    def drop_unwanted_watches(self) -> None: ...
+
+    def session_replaced(self) -> None: ...
+
+    def connection_failed(self, reason: str) -> None: ...
+
+
+@dataclass
+class Ends:
+    """A connection, its owner, and the server's end of its socket."""
+
+    connection: Connection
+    owner: Owner
+    server: socket.socket
+    deleted: list[str] = field(default_factory=list)
+
+    def watch(self, path: str, call: Any = lambda: None) -> None:
+        def triggered(event: WatchedEvent) -> None:
+            self.deleted.append(event.path)
+            call()
+
+        self.connection.client._data_watchers[path].add(triggered)
+
+    @property
+    def is_woken(self) -> bool:
+        """Whether a byte waits for the loop."""
+        try:
+            return bool(self.connection._read_sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return False
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    handler = make_handler(ConnectionOptions(hosts="nowhere:1"), connect_timeout=1.0)
+    client = KazooClient(hosts="nowhere:1", handler=handler)
+    client._state = KeeperState.CONNECTED
+    client._stopped.clear()
+    owner = Owner(client)
+    connection = Connection(client, owner, None)
+    connection._read_sock, connection._write_sock = handler.create_socket_pair()
+    connection._socket, server = socket.socketpair()
+    connection._socket.setblocking(False)
+    connection._write_timeout = 5.0
+    with contextlib.closing(server), connection._socket, connection._read_sock, connection._write_sock:
+        yield Ends(connection, owner, server)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 25, 10_000])
+def test_messages__in_pieces(ends: Ends, size: int) -> None:
+    """Every complete message is handled when it is there, whatever the pieces in which the bytes arrive."""
+    paths = [f"/{number}" for number in range(5)]
+    for path in paths:
+        ends.watch(path)
+    stream = PONG + b"".join(deleted(path) + PONG for path in paths)
+    for start in range(0, len(stream), size):
+        ends.server.sendall(stream[start : start + size])
+        ends.connection._read_socket(1.0)
+        complete = [path for path in paths if stream.index(deleted(path)) + len(deleted(path)) <= start + size]
+        assert ends.deleted == complete
+    assert ends.deleted == paths
+    # The next handshake reads no message of this connection.
+    assert ends.connection._position == len(ends.connection._buffer)
+
+
+def test_messages__none(ends: Ends) -> None:
+    """A socket that is readable without a message, as with TLS, does not block the loop."""
+    ends.connection._read_socket(100.0)
+    ends.server.close()
+    with pytest.raises(ConnectionDropped):
+        ends.connection._read_socket(100.0)
+
+
+def test_reply__its_requests_leave_at_once(ends: Ends) -> None:
+    """What is queued while messages are handled leaves without another turn of the loop, and no byte wakes it."""
+    queue = ends.connection.client._queue
+
+    def ask(requests: Any) -> None:
+        requests.append((Ping(), None))
+        ends.connection.wake()
+
+    ends.watch("/a", lambda: ask(queue))
+    ends.watch("/b", lambda: ask(ends.owner.queued))
+    ends.server.sendall(deleted("/a") + deleted("/b"))
+    ends.connection._read_socket(1.0)
+    assert ends.owner.writes == 1
+    assert ends.server.recv(100) == b"".join(message(int_struct.pack(xid) + int_struct.pack(11)) for xid in (1, 2))
+    assert not ends.is_woken
+    # The next request wakes the loop again.
+    ends.connection.wake()
+    assert ends.is_woken
+
+
+def test_wake__while_reading_fails(ends: Ends) -> None:
+    """A wake-up is not lost if the connection ends before the requests could leave."""
+    ends.watch("/a", ends.connection.wake)
+    ends.server.sendall(deleted("/a") + OUT_OF_TURN)
+    with pytest.raises(ConnectionDropped):
+        ends.connection._read_socket(1.0)
+    assert ends.deleted == ["/a"]
+    assert ends.is_woken
+
+
+def test_wake__before_reading(ends: Ends) -> None:
+    """A byte that was sent before messages are handled is read by the loop, which sends then."""
+    ends.watch("/a", ends.connection.wake)
+    ends.connection.wake()
+    ends.server.sendall(deleted("/a"))
+    ends.connection._read_socket(1.0)
+    assert (ends.owner.writes, ends.is_woken) == (0, True)
+    ends.connection._send_request(1.0, 1.0)
+    assert (ends.owner.writes, ends.is_woken) == (1, False)
+
+
+def test_write__more_than_the_socket_takes(ends: Ends) -> None:
+    """A large message is written as the server reads it; a server that does not read is a timeout."""
+    large = bytes(range(256)) * 20_000
+    writing = Runner(lambda: ends.connection._write(large, 10.0))
+    read = b""
+    while len(read) < len(large):
+        read += ends.server.recv(1 << 20)
+    writing.result()
+    assert read == large
+    with pytest.raises(ends.connection.handler.timeout_exception):
+        ends.connection._write(large, 0.05)
+
+
+def test_read__of_a_handshake(ends: Ends) -> None:
+    """A read of a handshake takes its own bytes only, and waits for them until its timeout."""
+    ends.server.sendall(b"handshake" + PONG)
+    assert (ends.connection._read(4, 1.0), ends.connection._read(5, 1.0)) == (b"hand", b"shake")
+    # The rest is still in the socket, so the loop finds it readable.
+    assert ends.connection._socket.recv(100) == PONG
+    with pytest.raises(ends.connection.handler.timeout_exception):
+        ends.connection._read(1, 0.05)
