@@ -23,7 +23,7 @@ class LockManager(models.Manager["Lock"]):
 class Lock(models.Model):
     """A lock in ZooKeeper, for the admin and its permissions: ``django_zklock.view_lock`` and the two in ``Meta``.
 
-    Read live locks with ``manage.py zklock list`` or :mod:`django_zklock.zk.ops.snapshots`.
+    Read live locks with ``manage.py zklock list`` or :mod:`django_zklock.zk.ops.search`.
     """
 
     # Alias and znode name. Every database can index this length.

@@ -10,42 +10,33 @@ from typing import Any
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
 
-def serialize_lock(alias: str, line: LockSnapshot, now: float) -> dict[str, Any]:
+def serialize_lock(alias: str, snapshot: LockSnapshot, now: float) -> dict[str, Any]:
     """Return one lock with the entries of its queue whose data was read; ``now`` is the Unix time."""
     return {
         "alias": alias,
-        "key": line.key,
-        "path": line.path,
-        "state": line.state,
-        "holders": line.holder_count,
-        "waiters": line.waiter_count,
-        "places": [_place(line, place, now) for place in line.entries],
-        "foreign": list(line.unknown_nodes),
+        "key": snapshot.key,
+        "path": snapshot.path,
+        "state": snapshot.state,
+        "holders": snapshot.holder_count,
+        "waiters": snapshot.waiter_count,
+        "places": [serialize_entry(snapshot, entry, now) for entry in snapshot.entries],
+        "foreign": list(snapshot.unknown_nodes),
     }
 
 
-def serialize_change(alias: str, line: LockSnapshot, place: QueueEntry, now: float) -> dict[str, Any]:
-    """Return one entry of the queue of a lock, and which lock it is."""
+def serialize_entry(snapshot: LockSnapshot, entry: QueueEntry, now: float) -> dict[str, Any]:
+    """Return one entry of the queue of a lock."""
     return {
-        "alias": alias,
-        "key": line.key,
-        "path": line.path,
-        "place": _place(line, place, now),
-    }
-
-
-def _place(line: LockSnapshot, place: QueueEntry, now: float) -> dict[str, Any]:
-    return {
-        "position": place.position,
-        "state": "held" if place.held else "waiting",
-        "kind": place.kind,
-        "token": place.token,
-        "since": place.since,
-        "age": round(max(0.0, now - place.since), 3),
-        "session": f"0x{place.session_id:x}",
-        "node": place.node,
-        "identity": place.identity.as_dict() if place.identity else None,
-        "limit": place.limit,
-        "revoked": place.revoked,
-        "waits_for": line.blockers_of(place),
+        "position": entry.position,
+        "state": "held" if entry.held else "waiting",
+        "kind": entry.kind,
+        "token": entry.token,
+        "since": entry.since,
+        "age": round(max(0.0, now - entry.since), 3),
+        "session": f"0x{entry.session_id:x}",
+        "node": entry.node,
+        "identity": entry.identity.as_dict() if entry.identity else None,
+        "limit": entry.limit,
+        "revoked": entry.revoked,
+        "waits_for": snapshot.blockers_of(entry),
     }

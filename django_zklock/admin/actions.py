@@ -21,7 +21,7 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_zklock.admin.detail import MAX_ENTRIES, rows
+from django_zklock.admin.detail import rows
 from django_zklock.admin.reader import AliasReader
 from django_zklock.connections import connections
 from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_zklock.admin")
 
-TEMPLATE = "admin/django_zklock/lock/confirmation.html"
 MAX_REASON = 200
 
 
@@ -116,14 +115,12 @@ def confirm(request: HttpRequest, lock: Lock, action: Action, url: str, context:
     form = ReasonForm(request.POST) if request.method == "POST" else None
     node = request.POST.get("node", "") if form else request.GET.get("node", "")
     reader = AliasReader(lock.alias)
-    snapshot = reader.read_lock(lock.name, MAX_ENTRIES)
+    snapshot = reader.read_lock(lock)
     shown = rows(snapshot) if snapshot else []
     holder = next((row for row in shown if row.entry.held and row.entry.node == node), None)
-    if snapshot is None or holder is None or (form and form.data.get("token") != holder.token):
+    if snapshot is None or holder is None or (form and form.data.get("token") != str(holder.entry.token)):
         messages.error(request, reader.error or _not_held())
         return redirect(url)
-    # The name of the znode may contain only the beginning of the key.
-    lock.key = snapshot.key
     if form and form.is_valid() and _act(request, lock, holder.entry, action, form.cleaned_data["reason"]):
         return redirect(url)
     variables = {
@@ -136,7 +133,7 @@ def confirm(request: HttpRequest, lock: Lock, action: Action, url: str, context:
         "snapshot": snapshot,
         "url": url,
     }
-    return TemplateResponse(request, TEMPLATE, context | variables)
+    return TemplateResponse(request, "admin/django_zklock/lock/confirmation.html", context | variables)
 
 
 def _act(request: HttpRequest, lock: Lock, entry: QueueEntry, action: Action, reason: str) -> bool:
@@ -175,21 +172,25 @@ def _write_log(
     verb: str,
     reason: str,
     *,
-    act: Callable[[], None] | None = None,
+    act: Callable[[], None] = lambda: None,
 ) -> bool:
     """Add an entry to the log, then call ``act``, in one transaction; return whether the entry was written.
 
     An error of ``act`` removes the entry again. If the database cannot be written, ``act`` is called all the same.
     """
-    acted = act is None
+    node = formatting.escape_controls(entry.node)
+    text = f"{verb}: {entry.owner}, node {node}, token {entry.token}. Reason: {reason}"
+    # Views of the admin require a login.
+    assert request.user.pk is not None
+    acted = False
     try:
         with transaction.atomic(using=router.db_for_write(LogEntry)):
-            _add_log_entry(request, lock, entry, f"{verb}: {entry.owner}", reason)
-            if act is not None:
-                act()
+            # CHANGE and not DELETION, because the log entry links to the page of the lock.
+            LogEntry.objects.log_actions(request.user.pk, [lock], CHANGE, text, single_object=True)
+            act()
             acted = True
     except Error as error:
-        if act is not None and not acted:
+        if not acted:
             act()
         logger.warning(
             "event=not_logged action=%r user=%s alias=%s key=%r node=%s reason=%r error=%r",
@@ -197,14 +198,6 @@ def _write_log(
         )  # fmt: skip
         return False
     return True
-
-
-def _add_log_entry(request: HttpRequest, lock: Lock, entry: QueueEntry, what: str, reason: str) -> None:
-    text = f"{what}, node {formatting.escape_controls(entry.node)}, token {entry.token}. Reason: {reason}"
-    # Views of the admin require a login.
-    assert request.user.pk is not None
-    # CHANGE and not DELETION, because the log entry links to the page of the lock.
-    LogEntry.objects.log_actions(request.user.pk, [lock], CHANGE, text, single_object=True)
 
 
 def latest_log_entries(lock: Lock, count: int) -> QuerySet[LogEntry]:

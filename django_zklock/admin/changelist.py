@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeVar
@@ -20,10 +19,11 @@ from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from django_zklock.admin.reader import AliasReader, map_parallel, readers
+from django_zklock.admin.reader import AliasReader, readers
 from django_zklock.models import Lock
 from django_zklock.zk import paths
-from django_zklock.zk.ops.search import COLUMNS, LockFilter, Ordering
+from django_zklock.zk.ops import snapshots
+from django_zklock.zk.ops.search import COLUMNS, LockFilter, Ordering, map_parallel
 from django_zklock.zk.ops.snapshots import LockSnapshot
 
 T = TypeVar("T")
@@ -56,15 +56,11 @@ class LockChangeList(ChangeList):
         }
         self.readers = readers(chosen.pop("alias", ""))
         lock_filter = LockFilter(key=self.query, older=float(chosen.pop("older", 0)), **chosen)
-        page = read_page(self.readers, lock_filter, self._ordering(), number=self.page_num, size=self.list_per_page)
-        self.page_num = page.number
+        self._read_page(lock_filter, self._ordering())
         # The paginator needs only the count; the locks of other pages were not read.
-        self.paginator = Paginator(range(page.count), self.list_per_page)
-        self.result_list = page.locks
-        self.result_count = page.count
-        self.exact = page.exact
+        self.paginator = Paginator(range(self.result_count), self.list_per_page)
         # The search form shows the result count if it differs from this one.
-        self.full_result_count = None if self.query and page.exact else page.count
+        self.full_result_count = None if self.query and self.exact else self.result_count
         self.show_full_result_count = False
         self.show_admin_actions = False
         self.can_show_all = False
@@ -87,39 +83,28 @@ class LockChangeList(ChangeList):
                     return Ordering(column=column, reverse=direction == "desc")
         return Ordering()
 
-
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """One page of the ``count`` locks that match; unless ``exact``, ``count`` is an upper bound."""
-
-    number: int
-    locks: Sequence[Lock]
-    count: int
-    exact: bool
-
-
-def read_page(
-    readers: Sequence[AliasReader], lock_filter: LockFilter, ordering: Ordering, *, number: int, size: int
-) -> Page:
-    """Read page ``number``, counted from 1, with ``size`` locks; the nearest page if there is no such page."""
-    names = [(reader, name) for reader, name in _list_names(readers) if lock_filter.matches_name(name)]
-    unread = 0
-    if lock_filter.needs_queues or ordering.needs_queues:
-        matching = _sort(_read_all(names, lock_filter, ordering), lock_filter, ordering)
-    else:
-        names.sort(key=lambda each: paths.display_key(each[1]), reverse=ordering.reverse)
-        number = _nearest_page(number, len(names), size)
-        matching, unread = _read_until(number * size, names, lock_filter, ordering)
-    if not unread:
-        number = _nearest_page(number, len(matching), size)
-    shown = _read_entries(matching[(number - 1) * size : number * size], MAX_HOLDERS)
-    locks = [Lock.from_snapshot(reader.alias, snapshot) for reader, snapshot in shown]
-    return Page(number=number, locks=locks, count=len(matching) + unread, exact=not unread)
-
-
-def _list_names(readers: Sequence[AliasReader]) -> Names:
-    found = map_parallel(AliasReader.list_names, readers)
-    return [(reader, name) for reader, names in zip(readers, found, strict=True) for name in names]
+    def _read_page(self, lock_filter: LockFilter, ordering: Ordering) -> None:
+        """Set the locks of the page, the nearest one if there is no such page, and the number of all that match."""
+        size = self.list_per_page
+        listed = map_parallel(lambda reader: reader.read(snapshots.list_names) or [], self.readers)
+        pairs = [(reader, name) for reader, names in zip(self.readers, listed, strict=True) for name in names]
+        names = [(reader, name) for reader, name in pairs if lock_filter.matches_name(name)]
+        unread = 0
+        if lock_filter.needs_queues or ordering.needs_queues:
+            locks = _list_queues(names)
+            if lock_filter.needs_data or ordering.needs_data:
+                locks = _read_entries(locks, None if lock_filter.needs_data else 1)
+            matching = _sort(locks, lock_filter, ordering)
+        else:
+            names.sort(key=lambda each: paths.display_key(each[1]), reverse=ordering.reverse)
+            self.page_num = _nearest_page(self.page_num, len(names), size)
+            matching, unread = _read_until(self.page_num * size, names, lock_filter, ordering)
+        if not unread:
+            self.page_num = _nearest_page(self.page_num, len(matching), size)
+        shown = _read_entries(matching[(self.page_num - 1) * size : self.page_num * size], MAX_HOLDERS)
+        self.result_list = [Lock.from_snapshot(reader.alias, snapshot) for reader, snapshot in shown]
+        self.result_count = len(matching) + unread
+        self.exact = not unread
 
 
 def _read_until(wanted: int, names: Names, lock_filter: LockFilter, ordering: Ordering) -> tuple[Snapshots, int]:
@@ -134,17 +119,10 @@ def _read_until(wanted: int, names: Names, lock_filter: LockFilter, ordering: Or
     return found, max(0, len(names) - end)
 
 
-def _read_all(names: Names, lock_filter: LockFilter, ordering: Ordering) -> Snapshots:
-    snapshots = _list_queues(names)
-    if lock_filter.needs_data:
-        return _read_entries(snapshots)
-    return _read_entries(snapshots, 1) if ordering.needs_data else snapshots
-
-
-def _sort(snapshots: Snapshots, lock_filter: LockFilter, ordering: Ordering) -> Snapshots:
+def _sort(locks: Snapshots, lock_filter: LockFilter, ordering: Ordering) -> Snapshots:
     now = time.time()
-    readers = {id(snapshot): reader for reader, snapshot in snapshots}
-    matching = ordering.sort(snapshot for _reader, snapshot in snapshots if lock_filter.matches(snapshot, now))
+    readers = {id(snapshot): reader for reader, snapshot in locks}
+    matching = ordering.sort(snapshot for _reader, snapshot in locks if lock_filter.matches(snapshot, now))
     return [(readers[id(snapshot)], snapshot) for snapshot in matching]
 
 
@@ -153,24 +131,25 @@ def _nearest_page(number: int, count: int, size: int) -> int:
 
 
 def _list_queues(names: Names) -> Snapshots:
-    found = _read_by_alias(names, AliasReader.list_queues)
-    return [(reader, snapshot) for reader, snapshots in found.items() for snapshot in snapshots]
+    found = _read_by_alias(names, snapshots.list_queues)
+    return [(reader, snapshot) for reader, read in found.items() for snapshot in read]
 
 
-def _read_entries(snapshots: Snapshots, limit: int | None = None) -> Snapshots:
-    """Return the snapshots with the data of their first entries, in the same order, without queues empty by now."""
-    found = _read_by_alias(snapshots, partial(AliasReader.read_entries, limit=limit))
+def _read_entries(locks: Snapshots, limit: int | None) -> Snapshots:
+    """Return the locks with the data of their first entries, in the same order, without queues empty by now."""
+    found = _read_by_alias(locks, partial(snapshots.read_entries, limit=limit))
     remaining = {reader: iter(read) for reader, read in found.items()}
     # A reader that has failed returns nothing.
-    merged = [(reader, next(remaining[reader], None)) for reader, _snapshot in snapshots]
+    merged = [(reader, next(remaining[reader], None)) for reader, _snapshot in locks]
     return [(reader, read) for reader, read in merged if read and (read.nodes or read.unknown_nodes)]
 
 
 def _read_by_alias(
-    items: Sequence[tuple[AliasReader, T]], read: Callable[[AliasReader, Sequence[T]], list[LockSnapshot]]
+    items: Sequence[tuple[AliasReader, T]], read: Callable[..., list[LockSnapshot]]
 ) -> dict[AliasReader, list[LockSnapshot]]:
     """Group the items by reader, and return what ``read`` returns for each group."""
     groups: dict[AliasReader, list[T]] = {}
     for reader, item in items:
         groups.setdefault(reader, []).append(item)
-    return dict(zip(groups, map_parallel(lambda group: read(*group), list(groups.items())), strict=True))
+    found = map_parallel(lambda reader: reader.read(read, groups[reader]) or [], list(groups))
+    return dict(zip(groups, found, strict=True))

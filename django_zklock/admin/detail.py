@@ -18,15 +18,14 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
 from django_zklock.admin.format import KINDS, STATES, age_html, local_time, process_text, work_text
-from django_zklock.admin.reader import AliasReader
+from django_zklock.admin.reader import MAX_ENTRIES, AliasReader
 from django_zklock.models import Lock
 from django_zklock.zk import formatting
+from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry, Span
 
 logger = logging.getLogger("django_zklock.admin")
 
-# A queue can have ten thousand waiters.
-MAX_ENTRIES = 100
 RESULTS_APP = "django_celery_results"
 
 
@@ -51,8 +50,6 @@ class Row:
     kind: Any
     since: datetime
     age: SafeString
-    token: str
-    session: str
     node: str
     bar: Bar
     blockers: str
@@ -61,12 +58,12 @@ class Row:
 def context(lock: Lock) -> dict[str, Any]:
     """Read the queue of ``lock`` and return the variables of the template."""
     reader = AliasReader(lock.alias)
-    snapshot = reader.read_lock(lock.name, MAX_ENTRIES)
+    snapshot = reader.read_lock(lock)
     variables = {"error": reader.error, "snapshot": snapshot, "read_at": now()}
     if snapshot is None:
         return variables
     shown = rows(snapshot)
-    last_break = reader.last_break(snapshot)
+    last_break = reader.read(actions.last_break, snapshot.path)
     return variables | {
         "path": formatting.escape_controls(snapshot.path),
         "state": STATES[snapshot.state],
@@ -100,9 +97,6 @@ def rows(snapshot: LockSnapshot) -> list[Row]:
             kind=KINDS[entry.kind],
             since=local_time(entry.since),
             age=age_html(entry),
-            # Text, because a number would get the thousands separators of the language.
-            token=str(entry.token),
-            session=f"0x{entry.session_id:x}",
             node=formatting.escape_controls(entry.node),
             bar=_bar(entry.since, begin, end),
             blockers=_positions(snapshot.blockers_of(entry)),
@@ -126,10 +120,10 @@ def celery_result_urls(task_ids: Collection[str]) -> dict[str, str]:
         return {task: reverse(f"admin:{RESULTS_APP}_taskresult_change", args=(quote(key),)) for task, key in found}
     except Error as error:
         logger.warning("event=no_results error=%r", error)
-        return {}
     except NoReverseMatch:
         # The project does not register results in its admin.
-        return {}
+        pass
+    return {}
 
 
 def _task_id(entry: QueueEntry) -> str:

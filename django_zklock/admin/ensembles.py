@@ -3,55 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_zklock.admin.reader import AliasReader, map_parallel
+from django_zklock.admin.reader import AliasReader
 from django_zklock.connections import connections
 from django_zklock.zk import formatting
 from django_zklock.zk.ops import ensemble
-from django_zklock.zk.ops.ensemble import Server
+from django_zklock.zk.ops.search import map_parallel
 from django_zklock.zk.session import Session
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalSession:
-    """A session of the process that answers this request. ``number`` is empty without a connection."""
+def read_ensembles(readers: Sequence[AliasReader]) -> list[dict[str, Any]]:
+    """Query the servers of all aliases in parallel, each alias within its ``CONNECT_TIMEOUT``.
 
-    name: str
-    number: str
-    server: str
-    timeout: float
-
-    @classmethod
-    def of(cls, session: Session) -> LocalSession:
-        number = "" if session.id is None or not session.connected else f"0x{session.id:x}"
-        return cls(name=session.name, number=number, server=session.server, timeout=session.timeout)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ensemble:
-    """The servers of one alias, and this process's sessions with them."""
-
-    alias: str
-    servers: Sequence[Server] = ()
-    sessions: Sequence[LocalSession] = ()
-    error: str = ""
-
-
-def read_ensembles(readers: Sequence[AliasReader]) -> list[Ensemble]:
-    """Query the servers of all aliases in parallel, each alias within its ``CONNECT_TIMEOUT``."""
+    Return the variables of the template for each: with ``error``, or with the servers and this process's sessions.
+    """
     return map_parallel(_read_ensemble, readers)
 
 
-def _read_ensemble(reader: AliasReader) -> Ensemble:
+def _read_ensemble(reader: AliasReader) -> dict[str, Any]:
+    found = {"alias": reader.alias, "error": reader.error}
     if reader.error:
-        return Ensemble(alias=reader.alias, error=reader.error)
+        return found
     try:
         pool = connections[reader.alias]
         servers = ensemble.servers(pool.options.connection, timeout=pool.options.connect_timeout)
     except (ImproperlyConfigured, ValueError) as error:
-        return Ensemble(alias=reader.alias, error=formatting.escape_controls(str(error)))
+        return found | {"error": formatting.escape_controls(str(error))}
     sessions = [*pool.sessions(), *filter(None, [pool.inspecting])]
-    return Ensemble(alias=reader.alias, servers=servers, sessions=[LocalSession.of(session) for session in sessions])
+    return found | {"servers": servers, "sessions": [_describe(session) for session in sessions]}
+
+
+def _describe(session: Session) -> dict[str, Any]:
+    number = "" if session.id is None or not session.connected else f"0x{session.id:x}"
+    return {"name": session.name, "number": number, "server": session.server, "timeout": session.timeout}

@@ -8,16 +8,12 @@ from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from django_zklock import conf
+from django_zklock.admin.reader import readers
 from django_zklock.models import Lock
-
-MINUTE = 60
-HOUR = 60 * MINUTE
-DAY = 24 * HOUR
+from django_zklock.zk.formatting import DAY, HOUR, MINUTE
 
 
 class ChoiceFilter(admin.SimpleListFilter):
@@ -75,11 +71,7 @@ class AliasFilter(ChoiceFilter):
     parameter_name = "alias"
 
     def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, Any]]:
-        try:
-            aliases = conf.aliases()
-        except ImproperlyConfigured:
-            # The list itself shows the error.
-            return []
+        aliases = [reader.alias for reader in readers()]
         return [(alias, alias) for alias in aliases] if len(aliases) > 1 else []
 
 

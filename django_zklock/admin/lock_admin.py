@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied, SuspiciousOperation
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.forms import Media, Script
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
@@ -24,14 +25,14 @@ from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_zklock import conf
-from django_zklock.admin import actions, detail, filters, json_views
+from django_zklock.admin import actions, detail, filters
 from django_zklock.admin.actions import Action
 from django_zklock.admin.changelist import LockChangeList
 from django_zklock.admin.ensembles import read_ensembles
 from django_zklock.admin.format import KINDS, STATES, age_html, bidi_isolate, process_text, work_text
-from django_zklock.admin.reader import readers
+from django_zklock.admin.reader import AliasReader, readers
 from django_zklock.models import Lock
+from django_zklock.serializers import serialize_lock
 from django_zklock.zk.ops.snapshots import QueueEntry
 
 if TYPE_CHECKING:
@@ -75,8 +76,14 @@ class LockAdmin(LockModelAdmin):
             path("json/", self._json_view(self.json_list_view), name="django_zklock_lock_json_list"),
             path("ensembles/", self._page_view(self.ensembles_view), name="django_zklock_lock_ensembles"),
             path("<path:object_id>/json/", self._json_view(self.json_lock_view), name="django_zklock_lock_json"),
-            path("<path:object_id>/break/", self._page_view(self.break_view), name="django_zklock_lock_break"),
-            path("<path:object_id>/revoke/", self._page_view(self.revoke_view), name="django_zklock_lock_revoke"),
+            *(
+                path(
+                    f"<path:object_id>/{action.name}/",
+                    self._page_view(partial(self.confirmation_view, action=action)),
+                    name=f"django_zklock_lock_{action.name}",
+                )
+                for action in (actions.BREAK, actions.REVOKE)
+            ),
             *known,
         ]
 
@@ -94,13 +101,13 @@ class LockAdmin(LockModelAdmin):
 
         def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
             if not (self.admin_site.has_permission(request) and self.has_view_permission(request)):
-                return json_views.error(HTTPStatus.FORBIDDEN, "log in as staff with the permission to view locks")
+                return _json_error(HTTPStatus.FORBIDDEN, "log in as staff with the permission to view locks")
             if request.method not in {"GET", "HEAD"}:
                 return HttpResponseNotAllowed(["GET", "HEAD"])
             try:
                 return view(request, *args, **kwargs)
             except Http404:
-                return json_views.error(HTTPStatus.NOT_FOUND, "no such lock")
+                return _json_error(HTTPStatus.NOT_FOUND, "no such lock")
 
         return update_wrapper(wrapped, view)
 
@@ -137,11 +144,8 @@ class LockAdmin(LockModelAdmin):
         # The links of the template need it.
         request.current_app = self.admin_site.name
         lock = self._lock(request, object_id)
-        variables = detail.context(lock)
-        if variables["snapshot"] is not None:
-            # The name of the znode may contain only the beginning of the key.
-            lock.key = variables["snapshot"].key
-        context = self._context(request) | {
+        context = self._context(request) | detail.context(lock)
+        context |= {
             "title": _("Lock"),
             "subtitle": str(lock),
             "original": lock,
@@ -150,15 +154,13 @@ class LockAdmin(LockModelAdmin):
             "actions": [action for action in (actions.REVOKE, actions.BREAK) if action.is_allowed(request)],
             "log_entries": actions.latest_log_entries(lock, MAX_LOG_ENTRIES),
         }
-        return TemplateResponse(
-            request, "admin/django_zklock/lock/lock.html", context | variables | (extra_context or {})
-        )
+        return TemplateResponse(request, "admin/django_zklock/lock/lock.html", context | (extra_context or {}))
 
-    def break_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return self._confirmation(request, object_id, actions.BREAK)
-
-    def revoke_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return self._confirmation(request, object_id, actions.REVOKE)
+    def confirmation_view(self, request: HttpRequest, object_id: str, action: Action) -> HttpResponse:
+        """Ask for a reason, or carry out ``action``."""
+        lock = self._lock(request, object_id)
+        url = reverse("admin:django_zklock_lock_change", args=(quote(lock.pk),), current_app=self.admin_site.name)
+        return actions.confirm(request, lock, action, url, self._context(request))
 
     def ensembles_view(self, request: HttpRequest) -> HttpResponse:
         """Show the servers of each alias."""
@@ -174,33 +176,41 @@ class LockAdmin(LockModelAdmin):
         try:
             changelist = self.get_changelist_instance(request)
         except (IncorrectLookupParameters, SuspiciousOperation):
-            return json_views.error(HTTPStatus.BAD_REQUEST, "unknown parameter of the list")
+            return _json_error(HTTPStatus.BAD_REQUEST, "unknown parameter of the list")
         assert isinstance(changelist, LockChangeList)
-        return json_views.lock_list(changelist)
+        failed, moment = changelist.failed_readers, time.time()
+        content = {
+            "locks": [serialize_lock(lock.alias, lock.snapshot, moment) for lock in changelist.result_list],
+            "page": changelist.page_num,
+            "pages": changelist.paginator.num_pages,
+            "count": changelist.result_count,
+            "exact": changelist.exact,
+            "problems": [{"alias": reader.alias, "problem": reader.error} for reader in failed],
+        }
+        # With at least one readable ensemble the answer is still useful.
+        unavailable = failed and len(failed) == len(changelist.readers)
+        return _json(content, HTTPStatus.SERVICE_UNAVAILABLE if unavailable else HTTPStatus.OK)
 
     def json_lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Return what the page of a lock shows."""
-        return json_views.one_lock(self._lock(request, object_id))
+        lock = self._lock(request, object_id)
+        reader = AliasReader(lock.alias)
+        snapshot = reader.read_lock(lock)
+        if snapshot is None:
+            return _json_error(HTTPStatus.SERVICE_UNAVAILABLE, reader.error)
+        return _json(serialize_lock(lock.alias, snapshot, time.time()), HTTPStatus.OK)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Lock | None:
         """Return the lock with this id, in use or not; ``None`` if no lock can have it."""
         lock = Lock.from_id(object_id)
-        try:
-            known = lock.alias in conf.aliases()
-        except ImproperlyConfigured:
-            known = False
-        return lock if known and lock.has_legal_name else None
+        known = [reader.alias for reader in readers() if not reader.error]
+        return lock if lock.alias in known and lock.has_legal_name else None
 
     def _lock(self, request: HttpRequest, object_id: str) -> Lock:
         lock = self.get_object(request, unquote(object_id))
         if lock is None:
             raise Http404
         return lock
-
-    def _confirmation(self, request: HttpRequest, object_id: str, action: Action) -> HttpResponse:
-        lock = self._lock(request, object_id)
-        url = reverse("admin:django_zklock_lock_change", args=(quote(lock.pk),), current_app=self.admin_site.name)
-        return actions.confirm(request, lock, action, url, self._context(request))
 
     def _context(self, request: HttpRequest) -> dict[str, Any]:
         return self.admin_site.each_context(request) | {
@@ -255,3 +265,11 @@ class LockAdmin(LockModelAdmin):
 def _holder(entry: QueueEntry) -> SafeString:
     work, where = bidi_isolate(work_text(entry)), process_text(entry)
     return format_html('{} <div class="quiet">{}</div>', work, bidi_isolate(where)) if where else work
+
+
+def _json(content: dict[str, Any], status: HTTPStatus) -> JsonResponse:
+    return JsonResponse(content, status=status, headers={"Cache-Control": "no-store"})
+
+
+def _json_error(status: HTTPStatus, message: str) -> JsonResponse:
+    return _json({"error": message}, status)

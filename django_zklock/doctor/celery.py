@@ -1,4 +1,4 @@
-"""The project's Celery app, as far as its locks depend on it: tasks, time limits and the broker's limits."""
+"""The project's Celery app, as far as its locks depend on it: tasks, time limits, the broker's limits, workers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from django_zklock.contrib.celery.gate.bootstep import is_wanted
 from django_zklock.contrib.celery.gate.celery_internals import VISIBILITY_TIMEOUT
 from django_zklock.contrib.celery.retry import RetryLater
 from django_zklock.contrib.celery.tasks import hidden_lock, outermost_lock
-from django_zklock.doctor import celery_workers
-from django_zklock.doctor.finding import Finding, abbreviate
+from django_zklock.doctor.finding import Examination, Finding
 from django_zklock.locked_call import LockedCall
+from django_zklock.zk.formatting import abbreviate
+from django_zklock.zk.waiting import DaemonCall, Deadline
+
+# Seconds that workers have to answer.
+ANSWER_TIMEOUT = 1.0
+# Seconds for connecting to the broker and for the answers.
+BROKER_TIMEOUT = 2.0
 
 
 class LockedTask(NamedTuple):
@@ -74,12 +80,9 @@ def examine(alias: str, session_timeout: float) -> Iterator[Finding]:
         visibility = _visibility_timeout(app)
         limited = _queues_with_limits(app)
     except Exception as error:  # noqa: BLE001 - the project's code runs here
-        yield Finding(
-            id="celery.tasks",
-            level="error",
-            subject=app.main or "app",
-            found=f"the tasks, or the library of the broker, cannot be imported: {error!r}",
-            advice="Correct this first: a worker would not start either.",
+        yield Examination("celery.tasks", app.main or "app").error(
+            f"the tasks, or the library of the broker, cannot be imported: {error!r}",
+            "Correct this first: a worker would not start either.",
         )
         return
     wait = _wait_at_gate(app, visibility)
@@ -91,8 +94,13 @@ def examine(alias: str, session_timeout: float) -> Iterator[Finding]:
     yield _max_wait(app, visibility)
     yield _delivery_limits(limited)
     yield _session_timeout(session_timeout, tasks, visibility)
-    terminated = [each.task.name for each in tasks if each.call.on_lost == "terminate"]
-    yield from celery_workers.examine(app, terminated)
+    try:
+        replies = DaemonCall(partial(_query_workers, app)).result(Deadline.after(BROKER_TIMEOUT))
+    except Exception as error:  # noqa: BLE001 - each transport raises its own errors
+        yield _broker(error)
+    else:
+        yield _broker(None)
+        yield from _workers(app, replies, [each.task.name for each in tasks if each.call.on_lost == "terminate"])
 
 
 def _locked_tasks(app: Any, alias: str) -> list[LockedTask]:
@@ -140,59 +148,49 @@ def _queues_with_limits(app: Any) -> list[str]:
 
 
 def _gate(app: Any) -> Finding:
-    finding = partial(Finding, id="celery.gate", subject=f"app {app.main}")
+    examined = Examination("celery.gate", f"app {app.main}")
     if is_wanted(app):
-        return finding(level="ok", found="tasks wait for their locks at the gate")
-    return finding(
-        level="info",
-        found="the gate is switched off: each waiting task occupies a slot of its worker",
-        advice="Remove CELERY_ZKLOCK_GATE = False.",
+        return examined.ok("tasks wait for their locks at the gate")
+    return examined.info(
+        "the gate is switched off: each waiting task occupies a slot of its worker",
+        "Remove CELERY_ZKLOCK_GATE = False.",
     )
 
 
 def _tasks(tasks: Sequence[LockedTask], alias: str) -> Finding:
     policies = abbreviate([f"{each.task.name} ({each.policy})" for each in tasks])
-    return Finding(
-        id="celery.tasks",
-        level="ok",
-        subject=f"{len(tasks)} with a lock",
-        found=policies or f"no task has a lock of {alias} as its outermost decorator",
-    )
+    examined = Examination("celery.tasks", f"{len(tasks)} with a lock")
+    return examined.ok(policies or f"no task has a lock of {alias} as its outermost decorator")
 
 
 def _bypass(tasks: Sequence[LockedTask]) -> Finding:
-    finding = partial(Finding, id="celery.bypass")
     reasons = [f"{each.task.name} ({each.bypass})" for each in tasks if each.bypass is not None]
     doubtful = [each.task.name for each in tasks if each.bypass is None and task_has_custom(each.task, "__call__")]
     reasons += [f"{name} (its own __call__, if that changes the arguments or the thread)" for name in doubtful]
+    examined = Examination("celery.bypass", f"{len(reasons)} without the gate" if reasons else "tasks")
     if reasons:
-        return finding(
-            level="info",
-            subject=f"{len(reasons)} without the gate",
-            found=f"these acquire their locks in the task and occupy a slot while they wait: {abbreviate(reasons)}",
-            advice="Put @zk_locked above the other decorators of the body.",
+        return examined.info(
+            f"these acquire their locks in the task and occupy a slot while they wait: {abbreviate(reasons)}",
+            "Put @zk_locked above the other decorators of the body.",
         )
-    return finding(level="ok", subject="tasks", found="no task bypasses the gate")
+    return examined.ok("no task bypasses the gate")
 
 
 def _time_limits(tasks: Sequence[LockedTask]) -> Finding:
-    finding = partial(Finding, id="celery.time-limits")
     unlimited = [each.task.name for each in tasks if each.limit is None]
+    examined = Examination("celery.time-limits", f"{len(unlimited)} without" if unlimited else "time limits")
     if unlimited:
-        return finding(
-            level="info",
-            subject=f"{len(unlimited)} without",
-            found=f"these may hold their locks for ever: {abbreviate(unlimited)}",
-            advice="Set their time_limit, or CELERY_TASK_TIME_LIMIT.",
+        return examined.info(
+            f"these may hold their locks for ever: {abbreviate(unlimited)}",
+            "Set their time_limit, or CELERY_TASK_TIME_LIMIT.",
         )
-    return finding(level="ok", subject="time limits", found="every task with a lock has a time limit")
+    return examined.ok("every task with a lock has a time limit")
 
 
 def _visibility(tasks: Sequence[LockedTask], visibility: float | None, wait: float) -> Finding:
-    finding = partial(Finding, id="celery.visibility-timeout")
+    examined = Examination("celery.visibility-timeout", "none" if visibility is None else f"{visibility:g} s")
     if visibility is None:
-        return finding(level="ok", subject="none", found="the broker has no visibility timeout")
-    subject = f"{visibility:g} s"
+        return examined.ok("the broker has no visibility timeout")
     # Without the gate the whole timeout is available to the task.
     late = [
         each.task.name
@@ -200,84 +198,125 @@ def _visibility(tasks: Sequence[LockedTask], visibility: float | None, wait: flo
         if each.task.acks_late and (each.limit or 0) > visibility - (0.0 if each.bypass else wait)
     ]
     if late:
-        return finding(
-            level="warning",
-            subject=subject,
-            found=f"with acks_late these may run longer than the rest of it after {wait:g} s at the gate, and are then "
+        return examined.warning(
+            f"with acks_late these may run longer than the rest of it after {wait:g} s at the gate, and are then "
             f"delivered again while they run: {abbreviate(late)}",
-            advice="Set a shorter time_limit, a longer visibility timeout of the broker (RabbitMQ: consumer_timeout), "
+            "Set a shorter time_limit, a longer visibility timeout of the broker (RabbitMQ: consumer_timeout), "
             "or a smaller CELERY_ZKLOCK_GATE_MAX_WAIT.",
         )
-    return finding(level="ok", subject=subject, found="no task with acks_late has a longer time limit")
+    return examined.ok("no task with acks_late has a longer time limit")
 
 
 def _countdowns(tasks: Sequence[LockedTask], visibility: float | None, wait: float) -> Finding:
-    finding = partial(Finding, id="celery.countdowns")
-    if visibility is None:
-        return finding(level="ok", subject="none", found="the broker has no visibility timeout")
-    left = max(0.0, visibility - wait)
-    subject = f"{left:g} s"
+    left = None if visibility is None else max(0.0, visibility - wait)
+    examined = Examination("celery.countdowns", "none" if left is None else f"{left:g} s")
+    if left is None:
+        return examined.ok("the broker has no visibility timeout")
     late = [f"{each.task.name} ({each.delay:g} s)" for each in tasks if each.delay > left]
     if late:
-        return finding(
-            level="warning",
-            subject=subject,
-            found=f"the countdown of these is longer than the rest of the visibility timeout after {wait:g} s at the "
-            f"gate: {abbreviate(late)}",
-            advice="Set a shorter countdown, retry_backoff_max or RetryLater(max_delay=...), or a longer visibility "
-            "timeout of the broker (RabbitMQ: consumer_timeout).",
+        return examined.warning(
+            f"the countdown of these is longer than the rest of the visibility timeout after {wait:g} s at the gate: "
+            f"{abbreviate(late)}",
+            "Set a shorter countdown, retry_backoff_max or RetryLater(max_delay=...), or a longer visibility timeout "
+            "of the broker (RabbitMQ: consumer_timeout).",
         )
-    return finding(level="ok", subject=subject, found="no known countdown is longer")
+    return examined.ok("no known countdown is longer")
 
 
 def _max_wait(app: Any, visibility: float | None) -> Finding:
-    finding = partial(Finding, id="celery.max-wait")
+    setting = "CELERY_ZKLOCK_GATE_MAX_WAIT"
     chosen = app.conf.get("zklock_gate_max_wait")
+    examined = Examination("celery.max-wait", setting if chosen is None else f"{setting} {float(chosen):g} s")
     if chosen is None:
-        return finding(
-            level="ok",
-            subject="CELERY_ZKLOCK_GATE_MAX_WAIT",
-            found="is not set: tasks wait at the gate for at most half of the visibility timeout",
-        )
-    subject = f"CELERY_ZKLOCK_GATE_MAX_WAIT {float(chosen):g} s"
+        return examined.ok("is not set: tasks wait at the gate for at most half of the visibility timeout")
     if visibility is not None and float(chosen) > visibility / 2:
-        return finding(
-            level="warning",
-            subject=subject,
-            found=f"more than half of the visibility timeout of {visibility:g} s: the rest after the wait may be too "
-            "short for a countdown or for a task with acks_late, which is then delivered again",
-            advice="Set at most half of the visibility timeout, or remove the setting.",
+        return examined.warning(
+            f"more than half of the visibility timeout of {visibility:g} s: the rest after the wait may be too short "
+            "for a countdown or for a task with acks_late, which is then delivered again",
+            "Set at most half of the visibility timeout, or remove the setting.",
         )
-    return finding(level="ok", subject=subject, found="at least the same time remains for the task itself")
+    return examined.ok("at least the same time remains for the task itself")
 
 
 def _delivery_limits(limited: Sequence[str]) -> Finding:
-    finding = partial(Finding, id="celery.delivery-limits", subject="queues")
+    examined = Examination("celery.delivery-limits", "queues")
     if limited:
-        return finding(
-            level="info",
-            found="these discard a message after too many deliveries without an acknowledgement, since RabbitMQ 4.0 by "
+        return examined.info(
+            "these discard a message after too many deliveries without an acknowledgement, since RabbitMQ 4.0 by "
             f"default after 20: {abbreviate(limited)}; each shutdown and each lost connection counts as a delivery "
             "for all waiting tasks",
-            advice="Set their x-dead-letter-exchange, or an x-delivery-limit of -1 (RabbitMQ 4).",
+            "Set their x-dead-letter-exchange, or an x-delivery-limit of -1 (RabbitMQ 4).",
         )
-    return finding(level="ok", found="no known queue limits deliveries")
+    return examined.ok("no known queue limits deliveries")
 
 
 def _session_timeout(session_timeout: float, tasks: Sequence[LockedTask], visibility: float | None) -> Finding:
-    finding = partial(Finding, id="celery.session-timeout", subject=f"session timeout {session_timeout:g} s")
+    examined = Examination("celery.session-timeout", f"session timeout {session_timeout:g} s")
     if visibility is not None and session_timeout >= visibility:
-        return finding(
-            level="warning",
-            found=f"the broker delivers a task again after {visibility:g} s, when the lock of a dead worker may still "
-            "be held",
-            advice="Set a shorter SESSION_TIMEOUT, or a longer visibility timeout.",
+        return examined.warning(
+            f"the broker delivers a task again after {visibility:g} s, when the lock of a dead worker may still be "
+            "held",
+            "Set a shorter SESSION_TIMEOUT, or a longer visibility timeout.",
         )
     shorter = [each.task.name for each in tasks if each.limit is not None and each.limit < session_timeout]
     if shorter:
-        return finding(
-            level="info",
-            found=f"when a host fails, the locks of these stay longer than the tasks may run: {abbreviate(shorter)}",
-            advice="Set a shorter SESSION_TIMEOUT if waiters cannot wait that long.",
+        return examined.info(
+            f"when a host fails, the locks of these stay longer than the tasks may run: {abbreviate(shorter)}",
+            "Set a shorter SESSION_TIMEOUT if waiters cannot wait that long.",
         )
-    return finding(level="ok", found="no task has a shorter time limit")
+    return examined.ok("no task has a shorter time limit")
+
+
+def _query_workers(app: Any) -> dict[str, Any]:
+    with app.connection_for_write() as connection:
+        connection.ensure_connection(max_retries=1, interval_start=0)
+        replies = app.control.broadcast("zklock_gate", reply=True, timeout=ANSWER_TIMEOUT, connection=connection)
+    return {name: answer for reply in replies or () for name, answer in reply.items()}
+
+
+def _broker(error: Exception | None) -> Finding:
+    examined = Examination("celery.broker", "broker")
+    if error is None:
+        return examined.ok("reachable")
+    found = f"the workers could not be queried: {error}"
+    return examined.warning(found, "Check CELERY_BROKER_URL, and whether the broker runs.")
+
+
+def _workers(app: Any, replies: dict[str, Any], terminated: Sequence[str]) -> Iterator[Finding]:
+    """Yield a finding for each worker; ``terminated`` are the tasks with ``on_lost="terminate"``."""
+    for name, answer in sorted(replies.items()):
+        yield _worker(app, name, answer, terminated)
+    if not replies:
+        yield Examination("celery.workers", "no worker").info(
+            f"no worker answered within {ANSWER_TIMEOUT:g} s",
+            "Start a worker. A worker with the solo pool cannot answer while a task runs.",
+        )
+
+
+def _worker(app: Any, name: str, answer: Any, terminated: Sequence[str]) -> Finding:
+    examined = Examination("celery.workers", name)
+    if not isinstance(answer, dict) or "gate" not in answer:
+        return examined.warning(
+            "does not know of the gate: its tasks wait for locks in their slots",
+            "Add django_zklock to INSTALLED_APPS of its project, or update it there, and restart the worker.",
+        )
+    pool = answer.get("pool")
+    if not answer["gate"] and is_wanted(app) and pool != "solo":
+        return examined.warning(
+            f"has no gate in its {pool} pool: its tasks wait for locks in their slots",
+            "Add django_zklock to INSTALLED_APPS of its project, and use the prefork pool with forked children, "
+            "or threads, gevent or eventlet.",
+        )
+    if terminated and pool != "prefork":
+        return examined.info(
+            f"in its {pool} pool no task has its own process, so on_lost='terminate' works like 'interrupt': "
+            f"{abbreviate(terminated)}",
+            "Use the prefork pool for tasks that must not outlive their lock.",
+        )
+    if answer["gate"]:
+        gate = "the gate"
+    elif pool == "solo":
+        gate = "no gate, because the solo pool runs tasks in the only thread"
+    else:
+        gate = "no gate, as configured"
+    return examined.ok(f"has {gate}, and a {pool} pool")

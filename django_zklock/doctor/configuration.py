@@ -1,4 +1,4 @@
-"""The setting ``ZKLOCK``: whether it can be read, what the system checks say, and whether access is secured."""
+"""The setting ``ZKLOCK``: what the system checks say of it, and whether access is secured."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from django.core import checks as django_checks
+from django.core.checks import ERROR
 
 from django_zklock import checks
-from django_zklock.doctor.finding import Finding, Level
+from django_zklock.doctor.finding import Examination, Finding
 from django_zklock.exceptions import ZkLockError
 from django_zklock.zk import requests
 from django_zklock.zk.pool import PoolOptions
@@ -23,36 +23,16 @@ ACL_TIMEOUT = 1.0
 WRITE_PERMISSIONS = set("cdwa")
 
 
-def readable(alias: str, options: PoolOptions) -> Finding:
-    """Return where the settings of ``alias`` point to."""
-    found = f"locks are under {options.root} at {options.connection.hosts}"
-    return Finding(id="settings.readable", level="ok", subject=alias, found=found)
-
-
-def unreadable(alias: str, error: Exception) -> Finding:
-    """Return why the settings of ``alias`` cannot be used."""
-    return Finding(
-        id="settings.readable",
-        level="error",
-        subject=alias,
-        found=str(error),
-        advice="Correct ZKLOCK; the reference of the settings says what it may contain.",
-    )
-
-
 def run_system_checks() -> Iterator[Finding]:
     """Yield the messages of the system checks for all aliases, except those that the project has silenced."""
-    finding = partial(Finding, id="settings.checks")
     # settings.readable covers E001, for the examined alias.
     messages = [each for each in checks.check_setting() if each.id != "django_zklock.E001" and not each.is_silenced()]
     for message in messages:
-        yield finding(level=_level(message), subject=str(message.id), found=str(message.msg), advice=message.hint or "")
+        examined = Examination("settings.checks", str(message.id))
+        report = examined.error if message.level >= ERROR else examined.warning
+        yield report(str(message.msg), message.hint or "")
     if not messages:
-        yield finding(level="ok", subject="ZKLOCK", found="the system checks report nothing")
-
-
-def _level(message: django_checks.CheckMessage) -> Level:
-    return "error" if message.level >= django_checks.ERROR else "warning"
+        yield Examination("settings.checks", "ZKLOCK").ok("the system checks report nothing")
 
 
 def examine_security(options: PoolOptions, connected: Session | None) -> Iterator[Finding]:
@@ -76,71 +56,55 @@ def _is_loopback(host: str) -> bool:
 
 
 def _tls(options: ConnectionOptions) -> Finding:
-    finding = partial(Finding, id="security.tls", subject="TLS")
+    examined = Examination("security.tls", "TLS")
     if options.use_tls and not options.tls_verify:
-        return finding(
-            level="warning",
-            found="TLS does not verify the servers' certificates: any host on the network path can act as ZooKeeper",
-            advice='Remove "VERIFY": False, and set "CA" to the authority of the certificates.',
+        return examined.warning(
+            "TLS does not verify the servers' certificates: any host on the network path can act as ZooKeeper",
+            'Remove "VERIFY": False, and set "CA" to the authority of the certificates.',
         )
     if options.use_tls:
-        return finding(level="ok", found="TLS is on")
+        return examined.ok("TLS is on")
     if is_loopback_only(options):
-        return finding(level="ok", found="TLS is off; all servers are on this host")
-    return finding(
-        level="warning",
-        found="TLS is off: any host on the network path can read everything, and acquire and break locks",
-        advice="Set TLS, or make sure that the network has no other users.",
+        return examined.ok("TLS is off; all servers are on this host")
+    return examined.warning(
+        "TLS is off: any host on the network path can read everything, and acquire and break locks",
+        "Set TLS, or make sure that the network has no other users.",
     )
 
 
 def _credentials(options: ConnectionOptions) -> Finding:
     used = [name for name, value in (("AUTH", options.auth), ("SASL", options.sasl)) if value]
-    finding = partial(Finding, id="security.credentials", subject=" and ".join(used) or "no credentials")
+    examined = Examination("security.credentials", " and ".join(used) or "no credentials")
     if used and not options.use_tls and not is_loopback_only(options):
-        return finding(
-            level="warning",
-            found="without TLS other hosts on the network path can read or guess the credentials",
-            advice="Set TLS.",
-        )
+        found = "without TLS other hosts on the network path can read or guess the credentials"
+        return examined.warning(found, "Set TLS.")
     found = "the credentials do not cross a network unencrypted" if used else "no credentials can be intercepted"
-    return finding(level="ok", found=found)
+    return examined.ok(found)
 
 
 def _acl(session: Session, root: str, options: ConnectionOptions) -> Finding:
-    finding = partial(Finding, id="security.acl", subject=root)
+    examined = Examination("security.acl", root)
+
+    def read() -> RequestScript[Sequence[str]]:
+        (entries,) = yield [partial(session.wire.acl_of, root)]
+        return list(entries)
+
     try:
-        entries = requests.run(
-            session, partial(_read_acl, session, root), action=f"read the ACL of {root}", timeout=ACL_TIMEOUT
-        )
+        entries = requests.run(session, read, action=f"read the ACL of {root}", timeout=ACL_TIMEOUT)
     except ZkLockError as error:
-        return finding(level="info", found=str(error), advice="Let these credentials read the ACL of ROOT.")
+        return examined.info(str(error), "Let these credentials read the ACL of ROOT.")
     world = {letter for entry in entries if _is_for_everyone(entry) for letter in entry.rpartition(":")[2]}
-    if world & WRITE_PERMISSIONS:
-        return _open(root, options)
-    found = "every client can read the locks, and only permitted clients can change them"
-    return finding(level="ok", found=found if world else "only permitted clients have access")
-
-
-def _open(root: str, options: ConnectionOptions) -> Finding:
+    if not world & WRITE_PERMISSIONS:
+        found = "every client can read the locks, and only permitted clients can change them"
+        return examined.ok(found if world else "only permitted clients have access")
+    found = "ROOT is open to the world: every client of ZooKeeper can acquire and break the locks"
     advice = 'Set AUTH or SASL, and "ACL": "creator", under a new ROOT.'
     if options.acl != "open":
         advice = "ROOT was created before ACL was set: choose a new ROOT, or change the ACL of it and all nodes below."
-    return Finding(
-        id="security.acl",
-        level="info" if is_loopback_only(options) else "warning",
-        subject=root,
-        found="ROOT is open to the world: every client of ZooKeeper can acquire and break the locks",
-        advice=advice,
-    )
+    return examined.info(found, advice) if is_loopback_only(options) else examined.warning(found, advice)
 
 
 def _is_for_everyone(entry: str) -> bool:
     # A network prefix of 0 bits contains every address.
     scheme, _, rest = entry.partition(":")
     return scheme == "world" or (scheme == "ip" and rest.rpartition(":")[0].endswith("/0"))
-
-
-def _read_acl(session: Session, root: str) -> RequestScript[Sequence[str]]:
-    (entries,) = yield [partial(session.wire.acl_of, root)]
-    return list(entries)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from django_zklock.doctor.configuration import is_loopback_only
-from django_zklock.doctor.finding import Finding
+from django_zklock.doctor.finding import Examination, Finding
 from django_zklock.zk.ops.ensemble import SUMMARY, WORDS, Configuration, Server
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.session import Session
@@ -37,19 +36,12 @@ def examine_servers(servers: Sequence[Server], options: ConnectionOptions) -> It
 
 
 def _server(server: Server, *, alone: bool) -> Finding:
-    finding = partial(Finding, id="ensemble.server", subject=server.address)
-    if server.role:
-        return finding(level="ok", found=_facts(server))
-    if SUMMARY in server.withheld:
-        return finding(level="info", found=server.problem, advice=ALLOW_WORDS)
-    return finding(
-        level="error" if alone else "warning",
-        found=server.problem,
-        advice="Start the server, or correct its address in HOSTS; check the firewall, TLS and the server's log.",
-    )
-
-
-def _facts(server: Server) -> str:
+    examined = Examination("ensemble.server", server.address)
+    if not server.role:
+        if SUMMARY in server.withheld:
+            return examined.info(server.problem, ALLOW_WORDS)
+        advice = "Start the server, or correct its address in HOSTS; check the firewall, TLS and the server's log."
+        return examined.error(server.problem, advice) if alone else examined.warning(server.problem, advice)
     latency = server.latency
     facts = {
         "version": server.version,
@@ -59,50 +51,40 @@ def _facts(server: Server) -> str:
         "outstanding requests": server.outstanding,
         "nodes": server.nodes,
     }
-    return ", ".join([str(server.role), *(f"{name} {fact}" for name, fact in facts.items() if fact is not None)])
+    known = [f"{name} {fact}" for name, fact in facts.items() if fact is not None]
+    return examined.ok(", ".join([server.role, *known]))
 
 
 def _words(servers: Sequence[Server]) -> Finding:
-    finding = partial(Finding, id="ensemble.words")
     withheld = [word for word in WORDS if any(word in server.withheld for server in servers)]
+    examined = Examination("ensemble.words", ", ".join(withheld or WORDS))
     if withheld:
-        return finding(
-            level="info",
-            subject=", ".join(withheld),
-            found="some servers do not allow these words, so sessions, ticks and limits are unknown",
-            advice=ALLOW_WORDS,
-        )
-    return finding(level="ok", subject=", ".join(WORDS), found="every server that answers allows these words")
+        found = "some servers do not allow these words, so sessions, ticks and limits are unknown"
+        return examined.info(found, ALLOW_WORDS)
+    return examined.ok("every server that answers allows these words")
 
 
 def _leader(servers: Sequence[Server]) -> Finding:
-    finding = partial(Finding, id="ensemble.leader")
     leaders = [server.address for server in servers if server.role == "leader"]
     standalone = [server.address for server in servers if server.role == "standalone"]
+    examined = Examination("ensemble.leader", ", ".join(leaders + standalone) or "HOSTS")
     if len(leaders) > 1 or (standalone and len(servers) > 1):
-        return finding(
-            level="error",
-            subject=", ".join(leaders + standalone),
-            found="these servers do not belong to one ensemble: two processes could hold the same lock",
-            advice="Set HOSTS to the servers of one ensemble, and list each of them in every zoo.cfg (server.N=…).",
+        return examined.error(
+            "these servers do not belong to one ensemble: two processes could hold the same lock",
+            "Set HOSTS to the servers of one ensemble, and list each of them in every zoo.cfg (server.N=…).",
         )
     if leaders or standalone:
-        found = "is the leader" if leaders else "is standalone and needs no leader"
-        return finding(level="ok", subject=(leaders + standalone)[0], found=found)
+        return examined.ok("is the leader" if leaders else "is standalone and needs no leader")
     if any(server.role for server in servers):
-        return finding(
-            level="info",
-            subject="HOSTS",
-            found="some servers follow a leader, but the leader is not among the servers that answered",
-            advice="Name all servers of the ensemble in HOSTS, and check those that do not answer.",
+        return examined.info(
+            "some servers follow a leader, but the leader is not among the servers that answered",
+            "Name all servers of the ensemble in HOSTS, and check those that do not answer.",
         )
     if any(SUMMARY in server.withheld for server in servers):
-        return finding(level="info", subject="HOSTS", found="no server reports its role", advice=ALLOW_WORDS)
-    return finding(
-        level="error",
-        subject="HOSTS",
-        found="no server that answered is part of a quorum, and without a quorum no lock can be acquired",
-        advice="Start the servers; a majority of them must run and reach each other.",
+        return examined.info("no server reports its role", ALLOW_WORDS)
+    return examined.error(
+        "no server that answered is part of a quorum, and without a quorum no lock can be acquired",
+        "Start the servers; a majority of them must run and reach each other.",
     )
 
 
@@ -110,49 +92,37 @@ def _size(servers: Sequence[Server], options: ConnectionOptions) -> Finding:
     voters = max((server.configuration.voters or 0 for server in servers if server.configuration), default=0)
     named = sum(server.role != "observer" for server in servers)
     count = max(voters, named)
-    finding = partial(Finding, id="ensemble.size", subject=f"{count} server" if count == 1 else f"{count} servers")
+    examined = Examination("ensemble.size", f"{count} server" if count == 1 else f"{count} servers")
     if [server.role for server in servers] == ["standalone"]:
-        return finding(
-            level="info" if is_loopback_only(options) else "warning",
-            found="a single server: no lock can be acquired while it restarts, and a lost disk loses everything",
-            advice="Run an ensemble of three servers in production.",
-        )
+        found = "a single server: no lock can be acquired while it restarts, and a lost disk loses everything"
+        advice = "Run an ensemble of three servers in production."
+        return examined.info(found, advice) if is_loopback_only(options) else examined.warning(found, advice)
     if named < voters or named == 1:
-        return finding(
-            level="warning",
-            found="HOSTS does not name every server: if the named ones fail, clients cannot find the others",
-            advice="Name all servers of the ensemble in HOSTS.",
+        return examined.warning(
+            "HOSTS does not name every server: if the named ones fail, clients cannot find the others",
+            "Name all servers of the ensemble in HOSTS.",
         )
     if count == 2:
-        return finding(
-            level="warning",
-            found="if one server fails, there is no majority, and no lock can be acquired",
-            advice="Run three servers.",
-        )
+        found = "if one server fails, there is no majority, and no lock can be acquired"
+        return examined.warning(found, "Run three servers.")
     tolerance = f"{(count - 1) // 2} of them may fail"
     if count % 2 == 0:
-        return finding(
-            level="info",
-            found=f"{tolerance}, as with one server less: the last server adds no tolerance",
-            advice="Run an odd number of servers, or make one of them an observer.",
+        return examined.info(
+            f"{tolerance}, as with one server less: the last server adds no tolerance",
+            "Run an odd number of servers, or make one of them an observer.",
         )
-    return finding(level="ok", found=tolerance)
+    return examined.ok(tolerance)
 
 
 def _version(serving: Sequence[Server]) -> Finding:
     versions = sorted({server.version for server in serving if server.version}, key=_release)
-    finding = partial(Finding, id="ensemble.version", subject=", ".join(versions) or "unknown")
+    examined = Examination("ensemble.version", ", ".join(versions) or "unknown")
     if versions and _release(versions[0]) < MIN_VERSION:
-        return finding(
-            level="error",
-            found="ZooKeeper before 3.6 is not supported",
-            advice="Update the servers to a supported version of ZooKeeper.",
-        )
+        advice = "Update the servers to a supported version of ZooKeeper."
+        return examined.error("ZooKeeper before 3.6 is not supported", advice)
     if len(versions) > 1:
-        return finding(
-            level="warning", found="the servers have different versions", advice="Finish the update of the servers."
-        )
-    return finding(level="ok", found="all servers have one version")
+        return examined.warning("the servers have different versions", "Finish the update of the servers.")
+    return examined.ok("all servers have one version")
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -173,35 +143,31 @@ def examine_sessions(pool: Pool, connected: Session | None, servers: Sequence[Se
 def _pool(pool: Pool) -> Finding:
     sessions = pool.sessions()
     size = pool.options.size
-    finding = partial(
-        Finding,
-        id="pool.sessions",
-        subject=f"{len(sessions)} of at most {size} {'session' if size == 1 else 'sessions'} in this process",
-    )
+    noun = "session" if size == 1 else "sessions"
+    examined = Examination("pool.sessions", f"{len(sessions)} of at most {size} {noun} in this process")
     disconnected = [session.server for session in sessions if not session.connected]
     if disconnected:
-        return finding(
-            level="error",
-            found=f"not connected: {', '.join(disconnected)}",
-            advice="Check the servers. Locks of a session are lost when it has been disconnected for its timeout.",
+        return examined.error(
+            f"not connected: {', '.join(disconnected)}",
+            "Check the servers. Locks of a session are lost when it has been disconnected for its timeout.",
         )
     at = ", ".join(f"0x{session.id or 0:x} at {session.server}" for session in sessions)
-    return finding(level="ok", found=f"connected: {at}")
+    return examined.ok(f"connected: {at}")
 
 
 def _connect_timeout(options: PoolOptions, servers: int) -> Finding:
     share = options.connect_timeout / servers
     found = f"a call waits this long for ZooKeeper, so each server has {share:.2g} s to accept the connection"
-    finding = partial(Finding, id="pool.connect-timeout", subject=f"CONNECT_TIMEOUT {options.connect_timeout:g} s")
+    examined = Examination("pool.connect-timeout", f"CONNECT_TIMEOUT {options.connect_timeout:g} s")
     if share < MIN_CONNECT_SHARE:
         advice = f"Set at least {MIN_CONNECT_SHARE * servers:g} s, or a call may fail before it has tried every server."
-        return finding(level="warning", found=found, advice=advice)
-    return finding(level="ok", found=found)
+        return examined.warning(found, advice)
+    return examined.ok(found)
 
 
 def _session_timeout(session: Session, options: PoolOptions, configurations: Sequence[Configuration]) -> Finding:
     requested = options.connection.session_timeout
-    finding = partial(Finding, id="session.timeout", subject=f"SESSION_TIMEOUT {requested:g} s")
+    examined = Examination("session.timeout", f"SESSION_TIMEOUT {requested:g} s")
     limits = [
         f"{each.min_session_timeout:g} to {each.max_session_timeout:g} s"
         for each in configurations
@@ -209,32 +175,27 @@ def _session_timeout(session: Session, options: PoolOptions, configurations: Seq
     ]
     range_granted = f"; the servers grant {limits[0]}" if limits else ""
     if abs(session.timeout - requested) > ROUNDING:
-        return finding(
-            level="warning",
-            found=f"ZooKeeper has granted {session.timeout:g} s{range_granted}",
-            advice="Ask for what is granted, or change minSessionTimeout and maxSessionTimeout in zoo.cfg, which are 2 "
+        return examined.warning(
+            f"ZooKeeper has granted {session.timeout:g} s{range_granted}",
+            "Ask for what is granted, or change minSessionTimeout and maxSessionTimeout in zoo.cfg, which are 2 "
             "and 20 ticks by default.",
         )
-    return finding(level="ok", found=f"granted as requested{range_granted}")
+    return examined.ok(f"granted as requested{range_granted}")
 
 
 def _ticks(session: Session, servers: Sequence[Server], configurations: Sequence[Configuration]) -> Finding:
-    finding = partial(Finding, id="session.ticks", subject=f"session timeout {session.timeout:g} s")
+    examined = Examination("session.ticks", f"session timeout {session.timeout:g} s")
     if any(server.role == "standalone" for server in servers):
-        return finding(level="ok", found="a single server cannot lose followers")
+        return examined.ok("a single server cannot lose followers")
     ticks = [each.tick_time for each in configurations if each.tick_time]
     if not ticks:
-        return finding(
-            level="info",
-            found=f"the servers do not report tickTime; a session timeout should be at least {MIN_TICKS} ticks",
-            advice=ALLOW_WORDS,
-        )
+        found = f"the servers do not report tickTime; a session timeout should be at least {MIN_TICKS} ticks"
+        return examined.info(found, ALLOW_WORDS)
     minimum = MIN_TICKS * max(ticks)
     if session.timeout < minimum:
-        return finding(
-            level="warning",
-            found=f"less than {MIN_TICKS} ticks of {max(ticks):g} s: a holder that is cut off together with a leader "
+        return examined.warning(
+            f"less than {MIN_TICKS} ticks of {max(ticks):g} s: a holder that is cut off together with a leader "
             "may trust its lock slightly too long",
-            advice=f"Set SESSION_TIMEOUT to at least {minimum:g} s, or a smaller tickTime in zoo.cfg.",
+            f"Set SESSION_TIMEOUT to at least {minimum:g} s, or a smaller tickTime in zoo.cfg.",
         )
-    return finding(level="ok", found=f"at least {MIN_TICKS} ticks of {max(ticks):g} s")
+    return examined.ok(f"at least {MIN_TICKS} ticks of {max(ticks):g} s")

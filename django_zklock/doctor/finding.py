@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-MAX_NAMES = 10
+from django_zklock.zk.formatting import escape_controls
 
 Level = Literal["ok", "info", "warning", "error"]
 
@@ -34,7 +33,24 @@ class Finding:
     advice: str = ""
 
 
-def abbreviate(names: Sequence[str]) -> str:
-    """Return the first ten names and the number of the others."""
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+class Examination(NamedTuple):
+    """What is examined. Makes findings without control characters; those of all levels but "ok" have advice."""
+
+    id: str
+    subject: str
+
+    def ok(self, found: str) -> Finding:
+        return self._finding("ok", found)
+
+    def info(self, found: str, advice: str) -> Finding:
+        return self._finding("info", found, advice)
+
+    def warning(self, found: str, advice: str) -> Finding:
+        return self._finding("warning", found, advice)
+
+    def error(self, found: str, advice: str) -> Finding:
+        return self._finding("error", found, advice)
+
+    def _finding(self, level: Level, found: str, advice: str = "") -> Finding:
+        subject, found, advice = map(escape_controls, (self.subject, found, advice))
+        return Finding(id=self.id, level=level, subject=subject, found=found, advice=advice)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 MINUTE = 60
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
+
+MAX_NAMES = 10
 
 
 def escape_controls(text: str) -> str:
@@ -15,6 +19,12 @@ def escape_controls(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def abbreviate(names: Sequence[str]) -> str:
+    """Return the first ten names and the number of the others."""
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def format_duration(seconds: float) -> str:

@@ -17,7 +17,7 @@ from django_zklock.zk import node_data, paths
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import LockNodeData, Removal
-from django_zklock.zk.ops import actions, snapshots
+from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool
 from tests.support.any_server import Server
 from tests.support.queued_contenders import RULES, Standing
@@ -123,7 +123,7 @@ def test_remove__of_a_shortened_name(make_pool: MakePool, outsider: KazooClient)
     keep_line(outsider, held)
     take_away(pool, held)
     again = Lock(LONG, make_pool(session_timeout=1.5)).acquire(5)
-    (line,) = snapshots.all_locks(pool, timeout=5)
+    (line,) = search.find(pool, timeout=5)
     assert line.key == LONG
     take_away(pool, again, "twice")
     assert loss_of(again) == "its node was deleted: twice"

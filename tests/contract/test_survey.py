@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import paths
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
-from django_zklock.zk.ops import snapshots
+from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.pool import Pool
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
@@ -23,11 +25,11 @@ def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, onlooker: On
     with lock as held, Lock("a", pool):
         waiter = Runner(lambda: Lock("b/ü", make_pool()).acquire(timeout=10))
         onlooker.wait_count(lock.paths[0], 2)
-        found = snapshots.all_locks(pool, timeout=5)
+        found = search.find(pool, timeout=5)
         assert [line.key for line in found] == ["a", "b/ü"]
         line = snapshots.one_lock(pool, "b/ü", timeout=5)
         assert line == found[1]
-        (holder,), (waiting,) = line.holders, line.waiters
+        (holder,), (_holder, waiting) = line.holders, line.entries
         assert (holder.token, holder.path, holder.position) == (held.token, held.node, 0)
         assert holder.session_id == pool.sessions()[0].id
         assert holder.identity is not None
@@ -39,7 +41,7 @@ def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, onlooker: On
 
 def test_line__nobody(pool: Pool) -> None:
     """A lock without contenders, in a tree that may not exist, has an empty queue."""
-    assert snapshots.all_locks(pool, timeout=5) == []
+    assert search.find(pool, timeout=5) == []
     line = snapshots.one_lock(pool, "k", timeout=5)
     assert (line.key, line.entries, line.unknown_nodes) == ("k", (), ())
     with pytest.raises(ValueError, match="must not be empty"):
@@ -50,7 +52,7 @@ def test_lines__long_key(pool: Pool) -> None:
     """A key that is too long for a node name is returned whole."""
     key = "/%\n\N{PARTY POPPER}..\0" * 80
     with Lock(key, pool):
-        assert [line.key for line in snapshots.all_locks(pool, timeout=5)] == [key]
+        assert [line.key for line in search.find(pool, timeout=5)] == [key]
         assert snapshots.one_lock(pool, key, timeout=5).holders
 
 
@@ -63,7 +65,7 @@ def test_lines__hostile(pool: Pool, onlooker: Onlooker) -> None:
         onlooker.client.create(f"{root}/{name}/readme", b"\xff")
         node = f"{root}/{name}/_c_0f8fad5b-d9cb-469f-a165-70867728950e-lock-"
         onlooker.client.create(node, b'{"v":1,"host":"\\ud800","pid":1e999}', sequence=True)
-    found = snapshots.all_locks(pool, timeout=5)
+    found = search.find(pool, timeout=5)
     assert sorted(line.key for line in found) == sorted(["a%FF", "%41", shortened, "plain"])
     for line in found:
         assert line.unknown_nodes == ("readme",)
@@ -91,7 +93,7 @@ def test_lines__unreachable(make_pool: MakePool) -> None:
     pool = make_pool("127.0.0.1:1", connect_timeout=60.0)
     began = time.monotonic()
     with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1"):
-        snapshots.all_locks(pool, timeout=0.3)
+        search.find(pool, timeout=0.3)
     assert time.monotonic() - began < 0.3 + GRACE
 
 
@@ -99,5 +101,14 @@ def test_lines__refused(make_pool: MakePool) -> None:
     """A missing permission to read is an error that says so."""
     owner = make_pool(auth=[("digest", "billing:secret")], acl="creator")
     with Lock("k", owner), pytest.raises(ZkLockError, match="refused to list") as caught:
-        snapshots.all_locks(make_pool(), timeout=5)
+        search.find(make_pool(), timeout=5)
     assert not isinstance(caught.value, ZooKeeperUnavailable)
+
+
+def test_line__entry_refused(pool: Pool, outsider: KazooClient) -> None:
+    """So is a missing permission to read one node in a queue."""
+    acl = [ACL(Permissions.ALL & ~Permissions.READ, ANYONE_ID_UNSAFE)]
+    outsider.ensure_path(pool.path("k"))
+    outsider.create(f"{pool.path('k')}/lock-", acl=acl, ephemeral=True, sequence=True)
+    with pytest.raises(ZkLockError, match=r"refused to read .*NoAuthError"):
+        snapshots.one_lock(pool, "k", timeout=5)

@@ -17,7 +17,7 @@ import django_zklock
 from django_zklock import checks, conf, serializers
 from django_zklock.management.commands import zklock
 from django_zklock.management.subcommands import exit_codes, run, watch
-from django_zklock.management.subcommands._watch import Change, Event, event_json
+from django_zklock.management.subcommands._watch import Event, event_json
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import PoolOptions
@@ -145,13 +145,12 @@ def test_commands__json_names() -> None:
     """The tables list the names of the JSON, all of them and in their order."""
     identity = Identity(host="web1", pid=1, work=Work(kind="task", name="bill"))
     place = QueueEntry(
-        node="n", path="p", kind="exclusive", sequence=0, position=0, held=True, token=1, session_id=1, since=0.0,
+        node="n", path="p", kind="exclusive", position=0, held=True, token=1, session_id=1, since=0.0,
         identity=identity,
     )  # fmt: skip
     line = LockSnapshot(key="k", path="p", entries=(place,))
     lock = serializers.serialize_lock("default", line, 0.0)
-    change = Change(what="taken", snapshot=line, entry=place)
-    event = json.loads(event_json(Event(moment=datetime.now(UTC), what="taken", alias="default", change=change)))
+    event = json.loads(event_json("default", Event("taken", line, place), datetime.now(UTC)))
     text = sections("commands.md")["JSON"]
     tables = [re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE) for part in text.split("\nA")[1:]]
     assert tables == [list(lock), list(lock["places"][0]), list(lock["places"][0]["identity"]), list(event)]

@@ -22,11 +22,15 @@ def levels_in_code() -> dict[str, set[str]]:
     levels: dict[str, set[str]] = {}
     for source in SOURCES:
         for function in ast.parse(source.read_text(encoding="utf-8")).body:
-            given = [part for part in ast.walk(function) if isinstance(part, ast.keyword)]
-            for name in {ast.literal_eval(part.value) for part in given if part.arg == "id"}:
-                values = [value for part in given if part.arg == "level" for value in ast.walk(part.value)]
-                found = {str(value.value) for value in values if isinstance(value, ast.Constant)}
-                levels.setdefault(name, set()).update(found)
+            names = {
+                ast.literal_eval(part.args[0])
+                for part in ast.walk(function)
+                if isinstance(part, ast.Call) and ast.unparse(part.func) == "Examination"
+            }
+            assert len(names) <= 1
+            methods = {part.attr for part in ast.walk(function) if isinstance(part, ast.Attribute)}
+            for name in names:
+                levels.setdefault(name, set()).update(methods & set(LEVELS))
     return levels
 
 

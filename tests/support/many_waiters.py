@@ -16,7 +16,7 @@ from typing import Any
 
 from django_zklock.zk.listener import NullListener
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.ops import snapshots
+from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 
@@ -72,7 +72,7 @@ async def stand_in_line(first: Pool, pool: Pool, count: int) -> dict[str, object
     found |= {"most": memory("VmHWM") - start, "in order": order == list(range(count)), "served": len(order)}
     # The last release is answered before this one, and those before it too.
     (await Lock("warm", pool).aacquire(timeout=PATIENCE)).release(wait=True)
-    return found | {"left": [line.path for line in snapshots.all_locks(first, timeout=PATIENCE)]}
+    return found | {"left": [line.path for line in search.find(first, timeout=PATIENCE)]}
 
 
 def main(hosts: str, root: str, count: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
@@ -15,23 +16,9 @@ from django_zklock.management.subcommands import list as list_
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, INTERRUPTED
 
-
-class Subcommand(Protocol):
-    """The module of a subcommand.
-
-    ``run`` takes a terminal and the options that ``add_arguments`` has added, and returns the exit code.
-    """
-
-    HELP: str
-
-    @property
-    def add_arguments(self) -> Callable[[ArgumentParser], None]: ...
-
-    @property
-    def run(self) -> Callable[..., int]: ...
-
-
-SUBCOMMANDS: Mapping[str, Subcommand] = {
+# Each module has a text HELP, a function `add_arguments` that adds options to a parser, and a function `run` that takes
+# a terminal and these options and returns the exit code.
+SUBCOMMANDS: Mapping[str, ModuleType] = {
     module.__name__.rpartition(".")[2].rstrip("_"): module
     for module in (list_, show, watch, revoke, break_, prune, doctor, run, devserver)
 }
@@ -45,12 +32,9 @@ class _SubcommandParser(CommandParser):
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
         own = list(args or ())
-        command: list[str] = []
-        if "--" in own:
-            end = own.index("--")
-            own, command = own[:end], own[end + 1 :]
-        parsed, unknown = super().parse_known_args(own, namespace)
-        parsed.command = command
+        end = own.index("--") if "--" in own else len(own)
+        parsed, unknown = super().parse_known_args(own[:end], namespace)
+        parsed.command = own[end + 1 :]
         return parsed, unknown
 
 

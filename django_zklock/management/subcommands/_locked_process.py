@@ -11,21 +11,16 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+from django.core.management.base import CommandError
+
 from django_zklock import signals
+from django_zklock.management.subcommands.exit_codes import NOT_EXECUTABLE, NOT_FOUND
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # The exit code of a process that a signal ended is this plus the signal's number, as in a shell.
 SIGNAL_BASE = 128
-
-
-class CannotStartError(Exception):
-    """The command could not be started; ``status`` is the exit code of a shell in this case."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class LockedProcess:
@@ -70,7 +65,7 @@ class LockedProcess:
     def run(self, held: Held) -> int:
         """Run the command to its end and return its exit code; :attr:`loss` is set if the lock was lost meanwhile.
 
-        A signal that ended it is returned as 128 plus its number. Raises :exc:`CannotStartError`.
+        A signal that ended it is returned as 128 plus its number. Raises ``CommandError`` if it cannot be started.
         """
         with self._guard:
             if self.loss is not None:
@@ -100,9 +95,9 @@ class LockedProcess:
                 self._command, env=environment, start_new_session=True
             )
         except FileNotFoundError as error:
-            raise CannotStartError(f"{self._command[0]}: command not found", 127) from error
+            raise CommandError(f"{self._command[0]}: command not found", returncode=NOT_FOUND) from error
         except OSError as error:
-            raise CannotStartError(f"{self._command[0]}: {error.strerror}", 126) from error
+            raise CommandError(f"{self._command[0]}: {error.strerror}", returncode=NOT_EXECUTABLE) from error
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         process = self._process

@@ -10,7 +10,6 @@ import time
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
@@ -18,12 +17,11 @@ from typing import Any
 from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
 
-from django_zklock import serializers
-from django_zklock.zk.formatting import escape_controls, format_duration
+from django_zklock.serializers import serialize_lock
+from django_zklock.zk.formatting import abbreviate, escape_controls, format_duration
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
-# A table shows this number of unknown nodes and of ranges of positions; JSON has all.
-MAX_UNKNOWN_NODES = 10
+# A table shows this number of ranges of positions; JSON has all.
 MAX_RANGES = 3
 
 COLUMN_GAP = "  "
@@ -87,37 +85,13 @@ class Terminal:
         return sys.stdin.readline().strip()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """One column of a table; ``elastic``: may be cut to fit the terminal; ``coloured``: its words have styles."""
-
-    name: str
-    elastic: bool = False
-    coloured: bool = False
-
-
-ALIAS_COLUMN = Column(name="ALIAS")
-LOCK_COLUMNS = (
-    Column(name="KEY", elastic=True),
-    Column(name="STATE", coloured=True),
-    Column(name="KIND"),
-    Column(name="AGE"),
-    Column(name="WAITERS"),
-    Column(name="TOKEN"),
-    Column(name="HOLDER", elastic=True),
-)
-ENTRY_COLUMNS = (
-    Column(name="POSITION"),
-    Column(name="STATE", coloured=True),
-    Column(name="KIND"),
-    Column(name="AGE"),
-    Column(name="WAITS FOR"),
-    Column(name="HOLDER"),
-    # Last, what is copied rather than read: a terminal wraps the row here.
-    Column(name="SINCE (UTC)"),
-    Column(name="TOKEN"),
-    Column(name="NODE"),
-)
+LOCK_COLUMNS = ("ALIAS", "KEY", "STATE", "KIND", "AGE", "WAITERS", "TOKEN", "HOLDER")
+# At the end, what is copied rather than read: a terminal wraps the row there.
+ENTRY_COLUMNS = ("POSITION", "STATE", "KIND", "AGE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE")
+# Columns that may be cut to fit the terminal.
+ELASTIC = frozenset({"KEY", "HOLDER"})
+# The column whose words have styles.
+COLOURED = "STATE"
 
 Found = Mapping[str, Sequence[LockSnapshot]]
 """The locks that were found, by alias."""
@@ -126,11 +100,9 @@ Found = Mapping[str, Sequence[LockSnapshot]]
 def lock_table(found: Found, terminal: Terminal) -> str:
     """Return one row for each lock, with a column for the alias if there are several."""
     now = time.time()
-    columns: Sequence[Column] = (ALIAS_COLUMN, *LOCK_COLUMNS)
     rows = [(alias, *_lock_row(snapshot, now)) for alias, locks in found.items() for snapshot in locks]
-    if len(found) == 1:
-        columns, rows = columns[1:], [row[1:] for row in rows]
-    return table(columns, rows, width=terminal.width, styles=terminal.styles)
+    first = 1 if len(found) == 1 else 0
+    return table(LOCK_COLUMNS[first:], [row[first:] for row in rows], width=terminal.width, styles=terminal.styles)
 
 
 def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
@@ -142,7 +114,7 @@ def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
         if entry.revoked is not None:
             text += f"Position {entry.position}: release requested ({entry.revoked})\n"
     if snapshot.unknown_nodes:
-        text += f"Nodes of unknown recipes: {_join_names(snapshot.unknown_nodes)}\n"
+        text += f"Nodes of unknown recipes: {escape_controls(abbreviate(snapshot.unknown_nodes))}\n"
     return text
 
 
@@ -158,21 +130,17 @@ def locks_json(found: Found) -> str:
     """Return all locks with their queues as one JSON object; each lock is one line of text."""
     now = time.time()
     # Without indentation the encoder is much faster.
-    locks = [
-        _ascii_json(serializers.serialize_lock(alias, snapshot, now))
-        for alias, locks in found.items()
-        for snapshot in locks
-    ]
+    locks = [json.dumps(serialize_lock(alias, each, now)) for alias, several in found.items() for each in several]
     return '{"locks": [' + ",".join(f"\n  {lock}" for lock in locks) + ("\n" if locks else "") + "]}\n"
 
 
 def object_json(value: dict[str, Any]) -> str:
-    """Return one JSON object, indented."""
-    return _ascii_json(value, indent=2) + "\n"
+    """Return one JSON object, indented; pure ASCII contains no character that a terminal would interpret."""
+    return json.dumps(value, indent=2) + "\n"
 
 
 def table(
-    columns: Sequence[Column],
+    header: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
     width: int | None,
@@ -182,28 +150,24 @@ def table(
 
     With ``width`` long texts are cut so that a row fits. ``styles`` colours words, see :class:`Terminal`.
     """
-    header = [column.name for column in columns]
     sizes = [max(map(_display_width, texts)) for texts in zip(header, *rows, strict=True)]
     if width is None:
         # One text of a thousand characters must not pad every other row to that length.
         sizes = [min(size, MAX_WIDTH) for size in sizes]
     else:
-        elastic = [number for number, column in enumerate(columns) if column.elastic]
-        _shrink(sizes, elastic, sum(sizes) + len(COLUMN_GAP) * (len(sizes) - 1) - width)
-    coloured = [number for number, column in enumerate(columns) if column.coloured] if styles else []
+        elastic = [number for number, name in enumerate(header) if name in ELASTIC]
+        excess = sum(sizes) + len(COLUMN_GAP) * (len(sizes) - 1) - width
+        while excess > 0 and sizes[widest := max(elastic, key=sizes.__getitem__)] > MIN_WIDTH:
+            sizes[widest] -= 1
+            excess -= 1
+    coloured = header.index(COLOURED)
     lines = []
     for row in (header, *rows):
         cells = [_fit(cell, size, cut=width is not None) for cell, size in zip(row, sizes, strict=True)]
-        for number in coloured:
-            if row[number] in styles:
-                cells[number] = styles[row[number]](cells[number])
+        if row[coloured] in styles:
+            cells[coloured] = styles[row[coloured]](cells[coloured])
         lines.append(COLUMN_GAP.join(cells).rstrip())
     return "\n".join(lines) + "\n"
-
-
-def _ascii_json(value: dict[str, Any], indent: int | None = None) -> str:
-    # Pure ASCII contains no character that a terminal would interpret.
-    return json.dumps(value, ensure_ascii=True, indent=indent)
 
 
 def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
@@ -241,21 +205,6 @@ def _ranges(ranges: Sequence[tuple[int, int]]) -> str:
     if len(ranges) > MAX_RANGES:
         shown.append("…")
     return ", ".join(shown) or "-"
-
-
-def _join_names(names: Sequence[str]) -> str:
-    text = ", ".join(map(escape_controls, names[:MAX_UNKNOWN_NODES]))
-    return text if len(names) <= MAX_UNKNOWN_NODES else f"{text} and {len(names) - MAX_UNKNOWN_NODES} more"
-
-
-def _shrink(sizes: list[int], elastic: Sequence[int], excess: int) -> None:
-    """Take ``excess`` columns off the elastic sizes, always from the widest, and stop at the minimum."""
-    while excess > 0:
-        widest = max(elastic, key=lambda number: sizes[number])
-        if sizes[widest] <= MIN_WIDTH:
-            return
-        sizes[widest] -= 1
-        excess -= 1
 
 
 def _fit(text: str, size: int, *, cut: bool) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 from django_zklock import serializers
 from django_zklock.management.subcommands import _output
@@ -25,81 +25,62 @@ WRAP_OFF = "\x1b[?7l"
 WRAP_ON = "\x1b[?7h"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One change in a queue.
+class Event(NamedTuple):
+    """A change in a queue, or with ``note`` instead one of the connection to ZooKeeper.
 
     ``what`` is "taken" (granted without waiting, as far as seen), "handed over" (granted to a waiter), "released",
-    "joined", "left" (without having held) or "revoked" (release requested). ``snapshot`` is the queue that contains
-    ``entry``: after the change, or before it if the entry is gone.
+    "joined", "left" (without having held), "revoked" (release requested), "unreachable" or "reachable". ``snapshot`` is
+    the queue that contains ``entry``: after the change, or before it if the entry is gone.
     """
 
     what: str
-    snapshot: LockSnapshot
-    entry: QueueEntry
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """One record of the log: a change of a lock, or with ``note`` instead one of the connection to ZooKeeper."""
-
-    moment: datetime
-    what: str
-    alias: str
-    change: Change | None = None
+    snapshot: LockSnapshot | None = None
+    entry: QueueEntry | None = None
     note: str | None = None
 
-    @property
-    def time(self) -> str:
-        """The time at which the change was seen."""
-        return f"{self.moment:%Y-%m-%dT%H:%M:%SZ}"
 
-
-def diff(before: LockSnapshot | None, after: LockSnapshot | None) -> Iterator[Change]:
+def diff(before: LockSnapshot | None, after: LockSnapshot | None) -> Iterator[Event]:
     """Return the changes of one lock between two reads: removed entries first, then new and changed ones."""
     old, new = _by_node(before), _by_node(after)
-    if before is not None:
-        for node, entry in old.items():
-            if node not in new:
-                yield Change(what="released" if entry.held else "left", snapshot=before, entry=entry)
-    if after is not None:
-        for node, entry in new.items():
-            earlier = old.get(node)
-            if earlier is None:
-                yield Change(what="taken" if entry.held else "joined", snapshot=after, entry=entry)
-            elif entry.held and not earlier.held:
-                yield Change(what="handed over", snapshot=after, entry=entry)
-            if entry.revoked is not None and (earlier is None or earlier.revoked is None):
-                yield Change(what="revoked", snapshot=after, entry=entry)
+    for node, entry in old.items():
+        if node not in new:
+            yield Event("released" if entry.held else "left", before, entry)
+    for node, entry in new.items():
+        earlier = old.get(node)
+        if earlier is None:
+            yield Event("taken" if entry.held else "joined", after, entry)
+        elif entry.held and not earlier.held:
+            yield Event("handed over", after, entry)
+        if entry.revoked is not None and (earlier is None or earlier.revoked is None):
+            yield Event("revoked", after, entry)
 
 
-def event_text(event: Event) -> str:
+def event_text(event: Event, now: datetime) -> str:
     """Return time, event, key and contender, separated by tabs."""
-    change = event.change
-    if change is None:
-        return "\t".join((event.time, event.what, "-", event.note or ""))
-    contender = change.entry.owner
-    if event.what == "revoked":
-        contender += f": {change.entry.revoked}"
-    return "\t".join((event.time, event.what, escape_controls(change.snapshot.key), contender))
+    key, contender = "-", event.note or ""
+    if event.snapshot is not None and event.entry is not None:
+        key, contender = escape_controls(event.snapshot.key), event.entry.owner
+        if event.what == "revoked":
+            contender += f": {event.entry.revoked}"
+    return "\t".join((_timestamp(now), event.what, key, contender))
 
 
-def event_json(event: Event) -> str:
+def event_json(alias: str, event: Event, now: datetime) -> str:
     """Return one JSON object in ASCII."""
-    change, lock = event.change, {"alias": event.alias, "key": None, "path": None, "place": None}
-    if change is not None:
-        lock = serializers.serialize_change(event.alias, change.snapshot, change.entry, event.moment.timestamp())
-    return json.dumps({"time": event.time, "event": event.what, **lock, "note": event.note})
+    lock: dict[str, Any] = {"alias": alias, "key": None, "path": None, "place": None}
+    if event.snapshot is not None and event.entry is not None:
+        place = serializers.serialize_entry(event.snapshot, event.entry, now.timestamp())
+        lock |= {"key": event.snapshot.key, "path": event.snapshot.path, "place": place}
+    return json.dumps({"time": _timestamp(now), "event": event.what, **lock, "note": event.note})
 
 
 class EventLog:
     """Writes the changes since the last read of the locks that ``lock_filter`` matches; the first read is silent."""
 
     def __init__(
-        self, terminal: Terminal, alias: str, lock_filter: LockFilter, format_event: Callable[[Event], str]
+        self, terminal: Terminal, lock_filter: LockFilter, format_event: Callable[[Event, datetime], str]
     ) -> None:
         self._terminal = terminal
-        self._alias = alias
         self._lock_filter = lock_filter
         self._format_event = format_event
         self._before: dict[str, LockSnapshot] | None = None
@@ -110,28 +91,24 @@ class EventLog:
         now = datetime.now(UTC)
         if self._error:
             self._error = ""
-            self._write(now, "reachable", note="ZooKeeper can be read again")
+            self._write(Event("reachable", note="ZooKeeper can be read again"), now)
         after = {snapshot.path: snapshot for snapshot in locks}
         if self._before is not None:
             for path in sorted(self._before.keys() | after.keys()):
-                self._compare(now, self._before.get(path), after.get(path))
+                states = self._before.get(path), after.get(path)
+                if any(state and self._lock_filter.matches(state, now.timestamp()) for state in states):
+                    for event in diff(*states):
+                        self._write(event, now)
         self._before = after
 
     def show_error(self, error: str) -> None:
         """Write that ZooKeeper could not be read, once for each outage."""
         if not self._error:
-            self._write(datetime.now(UTC), "unreachable", note=error)
+            self._write(Event("unreachable", note=error), datetime.now(UTC))
         self._error = error
 
-    def _compare(self, now: datetime, before: LockSnapshot | None, after: LockSnapshot | None) -> None:
-        known = [snapshot for snapshot in (before, after) if snapshot is not None]
-        if any(self._lock_filter.matches(snapshot, now.timestamp()) for snapshot in known):
-            for change in diff(before, after):
-                self._write(now, change.what, change=change)
-
-    def _write(self, now: datetime, what: str, *, change: Change | None = None, note: str | None = None) -> None:
-        event = Event(moment=now, what=what, alias=self._alias, change=change, note=note)
-        self._terminal.write(self._format_event(event) + "\n")
+    def _write(self, event: Event, now: datetime) -> None:
+        self._terminal.write(self._format_event(event, now) + "\n")
 
 
 class LiveView:
@@ -152,14 +129,15 @@ class LiveView:
             self._text = _output.queue_table(locks[0], self._terminal)
         else:
             self._text = _output.lock_table({self._alias: locks}, self._terminal)
-        self._draw(f"{self._title}, read at {_now()} UTC, {self._interval}")
+        self._draw("read")
 
     def show_error(self, error: str) -> None:
         """Draw the error above the result of the last successful read."""
-        self._draw(f"{self._title}, not read at {_now()} UTC, {self._interval}", error)
+        self._draw("not read", error)
 
-    def _draw(self, *header: str) -> None:
-        rows = [*header, "", *self._text.splitlines()]
+    def _draw(self, what: str, *errors: str) -> None:
+        header = f"{self._title}, {what} at {datetime.now(UTC):%H:%M:%S} UTC, {self._interval}"
+        rows = [header, *errors, "", *self._text.splitlines()]
         height = shutil.get_terminal_size().lines
         # The cursor stays in the last row of the terminal.
         if len(rows) >= height:
@@ -172,5 +150,5 @@ def _by_node(snapshot: LockSnapshot | None) -> Mapping[str, QueueEntry]:
     return {entry.node: entry for entry in snapshot.entries} if snapshot else {}
 
 
-def _now() -> str:
-    return f"{datetime.now(UTC):%H:%M:%S}"
+def _timestamp(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"

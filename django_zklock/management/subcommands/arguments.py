@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.zk import waiting
+from django_zklock.zk.formatting import DAY, HOUR, MINUTE
 from django_zklock.zk.ops.search import COLUMNS, KINDS, STATES, LockFilter, Ordering
 
 if TYPE_CHECKING:
     # The base class of parsers and of argument groups.
     from argparse import _ActionsContainer
 
-UNITS = {"s": 1, "m": 60, "h": 60 * 60, "d": 24 * 60 * 60}
+UNITS = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY}
 
 
 def add_alias(parser: _ActionsContainer) -> None:
@@ -26,18 +28,16 @@ def add_alias(parser: _ActionsContainer) -> None:
     )
 
 
-def add_key(parser: ArgumentParser) -> None:
-    """Add the argument for the key of a lock."""
+def add_lock(parser: ArgumentParser) -> None:
+    """Add the argument for the key of a lock, and the option for its ensemble."""
     parser.add_argument("key", metavar="KEY")
+    add_alias(parser)
 
 
-def add_node(parser: ArgumentParser) -> None:
-    """Add the option that chooses one of several holders."""
+def add_holder(parser: ArgumentParser) -> None:
+    """Add what names a lock and chooses one of several holders, and the reason that the holder will read."""
+    add_lock(parser)
     parser.add_argument("--node", metavar="NODE", help="only the holder with this node, as shown by `show`")
-
-
-def add_reason(parser: ArgumentParser) -> None:
-    """Add the option for the reason that the holder will read."""
     parser.add_argument("--reason", metavar="TEXT", help="why; shown to the holder (default: ask on a terminal)")
 
 
@@ -47,7 +47,7 @@ def add_format(parser: ArgumentParser) -> None:
 
 
 def add_filters(parser: ArgumentParser) -> None:
-    """Add the options that filter, sort and limit locks; see :func:`lock_filter` and :func:`ordering`."""
+    """Add the options that filter, sort and limit locks; see :func:`parse_filters`."""
     parser.add_argument("--state", choices=STATES, default="", help="only locks in this state")
     parser.add_argument("--kind", choices=KINDS, default="", help="only locks with a contender of this kind")
     parser.add_argument("--host", metavar="TEXT", default="", help="only locks with a contender on such a host")
@@ -64,16 +64,11 @@ def add_filters(parser: ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="NUMBER", type=count, help="at most this number of locks")
 
 
-def lock_filter(
-    pattern: str | None, *, state: str, kind: str, host: str, task: str, older_than: float, **_options: Any
-) -> LockFilter:
-    """Return the filter that the options of :func:`add_filters` describe, with a pattern for the key."""
-    return LockFilter(key=pattern or "", state=state, kind=kind, host=host, task=task, older=older_than)
-
-
-def ordering(*, sort: str, reverse: bool, **_options: Any) -> Ordering:
-    """Return the order that the options of :func:`add_filters` describe."""
-    return Ordering(column=sort, reverse=reverse)
+def parse_filters(pattern: str | None, options: Mapping[str, Any]) -> tuple[LockFilter, Ordering]:
+    """Return the filter and the order that the options of :func:`add_filters` describe, with a pattern for the key."""
+    conditions = {name: options[name] for name in ("state", "kind", "host", "task")}
+    lock_filter = LockFilter(key=pattern or "", older=options["older_than"], **conditions)
+    return lock_filter, Ordering(column=options["sort"], reverse=options["reverse"])
 
 
 def seconds(text: str) -> float | None:

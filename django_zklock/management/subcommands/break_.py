@@ -13,8 +13,7 @@ from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, FOUND_PROBLEM, OK
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.ops import actions, snapshots
-from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
-from django_zklock.zk.pool import Pool
+from django_zklock.zk.ops.snapshots import QueueEntry
 
 HELP = "take a lock away from its holder, without stopping the holder's work"
 
@@ -25,10 +24,7 @@ Stop it first, or request its release: manage.py zklock revoke
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    arguments.add_key(parser)
-    arguments.add_alias(parser)
-    arguments.add_node(parser)
-    arguments.add_reason(parser)
+    arguments.add_holder(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
@@ -46,25 +42,22 @@ def run(
         message = f"lock {escape_controls(key)} has {len(holders)} holders; choose one by its node, with --node"
         raise CommandError(message, returncode=COULD_NOT_RUN)
     terminal.write(WARNING)
-    why = _common.require_reason(reason, terminal)
+    reason = _common.require_reason(reason, terminal)
     if not yes and not _confirmed(holders[0], terminal):
         terminal.write("Nothing was broken.\n")
         return FOUND_PROBLEM
-    return _break(terminal, pool, snapshot, holders[0], f"broken by {_common.operator()}: {why}")
-
-
-def _confirmed(holder: QueueEntry, terminal: Terminal) -> bool:
-    return terminal.ask(f'Break the lock of {holder.owner}? Type "yes": ') == "yes"
-
-
-def _break(terminal: Terminal, pool: Pool, snapshot: LockSnapshot, holder: QueueEntry, why: str) -> int:
-    timeout = pool.options.connect_timeout
+    holder, timeout = holders[0], pool.options.connect_timeout
+    why = f"broken by {_common.operator()}: {reason}"
     with _common.as_command_errors():
         try:
             actions.break_lock(pool, holder.path, token=holder.token, why=why, timeout=timeout)
         except NotHeld as error:
             terminal.write(f"Nothing was broken: {_common.one_line(error)}.\n")
-            _common.write_holders(snapshots.one_lock(pool, snapshot.key, timeout=timeout), terminal)
+            _common.write_holders(snapshots.one_lock(pool, key, timeout=timeout), terminal)
             return FOUND_PROBLEM
-    terminal.write(f"Lock {escape_controls(snapshot.key)} was broken; it was held by {holder.owner}.\n")
+    terminal.write(f"Lock {escape_controls(key)} was broken; it was held by {holder.owner}.\n")
     return OK
+
+
+def _confirmed(holder: QueueEntry, terminal: Terminal) -> bool:
+    return terminal.ask(f'Break the lock of {holder.owner}? Type "yes": ') == "yes"

@@ -10,11 +10,10 @@ from django_zklock.management.subcommands._common import one_line
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, OK
 from django_zklock.testing import serve
-from django_zklock.testing.serve import add_arguments
-
-__all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "run a ZooKeeper for development, in memory, until Ctrl-C"
+
+add_arguments = serve.add_arguments
 
 
 def run(terminal: Terminal, *, host: str, port: int, allow_remote: bool, **_options: Any) -> int:

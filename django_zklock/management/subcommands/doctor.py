@@ -15,7 +15,6 @@ from django_zklock.management.subcommands.exit_codes import FOUND_PROBLEM, OK
 
 HELP = "examine everything that locks depend on, and say what to do"
 
-PROBLEM_LEVELS = frozenset({"warning", "error"})
 # The longest level and a gap.
 INDENT = " " * (max(map(len, doctor.LEVELS)) + 2)
 
@@ -34,7 +33,7 @@ def run(terminal: Terminal, *, using: str, format: str, **_options: Any) -> int:
             terminal.write(_text(finding, terminal))
     if format == "json":
         terminal.write(_output.object_json({"alias": using, "findings": [asdict(finding) for finding in findings]}))
-    return FOUND_PROBLEM if any(finding.level in PROBLEM_LEVELS for finding in findings) else OK
+    return FOUND_PROBLEM if any(finding.level in {"warning", "error"} for finding in findings) else OK
 
 
 def _text(finding: Finding, terminal: Terminal) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from django_zklock.exceptions import NotHeld
@@ -23,10 +23,7 @@ POLL_INTERVAL = 0.5
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    arguments.add_key(parser)
-    arguments.add_alias(parser)
-    arguments.add_node(parser)
-    arguments.add_reason(parser)
+    arguments.add_holder(parser)
     parser.add_argument(
         "--wait", metavar="SECONDS", type=arguments.seconds, default=0.0, help="wait until they have released it"
     )
@@ -46,31 +43,25 @@ def run(
     if not holders:
         return FOUND_PROBLEM
     why = f"asked by {_common.operator()}: {_common.require_reason(reason, terminal)}"
+    revoked = set()
     with _common.as_command_errors():
-        revoked = _revoke(terminal, pool, holders, why)
+        for entry in holders:
+            try:
+                actions.revoke(pool, entry.path, why, timeout=pool.options.connect_timeout)
+            except NotHeld:
+                terminal.write(f"Already released by {entry.owner}.\n")
+            else:
+                revoked.add(entry.node)
+                terminal.write(f"Release requested from {entry.owner}. The holder decides when to release.\n")
         if wait == 0:
             return OK
-        remaining = _wait(pool, key, {entry.node for entry in revoked}, Deadline.after(wait))
+        remaining = _wait(pool, key, revoked, Deadline.after(wait))
     for entry in remaining:
         terminal.write(f"Still held by {entry.owner}.\n")
     if remaining:
         return FOUND_PROBLEM
     terminal.write("All of them have released the lock.\n")
     return OK
-
-
-def _revoke(terminal: Terminal, pool: Pool, holders: Sequence[QueueEntry], why: str) -> list[QueueEntry]:
-    """Return the holders that got the request."""
-    revoked = []
-    for entry in holders:
-        try:
-            actions.revoke(pool, entry.path, why, timeout=pool.options.connect_timeout)
-        except NotHeld:
-            terminal.write(f"Already released by {entry.owner}.\n")
-        else:
-            revoked.append(entry)
-            terminal.write(f"Release requested from {entry.owner}. The holder decides when to release.\n")
-    return revoked
 
 
 def _wait(pool: Pool, key: str, nodes: Collection[str], deadline: Deadline) -> list[QueueEntry]:

@@ -13,32 +13,28 @@ from django.core.management.base import CommandError
 from django_zklock import signals
 from django_zklock.connections import connections
 from django_zklock.exceptions import LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
-from django_zklock.management.subcommands import _common, arguments
-from django_zklock.management.subcommands._common import one_line
-from django_zklock.management.subcommands._locked_process import CannotStartError, LockedProcess
+from django_zklock.management.subcommands import _common, arguments, exit_codes
+from django_zklock.management.subcommands._locked_process import LockedProcess
 from django_zklock.management.subcommands._output import Terminal
-from django_zklock.management.subcommands.exit_codes import (
-    CONFLICT,
-    COULD_NOT_RUN,
-    LOST,
-    NOT_EXECUTABLE,
-    NOT_FOUND,
-    UNAVAILABLE,
-)
 from django_zklock.zk.formatting import escape_controls
-from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 
 HELP = "run a command under a lock"
 
 DEFAULT_GRACE = 10.0
+# The exit code for each error of acquiring the lock; the nearest base class counts.
+FAILURES = {
+    LockTimeout: exit_codes.CONFLICT,
+    ZooKeeperUnavailable: exit_codes.UNAVAILABLE,
+    LockLost: exit_codes.LOST,
+    ZkLockError: exit_codes.COULD_NOT_RUN,
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s KEY [options] -- COMMAND [ARGUMENT ...]"
-    arguments.add_key(parser)
-    arguments.add_alias(parser)
+    arguments.add_lock(parser)
     parser.add_argument(
         "--timeout", type=arguments.seconds, metavar="SECONDS", help="how long to wait for the lock (default: for ever)"
     )
@@ -71,7 +67,7 @@ def run(
     _check_command(command)
     if on_conflict == "fail":
         if timeout is not None:
-            raise CommandError("--timeout has no meaning with --on-conflict fail", returncode=COULD_NOT_RUN)
+            raise CommandError("--timeout has no meaning with --on-conflict fail", returncode=exit_codes.COULD_NOT_RUN)
         timeout = 0
     with _common.as_command_errors():
         # Without the arguments: they may contain secrets, and every client can read this.
@@ -79,39 +75,28 @@ def run(
         lock = Lock(key, connections[using], listener=signals.listener, work=lambda: work)
     process = LockedProcess(command, lock=lock, grace=grace)
     with process.forwarding_signals():
-        held = _acquire(lock, timeout)
+        try:
+            held = lock.acquire(timeout)
+        except ZkLockError as error:
+            code = next(FAILURES[kind] for kind in type(error).__mro__ if kind in FAILURES)
+            raise CommandError(_common.one_line(error), returncode=code) from error
         try:
             status = process.run(held)
-        except CannotStartError as error:
-            raise CommandError(str(error), returncode=error.status) from error
         finally:
             # The release of a lost lock needs no confirmation, and ZooKeeper may not be reachable for one.
             held.release(wait=process.loss is None)
     if process.loss is not None:
         raise CommandError(
-            f"lock {escape_controls(key)} was lost while the command ran: {process.loss}", returncode=LOST
+            f"lock {escape_controls(key)} was lost while the command ran: {process.loss}", returncode=exit_codes.LOST
         )
     return status
-
-
-def _acquire(lock: Lock, timeout: float | None) -> Held:
-    try:
-        return lock.acquire(timeout)
-    except LockTimeout as error:
-        raise CommandError(one_line(error), returncode=CONFLICT) from error
-    except ZooKeeperUnavailable as error:
-        raise CommandError(one_line(error), returncode=UNAVAILABLE) from error
-    except LockLost as error:
-        raise CommandError(one_line(error), returncode=LOST) from error
-    except ZkLockError as error:
-        raise CommandError(one_line(error), returncode=COULD_NOT_RUN) from error
 
 
 def _check_command(command: Sequence[str]) -> None:
     """Raise ``CommandError`` for a command that cannot be started, before waiting for the lock."""
     if not command:
-        raise CommandError('give the command to run after "--"', returncode=COULD_NOT_RUN)
+        raise CommandError('give the command to run after "--"', returncode=exit_codes.COULD_NOT_RUN)
     if shutil.which(command[0]) is None:
         if os.path.sep in command[0] and os.path.exists(command[0]):  # noqa: PTH110 - may be any argument
-            raise CommandError(f"{command[0]}: not executable", returncode=NOT_EXECUTABLE)
-        raise CommandError(f"{command[0]}: command not found", returncode=NOT_FOUND)
+            raise CommandError(f"{command[0]}: not executable", returncode=exit_codes.NOT_EXECUTABLE)
+        raise CommandError(f"{command[0]}: command not found", returncode=exit_codes.NOT_FOUND)

@@ -17,8 +17,7 @@ HELP = "show the queue of one lock"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    arguments.add_key(parser)
-    arguments.add_alias(parser)
+    arguments.add_lock(parser)
     arguments.add_format(parser)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -18,17 +18,12 @@ from django_zklock.management.subcommands._watch import EventLog, LiveView
 from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, OK
 from django_zklock.zk import paths
 from django_zklock.zk.ops import search, snapshots
-from django_zklock.zk.ops.search import LockFilter, Ordering
-from django_zklock.zk.ops.snapshots import LockSnapshot
-from django_zklock.zk.pool import Pool
+from django_zklock.zk.ops.search import LockFilter
 
 HELP = "follow the changes of locks, until Ctrl-C"
 
 DEFAULT_INTERVAL = 2.0
 MIN_INTERVAL = 0.2
-
-ReadLocks = Callable[[float], Sequence[LockSnapshot]]
-"""Takes the timeout in seconds."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -56,38 +51,35 @@ def run(
     interval: float,
     **options: Any,
 ) -> int:
-    lock_filter = arguments.lock_filter(match, **options)
-    if key is not None and lock_filter != LockFilter():
+    lock_filter, ordering = arguments.parse_filters(match, options)
+    if key is not None and lock_filter != search.ALL:
         raise CommandError("filters have no meaning with KEY", returncode=COULD_NOT_RUN)
     with _common.as_command_errors():
         pool = connections[using]
         if key is not None:
             paths.check_key(key)
+    timeout = pool.options.connect_timeout
+    find = partial(search.find, pool, timeout=timeout)
     view: LiveView | EventLog
     if terminal.is_a_tty and format is None:
-        read = _reader(pool, key, lock_filter, arguments.ordering(**options), options["limit"])
+        find = partial(find, lock_filter, ordering, limit=options["limit"])
         view = LiveView(terminal, using, key, interval)
     else:
         # Only the key filters the read. A lock that stops matching another filter was not released, and one that
         # starts to match was not just taken: the log needs the states before and after.
-        read = _reader(pool, key, LockFilter(key=lock_filter.key), Ordering(), None)
-        view = EventLog(terminal, using, lock_filter, _watch.event_json if format == "json" else _watch.event_text)
+        find = partial(find, LockFilter(key=lock_filter.key))
+        format_event = partial(_watch.event_json, using) if format == "json" else _watch.event_text
+        view = EventLog(terminal, lock_filter, format_event)
     # An outage is shown and the watch goes on; wrong settings end it.
     with _common.as_command_errors(), suppress(KeyboardInterrupt):
         while not terminal.closed:
             next_read = time.monotonic() + interval
             try:
-                view.show(read(pool.options.connect_timeout))
+                view.show(find() if key is None else [snapshots.one_lock(pool, key, timeout=timeout)])
             except ZkLockError as error:
                 view.show_error(_common.one_line(error))
             time.sleep(max(0.0, next_read - time.monotonic()))
     return OK
-
-
-def _reader(pool: Pool, key: str | None, lock_filter: LockFilter, ordering: Ordering, limit: int | None) -> ReadLocks:
-    if key is not None:
-        return lambda timeout: [snapshots.one_lock(pool, key, timeout=timeout)]
-    return lambda timeout: search.find(pool, lock_filter, ordering, limit=limit, timeout=timeout)
 
 
 def _interval(text: str) -> float:

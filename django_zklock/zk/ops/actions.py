@@ -9,19 +9,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from django_zklock.exceptions import NotHeld
 from django_zklock.zk import formatting, node_data, paths, requests, wire
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.requests import Reply, Request, RequestScript
-from django_zklock.zk.session import Session
+from django_zklock.zk.requests import RequestScript
 from django_zklock.zk.waiting import Deadline
-
-if TYPE_CHECKING:
-    from django_zklock.zk.wire import KazooException, Wire, ZnodeStat
 
 logger = logging.getLogger("django_zklock.breaking")
 
@@ -43,9 +38,51 @@ def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float) -
         raise ValueError("say why the lock is taken away")
     lock, _, name = node.rpartition("/")
     session = pool.inspection()
-    script = _Break(session.wire, lock, Removal(node=name, why=why), token).script
+    removal = Removal(node=name, why=why)
+    # The node existed, and a deletion was sent whose reply may have been lost with the connection.
+    sent = False
+    # Whether to write the reason to the lock node in the same transaction.
+    with_note = True
+
+    def script() -> RequestScript[None]:
+        nonlocal sent, with_note
+        # The node may have been created through another server.
+        session.wire.sync(node)
+        try:
+            (_data, stat), (data, lock_stat) = yield [partial(session.wire.get, node), partial(session.wire.get, lock)]
+            if stat.czxid != token:
+                raise NotHeld(f"{node} is another one by now")
+            key = _key_in(data, lock) if with_note else None
+            sent = True
+            if key is None:
+                yield [partial(session.wire.delete, node, version=stat.version)]
+            else:
+                note = lock, LockNodeData(key=key, removal=removal).encode(), lock_stat.version
+                yield [partial(session.wire.delete_with_note, node, stat.version, note)]
+        except wire.NoNodeError as error:
+            if not sent:
+                raise NotHeld(f"{node} {_GONE}") from error
+        except wire.BadVersionError:
+            # The node was written meanwhile, by its owner or with a revoke request.
+            sent = False
+            yield from script()
+        except wire.NoAuthError:
+            # The missing permission may be that to write the note.
+            if not with_note:
+                raise
+            sent = with_note = False
+            yield from script()
+
     requests.run(session, script, action=f"delete {node}", timeout=timeout, mutates=True)
     logger.warning("event=removed path=%s node=%s token=%s reason=%r", lock, name, token, why)
+
+
+def _key_in(data: bytes, lock: str) -> str | None:
+    """Return the key in the data of the node ``lock``, maybe empty; ``None`` if another client wrote that data."""
+    written = node_data.decode_lock_node(data)
+    if written is None or (written.key and not paths.names_key(written.key, lock.rpartition("/")[2])):
+        return None
+    return written.key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,63 +111,6 @@ def last_break(pool: Pool, lock: str, *, timeout: float | None) -> LastBreak | N
         return None
     why = formatting.escape_controls(written.removal.why)
     return LastBreak(node=written.removal.node, why=why, at=stat.mtime / 1000.0)
-
-
-class _Break:
-    """The request script of one break; what it has to know after a reconnect is kept here."""
-
-    def __init__(self, connection: Wire, lock: str, removal: Removal, token: int) -> None:
-        self._wire = connection
-        self._lock = lock
-        self._removal = removal
-        self._node = f"{lock}/{removal.node}"
-        self._token = token
-        # The node existed, and a deletion was sent whose reply may have been lost with the connection.
-        self._sent = False
-        # Whether to write the reason to the lock node in the same transaction.
-        self._with_note = True
-
-    def script(self) -> RequestScript[None]:
-        # The node may have been created through another server.
-        self._wire.sync(self._node)
-        try:
-            (_data, stat), (data, lock_stat) = yield [
-                partial(self._wire.get, self._node),
-                partial(self._wire.get, self._lock),
-            ]
-            if stat.czxid != self._token:
-                raise NotHeld(f"{self._node} is another one by now")
-            self._sent = True
-            yield [self._deletion(stat, data, lock_stat)]
-        except wire.NoNodeError as error:
-            if not self._sent:
-                raise NotHeld(f"{self._node} {_GONE}") from error
-        except wire.BadVersionError:
-            # The node was written meanwhile, by its owner or with a revoke request.
-            yield from self._retry(with_note=self._with_note)
-        except wire.NoAuthError:
-            # The missing permission may be that to write the note.
-            if not self._with_note:
-                raise
-            yield from self._retry(with_note=False)
-
-    def _retry(self, *, with_note: bool) -> RequestScript[None]:
-        self._sent, self._with_note = False, with_note
-        yield from self.script()
-
-    def _deletion(self, stat: ZnodeStat, data: bytes, lock_stat: ZnodeStat) -> Request:
-        key = self._key(data) if self._with_note else None
-        if key is None:
-            return partial(self._wire.delete, self._node, version=stat.version)
-        note = self._lock, LockNodeData(key=key, removal=self._removal).encode(), lock_stat.version
-        return partial(self._wire.delete_with_note, self._node, stat.version, note)
-
-    def _key(self, data: bytes) -> str | None:
-        """Return the key in the data of the lock node, maybe empty; ``None`` if another client wrote that data."""
-        written = node_data.decode_lock_node(data)
-        if written is None:
-            return None
-        return written.key if not written.key or paths.names_key(written.key, self._lock.rpartition("/")[2]) else None
 
 
 def revoke(pool: Pool, node: str, why: str, *, timeout: float) -> None:
@@ -164,7 +144,7 @@ def find_idle(pool: Pool, *, timeout: float | None) -> list[str]:
     ZooKeeper deletes those that are containers, a while after the last node in them. It keeps the persistent nodes that
     other clients (kazoo) create, and containers that never had a node. A server does not tell which nodes are
     containers, so all are returned. Takes at most ``timeout`` seconds. Raises what
-    :func:`django_zklock.zk.ops.snapshots.all_locks` raises.
+    :func:`prune` raises.
     """
     deadline = Deadline.after(timeout)
     root = pool.options.root
@@ -172,7 +152,9 @@ def find_idle(pool: Pool, *, timeout: float | None) -> list[str]:
     names = snapshots.list_names(pool, timeout=deadline.remaining())
     script = partial(requests.read_many, session, [wire.Read(f"{root}/{name}") for name in names])
     found = requests.run(session, script, action=f"read what is in {root}", timeout=deadline.remaining())
-    return [name for name, outcome in zip(names, found, strict=True) if _is_idle(outcome)]
+    read = [(name, outcome[1]) for name, outcome in zip(names, found, strict=True) if isinstance(outcome, tuple)]
+    # An ephemeral node is no lock node.
+    return [name for name, stat in read if (stat.numChildren, stat.ephemeralOwner) == (0, 0)]
 
 
 def prune(pool: Pool, names: Sequence[str], *, timeout: float | None) -> list[str]:
@@ -183,32 +165,15 @@ def prune(pool: Pool, names: Sequence[str], *, timeout: float | None) -> list[st
     """
     root = pool.options.root
     session = pool.inspection()
-    script = partial(_prune, session, root, names)
+
+    def script() -> RequestScript[list[str]]:
+        gone: list[str] = []
+        for start in range(0, len(names), MAX_DELETIONS):
+            batch = names[start : start + MAX_DELETIONS]
+            deletions = [partial(session.wire.delete, f"{root}/{name}") for name in batch]
+            answers = yield [requests.or_error(each, wire.NoNodeError, wire.NotEmptyError) for each in deletions]
+            left = [isinstance(answer, wire.NotEmptyError) for answer in answers]
+            gone += (name for name, is_left in zip(batch, left, strict=True) if not is_left)
+        return gone
+
     return requests.run(session, script, action=f"delete what is in {root}", timeout=timeout, mutates=True)
-
-
-def _is_idle(outcome: Any) -> bool:
-    """Whether the node was read and has no children; an ephemeral node is no lock node."""
-    if not isinstance(outcome, tuple):
-        return False
-    stat: ZnodeStat = outcome[1]
-    return (stat.numChildren, stat.ephemeralOwner) == (0, 0)
-
-
-def _prune(session: Session, root: str, names: Sequence[str]) -> RequestScript[list[str]]:
-    gone: list[str] = []
-    for start in range(0, len(names), MAX_DELETIONS):
-        batch = names[start : start + MAX_DELETIONS]
-        answers = yield [partial(_delete_if_empty, session, f"{root}/{name}") for name in batch]
-        gone += (name for name, is_gone in zip(batch, answers, strict=True) if is_gone)
-    return gone
-
-
-def _delete_if_empty(session: Session, path: str, reply: Reply) -> None:
-    """Delete a node without children; the reply tells whether the node is gone."""
-
-    def answered(_value: Any, error: KazooException | None) -> None:
-        refusal = None if isinstance(error, (wire.NoNodeError, wire.NotEmptyError)) else error
-        reply(not isinstance(error, wire.NotEmptyError), refusal)
-
-    session.wire.delete(path, answered)

@@ -39,11 +39,10 @@ class Latency:
 class Configuration:
     """The configuration of a server, as far as it matters to clients. Times are seconds.
 
-    ``sync_limit`` is in ticks. It and ``voters``, the number of voting servers, are ``None`` for a standalone server.
+    ``voters``, the number of voting servers, is ``None`` for a standalone server.
     """
 
     tick_time: float | None = None
-    sync_limit: int | None = None
     min_session_timeout: float | None = None
     max_session_timeout: float | None = None
     voters: int | None = None
@@ -65,7 +64,6 @@ class Server:
     sessions: int | None = None
     outstanding: int | None = None
     nodes: int | None = None
-    zxid: int | None = None
     configuration: Configuration | None = None
     withheld: tuple[str, ...] = ()
     problem: str = ""
@@ -82,13 +80,12 @@ def servers(options: ConnectionOptions, *, timeout: float) -> list[Server]:
         for address in four_letter.addresses(options.hosts)
     ]
     return [
-        _server(_text(*address), {word: _answer(call, deadline, timeout) for word, call in calls.items()})
-        for address, calls in asked
+        _server(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            {word: _answer(call, deadline, timeout) for word, call in calls.items()},
+        )
+        for (host, port), calls in asked
     ]
-
-
-def _text(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _answer(call: DaemonCall[str], deadline: Deadline, timeout: float) -> str | Exception:
@@ -113,7 +110,6 @@ def _server(address: str, answers: Mapping[str, str | Exception]) -> Server:
         sessions=_number(counters.get("zk_global_sessions")),
         outstanding=_number(summary.get("Outstanding")),
         nodes=_number(summary.get("Node count")),
-        zxid=_zxid(summary),
         configuration=_configuration(settings) if "tickTime" in settings else None,
         withheld=tuple(word for word, answer in answers.items() if isinstance(answer, str) and _WITHHELD in answer),
         problem="" if role in ROLES else _problem(answers[SUMMARY]),
@@ -158,23 +154,15 @@ def _version(summary: Mapping[str, str]) -> str | None:
 
 
 def _latency(summary: Mapping[str, str]) -> Latency | None:
-    found = re.fullmatch(r"([0-9.]{1,18})/([0-9.]{1,18})/([0-9.]{1,18})", summary.get("Latency min/avg/max", ""))
-    try:
-        return Latency(minimum=float(found[1]), average=float(found[2]), maximum=float(found[3])) if found else None
-    except ValueError:  # more than one point
-        return None
-
-
-def _zxid(summary: Mapping[str, str]) -> int | None:
-    found = re.fullmatch(r"0x([0-9a-fA-F]{1,16})", summary.get("Zxid", ""))
-    return int(found[1], 16) if found else None
+    number = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)"
+    found = re.fullmatch("/".join([number] * 3), summary.get("Latency min/avg/max", ""))
+    return Latency(minimum=float(found[1]), average=float(found[2]), maximum=float(found[3])) if found else None
 
 
 def _configuration(settings: Mapping[str, str]) -> Configuration:
     members = [value for name, value in settings.items() if name.startswith("server.")]
     return Configuration(
         tick_time=_seconds(settings.get("tickTime")),
-        sync_limit=_number(settings.get("syncLimit")),
         min_session_timeout=_seconds(settings.get("minSessionTimeout")),
         max_session_timeout=_seconds(settings.get("maxSessionTimeout")),
         voters=sum(":observer" not in member for member in members) or None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -15,6 +16,7 @@ from django_zklock.zk.ops import snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import Pool
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 STATES = ("held", "contended", "revoked", "unknown")
@@ -128,13 +130,17 @@ COLUMNS: Mapping[str, Callable[[LockSnapshot], Any]] = {
 COLUMNS_IN_DATA = frozenset({"age", "token", "holder"})
 
 
+ALL = LockFilter()
+BY_KEY = Ordering()
+
+
 def find(
-    pool: Pool, lock_filter: LockFilter, ordering: Ordering, *, limit: int | None, timeout: float
+    pool: Pool, lock_filter: LockFilter = ALL, ordering: Ordering = BY_KEY, *, limit: int | None = None, timeout: float
 ) -> list[LockSnapshot]:
     """Read the locks in use that match, in that order, at most ``limit`` of them, each with its whole queue.
 
     ZooKeeper has ``timeout`` seconds to list the names of all locks, and again for each ten thousand queues. Raises
-    what :func:`django_zklock.zk.ops.snapshots.all_locks` raises.
+    ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, and ``ZkLockError`` if it refuses.
     """
     names = list(filter(lock_filter.matches_name, snapshots.list_names(pool, timeout=timeout)))
     locks = _in_batches(partial(snapshots.list_queues, pool, timeout=timeout), names)
@@ -148,6 +154,19 @@ def find(
         chosen = _in_batches(read, chosen)
     # Nodes may have been deleted since the queues were listed.
     return [lock for lock in chosen if lock.nodes or lock.unknown_nodes]
+
+
+def map_parallel(function: Callable[[A], T], arguments: Sequence[A]) -> list[T]:
+    """Return ``function`` of each argument, all called at the same time: the slowest ensemble determines the time.
+
+    Several calls run in threads of their own, so ``function`` must not open connections to Django's database: they
+    would stay open after the threads end.
+    """
+    if len(arguments) <= 1:
+        # In this thread, which Ctrl-C interrupts.
+        return [function(argument) for argument in arguments]
+    with ThreadPoolExecutor(len(arguments), "zklock-search") as threads:
+        return list(threads.map(function, arguments))
 
 
 def _in_batches(read: Callable[[Sequence[T]], list[LockSnapshot]], items: Sequence[T]) -> list[LockSnapshot]:

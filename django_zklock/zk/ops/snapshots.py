@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import takewhile
-from operator import attrgetter
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
 from django_zklock.zk import node_data, paths, queue, requests, rules, wire
@@ -44,7 +43,6 @@ class QueueEntry:
     node: str
     path: str
     kind: str
-    sequence: int
     position: int
     held: bool
     token: int
@@ -83,16 +81,11 @@ class LockSnapshot:
         """The holders among ``entries``."""
         return tuple(entry for entry in self.entries if entry.held)
 
-    @property
-    def waiters(self) -> tuple[QueueEntry, ...]:
-        """The waiters among ``entries``."""
-        return tuple(entry for entry in self.entries if not entry.held)
-
     @cached_property
     def holder_count(self) -> int:
         """The number of holders in the whole queue."""
         # Behind a waiter there are only waiters.
-        return sum(1 for _ in takewhile(lambda node: _holds(node, self._queue), self.nodes))
+        return sum(1 for _ in takewhile(lambda node: rules.RULES[node.kind].holds(node.name, self._queue), self.nodes))
 
     @property
     def waiter_count(self) -> int:
@@ -137,32 +130,17 @@ class LockSnapshot:
 
     def _find_spans(self, kinds: frozenset[Kind]) -> Iterator[Span]:
         """Yield all spans of nodes of these kinds."""
-        first = None
-        for position, node in enumerate(self.nodes):
-            if node.kind in kinds:
-                first = position if first is None else first
-            elif first is not None:
-                yield first, position - 1
-                first = None
-        if first is not None:
-            yield first, len(self.nodes) - 1
-
-
-def all_locks(pool: Pool, *, timeout: float) -> list[LockSnapshot]:
-    """Read every lock in use with its whole queue, in at most ``timeout`` seconds; return them sorted by key.
-
-    Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, and ``ZkLockError`` if it refuses.
-    """
-    deadline = Deadline.after(timeout)
-    found = list_queues(pool, list_names(pool, timeout=deadline.remaining()), timeout=deadline.remaining())
-    locks = read_entries(pool, found, timeout=deadline.remaining())
-    return sorted((lock for lock in locks if lock.nodes or lock.unknown_nodes), key=attrgetter("key"))
+        for wanted, span in groupby(enumerate(self.nodes), lambda numbered: numbered[1].kind in kinds):
+            if wanted:
+                positions = [position for position, _node in span]
+                yield positions[0], positions[-1]
 
 
 def one_lock(pool: Pool, key: str, *, timeout: float) -> LockSnapshot:
     """Read the queue of one lock in at most ``timeout`` seconds; it may be empty.
 
-    Raises what :func:`all_locks` raises, and ``ValueError`` for a key that cannot name a lock.
+    Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, ``ZkLockError`` if it refuses, ``ValueError``
+    for a key that cannot name a lock.
     """
     paths.check_key(key)
     deadline = Deadline.after(timeout)
@@ -176,7 +154,7 @@ def holders(pool: Pool, keys: Sequence[str], *, timeout: float) -> tuple[Identit
     """Return the identities of the owners that hold any of ``keys``, in at most ``timeout`` seconds.
 
     They come in the order of the keys, and those of one key in the order of its queue. An owner that holds more than
-    one of the keys counts once. Raises what :func:`all_locks` raises.
+    one of the keys counts once. Raises what :func:`one_lock` raises.
     """
     deadline = Deadline.after(timeout)
     names = [paths.escape(key) for key in keys]
@@ -195,31 +173,50 @@ def holders(pool: Pool, keys: Sequence[str], *, timeout: float) -> tuple[Identit
 
 
 def list_names(pool: Pool, *, timeout: float | None) -> list[str]:
-    """Return the sorted names of all lock nodes, in use or not; raises what :func:`all_locks` raises.
+    """Return the sorted names of all lock nodes, in use or not; raises what :func:`one_lock` raises.
 
     See :mod:`~django_zklock.zk.paths` for the relation of names and keys.
     """
     root = pool.options.root
     session = pool.inspection()
-    return sorted(requests.run(session, partial(_list_root, session, root), action=f"list {root}", timeout=timeout))
+
+    def script() -> RequestScript[list[str]]:
+        names: list[str] = []
+        # The locks may have been taken through other servers; without a sync the list may be older than this call.
+        session.wire.sync(root)
+        with suppress(wire.NoNodeError):
+            (names,) = yield [partial(session.wire.children, root)]
+        return names
+
+    return sorted(requests.run(session, script, action=f"list {root}", timeout=timeout))
 
 
 def list_queues(pool: Pool, names: Sequence[str], *, timeout: float | None) -> list[LockSnapshot]:
     """Read the queues of the locks with these names, without ``entries``; locks without any node are left out.
 
-    Raises what :func:`all_locks` raises.
+    Raises what :func:`one_lock` raises.
     """
     root = pool.options.root
     session = pool.inspection()
-    script = partial(_list, session, root, names)
-    found = requests.run(session, script, action=f"list what is in {root}", timeout=timeout)
-    return [_parse_queue(root, *listing) for listing in found if listing[1]]
+    # The data of a lock node is read only where its name does not contain the whole key.
+    shortened = [name for name in names if paths.is_shortened(name)]
+
+    def script() -> RequestScript[tuple[list[Any], list[Any]]]:
+        session.wire.sync(root)
+        children = yield from _read_many(session, [wire.Read(f"{root}/{name}", children=True) for name in names])
+        contents = yield from _read_many(session, [wire.Read(f"{root}/{name}") for name in shortened])
+        return children, contents
+
+    found, contents = requests.run(session, script, action=f"list what is in {root}", timeout=timeout)
+    data = {name: content[0] for name, content in zip(shortened, contents, strict=True) if content}
+    listings = zip(names, found, strict=True)
+    return [_parse_queue(root, name, children, data.get(name, b"")) for name, children in listings if children]
 
 
 def read_entries(
     pool: Pool, locks: Sequence[LockSnapshot], *, timeout: float | None, limit: int | None = None
 ) -> list[LockSnapshot]:
-    """Return ``locks`` with their first ``limit`` entries, by default with all; raises what :func:`all_locks` raises.
+    """Return ``locks`` with their first ``limit`` entries, by default with all; raises what :func:`one_lock` raises.
 
     Nodes that were deleted since the queues were listed are left out.
     """
@@ -227,40 +224,21 @@ def read_entries(
     # Where the sequence numbers are not reliable, the order is known only when every node is read.
     chosen = [lock.nodes[: limit if queue.sequence_is_reliable(lock.nodes) else None] for lock in locks]
     reads = [wire.Read(f"{lock.path}/{node.name}") for lock, nodes in zip(locks, chosen, strict=True) for node in nodes]
-    script = partial(requests.read_many, session, reads)
+    script = partial(_read_many, session, reads)
     outcomes = iter(requests.run(session, script, action=f"read what is in {pool.options.root}", timeout=timeout))
     return [
-        _add_entries(lock, [(node, _unless_refused(next(outcomes))) for node in nodes])
+        _add_entries(lock, [(node, next(outcomes)) for node in nodes])
         for lock, nodes in zip(locks, chosen, strict=True)
     ]
 
 
-def _list_root(session: Session, root: str) -> RequestScript[list[str]]:
-    names: list[str] = []
-    # The locks may have been taken through other servers; without a sync the list may be older than this call.
-    session.wire.sync(root)
-    with suppress(wire.NoNodeError):
-        (names,) = yield [partial(session.wire.children, root)]
-    return names
-
-
-def _list(session: Session, root: str, names: Sequence[str]) -> RequestScript[list[tuple[str, list[str], bytes]]]:
-    """Return the name of each lock, its children, and its data if the name does not contain the whole key."""
-    session.wire.sync(root)
-    listings = yield from requests.read_many(session, [wire.Read(f"{root}/{name}", children=True) for name in names])
-    shortened = [name for name in names if paths.is_shortened(name)]
-    contents = yield from requests.read_many(session, [wire.Read(f"{root}/{name}") for name in shortened])
-    data = {name: _unless_refused(content)[0] for name, content in zip(shortened, contents, strict=True) if content}
-    return [
-        (name, _unless_refused(listing) or [], data.get(name, b""))
-        for name, listing in zip(names, listings, strict=True)
-    ]
-
-
-def _unless_refused(outcome: Any) -> Any:
-    if isinstance(outcome, wire.KazooException):
-        raise outcome
-    return outcome
+def _read_many(session: Session, reads: Sequence[wire.Read]) -> RequestScript[list[Any]]:
+    """Return what was read, ``None`` for a node that does not exist; raise the first refusal."""
+    outcomes = yield from requests.read_many(session, reads)
+    for outcome in outcomes:
+        if isinstance(outcome, wire.KazooException):
+            raise outcome
+    return outcomes
 
 
 def _parse_queue(root: str, name: str, children: Sequence[str], data: bytes) -> LockSnapshot:
@@ -284,34 +262,26 @@ def _key(name: str, data: bytes) -> str:
 
 def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, ZnodeStat] | None]]) -> LockSnapshot:
     """Return ``lock`` with the entries of its first nodes, whose data is in ``found``."""
-    read = [(node, *content) for node, content in found if content is not None]
-    first = [node for node, _data, _stat in read]
+    contents = {node.name: content for node, content in found if content is not None}
+    first = [node for node, _content in found if node.name in contents]
     if not queue.sequence_is_reliable(first):
-        first = queue.sort_by_creation((node, stat.czxid) for node, _data, stat in read)
-    nodes = (*first, *lock.nodes[len(found) :])
-    order = Queue(nodes)
-    contents = {node.name: (data, stat) for node, data, stat in read}
-    entries = (_entry(lock.path, (node, *contents[node.name]), order, position) for position, node in enumerate(first))
-    return replace(lock, nodes=nodes, entries=tuple(entries))
-
-
-def _entry(path: str, content: tuple[Node, bytes, ZnodeStat], order: Queue, position: int) -> QueueEntry:
-    node, data, stat = content
-    return QueueEntry(
-        node=node.name,
-        path=f"{path}/{node.name}",
-        kind=node.kind.value,
-        sequence=node.sequence,
-        position=position,
-        held=_holds(node, order),
-        token=stat.czxid,
-        session_id=stat.ephemeralOwner,
-        since=stat.ctime / 1000.0,
-        identity=node_data.decode_identity(data),
-        limit=node.limit,
-        revoked=node_data.decode_revoke(data),
-    )
-
-
-def _holds(node: Node, order: Queue) -> bool:
-    return rules.RULES[node.kind].holds(node.name, order)
+        first = queue.sort_by_creation((node, contents[node.name][1].czxid) for node in first)
+    lock = replace(lock, nodes=(*first, *lock.nodes[len(found) :]))
+    entries = []
+    for position, node in enumerate(first):
+        data, stat = contents[node.name]
+        entry = QueueEntry(
+            node=node.name,
+            path=f"{lock.path}/{node.name}",
+            kind=node.kind.value,
+            position=position,
+            held=position < lock.holder_count,
+            token=stat.czxid,
+            session_id=stat.ephemeralOwner,
+            since=stat.ctime / 1000.0,
+            identity=node_data.decode_identity(data),
+            limit=node.limit,
+            revoked=node_data.decode_revoke(data),
+        )
+        entries.append(entry)
+    return replace(lock, entries=tuple(entries))

@@ -457,7 +457,7 @@ def test_sequence_end__exclusive(
     line = snapshots.one_lock(pools[1], "k", timeout=5)
     assert [place.token for place in line.entries] == sorted(place.token for place in line.entries)
     assert [place.path for place in line.holders] == [held.node]
-    numbers = [place.sequence for place in line.entries]
+    numbers = [node.sequence for node in line.nodes]
     assert numbers == [min(first + place, END_OF_NUMBERS) for place in range(13)]
     held.release()
     tokens = [waiter.result() for waiter in waiters]

@@ -11,7 +11,7 @@ from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import LockLost, LockTimeout, ZooKeeperUnavailable
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.ops import snapshots
+from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import boottime
 from tests.support.loss_recorder import Losses
@@ -110,11 +110,11 @@ def test_server_frozen__lease(own_zookeeper: ZooKeeper, make_pool: MakePool) -> 
 def test_lines__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     """With a frozen server too."""
     pool = make_pool(own_zookeeper.hosts, connect_timeout=60.0)
-    snapshots.all_locks(pool, timeout=5)
+    search.find(pool, timeout=5)
     own_zookeeper.pause()
     began = time.monotonic()
     with pytest.raises(ZooKeeperUnavailable, match=r"no answer within 0\.3 s"):
-        snapshots.all_locks(pool, timeout=0.3)
+        search.find(pool, timeout=0.3)
     assert time.monotonic() - began < 0.3 + GRACE
 
 

@@ -15,7 +15,7 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.background import TimerHandle
 from django_zklock.zk.listener import LockValue
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.ops import snapshots
+from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import semaphore
 from django_zklock.zk.wire.results import EncodingError, is_temporary
@@ -360,7 +360,7 @@ def test_survey(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None
     """Reading what is there goes on after a refusal."""
     held = Lock("k", pool).acquire(timeout=10)
     refusal = refusals.refuse("getChildren", "multiRead", "getData", times=3)
-    (line,) = snapshots.all_locks(pool, timeout=30)
+    (line,) = search.find(pool, timeout=30)
     assert line.key == "k"
     assert refusal.count == 3
     held.release(wait=True)
@@ -370,7 +370,7 @@ def test_survey__deadline(pool: Pool, refusals: Refusals) -> None:
     """If the refusals do not end, its own time does, and the error says what was refused."""
     refusals.refuse("getChildren", times=math.inf)
     with pytest.raises(ZooKeeperUnavailable, match=r"no answer but ThrottledOpError\(\) within 0\.5 s"):
-        snapshots.all_locks(pool, timeout=0.5)
+        search.find(pool, timeout=0.5)
 
 
 # An answer that says that the connection is not good.

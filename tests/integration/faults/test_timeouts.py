@@ -12,7 +12,7 @@ import pytest
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.ops import snapshots
+from django_zklock.zk.ops import search
 from django_zklock.zk.waiting import boottime
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE
@@ -35,7 +35,7 @@ def test_timeout__first_use(server: ZooKeeperServer, make_pool: MakePool) -> Non
     refused = server.faults.refuse()
     began = time.monotonic()
     first = waiting_in(Lock("k", pool))
-    survey_of_all = Runner(lambda: snapshots.all_locks(pool, timeout=30))
+    survey_of_all = Runner(lambda: search.find(pool, timeout=30))
     # Some time after the connect timeout.
     wait_until(lambda: time.monotonic() - began > 1)
     assert first.running

@@ -19,7 +19,7 @@ from services.port import LOOPBACK, free_port
 from django_zklock import doctor, zk_locked
 from django_zklock.connections import connections
 from django_zklock.contrib.celery import RetryLater
-from django_zklock.doctor import Finding, celery_workers
+from django_zklock.doctor import Finding
 from django_zklock.doctor import celery as celery_findings
 from tests.support.fake_four_letter import Talker
 
@@ -43,7 +43,7 @@ GRACE = 8.0
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """Return the current app during the test, with a broker in memory and no worker."""
-    monkeypatch.setattr(celery_workers, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(celery_findings, "ANSWER_TIMEOUT", 0.05)
     before = app_or_default()
     app = Celery("shop", broker="memory://")
     yield app
@@ -346,7 +346,7 @@ def test_broker__black_hole(app: Celery, scheme: str) -> None:
         app.conf.update(broker_url=f"{scheme}://{LOOPBACK}:{listener.getsockname()[1]}")
         began = time.monotonic()
         finding = one("celery.broker")
-        assert time.monotonic() - began < celery_workers.BROKER_TIMEOUT + GRACE
+        assert time.monotonic() - began < celery_findings.BROKER_TIMEOUT + GRACE
     assert finding.level == "warning"
 
 

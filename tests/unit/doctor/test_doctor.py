@@ -164,7 +164,7 @@ def test_settings__checks(configure: Callable[..., None], settings: Settings) ->
 
 def servers(*roles: str | None, version: str = "3.8.0", voters: int | None = None) -> list[Server]:
     """Return servers with these roles; ``None`` is a server that does not answer."""
-    configuration = Configuration(tick_time=2.0, sync_limit=5, voters=voters) if voters else None
+    configuration = Configuration(tick_time=2.0, voters=voters) if voters else None
     return [
         Server(address=f"zk{number}:2181", problem="Connection refused")
         if role is None
@@ -362,7 +362,7 @@ def test_ticks(make_pool: MakePool) -> None:
     assert level(*servers("standalone")) == "ok"
     # 6 s were granted, and a tick is 2 s.
     assert level(*servers("leader", "follower", voters=2)) == "warning"
-    short = Configuration(tick_time=1.0, sync_limit=60)
+    short = Configuration(tick_time=1.0)
     assert level(Server(address="zk1", role="follower", configuration=short)) == "ok"
 
 

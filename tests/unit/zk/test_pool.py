@@ -18,7 +18,7 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import pool as pool_module
 from django_zklock.zk.background import TimerThread
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.ops import actions, snapshots
+from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import ConnectionOptions
@@ -51,7 +51,7 @@ def test_inspection__apart_from_locks(own_server: ZooKeeperServer, make_pool: Ma
         (session,) = pool.sessions()
         assert [each.id for each in own_server.sessions()] == [session.id]
         own_server.requests.clear()
-        (line,) = snapshots.all_locks(pool, timeout=10)
+        (line,) = search.find(pool, timeout=10)
         assert line.holders[0].session_id == session.id
         assert pool.inspecting is not None
         assert actions.last_break(pool, line.path, timeout=10) is None
@@ -72,7 +72,7 @@ def test_inspection__server_too_old(
     with Lock("k", pool).acquire(timeout=10) as held:
         for _ in range(2):
             with pytest.raises(ZooKeeperUnavailable, match=r"ZooKeeper 3\.6 or newer is required"):
-                snapshots.all_locks(pool, timeout=10)
+                search.find(pool, timeout=10)
         assert not held.lost
 
 
@@ -92,7 +92,7 @@ def test_inspection__ends_when_idle(
     monkeypatch.setattr(pool_module, "IDLE_TIMEOUT", 0.2)
     pool = make_pool(own_server.hosts)
     for _ in range(2):
-        assert snapshots.all_locks(pool, timeout=10) == []
+        assert search.find(pool, timeout=10) == []
         wait_until(lambda: pool.inspecting is None)
         wait_until(lambda: own_server.sessions() == [])
 

@@ -18,7 +18,7 @@ from services.port import free_port
 from services.zookeeper import ZooKeeper
 
 from django_zklock.management.subcommands import arguments
-from django_zklock.management.subcommands._output import Column, table
+from django_zklock.management.subcommands._output import table
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
@@ -375,8 +375,7 @@ def test_list__hostile_tree(zklock: str, outsider: KazooClient) -> None:
 
 def columns_of(*rows: tuple[str, ...], width: int | None = None) -> list[str]:
     """Return the lines of a table whose first column is elastic."""
-    columns = [Column(name="KEY", elastic=True), Column(name="STATE", coloured=True)]
-    return table(columns, rows, width=width, styles={"held": lambda text: f"<{text}>"}).splitlines()
+    return table(("KEY", "STATE"), rows, width=width, styles={"held": lambda text: f"<{text}>"}).splitlines()
 
 
 def test_table__wide_characters_stay_in_columns() -> None:

@@ -52,7 +52,7 @@ def test_alone(zookeeper: ZooKeeper) -> None:
     assert (server.address, server.role, server.problem, server.withheld) == (zookeeper.hosts, "standalone", "", ())
     assert server.version is not None
     assert server.version.startswith("3.")
-    assert None not in (server.latency, server.connections, server.sessions, server.outstanding, server.zxid)
+    assert None not in (server.latency, server.connections, server.sessions, server.outstanding)
     assert server.nodes is not None
     assert server.nodes > 1
     assert server.configuration == Configuration(tick_time=0.2, min_session_timeout=0.8, max_session_timeout=60.0)
@@ -80,7 +80,7 @@ def test_several__one_is_stopped(trio: Ensemble) -> None:
         else:
             assert server.problem == ""
             assert server.configuration is not None
-            assert (server.configuration.voters, server.configuration.sync_limit) == (3, 10)
+            assert server.configuration.voters == 3
 
 
 class Reticent(ZooKeeper):
@@ -134,7 +134,6 @@ def test_facts() -> None:
         connections=3,
         outstanding=1,
         nodes=5,
-        zxid=0x100000002,
         withheld=("mntr", "conf"),
     )
 
@@ -197,7 +196,7 @@ def test_nonsense(answer: bytes) -> None:
 
 def test_numbers() -> None:
     """Malformed or impossible numbers are left out; the rest of the answer is used."""
-    lies = "Mode: leader\nConnections: -1\nOutstanding: 1e9\nNode count: \u0664\nZxid: 0xzz\nLatency min/avg/max: 1/2\n"
+    lies = "Mode: leader\nConnections: -1\nOutstanding: 1e9\nNode count: \u0664\nLatency min/avg/max: 1/2\n"
     lies += f"Received: {'9' * 9999}\n"
     with Talker(lambda _word: [lies.encode()]) as talker:
         server = ask_one(talker.hosts)
@@ -215,10 +214,10 @@ def test_latency(latency: str) -> None:
 def test_configuration__observers() -> None:
     """Observers do not vote."""
     members = "".join(f"server.{n}=zk{n}:2888:3888:{kind}\n" for n, kind in enumerate(("participant", "observer") * 2))
-    answers = {"srvr": "Mode: follower\n", "conf": f"tickTime=2000\nsyncLimit=5\nminSessionTimeout=-1\n{members}"}
+    answers = {"srvr": "Mode: follower\n", "conf": f"tickTime=2000\nminSessionTimeout=-1\n{members}"}
     with Talker(lambda word: [answers.get(word, "").encode()]) as talker:
         server = ask_one(talker.hosts)
-    assert server.configuration == Configuration(tick_time=2.0, sync_limit=5, voters=2)
+    assert server.configuration == Configuration(tick_time=2.0, voters=2)
 
 
 def test_silence() -> None:

@@ -18,13 +18,13 @@ NOW = 1_000_000.0
 def place(position: int, *, held: bool, kind: str = "exclusive", since: float = NOW, **values: Any) -> QueueEntry:
     values.setdefault("identity", Identity(host=f"web{position}", pid=1, work=Work(kind="task", name="billing.bill")))
     return QueueEntry(
-        node=f"node-{position}", path="", kind=kind, sequence=position, position=position, held=held,
+        node=f"node-{position}", path="", kind=kind, position=position, held=held,
         token=100 + position, session_id=1, since=since, **values,
     )  # fmt: skip
 
 
 def line(key: str, *places: QueueEntry, **values: Any) -> LockSnapshot:
-    nodes = tuple(Node(each.node, Kind(each.kind), "", each.sequence, each.limit) for each in places)
+    nodes = tuple(Node(each.node, Kind(each.kind), "", each.position, each.limit) for each in places)
     return LockSnapshot(
         key=key, path=f"/django_zklock/{paths.escape(key)}", **{"nodes": nodes, "entries": places, **values}
     )

@@ -19,7 +19,7 @@ def lock(pattern: str, holding: int, limit: int | None = None) -> LockSnapshot:
     )
     entries = tuple(
         QueueEntry(
-            node=node.name, path=node.name, kind=node.kind.value, sequence=node.sequence, position=position,
+            node=node.name, path=node.name, kind=node.kind.value, position=position,
             held=position < holding, token=1, session_id=1, since=0.0, identity=None, limit=limit,
         )
         for position, node in enumerate(nodes)
