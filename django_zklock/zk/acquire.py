@@ -7,7 +7,7 @@ Both call :meth:`Acquisition.poll` and then sleep; they differ in how they sleep
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from django_zklock.zk import failures
@@ -17,7 +17,7 @@ from django_zklock.zk.owners import Caller
 from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, Deadline, boottime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from django_zklock.zk.contender import Contender
     from django_zklock.zk.listener import LockValue
@@ -34,23 +34,29 @@ class Acquisition:
     """One acquisition, used by one caller, once.
 
     ``timeout`` is in seconds; ``None`` waits for ever and 0 tries once. It also limits how long ZooKeeper may take to
-    answer; with ``None`` and 0 that limit is the connect timeout of the pool.
+    answer; with ``None`` and 0 that limit is the connect timeout of the pool. With ``may_be_taken`` a taken lock is a
+    result, and not an error that names the holder.
     """
 
     # Thousands may wait in one process.
     __slots__ = (
         "__weakref__", "_asked_at", "_began", "_contention", "_deadline", "_held", "_holder_deadline", "_holder_reads",
-        "_in_queue", "_kept", "_owner", "_pending_signals", "_response_deadline", "_thread", "_wake", "contender",
-        "is_pending", "lock", "may_be_taken", "timeout",
+        "_in_queue", "_kept", "_may_be_taken", "_owner", "_pending_signals", "_response_deadline", "_thread", "_wake",
+        "contender", "is_pending", "lock", "timeout",
     )  # fmt: skip
 
     def __init__(
-        self, lock: LockValue, timeout: float | None, wake: Callable[[], None], caller: Caller | None = None
+        self,
+        lock: LockValue,
+        timeout: float | None,
+        wake: Callable[[], None],
+        caller: Caller | None = None,
+        *,
+        may_be_taken: bool = False,
     ) -> None:
         self.lock = lock
         self.timeout = timeout
-        # Whether a taken lock is a result, and not an error that names the holder.
-        self.may_be_taken = False
+        self._may_be_taken = may_be_taken
         # From its start until it is granted, refused or abandoned.
         self.is_pending = False
         # A weak reference: this object lives as long as the node, and a forgotten hold is to be noticed.
@@ -115,7 +121,7 @@ class Acquisition:
             return True
         if contender.error is not None:
             raise failures.refused(self.lock, contender, self.timeout, contender.error) from contender.error
-        if contender.taken and self.may_be_taken:
+        if contender.taken and self._may_be_taken:
             self.is_pending = False
             return True
         if contender.state is State.WAITING and contender.holder_reads and not self._in_queue:
@@ -241,38 +247,13 @@ def _nothing() -> None:
     return None
 
 
-def acquire(lock: LockValue, timeout: float | None, caller: Caller) -> Held:
-    """Acquire ``lock``, blocking the calling thread; raise like :meth:`Acquisition.poll` if it is not granted."""
+def acquire(lock: LockValue, timeout: float | None, caller: Caller, *, may_be_taken: bool = False) -> Held | None:
+    """Acquire ``lock``, blocking the calling thread; raise like :meth:`Acquisition.poll` if it is not granted.
+
+    Return ``None`` only with ``may_be_taken``, if another contender holds the lock.
+    """
     changed = AutoResetEvent()
-    return granted(_run(Acquisition(lock, timeout, changed.set, caller), changed))
-
-
-def try_acquire(lock: LockValue, caller: Caller) -> Held | None:
-    """Acquire ``lock`` if it is free; block the calling thread until ZooKeeper answers."""
-    changed = AutoResetEvent()
-    acquisition = Acquisition(lock, 0, changed.set, caller)
-    acquisition.may_be_taken = True
-    return _run(acquisition, changed)
-
-
-# These are no coroutines themselves: thousands may wait, and each coroutine takes memory.
-
-
-def aacquire(lock: LockValue, timeout: float | None, caller: Caller) -> Coroutine[Any, Any, Held | None]:
-    """Acquire ``lock`` without a thread; raise like :meth:`Acquisition.poll` if it is not granted."""
-    changed = AsyncAutoResetEvent()
-    return _arun(Acquisition(lock, timeout, changed.set, caller), changed)
-
-
-def atry_acquire(lock: LockValue, caller: Caller) -> Coroutine[Any, Any, Held | None]:
-    """Acquire ``lock`` if it is free."""
-    changed = AsyncAutoResetEvent()
-    acquisition = Acquisition(lock, 0, changed.set, caller)
-    acquisition.may_be_taken = True
-    return _arun(acquisition, changed)
-
-
-def _run(acquisition: Acquisition, changed: AutoResetEvent) -> Held | None:
+    acquisition = Acquisition(lock, timeout, changed.set, caller, may_be_taken=may_be_taken)
     try:
         # A call, because in CPython the jump back of a loop is not covered by the `try` around it.
         return _wait(acquisition, changed)
@@ -298,8 +279,17 @@ def _wait(acquisition: Acquisition, changed: AutoResetEvent) -> Held | None:
     return held
 
 
-async def _arun(acquisition: Acquisition, changed: AsyncAutoResetEvent) -> Held | None:
-    lock, listener = acquisition.lock, acquisition.lock.listener
+async def aacquire(
+    lock: LockValue,
+    timeout: float | None,  # noqa: ASYNC109 - its end is an error that names the holder
+    caller: Caller,
+    *,
+    may_be_taken: bool = False,
+) -> Held | None:
+    """Acquire ``lock`` like :func:`acquire`, without a thread."""
+    changed = AsyncAutoResetEvent()
+    acquisition = Acquisition(lock, timeout, changed.set, caller, may_be_taken=may_be_taken)
+    listener = lock.listener
     try:
         acquisition.start()
         while not acquisition.poll():

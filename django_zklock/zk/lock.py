@@ -137,7 +137,7 @@ class Lock:
             held = self._nested(caller)
             if held is None:
                 self._check_no_loop("atry_acquire")
-                held = acquire.try_acquire(self, caller)
+                held = acquire.acquire(self, 0, caller, may_be_taken=True)
             return held
         except LockConflict:
             if self.reentrant:
@@ -230,7 +230,7 @@ class Lock:
             if limit != 0:
                 reentrancy.check_acquisitions(self, caller)
                 reentrancy.check_thread(self, caller)
-            held = acquire.acquire(self, limit, caller)
+            held = acquire.granted(acquire.acquire(self, limit, caller))
         return held
 
     async def _aacquire(self, caller: Caller, limit: float | None, *, is_block: bool = False) -> Held:
@@ -245,7 +245,7 @@ class Lock:
 
     async def _atry_acquire(self, caller: Caller) -> Held | None:
         try:
-            return self._nested(caller) or await acquire.atry_acquire(self, caller)
+            return self._nested(caller) or await acquire.aacquire(self, 0, caller, may_be_taken=True)
         except LockConflict:
             if self.reentrant:
                 raise
