@@ -38,7 +38,7 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from django_zklock.zk.listener import LockValue
+from django_zklock.zk.listener import LockListener, LockValue
 from django_zklock.zk.lock import Lock
 
 acquired = Signal()
@@ -105,7 +105,7 @@ def common_arguments(lock: LockValue) -> dict[str, Any]:
     return {"key": lock.key, "alias": lock.pool.name, "template": lock.template, "kind": lock.rule.kind.value}
 
 
-class SignalListener:
+class SignalListener(LockListener):
     """Sends a signal for each event of a lock."""
 
     def notify(self, event: str, lock: LockValue, /, **facts: Any) -> None:

@@ -26,8 +26,8 @@ class LockValue(Protocol):
         """Return a contender for one acquisition."""
 
 
-class LockListener(Protocol):
-    """What is called for each event of a lock.
+class LockListener:
+    """What is called for each event of a lock. This base class does nothing.
 
     - "contended": the caller waits in the queue; ``holder`` is an :class:`~.node_data.Identity` or ``None``.
     - "acquired": the caller has ``held`` the lock from now on.
@@ -44,11 +44,3 @@ class LockListener(Protocol):
 
     async def anotify(self, event: str, lock: LockValue, /, **facts: Any) -> None:
         """Something has happened to ``lock``, in a task."""
-
-
-class NullListener:
-    """Does nothing."""
-
-    def notify(self, event: str, lock: LockValue, /, **facts: Any) -> None: ...
-
-    async def anotify(self, event: str, lock: LockValue, /, **facts: Any) -> None: ...

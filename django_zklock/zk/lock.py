@@ -14,7 +14,7 @@ from django_zklock.zk import acquire, multi, node_data, owners, paths, reentranc
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.creation import LockPath
 from django_zklock.zk.held import Held
-from django_zklock.zk.listener import NullListener
+from django_zklock.zk.listener import LockListener
 from django_zklock.zk.multi import MultiContender
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import snapshots
@@ -24,7 +24,6 @@ from django_zklock.zk.single import SingleContender
 from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
 if TYPE_CHECKING:
-    from django_zklock.zk.listener import LockListener
     from django_zklock.zk.owners import Caller
 
 # Django's own switch, for shells and notebooks that run an event loop.
@@ -68,7 +67,7 @@ class Lock:
         self.rule = rule
         self.reentrant = reentrant
         self.timeout = seconds(timeout)
-        self.listener: LockListener = listener or NullListener()
+        self.listener = listener or LockListener()
         self._work = work
         self.template = paths.check_template(template)
         if sole_waiter and len(self.keys) > 1:

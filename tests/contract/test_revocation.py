@@ -15,7 +15,7 @@ from services.port import LOOPBACK, free_port
 from django_zklock import zk_lock
 from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.held import Held
-from django_zklock.zk.listener import NullListener
+from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool
@@ -35,7 +35,7 @@ HEARTBEATS = 6
 GET_DATA = 4
 
 
-class Wishes(NullListener):
+class Wishes(LockListener):
     """Records the revoke requests of which it is notified."""
 
     def __init__(self) -> None:

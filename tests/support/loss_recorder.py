@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from django_zklock.zk.held import Held
-from django_zklock.zk.listener import LockValue, NullListener
+from django_zklock.zk.listener import LockListener, LockValue
 
 
-class Losses(NullListener):
+class Losses(LockListener):
     """Records which holds were lost, and why."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from django_zklock.zk.listener import NullListener
+from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool, PoolOptions
@@ -24,7 +24,7 @@ from django_zklock.zk.wire import ConnectionOptions
 PATIENCE = 100.0
 
 
-class Witness(NullListener):
+class Witness(LockListener):
     """Counts the waiters that are in the queue and know the holder."""
 
     def __init__(self, expected: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from services.zookeeper import ZooKeeper
 
-from django_zklock.zk.listener import NullListener
+from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.waiting import boottime
@@ -90,7 +90,7 @@ def peers(running: Peers) -> Iterator[Peers]:
     running.heal()
 
 
-class Waiting(NullListener):
+class Waiting(LockListener):
     """Tells when its lock is waited for."""
 
     def __init__(self) -> None:

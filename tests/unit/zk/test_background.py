@@ -11,7 +11,7 @@ import pytest
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.background import BackgroundCalls
 from django_zklock.zk.held import Held
-from django_zklock.zk.listener import LockValue, NullListener
+from django_zklock.zk.listener import LockListener, LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import LISTENER_THREADS, Pool
 from tests.support.loss_recorder import Losses
@@ -41,7 +41,7 @@ class Threads(Losses):
         super().notify(event, lock, **facts)
 
 
-class Blocked(NullListener):
+class Blocked(LockListener):
     """Blocks the threads that tell it, until the test lets them go on."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def shortage(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return over
 
 
-def hold(pool: Pool, count: int, listener: NullListener) -> list[Held]:
+def hold(pool: Pool, count: int, listener: LockListener) -> list[Held]:
     return [Lock(f"k{number}", pool, listener=listener).acquire(timeout=30) for number in range(count)]
 
 
