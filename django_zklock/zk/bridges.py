@@ -48,10 +48,9 @@ def call_code() -> CodeType | None:
     return None if module is None else module.SyncToAsync.thread_handler.__code__
 
 
-def job_code() -> CodeType | None:
-    """Return the code that runs a job in a thread that waits in ``async_to_sync``; ``None`` if there is none."""
-    module: Any = sys.modules.get("asgiref.current_thread_executor")
-    item = getattr(module, "_WorkItem", None)
+def job_code(module: str) -> CodeType | None:
+    """Return the code that runs a job of the executors in ``module``; ``None`` if nothing has imported it."""
+    item: Any = getattr(sys.modules.get(module), "_WorkItem", None)
     return None if item is None else item.run.__code__
 
 

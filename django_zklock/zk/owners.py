@@ -11,7 +11,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakSet, ref
 
@@ -139,13 +139,13 @@ def caller() -> Caller:
     if task is not None:
         return _of_task(task)
     frame = sys._getframe(1)
-    thread = _of_thread(threading.current_thread(), frame)
+    thread = _of(threading.current_thread(), frame)
     greenlet = _greenlet()
     if greenlet is None:
         found = Caller(thread, thread)
     else:
         # Where threads are patched, a greenlet that waits lets the others go on.
-        found = Caller(_of_thread(greenlet, frame), thread if _blocks_thread() else None)
+        found = Caller(_of(greenlet, frame), thread if _blocks_thread() else None)
     if found.owner.serves or bridges.is_crossed():
         return _served(found, frame)
     return found
@@ -178,24 +178,16 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     return None
 
 
-def _of(what: Any) -> Owner:
+def _of(what: Any, frame: FrameType | None = None) -> Owner:
+    """Return the owner that ``what`` is; if that is a thread or a greenlet, ``frame`` runs in it."""
     owner = _owners.get(id(what))
-    return owner if owner is not None and owner.is_of(what) else _enter(what, Owner(what))
-
-
-def _enter(what: Any, owner: Owner) -> Owner:
+    if owner is not None and owner.is_of(what):
+        return owner
+    owner = Owner(what, serves=any(map(_is_worker, bridges.outwards(frame))))
     found = _owners.setdefault(id(what), owner)
     if not found.is_of(what):
         found = _owners[id(what)] = owner
     return found
-
-
-def _of_thread(what: Any, frame: FrameType) -> Owner:
-    """Return the owner that a thread or a greenlet is, in which ``frame`` runs."""
-    owner = _owners.get(id(what))
-    if owner is not None and owner.is_of(what):
-        return owner
-    return _enter(what, Owner(what, serves=any(map(_is_worker, bridges.outwards(frame)))))
 
 
 def _of_task(task: asyncio.Task[Any]) -> Caller:
@@ -206,7 +198,7 @@ def _of_task(task: asyncio.Task[Any]) -> Caller:
         thread = next((thread for thread in threading.enumerate() if thread.ident == ident), None)
         if thread is not None:
             # Found out anew each time: that thread may be torn out of its wait, and then the task is on its own.
-            found = _of_thread(thread, frame)
+            found = _of(thread, frame)
             return _called(owner, None, _served(Caller(found, found), frame))
     return Caller(owner, None)
 
@@ -222,14 +214,15 @@ def _served(found: Caller, frame: FrameType) -> Caller:
     That is the job that the code is a part of. If it is a call of ``sync_to_async``, the task that waits for it, if one
     can be found, is an outer owner.
     """
-    call, bridge_job, job = bridges.call_code(), bridges.job_code(), _job_code()
+    call = bridges.call_code()
+    jobs = [bridges.job_code(module) for module in ("asgiref.current_thread_executor", "concurrent.futures.thread")]
     blocked = task = None
     for each in bridges.outwards(frame):
         code = each.f_code
         if code is call:
             blocked = blocked or (found.thread if bridges.blocks_all(each) else None)
             task = task or bridges.waiting_task(each)
-        elif code is job or code is bridge_job:
+        elif any(code is job for job in jobs):
             owner = _of(each.f_locals["self"])
             return Caller(owner, blocked) if task is None else _called(owner, blocked, _of_task(task))
     return found if task is None else _of_task(task)._replace(thread=blocked)
@@ -256,10 +249,3 @@ def _is_worker(frame: FrameType) -> bool:
     executor: Any = sys.modules.get("concurrent.futures.thread")
     worker = getattr(executor, "_worker", None)
     return worker is not None and frame.f_code is worker.__code__
-
-
-def _job_code() -> CodeType | None:
-    """Return the code that runs a job in a thread of an executor; ``None`` if there is none."""
-    executor: Any = sys.modules.get("concurrent.futures.thread")
-    item = getattr(executor, "_WorkItem", None)
-    return None if item is None else item.run.__code__
