@@ -208,7 +208,7 @@ class Acquisition:
     def _registered(self) -> list[Held]:
         # Not self.held: the exception may have come after the hold was registered with its owner and before keep().
         owner = self._owner()
-        return [] if owner is None else [held for held in owner.holds if held._is_on(self.contender)]
+        return [] if owner is None else [held for held in owner.holds if held._contender is self.contender]
 
     def _changed(self) -> None:
         # Under the monitor.
@@ -226,7 +226,7 @@ class Acquisition:
             held._report_loss(contender.lost)
             self._kept = None
         if contender.revoked is not None and self._take_signal("revoked"):
-            held._report_revocation(contender.revoked)
+            held._notify("revoked", contender.revoked)
 
     def _take_signal(self, name: str) -> bool:
         """Return whether the signal was not sent yet; taking it out is atomic."""

@@ -164,10 +164,6 @@ class Held:
         """Make the calls of :meth:`_when_lost`, and then notify the listener, all in the background."""
         self.lock.pool.actions.submit(partial(self._report_loss_now, reason))
 
-    def _report_revocation(self, reason: str) -> None:
-        """Notify the listener, in the background, that a release was requested."""
-        self._notify("revoked", reason)
-
     def _report_loss_now(self, reason: str) -> None:
         self._is_loss_reported = True
         self._call_when_lost()
@@ -175,6 +171,7 @@ class Held:
         self._notify("lost", reason)
 
     def _notify(self, event: str, reason: str) -> None:
+        """Notify the listener in the background."""
         call = partial(self.lock.listener.notify, event, self.lock, held=self, reason=reason)
         self.lock.pool.listeners.submit(call)
 
@@ -225,10 +222,6 @@ class Held:
         if self._release_node():
             await self._root.lock.listener.anotify("released", self._root.lock, held=self._root)
 
-    def _is_on(self, contender: Contender) -> bool:
-        """Whether this is a hold on the node of ``contender``."""
-        return self._contender is contender
-
     def _covers(self, lock: LockValue) -> bool:
         """Whether this hold is on every node that ``lock`` would need."""
         return self._paths.issuperset(lock.paths) and self._is_ours(lock)
@@ -247,10 +240,6 @@ class Held:
     def _nest(self, lock: LockValue, owner: Owner) -> Held:
         """Return a nested hold on the same node."""
         return Held(lock, self._contender, waited=0.0, caller=owners.Caller(owner, None), outer=self)
-
-    def _is_of(self, owner: Owner) -> bool:
-        """Whether ``owner`` has acquired this."""
-        return self._owner() is owner
 
     @property
     def _is_orphaned(self) -> bool:

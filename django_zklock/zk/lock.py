@@ -280,7 +280,7 @@ class Lock:
         """Return the hold of the block that ends here, ``None`` if it could be any of several, or is none."""
         caller, blocks = owners.caller(), self._blocks[:]
         available = caller.available()
-        own = [held for held in blocks if held in available or held._is_of(caller.owner)]
+        own = [held for held in blocks if held in available or held._owner() is caller.owner]
         if own:
             return own[-1]
         for candidates in (blocks, [held for held in blocks if held._is_orphaned]):

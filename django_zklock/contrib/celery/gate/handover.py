@@ -215,7 +215,7 @@ class ParentContender:
                 return
             if not is_revoked and (reason := self.revoked) is not None:
                 is_revoked = True
-                held._report_revocation(reason)
+                held._notify("revoked", reason)
             if held.lost:
                 held._report_loss(self.lost or "the lease ran out")
             else:
