@@ -19,6 +19,7 @@ class LockValue(Protocol):
     paths: tuple[str, ...]
     pool: Pool
     rule: Rule
+    reentrant: bool
     template: str | None
     listener: LockListener
 

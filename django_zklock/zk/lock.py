@@ -133,7 +133,7 @@ class Lock:
         caller = owners.caller()
         owner, depth = caller.owner, len(caller.owner.holds)
         try:
-            held = self._nested(caller)
+            held = reentrancy.nested_hold(self, caller)
             if held is None:
                 self._check_no_loop("atry_acquire")
                 held = acquire.acquire(self, 0, caller, may_be_taken=True)
@@ -223,7 +223,7 @@ class Lock:
         await self._checked(held)._afinish(raising=kind is None)
 
     def _acquire(self, caller: Caller, limit: float | None) -> Held:
-        held = self._nested(caller)
+        held = reentrancy.nested_hold(self, caller)
         if held is None:
             self._check_no_loop("aacquire")
             if limit != 0:
@@ -233,7 +233,7 @@ class Lock:
         return held
 
     async def _aacquire(self, caller: Caller, limit: float | None, *, is_block: bool = False) -> Held:
-        held = self._nested(caller)
+        held = reentrancy.nested_hold(self, caller)
         if held is None:
             if limit != 0:
                 reentrancy.check_acquisitions(self, caller)
@@ -244,7 +244,7 @@ class Lock:
 
     async def _atry_acquire(self, caller: Caller) -> Held | None:
         try:
-            return self._nested(caller) or await acquire.aacquire(self, 0, caller, may_be_taken=True)
+            return reentrancy.nested_hold(self, caller) or await acquire.aacquire(self, 0, caller, may_be_taken=True)
         except LockConflict:
             if self.reentrant:
                 raise
@@ -292,9 +292,6 @@ class Lock:
         if held in self._blocks:
             self._blocks.remove(held)
 
-    def _nested(self, caller: Caller) -> Held | None:
-        return reentrancy.nested_hold(self, caller, reentrant=self.reentrant)
-
 
 def _several(given: Sequence[str]) -> tuple[str, ...]:
     if not given:
@@ -308,4 +305,4 @@ def _several(given: Sequence[str]) -> tuple[str, ...]:
 
 def _label(key: str) -> bytes:
     """Return the data of the lock's node: the whole key, if the node's name has room for a part of it only."""
-    return b"" if paths.unescape(paths.escape(key)) is not None else key.encode()
+    return key.encode() if paths.is_shortened(paths.escape(key)) else b""

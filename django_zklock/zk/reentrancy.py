@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from django_zklock.zk.owners import Caller
 
 
-def nested_hold(lock: LockValue, caller: Caller, *, reentrant: bool) -> Held | None:
+def nested_hold(lock: LockValue, caller: Caller) -> Held | None:
     """Return a hold nested in one that the caller has, ``None`` if it has none; raise ``LockConflict``."""
     overlapping: list[Held] = [held for held in reversed(caller.available()) if held._overlaps(lock)]
     if not overlapping:
         return None
-    if not reentrant:
+    if not lock.reentrant:
         _check_room(lock, overlapping)
         return None
     outer = next((held for held in overlapping if held._covers(lock)), None)
