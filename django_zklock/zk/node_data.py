@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import threading
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -54,7 +54,7 @@ class Identity:
     host: str
     pid: int
     thread: str = ""
-    work: Work | None = field(default=None)
+    work: Work | None = None
 
     def __str__(self) -> str:
         process = f"pid {self.pid} on {self.host}"
@@ -96,7 +96,8 @@ def decode_identity(data: bytes) -> Identity | None:
     if values is None or values.get("v") != VERSION:
         return None
     host, pid = values.get("host"), values.get("pid")
-    if not isinstance(host, str) or not isinstance(pid, int) or not _is_sane(pid):
+    # JSON has no bound on numbers; a larger one is no pid, and breaks the code that formats it.
+    if not isinstance(host, str) or type(pid) is not int or not -1e15 < pid < 1e15:
         return None
     return Identity(host=_text(host), pid=pid, thread=_text(values.get("thread")), work=_work(values.get("work")))
 
@@ -118,11 +119,6 @@ def _text(value: object) -> str:
     # Error messages and logs repeat it: no line breaks, no control characters, no lone surrogate, which has no UTF-8.
     text = value[:MAX_FIELD] if isinstance(value, str) else ""
     return text if text.isprintable() else "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
-
-
-def _is_sane(value: float) -> bool:
-    # JSON has no bound on numbers; a larger one is no pid, and breaks the code that formats it.
-    return not isinstance(value, bool) and -1e15 < value < 1e15
 
 
 # A request to release.
