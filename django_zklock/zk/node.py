@@ -26,22 +26,17 @@ NODE_DELETED = "its node was deleted"
 class NodeContender(Contender):
     """A contender with one node. ``node`` is its name, if it has one; ``path`` is the path of the lock."""
 
-    __slots__ = ("_own_watch_requested", "_own_watch_set", "_parent_data", "node", "path", "revoked")
+    __slots__ = ("_own_watch_requested", "_own_watch_set", "node", "path", "revoked")
 
     def __init__(
         self, session: Session, path: LockPath, rule: Rule, *, data: bytes, wait: bool, notify: Callable[[], None]
     ) -> None:
-        super().__init__(session, rule, data=data, wait=wait, notify=notify)
+        super().__init__(session, (path,), rule, data=data, wait=wait, notify=notify)
         self.path = path.path
-        self._parent_data = path.parent_data
         self.node: str | None = None
         self.revoked: str | None = None
         self._own_watch_requested = False
         self._own_watch_set = False
-
-    @property
-    def _lock_paths(self) -> tuple[LockPath]:
-        return (LockPath(self.path, self._parent_data),)
 
     def __repr__(self) -> str:
         return f"<Contender {self.state.value} {self.path}/{self.node or '?'}>"
@@ -84,7 +79,7 @@ class NodeContender(Contender):
         self._own_watch_set = value is not None
         if error is not None and wire.is_temporary(error):
             self._own_watch_requested = False
-            self._refused(error)
+            self.on_refusal(error)
         else:
             self._verified(asked, value, error)
 
@@ -152,7 +147,7 @@ class NodeContender(Contender):
         if error is None or isinstance(error, wire.NoNodeError):
             self._finish()
         else:
-            self._refused(error)
+            self.on_refusal(error)
 
     def _finish(self) -> None:
         self.session.deleting.discard(self._own_path)
