@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
     from django_zklock.zk.wire.client import Wire, WireListener
     from django_zklock.zk.wire.multi_read import Read
-    from django_zklock.zk.wire.requests import MAX_REQUEST, creation_size
-    from django_zklock.zk.wire.results import is_temporary
+    from django_zklock.zk.wire.requests import MAX_REQUEST, creation_size, is_temporary
 
 # The module of each name that needs kazoo. They are imported at the first use of any of them, so that a process without
 # locks does not import kazoo.
@@ -56,7 +55,7 @@ _HOMES = {
     "WireListener": "django_zklock.zk.wire.client",
     "creation_size": "django_zklock.zk.wire.requests",
     "Read": "django_zklock.zk.wire.multi_read",
-    "is_temporary": "django_zklock.zk.wire.results",
+    "is_temporary": "django_zklock.zk.wire.requests",
 }
 
 __all__ = [
