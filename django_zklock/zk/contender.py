@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.creation import Created, Creation, LockPath, Outcome
+from django_zklock.zk.session import Session, SessionListener
 
 if TYPE_CHECKING:
     from django_zklock.zk.listing import SharedListing
     from django_zklock.zk.node_data import Identity
     from django_zklock.zk.rules import Rule
-    from django_zklock.zk.session import Session
     from django_zklock.zk.wire import KazooException
 
 logger = DeferredLogger("django_zklock.contender")
@@ -48,7 +48,7 @@ class SessionUnavailable(Exception):  # noqa: N818 - internal, translated at the
     """The session cannot serve this contender; the text says why."""
 
 
-class Contender(ABC):
+class Contender(SessionListener, ABC):
     """One attempt to hold a lock, as a state machine that is driven by callbacks.
 
     Callers post :meth:`join`, :meth:`leave`, :meth:`refresh_holder` and :meth:`on_deleted`. These and all other methods
@@ -157,7 +157,7 @@ class Contender(ABC):
             self.lost = reason
             self._notify()
 
-    # SessionListener; the other methods are abstract.
+    # SessionListener.
 
     def suspended(self) -> None:
         """The connection is lost, and with it all open requests."""
@@ -172,10 +172,6 @@ class Contender(ABC):
     @abstractmethod
     def session_ended(self, reason: str) -> None:
         """The session has ended, and its nodes are deleted."""
-
-    @abstractmethod
-    def heartbeat(self) -> None:
-        """Read the held nodes."""
 
     def unavailable(self, reason: str) -> None:
         """ZooKeeper cannot be reached. A waiter without a deadline stops waiting.

@@ -162,7 +162,7 @@ class Creation:
     def _recover(self) -> RequestScript[Created | None]:
         """Return the nodes of a creation whose reply was lost. Delete what is left of it if they are of no use."""
         # The server of this connection may not know yet what another one has done.
-        yield [self._catch_up]
+        yield [lambda reply: self._session.renewal.catch_up(partial(reply, None, None))]
         outcomes = yield [or_error(each.list_names) for each in self._listings]
         refusals = [each for each in outcomes if isinstance(each, Exception) and not isinstance(each, wire.NoNodeError)]
         found = [self._mine(names) if isinstance(names, list) else None for names in outcomes]
@@ -210,6 +210,3 @@ class Creation:
 
         self._session.wire.ensure(path.path, path.parent_data, made, container=True)
         reply(None, None)
-
-    def _catch_up(self, reply: Reply) -> None:
-        self._session.renewal.catch_up(partial(reply, None, None))

@@ -116,7 +116,6 @@ class MultiContender(Contender):
 
     @property
     def node_paths(self) -> dict[str, str]:
-        """The full path of the node in each queue, by the path of the lock."""
         return {path: node for member in self._members.values() for path, node in member.node_paths.items()}
 
     @property
@@ -134,7 +133,7 @@ class MultiContender(Contender):
         elif self.session.connected:
             self._taken_listing.read_first_holder(self.rule, None, self.on_holder)
 
-    # SessionListener. The members are called for themselves, after this.
+    # SessionListener. The members are called for themselves, after this; each reads its node at a heartbeat.
 
     def _request_unknown(self) -> None:
         if self._creation is not None:
@@ -143,7 +142,6 @@ class MultiContender(Contender):
             self._create()
 
     def session_ended(self, reason: str) -> None:
-        """The session has ended, and its nodes are deleted."""
         self.suspended()
         self._reset_creation()
         if self.state is State.HELD:
@@ -152,9 +150,6 @@ class MultiContender(Contender):
             self._release_members()
             self.state = State.JOINING
         self._finish_if_gone()
-
-    def heartbeat(self) -> None:
-        """Nothing: each member reads its node."""
 
     # The nodes.
 

@@ -43,7 +43,6 @@ class NodeContender(Contender):
 
     @property
     def node_paths(self) -> dict[str, str]:
-        """The full path of the node, by the path of the lock."""
         return {self.path: self._own_path}
 
     def heartbeat(self) -> None:
@@ -52,7 +51,6 @@ class NodeContender(Contender):
             self.session.reads.add(self._own_path, partial(self._verified, self._generation))
 
     def lose(self, reason: str) -> None:
-        """Mark the hold as lost. The node stays until the holder leaves: its work may still be running."""
         if self.state is State.HELD and self.lost is None:
             # A process that ends while it holds does so on purpose.
             level = logging.INFO if self.session.closing else logging.WARNING

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from django_zklock.zk import wire
@@ -42,8 +42,11 @@ MAX_SILENCE = 0.25
 STRICT_MAX_SILENCE = 0.4
 
 
-class SessionListener(Protocol):
-    """What lives in a session. Every method is called under the session's monitor."""
+class SessionListener:
+    """What lives in a session. Every method is called under the session's monitor, and does nothing by default."""
+
+    # Thousands may wait in one process.
+    __slots__ = ()
 
     def suspended(self) -> None:
         """The connection is lost, and with it all open requests and all watches."""

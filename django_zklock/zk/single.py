@@ -14,7 +14,7 @@ from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.node import NodeContender
 from django_zklock.zk.predecessors import PredecessorWatches
 from django_zklock.zk.queue import LEASES, Queue
-from django_zklock.zk.rules import GRANTED, Rule, WatchPlan
+from django_zklock.zk.rules import ALL, GRANTED, Rule, WatchPlan
 from django_zklock.zk.session import Session
 
 if TYPE_CHECKING:
@@ -92,7 +92,6 @@ class SingleContender(NodeContender):
         )
 
     def resumed(self) -> None:
-        """There is a connection again. What is unknown is requested."""
         if not self._is_watching_all:
             self._request_unknown()
 
@@ -109,7 +108,6 @@ class SingleContender(NodeContender):
             self._delete()
 
     def session_ended(self, reason: str) -> None:
-        """The session has ended, and its node is deleted."""
         self._predecessors.end()
         self.suspended()
         self._own_watch_requested = self._own_watch_set = False
@@ -186,7 +184,8 @@ class SingleContender(NodeContender):
             return
         self.state = State.HELD
         self._predecessors.end()
-        if self.rule.excludes_all:
+        if self.rule.conflicts == ALL:
+            # No node is before ours.
             self.listing.local_head = self.node
         if is_followed and self.rule.limit is not None:
             self._wake_next_lease()
