@@ -38,7 +38,10 @@ class BufferedConnection(ConnectionHandler):
         left = memoryview(message)
         while left:
             try:
-                left = left[self._socket.send(left) :]
+                sent = self._socket.send(left)
+                if not sent:  # gevent returns 0 where ssl raises SSLWantWriteError
+                    self._wait(ssl.SSLWantWriteError(), timeout)
+                left = left[sent:]
             except _WOULD_BLOCK as error:
                 self._wait(error, timeout)
             except OSError as error:

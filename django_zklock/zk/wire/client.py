@@ -196,7 +196,6 @@ class Wire(Requests):
 
     def _send_close(self) -> None:
         self._client._queue.append((CloseInstance, None))
-        self._connection.wake_sent = False
         self._connection.wake()
 
     def abandon_after_fork(self) -> None:

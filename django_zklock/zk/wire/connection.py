@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from struct import Struct
-from threading import get_ident
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
     EXCEPTIONS,
+    AuthFailedError,
     ConnectionDropped,
     ConnectionLoss,
     KazooException,
@@ -85,9 +85,11 @@ class Connection(BufferedConnection):
         self.lease = Lease()
         # Why the last connect failed; None if it succeeded.
         self.failure: str | None = None
-        self.wake_sent = False
-        # The connection's thread while it calls the owner before a write, which contains what is queued then.
-        self._sender: int | None = None
+        # Grows before the queue is read. A byte that was sent in this generation will wake the loop.
+        self._generation = 0
+        self._woken = -1
+        # The owner is being called before a write, which contains what it queues.
+        self.collecting = False
         # The server has confirmed the end of the session.
         self.session_closed = False
         self._owner = owner
@@ -116,19 +118,16 @@ class Connection(BufferedConnection):
 
     def wake(self) -> None:
         """Make the loop send what is queued; any thread. One byte is enough for any number of callers."""
-        if self.wake_sent or self._sender == get_ident():
+        generation = self._generation
+        if self._woken == generation:
             return
-        try:
-            self.wake_sent = True
-            write_socket = self._write_sock
-            if write_socket is not None:
-                with contextlib.suppress(OSError):
-                    write_socket.send(b"\0")
-        except BaseException:
-            # An exception was injected, perhaps before the byte was sent. Without the byte this connection would never
-            # send again; a second byte is harmless.
-            self.wake_sent = False
-            raise
+        write_socket = self._write_sock
+        if write_socket is not None:
+            with contextlib.suppress(OSError):
+                write_socket.send(b"\0")
+            # Not before the byte is sent: this thread may be interrupted, by an exception or for long. If the loop has
+            # read the byte meanwhile, this is an old generation, and the next caller sends another one.
+            self._woken = generation
 
     def _connect_loop(self, retry: Any) -> Any:
         """Try all servers, one after the other, and use the first that accepts the session.
@@ -153,9 +152,8 @@ class Connection(BufferedConnection):
         return bool(self.client._session_id) and timeout is not None and boottime() >= self.received + timeout
 
     def _connect(self, *arguments: Any) -> Any:
-        self._clear_buffer()
         try:
-            timeouts = self._connect_in_doubt(*arguments) if self._doubting else super()._connect(*arguments)
+            timeouts = self._connect_in_doubt(*arguments) if self._doubting else self._shake_hands(*arguments)
         except Exception as error:
             self.failure = str(error) or type(error).__name__
             raise
@@ -172,14 +170,14 @@ class Connection(BufferedConnection):
         with contextlib.suppress(_ServesError), self._anonymous():
             self._probing = True
             try:
-                super()._connect(*arguments)
+                self._shake_hands(*arguments)
             finally:
                 self._probing = False
                 if self._socket is not None:
                     self._socket.close()
         self._refused = False
         try:
-            return super()._connect(*arguments)
+            return self._shake_hands(*arguments)
         except ConnectionDropped:
             if not self._refused:
                 raise
@@ -187,9 +185,24 @@ class Connection(BufferedConnection):
         with self._anonymous():
             self._renewing = True
             try:
-                return super()._connect(*arguments)
+                return self._shake_hands(*arguments)
             finally:
                 self._renewing = False
+
+    def _shake_hands(self, *arguments: Any) -> Any:
+        # Of an earlier socket.
+        self._clear_buffer()
+        return super()._connect(*arguments)
+
+    def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
+        try:
+            super()._authenticate_with_sasl(host, min(timeout, self.handler.connect_limit))
+        except AuthFailedError as error:
+            # kazoo takes the end of the connection for a refusal. ZooKeeper answers wrong credentials with an error
+            # (``ZooKeeperServer.processSasl``).
+            if isinstance(error.__cause__, ConnectionDropped):
+                raise error.__cause__ from None
+            raise
 
     @contextlib.contextmanager
     def _anonymous(self) -> Iterator[None]:
@@ -237,31 +250,29 @@ class Connection(BufferedConnection):
 
     def _read_socket(self, _read_timeout: float) -> Any:
         """Handle all complete messages that have arrived, and send at once what their callbacks have queued."""
+        is_byte_sent = self._woken == self._generation
         # No byte wakes the loop meanwhile: it is awake.
-        is_byte_sent, self.wake_sent = self.wake_sent, True
+        self._woken = self._generation
         try:
             if self._receive(MAX_READ):
                 while (message := self._next_message()) is not None:
                     if self._handle(message) == CLOSE_RESPONSE:
                         return CLOSE_RESPONSE
         except BaseException:
-            if not is_byte_sent:
-                self._wake_again()
+            self._generation += 1
+            self.wake()
             raise
         if not is_byte_sent:
             self._send_queued(self._write_timeout)
         return None
 
-    def _wake_again(self) -> None:
-        self.wake_sent = False
-        self.wake()
-
     def _send_queued(self, timeout: float) -> None:
-        # Cleared before the queue is read: a request that is queued after this sends a new byte.
-        self.wake_sent = False
-        self._sender = get_ident()
-        self._owner.before_write()
-        self._sender = None
+        self._generation += 1
+        self.collecting = True
+        try:
+            self._owner.before_write()
+        finally:
+            self.collecting = False
         queue, pending = self.client._queue, self.client._pending
         if not queue:
             return

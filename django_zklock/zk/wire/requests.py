@@ -314,4 +314,5 @@ class Requests:
 
     def _send(self, request: Any, reply: Reply) -> None:
         self._client._queue.append((request, InlineResult(partial(self.notify, reply))))
-        self._client._connection.wake()
+        if not self._client._connection.collecting:
+            self._client._connection.wake()

@@ -34,6 +34,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.wire.handler import ThreadingHandler
 from tests.support.certificates import Authority, Issued
 from tests.support.servers.ensemble import Ensemble
+from tests.support.tcp_proxy import DOWN, UP, Proxy
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
 from tests.support.tree_reader import wait_until
@@ -505,6 +506,55 @@ def test_sasl__no_library(server: SecureZooKeeper, configure: Configure, monkeyp
     monkeypatch.setattr("kazoo.protocol.connection.PURESASL_AVAILABLE", False)
     configure(server.hosts, SASL=SASL)
     refused("Missing SASL support", within=1)
+
+
+@pytest.mark.parametrize("answers", [0, 1, 2])
+def test_sasl__handshake_is_cut(answers: int, server: SecureZooKeeper, configure: Configure) -> None:
+    """A reconnect that is cut after some answers of the handshake is tried again, and costs no lock."""
+    with Proxy(server.address) as proxy:
+        pool = configure(proxy.hosts, SASL=SASL, SESSION_TIMEOUT=20)
+        held = zk_lock("k").acquire(timeout=5)
+        session = pool.sessions()[0]
+        number = session.id
+        left = answers
+
+        def cut_one(direction: str, _chunk: bytes) -> bool:
+            nonlocal left
+            left -= direction == DOWN
+            if left >= 0:
+                return False
+            proxy.on_chunk = None
+            return True
+
+        proxy.on_chunk = cut_one
+        proxy.cut()
+        wait_until(lambda: proxy.on_chunk is None and session.epoch and session.connected)
+        held.check()
+        assert session.id == number
+        held.release(wait=True)
+
+
+def test_sasl__silent_server(server: SecureZooKeeper, configure: Configure) -> None:
+    """A server that falls silent during the handshake has a share of the connect timeout, and not of the session's."""
+    with Proxy(server.address) as proxy:
+        pool = configure(proxy.hosts, SASL=SASL, SESSION_TIMEOUT=40, CONNECT_TIMEOUT=1)
+        held = zk_lock("k").acquire(timeout=5)
+        session = pool.sessions()[0]
+        answers = 0
+
+        def fall_silent(direction: str, chunk: bytes) -> bytes:
+            nonlocal answers
+            answers += direction == DOWN
+            return chunk if direction == UP or answers == 1 else b""
+
+        proxy.edit = fall_silent
+        proxy.cut()
+        wait_until(lambda: answers > 1)
+        wait_until(lambda: not proxy.connected, 15)
+        proxy.edit = None
+        wait_until(lambda: session.epoch and session.connected)
+        held.check()
+        held.release(wait=True)
 
 
 def test_sasl__reconnect(server: SecureZooKeeper, configure: Configure) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped
-from kazoo.protocol.connection import PING_XID, WATCH_XID
+from kazoo.protocol.connection import PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import Ping, int_struct, reply_header_struct, write_string
 from kazoo.protocol.states import KeeperState, WatchedEvent
 
@@ -172,6 +172,80 @@ def test_wake__before_reading(ends: Ends) -> None:
     assert (ends.owner.writes, ends.is_woken) == (0, True)
     ends.connection._send_request(1.0, 1.0)
     assert (ends.owner.writes, ends.is_woken) == (1, False)
+
+
+def test_wake__interrupted_before_the_byte(ends: Ends) -> None:
+    """A thread that is interrupted before it has sent its byte does not keep others from sending theirs."""
+    real = ends.connection._write_sock
+    nested: list[bool] = []
+
+    class Interrupted:
+        def send(self, data: bytes) -> int:
+            if not nested:
+                nested.append(True)
+                ends.connection.wake()
+                assert ends.is_woken
+            return int(real.send(data))
+
+    ends.connection._write_sock = Interrupted()
+    ends.connection.wake()
+    ends.connection._write_sock = real
+
+
+def test_wake__loop_is_faster(ends: Ends) -> None:
+    """A byte that the loop has read before its sender goes on does not count for the next request."""
+    real = ends.connection._write_sock
+
+    class Slow:
+        def send(self, data: bytes) -> int:
+            sent = int(real.send(data))
+            ends.connection._send_request(1.0, 1.0)
+            return sent
+
+    ends.connection._write_sock = Slow()
+    ends.connection.wake()
+    ends.connection._write_sock = real
+    assert not ends.is_woken
+    ends.connection.wake()
+    assert ends.is_woken
+
+
+def test_wake__from_a_signal_handler(ends: Ends) -> None:
+    """With greenlets a handler may run on the connection's thread after the owner was called before a write."""
+    ends.owner.before_write = ends.connection.wake  # type: ignore[method-assign]
+    ends.connection.wake()
+    ends.connection._send_request(1.0, 1.0)
+    assert ends.is_woken
+
+
+def test_handshake__after_a_refused_one(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server has sent before it closed the connection is no part of the next handshake."""
+    ends.server.sendall(b"xx")
+    assert ends.connection._receive(10)
+    monkeypatch.setattr(ConnectionHandler, "_connect", lambda _self: ends.connection._read(5, 1.0))
+    ends.server.sendall(b"hello")
+    assert ends.connection._shake_hands() == b"hello"
+
+
+def test_write__sends_nothing(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket that takes no byte is waited for: gevent's TLS sockets return 0 instead of an error."""
+    waits: list[tuple[int, int]] = []
+
+    class Full:
+        taken = iter([0, 3, 0, 2])
+
+        def send(self, data: bytes) -> int:
+            return next(self.taken)
+
+    def select(reads: list[Any], writes: list[Any], _errors: list[Any], _timeout: float) -> Any:
+        waits.append((len(reads), len(writes)))
+        return reads, writes, []
+
+    monkeypatch.setattr(ends.connection.handler, "select", select)
+    real, ends.connection._socket = ends.connection._socket, Full()
+    ends.connection._write(b"12345", 1.0)
+    ends.connection._socket = real
+    assert waits == [(0, 1), (0, 1)]
 
 
 def test_write__more_than_the_socket_takes(ends: Ends) -> None:
