@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger
-from django_zklock.zk.creation import Created, Creation, LockPath
+from django_zklock.zk.creation import Created, Creation, LockPath, Outcome
+from django_zklock.zk.session import Session, SessionListener
 
 if TYPE_CHECKING:
     from django_zklock.zk.listing import SharedListing
     from django_zklock.zk.node_data import Identity
     from django_zklock.zk.rules import Rule
-    from django_zklock.zk.session import Session
     from django_zklock.zk.wire import KazooException
 
 logger = DeferredLogger("django_zklock.contender")
@@ -48,24 +48,26 @@ class SessionUnavailable(Exception):  # noqa: N818 - internal, translated at the
     """The session cannot serve this contender; the text says why."""
 
 
-class Contender(ABC):
+class Contender(SessionListener, ABC):
     """One attempt to hold a lock, as a state machine that is driven by callbacks.
 
     Callers post :meth:`join`, :meth:`leave`, :meth:`refresh_holder` and :meth:`on_deleted`. These and all other methods
     run under ``session.monitor``. Any thread may read the attributes without an underscore; ``notify`` is called under
-    the monitor, without arguments, whenever one of them has changed.
+    the monitor, without arguments, whenever one of them has changed. ``paths`` are the locks to acquire, in a fixed
+    order, and ``data`` is that of each node.
     """
 
     # Thousands may wait in one process.
     __slots__ = (
-        "_creation", "_data", "_generation", "_is_left_behind", "_notify", "_on_deleted", "_retry_generation",
-        "error", "has_deadline", "holder", "holder_reads", "loss_reason_pending", "lost", "refusal", "rule", "session",
-        "state", "taken", "token", "wait",
+        "_creation", "_generation", "_is_left_behind", "_notify", "_on_deleted", "_paths", "_retry_generation",
+        "data", "error", "has_deadline", "holder", "holder_reads", "loss_reason_pending", "lost", "refusal", "rule",
+        "session", "state", "taken", "token", "wait",
     )  # fmt: skip
 
     def __init__(
         self,
         session: Session,
+        paths: Sequence[LockPath],
         rule: Rule,
         *,
         data: bytes,
@@ -74,6 +76,7 @@ class Contender(ABC):
     ) -> None:
         self.session = session
         self.rule = rule
+        self.data = data
         self.wait = wait
         self.state = State.NEW
         self.token: int | None = None
@@ -91,7 +94,7 @@ class Contender(ABC):
         # The owner of the first node in the queue when it was last read, and how often it was read.
         self.holder: Identity | None = None
         self.holder_reads = 0
-        self._data = data
+        self._paths = paths
         self._notify = notify
         # Only while nodes are being created.
         self._creation: Creation | None = None
@@ -112,11 +115,6 @@ class Contender(ABC):
 
     @property
     @abstractmethod
-    def _lock_paths(self) -> Sequence[LockPath]:
-        """The locks to acquire, in a fixed order."""
-
-    @property
-    @abstractmethod
     def node_paths(self) -> dict[str, str]:
         """The full path of the node in each queue, by the path of the lock."""
 
@@ -134,9 +132,13 @@ class Contender(ABC):
         if self.session.connected and self.state is State.JOINING:
             self._create()
 
-    @abstractmethod
     def leave(self) -> None:
         """Leave the queue or release the lock. Nodes are deleted now, or as soon as there is a connection."""
+        if self.state is State.NEW:
+            self.state = State.GONE
+        elif self.state not in {State.LEAVING, State.GONE}:
+            self.state = State.LEAVING
+            self._release()
 
     @abstractmethod
     def refresh_holder(self) -> None:
@@ -155,7 +157,7 @@ class Contender(ABC):
             self.lost = reason
             self._notify()
 
-    # SessionListener; the other methods are abstract.
+    # SessionListener.
 
     def suspended(self) -> None:
         """The connection is lost, and with it all open requests."""
@@ -171,10 +173,6 @@ class Contender(ABC):
     def session_ended(self, reason: str) -> None:
         """The session has ended, and its nodes are deleted."""
 
-    @abstractmethod
-    def heartbeat(self) -> None:
-        """Read the held nodes."""
-
     def unavailable(self, reason: str) -> None:
         """ZooKeeper cannot be reached. A waiter without a deadline stops waiting.
 
@@ -185,41 +183,41 @@ class Contender(ABC):
         ):
             self._fail(SessionUnavailable(reason))
 
-    # Creator.
-
-    @abstractmethod
-    def on_create_sent(self) -> None:
-        """Request what is to be known of the queues once the nodes are there."""
-
-    def on_created(self, created: Created) -> None:
-        """The nodes exist."""
-        self._creation = None
-        self._adopt(created)
-
-    def on_taken(self, listing: SharedListing) -> None:  # noqa: ARG002 - for several keys
-        """The lock is held by another contender, and this one does not wait."""
-        self._creation = None
-        self.taken = True
-        self._abort()
-
-    def on_create_failed(self, error: Exception | None, *, in_doubt: bool) -> None:
-        """The server refuses for good, or the creation was abandoned. If ``in_doubt``, a node may be left."""
-        self._creation = None
-        if error is not None and (self.state is not State.LEAVING or in_doubt):
-            self._refused(error)
-        else:
-            self._finish_if_gone()
-
-    def on_create_delayed(self, error: KazooException) -> None:
-        """The server refuses for now, and is asked again."""
-        self.refusal = error
-
     # What happens to every contender.
 
     def _create(self) -> None:
         self._generation += 1
-        self._creation = Creation(self, self.session, self._lock_paths, self.rule, data=self._data, wait=self.wait)
+        self._creation = Creation(
+            self.session,
+            self._paths,
+            self.rule,
+            data=self.data,
+            wait=self.wait,
+            sent=self.list_queue,
+            ended=self._creation_ended,
+            delayed=self._creation_delayed,
+        )
         self._creation.start()
+
+    def _creation_ended(self, outcome: Outcome, error: Exception | None) -> None:
+        in_doubt = self._creation is not None and self._creation.in_doubt
+        self._creation = None
+        if isinstance(outcome, Created):
+            self._adopt(outcome)
+        elif outcome is not None:
+            self._taken_in(outcome)
+        elif error is not None and (self.state is not State.LEAVING or in_doubt):
+            self.on_refusal(error)
+        else:
+            self._finish_if_gone()
+
+    def _creation_delayed(self, error: KazooException) -> None:
+        self.refusal = error
+
+    def _taken_in(self, _listing: SharedListing) -> None:
+        """The lock is held by another contender, and this one does not wait."""
+        self.taken = True
+        self._abort()
 
     def _abandon_creation(self) -> bool:
         """Create no more nodes. Return whether a result is still to come, because nodes may exist."""
@@ -234,7 +232,15 @@ class Contender(ABC):
             self._creation = None
 
     @abstractmethod
+    def list_queue(self) -> None:
+        """Request a listing of each queue, which decides whether the lock is granted."""
+
+    @abstractmethod
     def _adopt(self, created: Created) -> None: ...
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Delete the nodes, now or as soon as there is a connection."""
 
     @abstractmethod
     def _finish_if_gone(self) -> None: ...
@@ -242,7 +248,7 @@ class Contender(ABC):
     @abstractmethod
     def _request_unknown(self) -> None: ...
 
-    def _refused(self, error: Exception) -> None:
+    def on_refusal(self, error: Exception) -> None:
         """Stop after a permanent error. After a temporary one, request later what is unknown."""
         if isinstance(error, wire.KazooException) and wire.is_temporary(error):
             self.refusal, self._retry_generation = error, self._generation
@@ -278,7 +284,8 @@ class Contender(ABC):
         for call in self._on_deleted:
             call()
 
-    def _on_holder_read(self, holder: Identity | None) -> None:
+    def on_holder(self, holder: Identity | None) -> None:
+        """Keep the owner of the first node in the queue."""
         self.holder = holder
         self.holder_reads += 1
         self._notify()

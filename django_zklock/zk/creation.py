@@ -7,9 +7,9 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger
@@ -46,47 +46,45 @@ class Created(NamedTuple):
     was_recovered: bool = False
 
 
-class Creator(Protocol):
-    """The contender whose nodes are created."""
-
-    def on_create_sent(self) -> None:
-        """The request to create is sent with the next write. Requests that are made now are sent together with it."""
-
-    def on_created(self, created: Created, /) -> None:
-        """The nodes exist."""
-
-    def on_taken(self, listing: SharedListing, /) -> None:
-        """The contender would have to wait in this queue, so no node was created."""
-
-    def on_create_failed(self, error: Exception | None, /, *, in_doubt: bool) -> None:
-        """The server has refused for good, or the creation was abandoned (``None``). A node may be left if in doubt."""
-
-    def on_create_delayed(self, error: KazooException, /) -> None:
-        """The server has refused for now, and is asked again."""
+Outcome = Created | SharedListing | None
+"""The nodes; or the queue in which the contender would have to wait; or ``None`` if the creation was abandoned."""
 
 
 class Creation:
-    """Creates the nodes of one contender. Every method is called under the session's monitor."""
+    """Creates the nodes of one contender. Every method is called under the session's monitor.
+
+    ``sent`` is called when the request to create is sent with the next write. Requests that are made then are sent
+    together with it. ``ended`` is called once, with the outcome and ``None``, or with ``None`` and the error with which
+    the server has refused for good. ``delayed`` is called with each error with which it has refused for now.
+    """
 
     __slots__ = (
-        "_creator", "_data", "_guid", "_listings", "_paths", "_rule", "_run", "_session", "_wait",
-        "is_abandoned",
+        "_data", "_guid", "_is_abandoned", "_listings", "_paths", "_rule", "_run", "_sent", "_session", "_wait",
     )  # fmt: skip
 
     def __init__(
-        self, creator: Creator, session: Session, paths: Sequence[LockPath], rule: Rule, *, data: bytes, wait: bool
+        self,
+        session: Session,
+        paths: Sequence[LockPath],
+        rule: Rule,
+        *,
+        data: bytes,
+        wait: bool,
+        sent: Callable[[], None],
+        ended: Callable[[Outcome, Exception | None], None],
+        delayed: Callable[[KazooException], None],
     ) -> None:
-        self._creator = creator
         self._session = session
         self._paths = paths
         self._listings = [shared_listing(session, each.path) for each in paths]
         self._rule = rule
         self._data = data
         self._wait = wait
-        self.is_abandoned = False
+        self._sent = sent
+        self._is_abandoned = False
         # Set while nodes with it may exist, because the reply to their creation is not here.
         self._guid = ""
-        self._run = ScriptRun(session, self._script, ended=self._ended, delayed=creator.on_create_delayed)
+        self._run = ScriptRun(session, self._script, ended=ended, delayed=delayed)
 
     @property
     def in_doubt(self) -> bool:
@@ -103,25 +101,17 @@ class Creation:
 
     def abandon(self) -> bool:
         """Create no more nodes. Return whether a result is still to come, because nodes may exist."""
-        self.is_abandoned = True
+        self._is_abandoned = True
         if not self.in_doubt:
             self._run.stop()
         return self.in_doubt
 
-    def _ended(self, created: Created | SharedListing | None, error: Exception | None) -> None:
-        if isinstance(created, Created):
-            self._creator.on_created(created)
-        elif created is not None:
-            self._creator.on_taken(created)
-        else:
-            self._creator.on_create_failed(error, in_doubt=self.in_doubt)
-
     # The script.
 
-    def _script(self) -> RequestScript[Created | SharedListing | None]:
+    def _script(self) -> RequestScript[Outcome]:
         if self.in_doubt:
             created = yield from self._recover()
-            if created is not None or self.is_abandoned:
+            if created is not None or self._is_abandoned:
                 return created
         if not self._wait:
             # A lock that is taken then costs no write and leaves no trace.
@@ -133,10 +123,10 @@ class Creation:
         except wire.NoNodeError as error:
             missing = error
         for _ in range(MAX_ENSURES):
-            if self.is_abandoned:
+            if self._is_abandoned:
                 return None
             refusals: list[KazooException] = []
-            parents = [partial(self._make_parent, refusals, number) for number in range(len(self._paths))]
+            parents = [partial(self._make_parent, path, refusals) for path in self._paths]
             try:
                 return (yield from self._create(*parents))
             except wire.NoNodeError as error:
@@ -172,7 +162,7 @@ class Creation:
     def _recover(self) -> RequestScript[Created | None]:
         """Return the nodes of a creation whose reply was lost. Delete what is left of it if they are of no use."""
         # The server of this connection may not know yet what another one has done.
-        yield [self._catch_up]
+        yield [lambda reply: self._session.renewal.catch_up(partial(reply, None, None))]
         outcomes = yield [or_error(each.list_names) for each in self._listings]
         refusals = [each for each in outcomes if isinstance(each, Exception) and not isinstance(each, wire.NoNodeError)]
         found = [self._mine(names) if isinstance(names, list) else None for names in outcomes]
@@ -207,12 +197,16 @@ class Creation:
             self._session.wire.create(stems[0], self._data, reply)
 
     def _announce_sent(self, reply: Reply) -> None:
-        self._creator.on_create_sent()
+        self._sent()
         reply(None, None)
 
-    def _make_parent(self, refusals: list[KazooException], number: int, reply: Reply) -> None:
-        self._listings[number].make_parent(self._paths[number].parent_data, refusals.append)
-        reply(None, None)
+    def _make_parent(self, path: LockPath, refusals: list[KazooException], reply: Reply) -> None:
+        """Create the parent node of a queue. The creation in the same write shows whether a refusal matters."""
 
-    def _catch_up(self, reply: Reply) -> None:
-        self._session.renewal.catch_up(partial(reply, None, None))
+        def made(_value: object, error: KazooException | None) -> None:
+            if error is not None and not isinstance(error, wire.NodeExistsError):
+                logger.debug("event=ensure_refused path=%s error=%r", path.path, error)
+                refusals.append(error)
+
+        self._session.wire.ensure(path.path, path.parent_data, made, container=True)
+        reply(None, None)

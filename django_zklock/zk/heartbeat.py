@@ -104,7 +104,7 @@ class LeaseRenewal:
         If this connection has not renewed it yet, it does, and ``again`` is called. Otherwise the connection is
         replaced by another one, on which every contender asks again.
         """
-        if self._wire.wants_write and not self._caught_up:
+        if self._wire.lease.wants_write and not self._caught_up:
             self.catch_up(again)
         else:
             self._wire.drop(LEASE_EXPIRED)

@@ -107,18 +107,6 @@ class SharedListing:
 
         self.list_queue(listed)
 
-    def make_parent(self, data: bytes, refused: Callable[[KazooException], None]) -> None:
-        """Create the parent node of the queue; ``refused`` is called with an error that the server answers.
-
-        The creation that follows in the same write shows whether that error matters.
-        """
-        self._session.wire.ensure(self.path, data, partial(self._made, refused), container=True)
-
-    def _made(self, refused: Callable[[KazooException], None], _value: object, error: KazooException | None) -> None:
-        if error is not None and not isinstance(error, wire.NodeExistsError):
-            logger.debug("event=ensure_refused path=%s error=%r", self.path, error)
-            refused(error)
-
     def parse(self, names: Iterable[str]) -> list[Node]:
         """Return the nodes with known names, in the order of their sequence numbers."""
         known = self._nodes

@@ -87,7 +87,7 @@ class MemberContender(SingleContender):
 class MultiContender(Contender):
     """One attempt to hold the locks of several keys. ``state`` is HELD when every member holds."""
 
-    __slots__ = ("_blocked", "_leaving", "_listings", "_members", "_paths", "_taken_listing", "_waiting")
+    __slots__ = ("_blocked", "_leaving", "_listings", "_members", "_taken_listing", "_waiting")
 
     def __init__(
         self,
@@ -99,8 +99,7 @@ class MultiContender(Contender):
         wait: bool,
         notify: Callable[[], None],
     ) -> None:
-        super().__init__(session, rule, data=data, wait=wait, notify=notify)
-        self._paths = paths
+        super().__init__(session, paths, rule, data=data, wait=wait, notify=notify)
         self._listings = [shared_listing(session, each.path) for each in paths]
         # The queue in which we would have to wait, if we do not wait.
         self._taken_listing = self._listings[0]
@@ -116,17 +115,7 @@ class MultiContender(Contender):
         return f"<MultiContender {self.state.value} {' '.join(each.path for each in self._paths)}>"
 
     @property
-    def _lock_paths(self) -> Sequence[LockPath]:
-        return self._paths
-
-    @property
-    def data(self) -> bytes:
-        """The data of each node."""
-        return self._data
-
-    @property
     def node_paths(self) -> dict[str, str]:
-        """The full path of the node in each queue, by the path of the lock."""
         return {path: node for member in self._members.values() for path, node in member.node_paths.items()}
 
     @property
@@ -136,25 +125,15 @@ class MultiContender(Contender):
 
     # For callers.
 
-    def leave(self) -> None:
-        """Leave all queues or release all locks. Nodes are deleted now, or as soon as there is a connection."""
-        if self.state is State.NEW:
-            self.state = State.GONE
-        elif self.state not in {State.LEAVING, State.GONE}:
-            self.state = State.LEAVING
-            self._abandon_creation()
-            self._release_members()
-            self._finish_if_gone()
-
     def refresh_holder(self) -> None:
         """Read the owner of a blocker; ``holder_reads`` grows when the answer is there."""
         blocked = next(iter(self._blocked), None)
         if blocked is not None:
             blocked.refresh_holder()
         elif self.session.connected:
-            self._taken_listing.read_first_holder(self.rule, None, self._on_holder_read)
+            self._taken_listing.read_first_holder(self.rule, None, self.on_holder)
 
-    # SessionListener. The members are called for themselves, after this.
+    # SessionListener. The members are called for themselves, after this; each reads its node at a heartbeat.
 
     def _request_unknown(self) -> None:
         if self._creation is not None:
@@ -163,7 +142,6 @@ class MultiContender(Contender):
             self._create()
 
     def session_ended(self, reason: str) -> None:
-        """The session has ended, and its nodes are deleted."""
         self.suspended()
         self._reset_creation()
         if self.state is State.HELD:
@@ -173,13 +151,10 @@ class MultiContender(Contender):
             self.state = State.JOINING
         self._finish_if_gone()
 
-    def heartbeat(self) -> None:
-        """Nothing: each member reads its node."""
+    # The nodes.
 
-    # Creator.
-
-    def on_create_sent(self) -> None:
-        """List all queues in the same write."""
+    def list_queue(self) -> None:
+        """Request a listing of each queue, for its member."""
         for listing in self._listings:
             listing.list_queue(partial(self._listed, self._generation, listing.path))
 
@@ -203,10 +178,9 @@ class MultiContender(Contender):
             for member in self._members.values():
                 member.list_queue()
 
-    def on_taken(self, listing: SharedListing) -> None:
-        """One of the locks is held by another contender, and this one does not wait."""
+    def _taken_in(self, listing: SharedListing) -> None:
         self._taken_listing = listing
-        super().on_taken(listing)
+        super()._taken_in(listing)
 
     # Members.
 
@@ -256,6 +230,11 @@ class MultiContender(Contender):
             self.state = State.JOINING
             if self.session.connected:
                 self._create()
+
+    def _release(self) -> None:
+        self._abandon_creation()
+        self._release_members()
+        self._finish_if_gone()
 
     def _release_members(self) -> None:
         members, self._members = list(self._members.values()), {}

@@ -26,29 +26,23 @@ NODE_DELETED = "its node was deleted"
 class NodeContender(Contender):
     """A contender with one node. ``node`` is its name, if it has one; ``path`` is the path of the lock."""
 
-    __slots__ = ("_own_watch_requested", "_own_watch_set", "_parent_data", "node", "path", "revoked")
+    __slots__ = ("_own_watch_requested", "_own_watch_set", "node", "path", "revoked")
 
     def __init__(
         self, session: Session, path: LockPath, rule: Rule, *, data: bytes, wait: bool, notify: Callable[[], None]
     ) -> None:
-        super().__init__(session, rule, data=data, wait=wait, notify=notify)
+        super().__init__(session, (path,), rule, data=data, wait=wait, notify=notify)
         self.path = path.path
-        self._parent_data = path.parent_data
         self.node: str | None = None
         self.revoked: str | None = None
         self._own_watch_requested = False
         self._own_watch_set = False
-
-    @property
-    def _lock_paths(self) -> tuple[LockPath]:
-        return (LockPath(self.path, self._parent_data),)
 
     def __repr__(self) -> str:
         return f"<Contender {self.state.value} {self.path}/{self.node or '?'}>"
 
     @property
     def node_paths(self) -> dict[str, str]:
-        """The full path of the node, by the path of the lock."""
         return {self.path: self._own_path}
 
     def heartbeat(self) -> None:
@@ -57,7 +51,6 @@ class NodeContender(Contender):
             self.session.reads.add(self._own_path, partial(self._verified, self._generation))
 
     def lose(self, reason: str) -> None:
-        """Mark the hold as lost. The node stays until the holder leaves: its work may still be running."""
         if self.state is State.HELD and self.lost is None:
             # A process that ends while it holds does so on purpose.
             level = logging.INFO if self.session.closing else logging.WARNING
@@ -84,7 +77,7 @@ class NodeContender(Contender):
         self._own_watch_set = value is not None
         if error is not None and wire.is_temporary(error):
             self._own_watch_requested = False
-            self._refused(error)
+            self.on_refusal(error)
         else:
             self._verified(asked, value, error)
 
@@ -152,7 +145,7 @@ class NodeContender(Contender):
         if error is None or isinstance(error, wire.NoNodeError):
             self._finish()
         else:
-            self._refused(error)
+            self.on_refusal(error)
 
     def _finish(self) -> None:
         self.session.deleting.discard(self._own_path)

@@ -107,11 +107,6 @@ def parse_name(name: str) -> Node | None:
     return Node(name, _KINDS[infix], guid, int(found["sequence"] or found["number"]), limit)
 
 
-def parse_names(names: Iterable[str]) -> list[Node]:
-    """Return the nodes with known names, in the order of their sequence numbers."""
-    return sort_by_sequence(node for name in names if (node := parse_name(name)))
-
-
 def sort_by_sequence(nodes: Iterable[Node]) -> list[Node]:
     """Sort by sequence number; the read node of a writer that became a reader comes behind its write node."""
     return sorted(nodes, key=lambda node: (node.sequence, node.kind is Kind.READ))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import wire
-from django_zklock.zk.session import Session
+from django_zklock.zk.session import Session, SessionListener
 from django_zklock.zk.waiting import AutoResetEvent
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST
 
@@ -183,7 +183,7 @@ def or_error(request: Request, *errors: type[KazooException]) -> Request:
     return send
 
 
-class _BlockingRun(Generic[T]):
+class _BlockingRun(SessionListener, Generic[T]):
     """A script run for which a thread waits. Methods are called under the session's monitor."""
 
     def __init__(self, session: Session, script: Callable[[], RequestScript[T]], *, has_deadline: bool) -> None:
@@ -229,13 +229,7 @@ class _BlockingRun(Generic[T]):
     def resumed(self) -> None:
         self.run.start()
 
-    def session_ended(self, _reason: str) -> None: ...
-
     def unavailable(self, reason: str, /) -> None:
         if self._session.ended is not None or not self._has_deadline:
             self.end()
             self._ended(None, ConnectionError(reason))
-
-    def heartbeat(self) -> None: ...
-
-    def lose(self, _reason: str) -> None: ...

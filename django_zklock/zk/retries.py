@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from django_zklock.zk.background import DeferredLogger
@@ -34,11 +35,11 @@ class Retries:
         name: str,
         *,
         post: Callable[[Callable[[], object]], None],
-        later: Callable[[float, Callable[[], object]], TimerHandle],
+        call_later: Callable[[float, Callable[[], None]], TimerHandle],
     ) -> None:
         self._name = name
         self._post = post
-        self._later = later
+        self._call_later = call_later
         # A dict keeps the order, and the same call of the same object once.
         self._calls: dict[Callable[[], object], None] = {}
         self._pause = 0.0
@@ -56,7 +57,8 @@ class Retries:
         self._pause = min(2 * self._pause, LAST_PAUSE) if continues else FIRST_PAUSE
         level = logging.DEBUG if continues else logging.WARNING
         logger.log(level, "event=refused_for_now session=%s error=%r", self._name, error)
-        self._timer = self._later(self._pause * random.uniform(0.5, 1.0), self._end_pause)  # noqa: S311
+        pause = self._pause * random.uniform(0.5, 1.0)  # noqa: S311
+        self._timer = self._call_later(pause, partial(self._post, self._end_pause))
 
     def clear(self) -> None:
         """Drop all calls, because the connection is lost."""

@@ -58,11 +58,6 @@ class Rule:
     def __str__(self) -> str:
         return self.kind.value if self.limit is None else f"{self.kind.value} of {self.limit}"
 
-    @property
-    def excludes_all(self) -> bool:
-        """Whether a holder by this rule has no node before it."""
-        return self.conflicts == ALL
-
     def must_wait(self, queue: Queue) -> bool:
         """Whether a contender that joins at the end of ``queue`` would have to wait."""
         if queue.of(self.conflicts):

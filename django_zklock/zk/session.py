@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from django_zklock.zk import wire
@@ -42,8 +42,11 @@ MAX_SILENCE = 0.25
 STRICT_MAX_SILENCE = 0.4
 
 
-class SessionListener(Protocol):
-    """What lives in a session. Every method is called under the session's monitor."""
+class SessionListener:
+    """What lives in a session. Every method is called under the session's monitor, and does nothing by default."""
+
+    # Thousands may wait in one process.
+    __slots__ = ()
 
     def suspended(self) -> None:
         """The connection is lost, and with it all open requests and all watches."""
@@ -88,7 +91,7 @@ class Session:
         self.ended: str | None = None
         self.closing = False
         self.wire = wire.Wire(options, self, connect_timeout=connect_timeout)
-        self.retries = Retries(name, post=self.post, later=self.later)
+        self.retries = Retries(name, post=self.post, call_later=timers.call_later)
         self.renewal = LeaseRenewal(self.wire, self.retries, post=self.post, renewed=self._read_held_nodes)
         self.reads = HeartbeatReads(self.wire)
         # Full paths of the nodes whose deletion we have requested, guarded by monitor.
@@ -141,12 +144,12 @@ class Session:
     @property
     def timeout(self) -> float:
         """The session timeout: as negotiated, or as requested while there was no session yet."""
-        return self.wire.session_timeout or self._requested_timeout
+        return self.wire.lease.timeout or self._requested_timeout
 
     @property
     def lease_end(self) -> float:
         """Until when, on the clock of leases, the session surely lives at the server."""
-        return self.wire.lease_end
+        return self.wire.lease.end
 
     @property
     def lease_expired(self) -> bool:
@@ -192,10 +195,6 @@ class Session:
             except Exception:
                 logger.exception("event=listener_failed session=%s listener=%r", self.name, listener)
 
-    def later(self, delay: float, call: Callable[[], object]) -> TimerHandle:
-        """Run ``call`` as :meth:`post` does, after ``delay`` seconds."""
-        return self._timer_thread.call_later(delay, partial(self.post, call))
-
     # WireListener, under monitor.
 
     def on_wake(self) -> None:
@@ -222,7 +221,7 @@ class Session:
         if self._heartbeats is None:
             self._heartbeats = 0
             self._timer_thread.call_later(self.timeout / HEARTBEATS_PER_SESSION, self._heartbeat)
-        if self._listeners and self.wire.wants_write:
+        if self._listeners and self.wire.lease.wants_write:
             self.renewal.catch_up()
         # Held nodes are read before anything else.
         self._read_held_nodes()

@@ -12,10 +12,9 @@ from django_zklock.zk.contender import State
 from django_zklock.zk.creation import Created, LockPath
 from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.node import NodeContender
-from django_zklock.zk.node_data import Identity
 from django_zklock.zk.predecessors import PredecessorWatches
 from django_zklock.zk.queue import LEASES, Queue
-from django_zklock.zk.rules import GRANTED, Rule, WatchPlan
+from django_zklock.zk.rules import ALL, GRANTED, Rule, WatchPlan
 from django_zklock.zk.session import Session
 
 if TYPE_CHECKING:
@@ -64,22 +63,10 @@ class SingleContender(NodeContender):
 
     # For callers.
 
-    def leave(self) -> None:
-        """Leave the queue or release the lock. The node is deleted now, or as soon as there is a connection."""
-        if self.state is State.NEW:
-            self.state = State.GONE
-        elif self.state not in {State.LEAVING, State.GONE}:
-            self.state = State.LEAVING
-            self._predecessors.end()
-            if self.node is not None:
-                self._delete()
-            elif not self._abandon_creation():
-                self._finish()
-
     def refresh_holder(self) -> None:
         """Read the owner of the first node in the queue; ``holder_reads`` grows when the answer is there."""
         if self.session.connected:
-            self.listing.read_first_holder(self.rule, self.node, self._on_holder_read)
+            self.listing.read_first_holder(self.rule, self.node, self.on_holder)
 
     # SessionListener.
 
@@ -105,7 +92,6 @@ class SingleContender(NodeContender):
         )
 
     def resumed(self) -> None:
-        """There is a connection again. What is unknown is requested."""
         if not self._is_watching_all:
             self._request_unknown()
 
@@ -122,7 +108,6 @@ class SingleContender(NodeContender):
             self._delete()
 
     def session_ended(self, reason: str) -> None:
-        """The session has ended, and its node is deleted."""
         self._predecessors.end()
         self.suspended()
         self._own_watch_requested = self._own_watch_set = False
@@ -135,11 +120,14 @@ class SingleContender(NodeContender):
         elif self.state is State.WAITING:
             self.state = State.JOINING
 
-    # Creator.
+    # The node.
 
-    def on_create_sent(self) -> None:
-        """List the queue in the same write."""
-        self.list_queue()
+    def _release(self) -> None:
+        self._predecessors.end()
+        if self.node is not None:
+            self._delete()
+        elif not self._abandon_creation():
+            self._finish()
 
     def _adopt(self, created: Created) -> None:
         self.node, self.token = created.names[0], created.czxid
@@ -169,7 +157,7 @@ class SingleContender(NodeContender):
             return
         if refusal is not None:
             # The reason may be a node of another user that we may not read, and that may be before ours.
-            self._refused(refusal)
+            self.on_refusal(refusal)
             return
         self.refusal = None
         if self.node not in queue:
@@ -196,7 +184,8 @@ class SingleContender(NodeContender):
             return
         self.state = State.HELD
         self._predecessors.end()
-        if self.rule.excludes_all:
+        if self.rule.conflicts == ALL:
+            # No node is before ours.
             self.listing.local_head = self.node
         if is_followed and self.rule.limit is not None:
             self._wake_next_lease()
@@ -215,13 +204,13 @@ class SingleContender(NodeContender):
         """
         self._waking_next = True
         done = partial(self._next_lease_woken, self._generation)
-        self.session.wire.set(self._own_path, self._data, done, version=0)
+        self.session.wire.set(self._own_path, self.data, done, version=0)
 
     def _next_lease_woken(self, asked: int, _value: object, error: KazooException | None) -> None:
         if asked != self._generation:
             return
         if error is not None and wire.is_temporary(error):
-            self._refused(error)
+            self.on_refusal(error)
         else:
             self._waking_next = False
 
@@ -252,7 +241,7 @@ class SingleContender(NodeContender):
             self.list_queue()
         else:
             # The reason may be a node of another user that we may not check, and could not watch either.
-            self._refused(error)
+            self.on_refusal(error)
 
     # WatchOwner.
 
@@ -285,14 +274,6 @@ class SingleContender(NodeContender):
             self._predecessors.update(WatchPlan(1, following[0].name, following, grants_on_delete=True))
         else:
             self.list_queue()
-
-    def on_refusal(self, error: KazooException) -> None:
-        """Stop waiting if the predecessor may not be watched; try again after an error that passes."""
-        self._refused(error)
-
-    def on_holder(self, holder: Identity | None) -> None:
-        """Keep the owner of the first node."""
-        self._on_holder_read(holder)
 
     def _start_again(self) -> None:
         """Our node was deleted while we waited, by an operator or together with its parent: create another one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from django_zklock.zk.contender import State
 from django_zklock.zk.creation import LockPath
 from django_zklock.zk.listing import SharedListing, shared_listing
 from django_zklock.zk.node_data import Identity
-from django_zklock.zk.queue import Kind, name_prefix
+from django_zklock.zk.queue import Kind, Node, name_prefix, parse_name, sort_by_sequence
 from django_zklock.zk.rules import EXCLUSIVE, Rule
 from django_zklock.zk.single import SingleContender
 
@@ -39,6 +39,11 @@ def other(sequence: int, kind: Kind = Kind.EXCLUSIVE, limit: int | None = None) 
 def curators(sequence: int, kind: Kind) -> str:
     """Return the name of a node of Curator."""
     return name_prefix(f"0f8fad5b-d9cb-469f-a165-{sequence:012}", kind) + f"{sequence:010d}"
+
+
+def parse_names(names: Iterable[str]) -> list[Node]:
+    """Return the nodes with known names, in the order of their sequence numbers."""
+    return sort_by_sequence(node for name in names if (node := parse_name(name)))
 
 
 class Reads:

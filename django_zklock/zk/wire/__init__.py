@@ -38,26 +38,17 @@ if TYPE_CHECKING:
 
     from django_zklock.zk.wire.client import Wire, WireListener
     from django_zklock.zk.wire.multi_read import Read
-    from django_zklock.zk.wire.requests import MAX_REQUEST, creation_size
-    from django_zklock.zk.wire.results import is_temporary
+    from django_zklock.zk.wire.requests import MAX_REQUEST, creation_size, is_temporary
 
-# The module of each name that needs kazoo. They are imported at the first use of any of them, so that a process without
+# The modules of the names that need kazoo. They are imported at the first use of any of them, so that a process without
 # locks does not import kazoo.
-_HOMES = {
-    "BadVersionError": "kazoo.exceptions",
-    "KazooException": "kazoo.exceptions",
-    "NoAuthError": "kazoo.exceptions",
-    "NoNodeError": "kazoo.exceptions",
-    "NodeExistsError": "kazoo.exceptions",
-    "NotEmptyError": "kazoo.exceptions",
-    "ZnodeStat": "kazoo.protocol.states",
-    "MAX_REQUEST": "django_zklock.zk.wire.requests",
-    "Wire": "django_zklock.zk.wire.client",
-    "WireListener": "django_zklock.zk.wire.client",
-    "creation_size": "django_zklock.zk.wire.requests",
-    "Read": "django_zklock.zk.wire.multi_read",
-    "is_temporary": "django_zklock.zk.wire.results",
-}
+_HOMES = (
+    "kazoo.exceptions",
+    "kazoo.protocol.states",
+    "django_zklock.zk.wire.client",
+    "django_zklock.zk.wire.multi_read",
+    "django_zklock.zk.wire.requests",
+)
 
 __all__ = [
     "KAZOO_OPTIONS",
@@ -81,8 +72,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # All at once: a later import could run while a caller holds a lock.
-    globals().update({each: getattr(import_module(home), each) for each, home in _HOMES.items()})
+    homes = [vars(import_module(home)) for home in _HOMES]
+    globals().update({each: home[each] for home in homes for each in __all__ if each in home})
     return globals()[name]

@@ -97,6 +97,7 @@ class Wire(Requests):
         super().__init__(client, parse_acl(options.acl), listener.monitor)
         self._connection = Connection(client, self, dict(options.sasl) if options.sasl else None)
         client._connection = self._connection
+        self.lease = self._connection.lease
         client.add_listener(self._state_changed)
         # Guards the close request: close() and the end of the handshake may come in either order.
         self._ending = threading.RLock()
@@ -115,24 +116,9 @@ class Wire(Requests):
         return session_id
 
     @property
-    def session_timeout(self) -> float | None:
-        """The negotiated session timeout in seconds; ``None`` before the first session."""
-        return self._connection.lease.timeout
-
-    @property
-    def lease_end(self) -> float:
-        """Until when the session is certain to live at the server, by the boot-time clock; see :mod:`~.lease`."""
-        return self._connection.lease.end
-
-    @property
     def received(self) -> float:
         """When the last complete message was received, by the boot-time clock."""
         return self._connection.received
-
-    @property
-    def wants_write(self) -> bool:
-        """Whether the session has moved to a new connection, which renews the lease only after a write."""
-        return self._connection.lease.wants_write
 
     @property
     def restoring(self) -> bool:

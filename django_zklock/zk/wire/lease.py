@@ -77,7 +77,7 @@ class Lease:
 
     @property
     def wants_write(self) -> bool:
-        """Whether the handshake does not count yet."""
+        """Whether the session has moved to a new connection, whose handshake counts only after a write."""
         return self._handshake is not None
 
     def forwarded(self, now: float) -> Sent:

@@ -78,16 +78,11 @@ def _read_children(data: bytes, offset: int) -> tuple[list[str], int]:
 
 
 def _read_data(data: bytes, offset: int) -> tuple[tuple[bytes, ZnodeStat], int]:
-    content, offset = _read_bytes(data, offset)
-    return (content, ZnodeStat._make(_STAT.unpack_from(data, offset))), offset + _STAT.size
-
-
-def _read_bytes(data: bytes, offset: int) -> tuple[bytes, int]:
     (size,) = _INT.unpack_from(data, offset)
     start = offset + _INT.size
     # A node that was created without data has a size of -1.
     end = start + max(0, size)
-    return bytes(data[start:end]), end
+    return (bytes(data[start:end]), ZnodeStat._make(_STAT.unpack_from(data, end))), end + _STAT.size
 
 
 _READERS = {_ERROR: _read_error, GetChildren.type: _read_children, GetData.type: _read_data}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,8 +20,17 @@ WatchKey = tuple[int, str]
 WATCHER_TYPES = {GetChildren.type: 1, GetData.type: 2}
 
 
+class _Request:
+    """A request whose answer has no content."""
+
+    @classmethod
+    def deserialize(cls, _data: bytes, _offset: int) -> bool:
+        """Return true: the answer was no error."""
+        return True
+
+
 @dataclass(frozen=True)
-class RemoveWatches:
+class RemoveWatches(_Request):
     """The request to remove the watches of this session on a node (opcode 18, ZOOKEEPER-442); kazoo has none."""
 
     type: ClassVar[int] = 18
@@ -33,18 +42,13 @@ class RemoveWatches:
         """Encode the record."""
         return bytes(write_string(self.path) + int_struct.pack(self.watcher_type))
 
-    @classmethod
-    def deserialize(cls, _data: bytes, _offset: int) -> bool:
-        """Return true: an answer without an error has no content."""
-        return True
-
 
 # ZooKeeper's own client puts as many bytes of paths into one request; a server takes no request above jute.maxbuffer.
 MAX_PATHS = 128 * 1024
 
 
 @dataclass(frozen=True)
-class SetWatches:
+class SetWatches(_Request):
     """The request to set the watches of the last connection again (opcode 101); kazoo has none.
 
     For each watched node that changed after the transaction ``seen`` the server sends the event at once, before the
@@ -65,23 +69,6 @@ class SetWatches:
             for path in paths:
                 packet += write_string(path)
         return bytes(packet)
-
-    @classmethod
-    def deserialize(cls, _data: bytes, _offset: int) -> bool:
-        """Return true: an answer without an error has no content."""
-        return True
-
-
-def _set_requests(seen: int, watches: Iterable[Watch]) -> Iterator[SetWatches]:
-    keys = sorted({watch.key for watch in watches})
-    while keys:
-        size = count = 0
-        while count < len(keys) and size < MAX_PATHS:
-            size += len(keys[count][1].encode())
-            count += 1
-        batch, keys = keys[:count], keys[count:]
-        data = tuple(path for kind, path in batch if kind == GetData.type)
-        yield SetWatches(seen, data, tuple(path for kind, path in batch if kind == GetChildren.type))
 
 
 class Watch:
@@ -194,7 +181,18 @@ class WatchRegistry:
 
     def set_requests(self) -> list[SetWatches]:
         """Return the requests that set the watches of the last connection again."""
-        return list(_set_requests(self._seen, filter(self.__contains__, self._lost)))
+        requests = []
+        keys = sorted({watch.key for watch in self._lost & self._watches})
+        while keys:
+            size = count = 0
+            while count < len(keys) and size < MAX_PATHS:
+                size += len(keys[count][1].encode())
+                count += 1
+            batch, keys = keys[:count], keys[count:]
+            data = tuple(path for kind, path in batch if kind == GetData.type)
+            children = tuple(path for kind, path in batch if kind == GetChildren.type)
+            requests.append(SetWatches(self._seen, data, children))
+        return requests
 
     def restored(self) -> None:
         """Note that the server has set the watches of the last connection again."""

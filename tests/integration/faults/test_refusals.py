@@ -18,7 +18,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import semaphore
-from django_zklock.zk.wire.results import EncodingError, is_temporary
+from django_zklock.zk.wire.requests import EncodingError, is_temporary
 from tests.support.refusing_server import NO_AUTH, OPERATION_TIMEOUT, SYSTEM_ERROR, THROTTLED, UNHEARD_OF, Refusals
 from tests.support.threads import Runner, waiting_in
 from tests.support.tree_reader import MakePool, wait_until
@@ -204,13 +204,13 @@ def test_release__many_share_the_pause(
     holds = [Lock(f"k{number}", pool).acquire(timeout=10) for number in range(50)]
     session = pool.sessions()[0]
     timers: list[float] = []
-    later = session.later
+    call_later = session.retries._call_later
 
-    def counted(delay: float, call: Callable[[], object]) -> TimerHandle:
+    def counted(delay: float, call: Callable[[], None]) -> TimerHandle:
         timers.append(delay)
-        return later(delay, call)
+        return call_later(delay, call)
 
-    monkeypatch.setattr(session.retries, "_later", counted)
+    monkeypatch.setattr(session.retries, "_call_later", counted)
     refusal = refusals.refuse("delete", times=50)
     for held in holds:
         held.release()

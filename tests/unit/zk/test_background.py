@@ -173,7 +173,7 @@ def test_listener__raises(
     with Proxy(testserver.address) as proxy:
         pool = make_pool(proxy.hosts)
         session = pool.session("/")
-        faulty = Faulty()
+        faulty: Any = Faulty()
         attached = threading.Event()
         session.post(lambda: session.add_listener(faulty))
         session.post(attached.set)

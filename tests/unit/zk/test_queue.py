@@ -8,8 +8,8 @@ import uuid
 import pytest
 
 from django_zklock.zk import queue
-from django_zklock.zk.queue import Kind, Node, Queue, parse_names
-from tests.support.scripted_session import curators, other
+from django_zklock.zk.queue import Kind, Node, Queue
+from tests.support.scripted_session import curators, other, parse_names
 
 GUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 HEX = GUID.replace("-", "")
@@ -83,7 +83,7 @@ def test_node__own(kind: Kind) -> None:
 
 def line(*entries: tuple[str, int]) -> list[queue.Node]:
     labels = {"x": "lock-", "w": "__WRIT__", "r": "__READ__", "k": "lease-"}
-    return queue.parse_names(named(number, labels[kind], sequence) for number, (kind, sequence) in enumerate(entries))
+    return parse_names(named(number, labels[kind], sequence) for number, (kind, sequence) in enumerate(entries))
 
 
 def named(number: int, label: str, sequence: int, version: int = 4) -> str:

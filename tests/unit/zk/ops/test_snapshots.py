@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_zklock.zk import queue
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
+from tests.support.scripted_session import parse_names
 
 GUID = "0f8fad5b-d9cb-869f-a165-70867728950e"
 LABELS = {"x": "lock-", "w": "__WRIT__", "r": "__READ__"}
@@ -13,7 +13,7 @@ LABELS = {"x": "lock-", "w": "__WRIT__", "r": "__READ__"}
 
 def lock(pattern: str, holding: int, limit: int | None = None) -> LockSnapshot:
     """Return a lock with an entry for each letter; the first ``holding`` of them hold it."""
-    nodes = queue.parse_names(
+    nodes = parse_names(
         (f"_c_{GUID}-{limit}-lease-" if letter == "l" else LABELS[letter]) + f"{number:010}"
         for number, letter in enumerate(pattern)
     )

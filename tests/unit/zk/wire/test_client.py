@@ -537,22 +537,22 @@ def test_watch__missing_node(plugs: Any, root: str) -> None:
 def test_session_timeout__negotiated(plugs: Any, asked: float, given: float) -> None:
     """The session timeout is the one that the server has granted, not the one in the options."""
     plug = plugs(session_timeout=asked).connected()
-    assert plug.wire.session_timeout == given
+    assert plug.wire.lease.timeout == given
 
 
 def test_lease__requests_that_the_leader_sees(plugs: Any) -> None:
     """Any number of reads does not renew the lease; two syncs do, from a margin before the first."""
     plug = plugs(session_timeout=1.2).connected()
-    begin = plug.wire.lease_end
+    begin = plug.wire.lease.end
     read_until = boottime() + 0.4
     while boottime() < read_until:
         plug.ask("children", "/")
-    assert plug.wire.lease_end == begin
+    assert plug.wire.lease.end == begin
     plug.ask("sync", "/")
-    assert plug.wire.lease_end == begin
+    assert plug.wire.lease.end == begin
     before = boottime()
     plug.ask("sync", "/")
-    assert begin < plug.wire.lease_end <= before - 0.3 + 1.2
+    assert begin < plug.wire.lease.end <= before - 0.3 + 1.2
 
 
 def do(plug: Plug, request: Callable[[Wire, str, Any], object], path: str) -> Any:
@@ -606,12 +606,12 @@ def test_lease__not_without_an_answer(zookeeper: ZooKeeper, plugs: Any) -> None:
     with Proxy(zookeeper.address) as proxy:
         plug = plugs(proxy.hosts, session_timeout=30.0).connected()
         plug.ask("children", "/")
-        before = plug.wire.lease_end
+        before = plug.wire.lease.end
         proxy.pause("down")
         answers: list[Any] = []
         plug.do(lambda: plug.wire.children("/", lambda *answer: answers.append(answer)))
         wait_until(lambda: plug.wire.unanswered_for() > 0.2)
-        assert plug.wire.lease_end == before
+        assert plug.wire.lease.end == before
         proxy.resume()
         wait_until(lambda: answers)
         assert plug.wire.unanswered_for() == 0.0
