@@ -97,7 +97,7 @@ def _on_finalize(app: Any) -> None:
         for lock_in in _decorators:
             lock_in(app)
         for task in app.tasks.values():
-            body, _own = _body(task)
+            body, _own = task_body(task)
             if inspect.iscoroutinefunction(body) and locked_call_of(body) is not None:
                 _refuse_calls(task)
 
@@ -115,7 +115,7 @@ def _refuse_calls(task: Any) -> None:
 
 def _user_function(task: Any) -> Any:
     """Return the function that the user wrote, without its wrappers."""
-    return inspect.unwrap(_body(task)[0])
+    return inspect.unwrap(task_body(task)[0])
 
 
 def _lock_once(wrap: Wrap) -> Callable[[Any], None]:
@@ -132,7 +132,7 @@ def _lock_once(wrap: Wrap) -> Callable[[Any], None]:
             return
         # Inside of autoretry's wrapper: the lock must be free before the task is sent again.
         name = "_orig_run" if hasattr(task, "_orig_run") else "run"
-        body, own = _body(task)
+        body, own = task_body(task)
         # `bind=True`: the key may be made from the task too.
         setattr(task, name, types.MethodType(wrap(body), *own) if own else wrap(body))
 
@@ -155,36 +155,16 @@ def outermost_lock(task: Any) -> tuple[LockedCall | None, tuple[Any, ...]]:
 
     With ``pydantic=True`` Celery wraps the body, and the key is made of the converted arguments.
     """
-    body, own = _body(task)
-    call, is_converted = _locked_call(body)
+    body, own = task_body(task)
+    call, is_converted = locked_call_in(body)
     if call is not None and is_converted:
         call = dataclasses.replace(call, key=key_through(body, call))
     return call, own
 
 
-def is_call_of_message(task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether ``call`` is the outermost lock of the running ``task``, called with the message's arguments.
-
-    A ``__call__`` of the task's class can change the arguments, and can call other functions under a lock. Arguments
-    that Celery has converted cannot be compared.
-    """
-    body, own = _body(task)
-    outermost, is_converted = _locked_call(body)
-    if outermost is not call:
-        return False
-    if is_converted:
-        return True
-    # The same objects: equal ones may still give another key.
-    return _ids(args, kwargs) == _ids((*own, *task.request.args), task.request.kwargs)
-
-
-def _ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[int], dict[str, int]]:
-    return [id(each) for each in args], {name: id(each) for name, each in kwargs.items()}
-
-
 def hidden_lock(task: Any) -> tuple[LockedCall | None, str]:
     """Return the lock that the body of ``task`` takes below a decorator of another kind, and the decorator's name."""
-    body, _own = _body(task)
+    body, _own = task_body(task)
     wrappers = [each for each in _wrappers(body) if not _is_defined_in(each, "celery.app.base")]
     call = next((call for each in wrappers if (call := locked_call_of(each)) is not None), None)
     code = getattr(wrappers[0], "__code__", None)
@@ -194,13 +174,13 @@ def hidden_lock(task: Any) -> tuple[LockedCall | None, str]:
     return call, f"{wrappers[0].__globals__['__name__']}.{code.co_qualname.partition('.<locals>')[0]}"
 
 
-def _body(task: Any) -> tuple[Any, tuple[Any, ...]]:
+def task_body(task: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return the function that ``task`` runs, without autoretry's wrapper, and the arguments that it is bound to."""
     body = getattr(task, "_orig_run", task.run)
     return (body.__func__, (body.__self__,)) if isinstance(body, types.MethodType) else (body, ())
 
 
-def _locked_call(body: Any) -> tuple[LockedCall | None, bool]:
+def locked_call_in(body: Any) -> tuple[LockedCall | None, bool]:
     """Return the locked call that ``body`` is, and whether Celery converts the arguments (``pydantic=True``)."""
     call = locked_call_of(body)
     if call is None and _is_defined_in(body, "celery.app.base"):

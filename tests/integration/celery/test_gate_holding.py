@@ -31,7 +31,7 @@ def workshop(open_workshop: Any) -> Iterator[Any]:
 def forged(task_id: str, **changes: Any) -> str:
     """Return a signed ticket of an unknown worker."""
     ticket = tickets.Ticket(
-        task=task_id, origin="0123456789abcdef", slot=0, nonce=1, keys=["forged"], nodes={}, token=1,
+        task=task_id, origin="0123456789abcdef", slot=0, nonce=1, keys=["forged"], arguments="", nodes={}, token=1,
         since=0.0, waited=0.0, contended=False, session_timeout=4.0,
     )  # fmt: skip
     return Signer(salt=tickets._SALT).sign_object(vars(ticket) | changes)

@@ -220,6 +220,13 @@ def test_key__is_made_once(workshop: Any, key: str, task: str) -> None:
     workshop.wait_empty(result["key"])
 
 
+def test_key__of_the_request(workshop: Any, key: str) -> None:
+    """A key callable of a bound task finds the task's request as in a slot."""
+    result = workshop.result(workshop.send("rooted", key))
+    assert result["root"] == result["id"]
+    assert result["key"] == f"{key}:{result['root']}"
+
+
 def test_key__of_other_arguments(workshop: Any, key: str) -> None:
     """A task whose `__call__` changes the arguments acquires their lock itself, and the gate's hold is released."""
     result = workshop.result(workshop.send("alter", key))

@@ -22,6 +22,7 @@ from kazoo.client import KazooClient
 from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
+from django_zklock.zk import node_data
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
@@ -120,6 +121,8 @@ def wait_for_rest(server: ZooKeeper, pools: list[Pool], nodes: int) -> None:
     """Wait until everybody has left, and the server has removed the lines; what stays for ever is found by that."""
     for pool in pools:
         wait_until(lambda pool=pool: not any(tables(pool).values()), 30, f"{tables(pool)} at rest")  # type: ignore[misc]
+    # It keeps the last identities, a limited number.
+    node_data._encode_identity.cache_clear()
     wait_until(lambda: counters(server)["zk_znode_count"] == nodes, 60, f"{nodes} nodes and not {counters(server)}")
 
 

@@ -9,8 +9,13 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
+from celery.app.task import Context
+from celery.bootsteps import CLOSE, TERMINATE  # type: ignore[attr-defined]
 from celery.worker.request import Request
 from django.db import connections as databases
 
@@ -45,13 +50,20 @@ class Gate(GateWorker):
     def on_request(self, request: Request) -> None:
         """Let a request of a locked task wait for its lock, and pass on all others."""
         if _take_out(request, tickets.HEADER) is not None:
-            logger.warning("event=header_refused task=%s reason='it came from outside'", request.id)
+            logger.warning("event=header_refused task=%s reason='it is not of this delivery'", request.id)
         _take_out(request, tickets.DEADLINE_HEADER)
         locked = self._locked_request(request)
         if locked is None:
             self._handle(request)
             return
         self.requests[locked.nonce] = locked
+        if self.consumer.hub:
+            self._enter(locked)
+        else:
+            # Requests arrive on another thread than the one that makes all steps.
+            self.loop.post(partial(self._enter, locked))
+
+    def _enter(self, locked: LockedRequest) -> None:
         locked.run(locked.enter)
         self.schedule_check()
 
@@ -66,6 +78,9 @@ class Gate(GateWorker):
         for request in list(self.requests.values()):
             request.leave()
             request.run(request.reconcile)
+        if self.consumer.controller.blueprint.state in {CLOSE, TERMINATE}:
+            # The last tasks run, and Celery's loop does not.
+            self.loop.detach()
 
     def stop_soon(self) -> None:
         """Stop in the timer thread; safe in a signal handler, which may have interrupted a step."""
@@ -100,7 +115,8 @@ class Gate(GateWorker):
         work = Work(kind="task", name=request.task.name, id=request.id)
         before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
         try:
-            return call.lock(call.key((*own, *request.args), dict(request.kwargs)), lambda: work)
+            with _request_of(request) if own else nullcontext():
+                return call.lock(call.key((*own, *request.args), dict(request.kwargs)), lambda: work)
         finally:
             # If the key callable has queried the database, the children must not inherit the connection.
             for each in databases.all(initialized_only=True):
@@ -109,7 +125,10 @@ class Gate(GateWorker):
 
     # The requests.
 
-    def _check(self) -> None:
+    def _check(self, due: float) -> None:
+        if due != self._check_due:
+            # An earlier one was scheduled after this.
+            return
         self._check_due = math.inf
         now, delays = time.monotonic(), [CHECK_INTERVAL]
         for request in list(self.requests.values()):
@@ -141,6 +160,17 @@ class Gate(GateWorker):
             "scoreboard": self.scoreboard.used if self.scoreboard is not None else 0,
             **{name: self.counts[name] for name in ("reconciled", "given_back", "failed")},
         }
+
+
+@contextmanager
+def _request_of(request: Request) -> Iterator[None]:
+    """Let the task's own `request` be what it is in a slot: the key may be made from it."""
+    stack = request.task.request_stack
+    stack.push(Context(request.request_dict, args=request.args, called_directly=False, kwargs=request.kwargs))
+    try:
+        yield
+    finally:
+        stack.pop()
 
 
 def _take_out(request: Request, header: str) -> Any:

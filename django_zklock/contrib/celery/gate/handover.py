@@ -14,7 +14,7 @@ from django_zklock.contrib.celery.gate import ticket as tickets
 from django_zklock.contrib.celery.gate.gate import Gate
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard, ScoreboardSlot
 from django_zklock.contrib.celery.gate.ticket import Ticket
-from django_zklock.contrib.celery.tasks import is_call_of_message, running_task
+from django_zklock.contrib.celery.tasks import locked_call_in, running_task, task_body
 from django_zklock.exceptions import LockConflict, LockTimeout, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
 from django_zklock.work import current_work
@@ -60,13 +60,39 @@ def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any])
         _log_refusal(task.request.id, str(reason))
         return None
     gate = gates[ticket.origin]
-    if not is_call_of_message(task, call, args, kwargs):
+    if not _is_for(ticket, task, call, args, kwargs):
         if not ticket.acquires and ticket.refusal is None:
             # The task cannot use the hold that the main process has for it.
             _release(gate, ticket)
         _log_refusal(task.request.id, f"it is for the body and arguments of the message, not for this {call.name}")
         return None
     return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work))
+
+
+def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether the lock of ``ticket`` is that of this call: one of the message's body, with the same key.
+
+    The key is made again only if the arguments are others than those of the message, or may be.
+    """
+    body, own = task_body(task)
+    outermost, is_converted = locked_call_in(body)
+    if outermost is not call:
+        return False
+    request = task.request
+    # The same objects, in which nothing was changed: equal ones may still give another key.
+    if not is_converted and _ids(args, kwargs) == _ids((*own, *request.args), request.kwargs):
+        arguments = tickets.digest(request.args, request.kwargs)
+        if arguments and arguments == ticket.arguments:
+            return True
+    try:
+        key = call.key(args, kwargs)
+    except Exception:  # noqa: BLE001 - the call will raise it
+        return False
+    return ([key] if isinstance(key, str) else list(key)) == ticket.keys
+
+
+def _ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[int], dict[str, int]]:
+    return [id(each) for each in args], {name: id(each) for name, each in kwargs.items()}
 
 
 def _strip(request: Any) -> None:

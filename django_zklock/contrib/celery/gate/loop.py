@@ -38,6 +38,9 @@ class Loop(ABC):
         """Run ``call`` after ``delay`` seconds."""
         self.timers.call_later(delay, partial(self.post, call))
 
+    def detach(self) -> None:  # noqa: B027 - a thread of the gate's own goes on
+        """Run the calls also when Celery's loop does not run any more."""
+
     @abstractmethod
     def _wake(self) -> None: ...
 
@@ -61,13 +64,23 @@ class HubLoop(Loop):
         self._read_end, self._write_end = os.pipe()
         for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
+        self._is_attached = True
 
     def attach(self, hub: Any) -> None:
         """Listen in ``hub``, which removes its readers when the connection to the broker is lost."""
+        self._is_attached = True
         hub.add_reader(self._read_end, self._run)
         self._wake()
 
+    def detach(self) -> None:
+        # The timer thread makes the calls one after the other, too.
+        self._is_attached = False
+        self._wake()
+
     def _wake(self) -> None:
+        if not self._is_attached:
+            self.timers.call_later(0.0, self._run_all)
+            return
         with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
             os.write(self._write_end, b".")
 

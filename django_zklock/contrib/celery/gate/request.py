@@ -203,6 +203,7 @@ class LockedRequest(TaskRun):
             slot=self._slot.number if self._slot is not None else 0,
             nonce=self.nonce,
             keys=list(self.lock.keys),
+            arguments=tickets.digest(self.request.args, self.request.kwargs),
             since=self._since,
             waited=time.monotonic() - self.attempts.began,
             contended=self.contended,

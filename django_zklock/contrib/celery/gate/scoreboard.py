@@ -155,15 +155,17 @@ class ParentSlot(ScoreboardSlot, SessionListener):
             self._set_state(HoldState.LOST, lost)
             return HoldState.LOST
         if revoked is not None:
-            if not self._is_withdrawn:
-                self._set_state(HoldState.REVOKED, revoked)
+            with self._scoreboard.writing:
+                if not self._is_withdrawn:
+                    self._set_state(HoldState.REVOKED, revoked)
             return HoldState.REVOKED
         return None
 
     def withdraw(self) -> None:
         """Refuse all later claims."""
-        self._is_withdrawn = True
-        self._set_state(HoldState.WITHDRAWN)
+        with self._scoreboard.writing:
+            self._is_withdrawn = True
+            self._set_state(HoldState.WITHDRAWN)
 
     def restore(self) -> None:
         """Leave the hold to the child that has claimed it."""

@@ -6,11 +6,13 @@ task, the process that has written it and a nonce. The worker removes this heade
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Container
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from django.core.signing import BadSignature, Signer
+from kombu.utils import json
 
 from django_zklock import exceptions
 from django_zklock.exceptions import ZkLockError
@@ -32,9 +34,10 @@ class Ticket:
     """What a task needs to know about its lock: the keys, and what the main process has acquired or decided.
 
     ``origin`` is the main process, ``slot`` and ``nonce`` name the slot of its scoreboard, ``nodes`` has the full path
-    of the node in each queue by the path of the queue. ``since`` and ``deadline`` are in seconds since the Unix epoch,
-    ``waited`` and ``session_timeout`` in seconds. ``contended`` says that the task had to wait, ``refusal`` why it has
-    no lock. With ``acquires`` the task acquires its lock itself. Whenever it does, it may wait until ``deadline``.
+    of the node in each queue by the path of the queue. ``arguments`` is the digest of the message's arguments.
+    ``since`` and ``deadline`` are in seconds since the Unix epoch, ``waited`` and ``session_timeout`` in seconds.
+    ``contended`` says that the task had to wait, ``refusal`` why it has no lock. With ``acquires`` the task acquires
+    its lock itself. Whenever it does, it may wait until ``deadline``.
     """
 
     task: str
@@ -42,6 +45,7 @@ class Ticket:
     slot: int
     nonce: int
     keys: list[str]
+    arguments: str
     since: float
     waited: float
     contended: bool
@@ -73,6 +77,15 @@ def read(header: object, *, task_id: str, origins: Container[str]) -> Ticket:
     if ticket.origin not in origins:
         raise TicketRejected("it is of another worker process")
     return ticket
+
+
+def digest(args: Any, kwargs: Any) -> str:
+    """Return a digest of the arguments of a message; an empty one if they have no form in JSON."""
+    try:
+        text = json.dumps([args, kwargs], sort_keys=True)
+    except Exception:  # noqa: BLE001 - of the objects
+        return ""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def refusal(error: ZkLockError) -> dict[str, Any]:

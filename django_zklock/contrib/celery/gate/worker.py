@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from celery.worker.request import Request
@@ -106,7 +106,7 @@ class GateWorker(ABC):
         """Return how many requests have no slot."""
 
     @abstractmethod
-    def _check(self) -> None:
+    def _check(self, due: float) -> None:
         """Check all requests, in the loop, and schedule the next check."""
 
     # Slots.
@@ -196,7 +196,7 @@ class GateWorker(ABC):
         due = time.monotonic() + min(CHECK_INTERVAL if delay is None else delay, CHECK_INTERVAL)
         if due < self._check_due:
             self._check_due = due
-            self.loop.call_later(due - time.monotonic(), self._check)
+            self.loop.call_later(due - time.monotonic(), partial(self._check, due))
 
     # Events.
 

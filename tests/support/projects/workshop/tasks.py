@@ -213,6 +213,12 @@ def retry_itself(self: Any, key: str) -> dict[str, Any]:
 # Ends.
 
 
+@shared_task(bind=True)
+@zk_locked(lambda self, key: f"{key}:{self.request.root_id}")
+def rooted(self: Any, key: str) -> dict[str, Any]:
+    return {**facts(), "root": self.request.root_id}
+
+
 @shared_task
 @zk_locked("{key}")
 def hold(key: str, gate: str) -> dict[str, Any]:

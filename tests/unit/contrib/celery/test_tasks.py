@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import celery._state
@@ -24,7 +23,6 @@ from django_zklock import (
     zk_locked,
 )
 from django_zklock.contrib.celery import RetryLater, install
-from django_zklock.contrib.celery.tasks import is_call_of_message, outermost_lock
 from django_zklock.locked_call import locked_call_of
 from django_zklock.zk.held import held_stack
 from tests.support.django_layer import Ensemble, Stranger
@@ -434,47 +432,3 @@ def test_retry_later__is_a_policy() -> None:
     """The name "retry" and an object of the class are both accepted."""
     assert policies(on_conflict="retry")[0] == RetryLater()
     assert policies(on_conflict=RetryLater(max_wait=5))[0] == RetryLater(max_wait=5)
-
-
-# The call that a ticket is for.
-
-
-def test_call_of_message() -> None:
-    """A ticket is for the outermost lock of the task, called with the very arguments of its message."""
-
-    @zk_locked("{key}")
-    def body(key: str, size: int = 0) -> None: ...
-
-    @zk_locked("{key}")
-    def other(key: str) -> None: ...
-
-    key, size = "a", 1000
-    task = SimpleNamespace(run=body, request=SimpleNamespace(args=[key], kwargs={"size": size}))
-    call, _own = outermost_lock(task)
-    another, _own = outermost_lock(SimpleNamespace(run=other))
-    assert call is not None
-    assert another is not None
-    assert is_call_of_message(task, call, (key,), {"size": size})
-    assert not is_call_of_message(task, another, (key,), {"size": size})
-    assert not is_call_of_message(task, call, (), {"key": key, "size": size})
-    assert not is_call_of_message(task, call, (key,), {})
-    assert not is_call_of_message(task, call, (key, size), {})
-    assert not is_call_of_message(task, call, ("b",), {"size": size})
-    assert not is_call_of_message(task, call, (key,), {"size": size + 1})
-
-
-def test_call_of_message__bound() -> None:
-    """The task itself is the first argument of a bound body."""
-
-    class Bill:
-        request = SimpleNamespace(args=["a"], kwargs={})
-
-        @zk_locked("{key}")
-        def run(self, key: str) -> None: ...
-
-    task = Bill()
-    call, own = outermost_lock(task)
-    assert call is not None
-    assert own == (task,)
-    assert is_call_of_message(task, call, (task, "a"), {})
-    assert not is_call_of_message(task, call, (Bill(), "a"), {})

@@ -1,0 +1,142 @@
+"""The call that a ticket is for."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from django_zklock import zk_locked
+from django_zklock.contrib.celery.gate import ticket as tickets
+from django_zklock.contrib.celery.gate.gate import Gate
+from django_zklock.contrib.celery.gate.handover import _is_for
+from django_zklock.contrib.celery.gate.loop import HubLoop
+from django_zklock.contrib.celery.tasks import outermost_lock
+
+
+class Delivery:
+    """A task that runs here, with the ticket that the main process has made of the message's arguments."""
+
+    def __init__(self, body: Any, *args: Any, **kwargs: Any) -> None:
+        self.task = SimpleNamespace(run=body, request=SimpleNamespace(args=list(args), kwargs=kwargs))
+        call, own = outermost_lock(self.task)
+        assert call is not None
+        self.call = call
+        key = call.key((*own, *args), kwargs)
+        self.ticket: Any = SimpleNamespace(
+            keys=[key] if isinstance(key, str) else list(key), arguments=tickets.digest(args, kwargs)
+        )
+
+    def fits(self, *args: Any, call: Any = None, **kwargs: Any) -> bool:
+        return _is_for(self.ticket, self.task, call or self.call, args, kwargs)
+
+
+@zk_locked("{key}")
+def body(key: str, size: int = 0) -> None: ...
+
+
+def test_ticket__for_the_message() -> None:
+    """A ticket is for the outermost lock of the task, with the message's arguments or others that give its key."""
+
+    @zk_locked("{key}")
+    def other(key: str) -> None: ...
+
+    delivery = Delivery(body, "a", size=1000)
+    another, _own = outermost_lock(SimpleNamespace(run=other))
+    assert delivery.fits("a", size=1000)
+    assert delivery.fits(key="a")
+    assert not delivery.fits("a", call=another)
+    assert not delivery.fits("b", size=1000)
+    assert not delivery.fits("A", size=1000)
+    # The call itself raises the error.
+    assert not delivery.fits()
+
+
+def test_ticket__arguments_changed_in_place() -> None:
+    """Arguments that were changed between the message and the body count, also if they are the same objects."""
+
+    @zk_locked("{order[key]}")
+    def ordered(order: dict[str, Any]) -> None: ...
+
+    order = {"key": "KEY", "size": 1}
+    delivery = Delivery(ordered, order)
+    assert delivery.fits(order)
+    order["size"] = 2
+    assert delivery.fits(order)
+    order["key"] = "key"
+    assert not delivery.fits(order)
+    delivery = Delivery(body, key="KEY")
+    delivery.task.request.kwargs["key"] = "key"
+    assert not delivery.fits(**delivery.task.request.kwargs)
+
+
+def test_ticket__key_is_made_once() -> None:
+    """A callable for the key is called again only for other arguments, or for some that have no form in JSON."""
+    made: list[Any] = []
+
+    def key(order: Any) -> str:
+        made.append(order)
+        return f"order:{order['key']}"
+
+    @zk_locked(key)
+    def keyed(order: Any) -> None: ...
+
+    order: dict[str, Any] = {"key": "a"}
+    delivery = Delivery(keyed, order)
+    assert delivery.fits(order)
+    assert len(made) == 1
+    assert delivery.fits({"key": "a"})
+    assert len(made) == 2
+    order["what"] = object()
+    delivery = Delivery(keyed, order)
+    assert delivery.ticket.arguments == ""
+    assert delivery.fits(order)
+    assert len(made) == 4
+    order["key"] = "b"
+    assert not delivery.fits(order)
+
+
+def test_ticket__bound() -> None:
+    """The task itself is the first argument of a bound body."""
+
+    class Bill:
+        request = SimpleNamespace(args=["a"], kwargs={})
+
+        @zk_locked("{key}")
+        def run(self, key: str) -> None: ...
+
+    task = Bill()
+    call, own = outermost_lock(task)
+    assert call is not None
+    assert own == (task,)
+    ticket: Any = SimpleNamespace(keys=["a"], arguments=tickets.digest(["a"], {}))
+    assert _is_for(ticket, task, call, (task, "a"), {})
+    assert not _is_for(ticket, task, call, (task, "b"), {})
+
+
+def test_loop__without_the_hub() -> None:
+    """When Celery's loop does not run any more, the calls are made all the same, in order, by one thread."""
+    loop = HubLoop()
+    made: list[tuple[int, int]] = []
+    done = threading.Event()
+    for number in range(50):
+        loop.post(lambda number=number: made.append((number, threading.get_ident())))  # type: ignore[misc]
+    assert made == []
+    loop.detach()
+    for number in range(50, 100):
+        loop.post(lambda number=number: made.append((number, threading.get_ident())))  # type: ignore[misc]
+    loop.post(done.set)
+    assert done.wait(10)
+    assert [number for number, _thread in made] == list(range(100))
+    assert len({thread for _number, thread in made}) == 1
+    loop.timers.stop()
+
+
+def test_check__one_chain() -> None:
+    """A check that was scheduled before a nearer one is no check any more: each would schedule the next."""
+    gate = Gate.__new__(Gate)
+    gate.requests, gate._check_due = {}, 5.0
+    gate._check(6.0)
+    assert gate._check_due == 5.0
+    gate._check(5.0)
+    assert gate._check_due > 5.0
