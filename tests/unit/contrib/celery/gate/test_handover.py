@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 from django_zklock import zk_locked
 from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.gate import Gate
 from django_zklock.contrib.celery.gate.handover import _is_for
-from django_zklock.contrib.celery.gate.loop import HubLoop
 from django_zklock.contrib.celery.tasks import outermost_lock
 
 
@@ -112,31 +109,3 @@ def test_ticket__bound() -> None:
     ticket: Any = SimpleNamespace(keys=["a"], arguments=tickets.digest(["a"], {}))
     assert _is_for(ticket, task, call, (task, "a"), {})
     assert not _is_for(ticket, task, call, (task, "b"), {})
-
-
-def test_loop__without_the_hub() -> None:
-    """When Celery's loop does not run any more, the calls are made all the same, in order, by one thread."""
-    loop = HubLoop()
-    made: list[tuple[int, int]] = []
-    done = threading.Event()
-    for number in range(50):
-        loop.post(lambda number=number: made.append((number, threading.get_ident())))  # type: ignore[misc]
-    assert made == []
-    loop.detach()
-    for number in range(50, 100):
-        loop.post(lambda number=number: made.append((number, threading.get_ident())))  # type: ignore[misc]
-    loop.post(done.set)
-    assert done.wait(10)
-    assert [number for number, _thread in made] == list(range(100))
-    assert len({thread for _number, thread in made}) == 1
-    loop.timers.stop()
-
-
-def test_check__one_chain() -> None:
-    """A check that was scheduled before a nearer one is no check any more: each would schedule the next."""
-    gate = Gate.__new__(Gate)
-    gate.requests, gate._check_due = {}, 5.0
-    gate._check(6.0)
-    assert gate._check_due == 5.0
-    gate._check(5.0)
-    assert gate._check_due > 5.0

@@ -1,0 +1,39 @@
+"""The gate's own steps, without a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from django_zklock.contrib.celery.gate.gate import Gate
+
+
+def test_check__one_chain() -> None:
+    """A check that was scheduled before a nearer one is no check any more: each would schedule the next."""
+    gate = Gate.__new__(Gate)
+    gate.requests, gate._check_due = {}, 5.0
+    gate._check(6.0)
+    assert gate._check_due == 5.0
+    gate._check(5.0)
+    assert gate._check_due > 5.0
+
+
+def test_request__without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that arrives on the consumer's thread makes its steps on the gate's: one thread fills the slots."""
+    entered: list[str] = []
+    posted: list[Callable[[], object]] = []
+    locked: Any = SimpleNamespace(
+        nonce=1, enter=lambda: entered.append("enter"), run=lambda step: step(), next_check=None
+    )
+    gate: Any = Gate.__new__(Gate)
+    gate.requests, gate.consumer, gate.loop = {}, SimpleNamespace(hub=None), SimpleNamespace(post=posted.append)
+    monkeypatch.setattr(gate, "_locked_request", lambda _request: locked)
+    monkeypatch.setattr(gate, "schedule_check", lambda: entered.append("check"))
+    gate.on_request(SimpleNamespace(id="a", request_dict={}))
+    assert (entered, gate.requests) == ([], {1: locked})
+    for call in posted:
+        call()
+    assert entered == ["enter", "check"]
