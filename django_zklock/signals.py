@@ -108,6 +108,9 @@ def common_arguments(lock: LockValue) -> dict[str, Any]:
 class SignalListener(LockListener):
     """Sends a signal for each event of a lock."""
 
+    def wants(self, event: str) -> bool:
+        return _SIGNALS[event].has_listeners(Lock)
+
     def notify(self, event: str, lock: LockValue, /, **facts: Any) -> None:
         send(_SIGNALS[event], **_arguments(event, lock, facts))
 

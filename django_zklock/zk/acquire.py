@@ -35,14 +35,15 @@ class Acquisition:
 
     ``timeout`` is in seconds; ``None`` waits for ever and 0 tries once. It also limits how long ZooKeeper may take to
     answer; with ``None`` and 0 that limit is the connect timeout of the pool. With ``may_be_taken`` a taken lock is a
-    result, and not an error that names the holder.
+    result, and not an error that names the holder. ``wants_holder`` says that the holder is needed while this waits;
+    by default it is if the listener is called with it. An error that names the holder reads it anew.
     """
 
     # Thousands may wait in one process.
     __slots__ = (
         "__weakref__", "_asked_at", "_began", "_contention", "_deadline", "_held", "_holder_deadline", "_holder_reads",
         "_in_queue", "_kept", "_may_be_taken", "_owner", "_pending_signals", "_response_deadline", "_thread", "_wake",
-        "contender", "is_pending", "lock", "timeout",
+        "_wants_holder", "contender", "is_pending", "lock", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -53,10 +54,12 @@ class Acquisition:
         caller: Caller | None = None,
         *,
         may_be_taken: bool = False,
+        wants_holder: bool | None = None,
     ) -> None:
         self.lock = lock
         self.timeout = timeout
         self._may_be_taken = may_be_taken
+        self._wants_holder = lock.listener.wants("contended") if wants_holder is None else wants_holder
         # From its start until it is granted, refused or abandoned.
         self.is_pending = False
         # A weak reference: this object lives as long as the node, and a forgotten hold is to be noticed.
@@ -96,6 +99,7 @@ class Acquisition:
         contender = self.lock._new_contender(wait=self.timeout != 0, notify=self._changed)
         # A timeout also limits the wait for ZooKeeper during an outage.
         contender.has_deadline = bool(self.timeout)
+        contender.wants_holder = self._wants_holder
         return contender
 
     def poll(self) -> bool:
@@ -124,7 +128,7 @@ class Acquisition:
         if contender.taken and self._may_be_taken:
             self.is_pending = False
             return True
-        if contender.state is State.WAITING and contender.holder_reads and not self._in_queue:
+        if contender.state is State.WAITING and not contender.wants_holder and not self._in_queue:
             self._in_queue = self._contention = True
         self._check_deadlines()
         return False

@@ -61,7 +61,7 @@ class Contender(SessionListener, ABC):
     __slots__ = (
         "_creation", "_generation", "_is_left_behind", "_notify", "_on_deleted", "_paths", "_retry_generation",
         "data", "error", "has_deadline", "holder", "holder_reads", "loss_reason_pending", "lost", "refusal", "rule",
-        "session", "state", "taken", "token", "wait",
+        "session", "state", "taken", "token", "wait", "wants_holder",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +85,8 @@ class Contender(SessionListener, ABC):
         self.refusal: KazooException | None = None
         # The caller has a deadline, which covers outages too.
         self.has_deadline = False
+        # The holder is read as soon as we wait; an error that names the holder reads it in any case.
+        self.wants_holder = True
         # The lock is held by another contender, and `wait` is false.
         self.taken = False
         # Why the hold can no longer be trusted; never cleared.
@@ -288,4 +290,5 @@ class Contender(SessionListener, ABC):
         """Keep the owner of the first node in the queue."""
         self.holder = holder
         self.holder_reads += 1
+        self.wants_holder = False
         self._notify()

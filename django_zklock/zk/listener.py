@@ -40,6 +40,10 @@ class LockListener:
     threads.
     """
 
+    def wants(self, event: str) -> bool:  # noqa: ARG002 - for subclasses
+        """Return whether a call for ``event`` has an effect: what only the listener needs is read only then."""
+        return False
+
     def notify(self, event: str, lock: LockValue, /, **facts: Any) -> None:
         """Something has happened to ``lock``."""
 

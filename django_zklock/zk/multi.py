@@ -54,6 +54,7 @@ class MemberContender(SingleContender):
             multi.session, path, multi.rule, data=multi.data, wait=multi.wait, notify=partial(multi.on_member, self)
         )
         self._multi = multi
+        self.wants_holder = multi.wants_holder
         self.state = State.JOINING
         self.node, self.token = node, token
         self.session.add_listener(self)
@@ -214,6 +215,7 @@ class MultiContender(Contender):
         elif member.state is State.WAITING:
             self.holder_reads += member.holder_reads - self._waiting.get(member, 0)
             self._waiting[member] = member.holder_reads
+            self.wants_holder = self.wants_holder and member.wants_holder
         if not self._blocked:
             self.state = State.HELD
             self._notify()

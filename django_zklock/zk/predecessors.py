@@ -25,6 +25,8 @@ class WatchOwner(Protocol):
 
     session: Session
     rule: Rule
+    # The holder is not known yet, and to be read.
+    wants_holder: bool
 
     def on_clear(self) -> None:
         """All predecessors are proven to be deleted."""
@@ -105,7 +107,7 @@ class PredecessorWatches:
             self._watches.pop(name).remove()
         for name in wanted - self._watches.keys():
             self._watch(name)
-        if plan.first not in wanted:
+        if self._owner.wants_holder and plan.first not in wanted:
             self._listing.read_holder(plan.first, self._owner.on_holder)
 
     def end(self) -> None:

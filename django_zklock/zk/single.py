@@ -87,7 +87,7 @@ class SingleContender(NodeContender):
             self.state is State.WAITING
             and self._own_watch_set
             and self._predecessors.is_set
-            and self.holder_reads > 0
+            and not self.wants_holder
             and self._generation not in {self._listed_in, self._retry_generation}
         )
 

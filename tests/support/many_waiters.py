@@ -31,6 +31,9 @@ class Witness(LockListener):
         self.all_wait = asyncio.Event()
         self._missing = expected
 
+    def wants(self, event: str) -> bool:
+        return event == "contended"
+
     async def anotify(self, event: str, _lock: object, /, **facts: Any) -> None:
         if event == "contended":
             assert facts["holder"] is not None

@@ -96,6 +96,9 @@ class Waiting(LockListener):
     def __init__(self) -> None:
         self.begun = threading.Event()
 
+    def wants(self, event: str) -> bool:
+        return event == "contended"
+
     def notify(self, event: str, _lock: object, /, **_facts: Any) -> None:
         if event == "contended":
             self.begun.set()

@@ -302,7 +302,7 @@ def warm_elsewhere(pool: Pool) -> Lock:
 def waits(pool: Pool) -> bool:
     """Whether the pool's only contender stands in line and has seen who holds."""
     tenants = [tenant for session in pool.sessions() for tenant in list(session._listeners)]
-    return len(tenants) == 1 and getattr(tenants[0], "holder_reads", 0) > 0
+    return len(tenants) == 1 and getattr(tenants[0], "_is_watching_all", False)
 
 
 # Sessions.

@@ -73,7 +73,7 @@ def test_timeout__place_outlived(server: ZooKeeperServer, make_pool: MakePool) -
     pool = make_pool(session_timeout=1.0, connect_timeout=0.2)
     patient, other = waiting_in(Lock("k", pool)), Runner(lambda: Lock("k", pool).acquire())
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 3)
-    wait_until(lambda: all(getattr(each, "holder_reads", 0) for each in list(pool.sessions()[0]._listeners)))
+    wait_until(lambda: all(getattr(each, "_is_watching_all", False) for each in list(pool.sessions()[0]._listeners)))
     with server.faults.refuse():
         server.faults.drop(pool.sessions()[0].id)
         # Without one it has to be told some time.
@@ -91,7 +91,7 @@ def test_timeout__away_at_the_deadline(server: ZooKeeperServer, make_pool: MakeP
     waiter = Runner(lambda: Lock("k", waiting).acquire(timeout=3))
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
     session = waiting.session(held.lock.paths[0])
-    wait_until(lambda: any(getattr(each, "holder_reads", 0) for each in list(session._listeners)))
+    wait_until(lambda: any(getattr(each, "_is_watching_all", False) for each in list(session._listeners)))
     began = time.monotonic()
     if fault == "refuse":
         server.faults.refuse()

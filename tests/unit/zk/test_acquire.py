@@ -1,4 +1,4 @@
-"""What an attempt tells of its hold when nothing else has the hold any more."""
+"""An acquisition: when it reads the holder, and what it reports when nothing else has the hold any more."""
 
 from __future__ import annotations
 
@@ -7,14 +7,32 @@ from collections.abc import Callable
 
 import pytest
 
+from django_zklock.exceptions import LockTimeout
 from django_zklock.zk import owners
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import State
+from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
+from django_zklock.zk.single import SingleContender
 from tests.support.loss_recorder import Losses
-from tests.support.tree_reader import wait_until
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, wait_until
+
+
+class Contentions(LockListener):
+    """Records the holders that "contended" names."""
+
+    def __init__(self) -> None:
+        self.holders: list[object] = []
+
+    def wants(self, event: str) -> bool:
+        return event == "contended"
+
+    def notify(self, event: str, _lock: object, /, **facts: object) -> None:
+        if event == "contended":
+            self.holders.append(facts["holder"])
 
 
 def granted(lock: Lock) -> Acquisition:
@@ -67,3 +85,47 @@ def test_loss__seen_by_the_holder(pool: Pool, monkeypatch: pytest.MonkeyPatch) -
         session.post(posted.pop(0))
     wait_until(lambda: losses.told)
     assert "the lease ran out" in losses.told[0][1]
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_holder__read_if_wanted(make_pool: MakePool, *, is_wanted: bool) -> None:
+    """The fourth waiter does not watch the holder: it reads the first node only for a listener."""
+    pool, listener = make_pool(), Contentions()
+    held = Lock("k", pool, reentrant=False).acquire()
+    waiters = []
+    for number in range(4):
+        lock = Lock("k", pool, reentrant=False, listener=listener if is_wanted and number == 3 else None)
+        waiters.append(Runner(lambda lock=lock: lock.acquire().release(wait=True)))  # type: ignore[misc]
+        contenders = wait_for_waiters(pool, number + 1)
+    last = contenders[-1]
+    assert (last.holder is not None) is is_wanted
+    assert len(listener.holders) == is_wanted
+    held.release()
+    for waiter in waiters:
+        waiter.result(30)
+
+
+@pytest.mark.parametrize("keys", ["k", ["k", "l"]])
+def test_holder__named_by_the_error(make_pool: MakePool, keys: str | list[str]) -> None:
+    """The error of a timeout names the holder, though nothing has read it before."""
+    with Lock("k", make_pool()):
+        waiters = [Runner(lambda: Lock("k", make_pool()).acquire(timeout=60).release(wait=True)) for _ in range(3)]
+        wait_until(lambda: all(waiter.running for waiter in waiters))
+        with pytest.raises(LockTimeout) as caught:
+            Lock(keys, make_pool()).acquire(timeout=0.5)
+        assert caught.value.holder is not None
+    for waiter in waiters:
+        waiter.result(30)
+
+
+def wait_for_waiters(pool: Pool, count: int) -> list[SingleContender]:
+    """Return the waiters of the pool in the order of their nodes, once ``count`` of them wait and request nothing."""
+    (session,) = pool.sessions()
+
+    def waiting() -> list[SingleContender]:
+        contenders = [each for each in list(session._listeners) if isinstance(each, SingleContender)]
+        settled = [each for each in contenders if each._is_watching_all]
+        return sorted(settled, key=lambda each: each.token or 0) if len(settled) == count else []
+
+    found: list[SingleContender] = wait_until(waiting)
+    return found

@@ -98,7 +98,7 @@ class LeaderElection:
         if self._attempt is None:
             if time.monotonic() < self._retry_at:
                 return None
-            self._attempt = Acquisition(self.lock, None, self._event.set, owners.caller())
+            self._attempt = Acquisition(self.lock, None, self._event.set, owners.caller(), wants_holder=True)
             self._attempt.start()
         attempt = self._attempt
         decided = attempt.poll()
