@@ -36,6 +36,9 @@ logger = DeferredLogger("django_zklock.contender")
 class State(enum.Enum):
     """The state of a contender; see the picture above."""
 
+    # Enum's own is a Python function.
+    __hash__ = object.__hash__
+
     NEW = "new"
     JOINING = "joining"
     WAITING = "waiting"

@@ -5,6 +5,7 @@ changes the following; for each change ``tests/unit/zk/wire`` has a test that fa
 
 - Requests enter the connection's queue with our own result object. So replies, watch events and changes of state all
   arrive on the connection's thread, in the order of the connection; kazoo's two worker threads are not started.
+- The loop of a connection is ours, on kazoo's handshake: one ``poll`` object serves for the life of the connection.
 - All queued requests leave in one write, and one wake-up byte is enough for any number of them. (kazoo writes one byte
   for each request, into a socket pair that blocks after about 280.) One read takes all that has arrived; what the
   callbacks of its messages queue leaves in one write, without a wake-up. A write waits only if the socket is full.

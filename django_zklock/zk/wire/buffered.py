@@ -23,6 +23,8 @@ _SIZE = Struct(">i")
 class BufferedConnection(ConnectionHandler):
     """The socket of a connection; all methods run on its thread."""
 
+    _socket: Any
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         # When the last message was complete, by the boot-time clock, and when anything was read last.

@@ -54,6 +54,18 @@ class _InlineHandler:
     def wait_for_sockets(self, *arguments: Any) -> Any:
         return super().select(*arguments)  # type: ignore[misc]
 
+    def poller(self, sockets: list[Any]) -> Callable[[float], list[Any]]:
+        """Return a function that waits for at most some seconds, and returns those ``sockets`` that are readable."""
+        with_tls, sleep = [sock for sock in sockets if hasattr(sock, "pending")], self.sleeper(sockets)
+
+        def wait(timeout: float) -> list[Any]:
+            return [sock for sock in with_tls if sock.pending()] or sleep(timeout)
+
+        return wait
+
+    def sleeper(self, sockets: list[Any]) -> Callable[[float], list[Any]]:
+        return lambda timeout: self.wait_for_sockets(sockets, [], [], timeout)[0]
+
     def dispatch_callback(self, callback: Any) -> None:
         callback.func(*callback.args)
 
@@ -107,6 +119,12 @@ class ThreadingHandler(_InlineHandler, SequentialThreadingHandler):
         ready = {number for number, _events in poll.poll(None if timeout is None else timeout * 1000)}
         readable, writable = ([sock for sock in sockets if sock.fileno() in ready] for sockets in (rlist, wlist))
         return readable, writable, []
+
+    def sleeper(self, sockets: list[Any]) -> Callable[[float], list[Any]]:
+        poll, by_number = select.poll(), {sock.fileno(): sock for sock in sockets}
+        for number in by_number:
+            poll.register(number, select.POLLIN)
+        return lambda timeout: [by_number[number] for number, _events in poll.poll(timeout * 1000)]
 
     # Greenlets are interrupted only where they wait.
     def event_object(self) -> Any:

@@ -175,14 +175,19 @@ def refused(match: str, *, within: float = PATIENCE + GRACE) -> str:
 @pytest.fixture
 def asleep_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return how many bytes of answers were there already, each time that a connection went to sleep."""
-    original = ThreadingHandler.wait_for_sockets
+    original = ThreadingHandler.sleeper
     found: list[int] = []
 
-    def wait_for_sockets(handler: Any, rlist: list[Any], *others: Any) -> Any:
-        found.append(sum(sock.pending() for sock in rlist if isinstance(sock, ssl.SSLSocket)))
-        return original(handler, rlist, *others)
+    def sleeper(handler: Any, sockets: list[Any]) -> Any:
+        sleep = original(handler, sockets)
 
-    monkeypatch.setattr(ThreadingHandler, "wait_for_sockets", wait_for_sockets)
+        def recorded(timeout: float) -> list[Any]:
+            found.append(sum(sock.pending() for sock in sockets if isinstance(sock, ssl.SSLSocket)))
+            return sleep(timeout)
+
+        return recorded
+
+    monkeypatch.setattr(ThreadingHandler, "sleeper", sleeper)
     return found
 
 

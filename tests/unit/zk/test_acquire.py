@@ -99,7 +99,7 @@ def test_holder__read_if_wanted(make_pool: MakePool, *, is_wanted: bool) -> None
         contenders = wait_for_waiters(pool, number + 1)
     last = contenders[-1]
     assert (last.holder is not None) is is_wanted
-    assert len(listener.holders) == is_wanted
+    wait_until(lambda: len(listener.holders) == is_wanted)
     held.release()
     for waiter in waiters:
         waiter.result(30)

@@ -475,7 +475,7 @@ def test_error__unknown_to_kazoo(watcher: Watching, monkeypatch: pytest.MonkeyPa
     # As if kazoo did not know ZooKeeper's NoWatcher.
     unnamed: defaultdict[int, Any] = defaultdict(EXCEPTIONS.default_factory)
     monkeypatch.setattr("kazoo.protocol.connection.EXCEPTIONS", unnamed)
-    monkeypatch.setattr("django_zklock.zk.wire.connection.EXCEPTIONS", unnamed)
+    monkeypatch.setattr("django_zklock.zk.wire.exchange.EXCEPTIONS", unnamed)
     answers: list[Any] = []
     wire = watcher.plug.wire
     watcher.plug.do(lambda: wire._send(RemoveWatches(watcher.path, 2), lambda *answer: answers.append(answer)))

@@ -1,14 +1,13 @@
-"""The socket of a connection: messages that arrive in any pieces, and bytes that wake the loop.
-
-kazoo's loop calls the connection when a socket is readable; a test that replaces the loop fails if kazoo changes that.
-"""
+"""The exchange over one connection: messages that arrive in any pieces, bytes that wake the loop, and pings."""
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import inspect
 import itertools
 import socket
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from kazoo.protocol.states import KeeperState, WatchedEvent
 
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.connection import Connection
+from django_zklock.zk.wire.exchange import Exchange
 from django_zklock.zk.wire.handler import make_handler
 from tests.support.threads import Runner
 
@@ -78,6 +78,11 @@ class Ends:
 
         self.connection.client._data_watchers[path].add(triggered)
 
+    def exchange(self) -> None:
+        """Let the loop read and send once."""
+        connection = self.connection
+        connection._exchange(connection.handler.poller([connection._socket, connection._read_sock])(1.0))
+
     @property
     def is_woken(self) -> bool:
         """Whether a byte waits for the loop."""
@@ -115,7 +120,7 @@ def test_messages__in_pieces(ends: Ends, size: int) -> None:
     for start in range(0, len(stream), size):
         before = ends.connection.received
         ends.server.sendall(stream[start : start + size])
-        ends.connection._read_socket(1.0)
+        ends.exchange()
         complete = bisect.bisect_right(ends_at, start + size)
         assert ends.deleted == paths[: complete // 2]
         # A part of a message says nothing about the server.
@@ -127,10 +132,10 @@ def test_messages__in_pieces(ends: Ends, size: int) -> None:
 
 def test_messages__none(ends: Ends) -> None:
     """A socket that is readable without a message, as with TLS, does not block the loop."""
-    ends.connection._read_socket(100.0)
+    ends.connection._exchange([ends.connection._socket])
     ends.server.close()
     with pytest.raises(ConnectionDropped):
-        ends.connection._read_socket(100.0)
+        ends.exchange()
 
 
 def test_reply__its_requests_leave_at_once(ends: Ends) -> None:
@@ -144,7 +149,7 @@ def test_reply__its_requests_leave_at_once(ends: Ends) -> None:
     ends.watch("/a", lambda: ask(queue))
     ends.watch("/b", lambda: ask(ends.owner.queued))
     ends.server.sendall(deleted("/a") + deleted("/b"))
-    ends.connection._read_socket(1.0)
+    ends.exchange()
     assert ends.owner.writes == 1
     assert ends.server.recv(100) == b"".join(message(int_struct.pack(xid) + int_struct.pack(11)) for xid in (1, 2))
     assert not ends.is_woken
@@ -158,20 +163,22 @@ def test_wake__while_reading_fails(ends: Ends) -> None:
     ends.watch("/a", ends.connection.wake)
     ends.server.sendall(deleted("/a") + OUT_OF_TURN)
     with pytest.raises(ConnectionDropped):
-        ends.connection._read_socket(1.0)
+        ends.exchange()
     assert ends.deleted == ["/a"]
     assert ends.is_woken
 
 
 def test_wake__before_reading(ends: Ends) -> None:
-    """A byte that was sent before messages are handled is read by the loop, which sends then."""
+    """A byte that arrives while messages are handled wakes the loop once more; what it announced has left then."""
     ends.watch("/a", ends.connection.wake)
     ends.connection.wake()
     ends.server.sendall(deleted("/a"))
-    ends.connection._read_socket(1.0)
-    assert (ends.owner.writes, ends.is_woken) == (0, True)
-    ends.connection._send_request(1.0, 1.0)
-    assert (ends.owner.writes, ends.is_woken) == (1, False)
+    ends.connection._exchange([ends.connection._socket])
+    assert (ends.owner.writes, ends.is_woken) == (1, True)
+    ends.exchange()
+    assert (ends.owner.writes, ends.is_woken) == (2, False)
+    ends.connection.wake()
+    assert ends.is_woken
 
 
 def test_wake__interrupted_before_the_byte(ends: Ends) -> None:
@@ -199,7 +206,7 @@ def test_wake__loop_is_faster(ends: Ends) -> None:
     class Slow:
         def send(self, data: bytes) -> int:
             sent = int(real.send(data))
-            ends.connection._send_request(1.0, 1.0)
+            ends.exchange()
             return sent
 
     ends.connection._write_sock = Slow()
@@ -214,7 +221,7 @@ def test_wake__from_a_signal_handler(ends: Ends) -> None:
     """With greenlets a handler may run on the connection's thread after the owner was called before a write."""
     ends.owner.before_write = ends.connection.wake  # type: ignore[method-assign]
     ends.connection.wake()
-    ends.connection._send_request(1.0, 1.0)
+    ends.exchange()
     assert ends.is_woken
 
 
@@ -269,3 +276,76 @@ def test_read__of_a_handshake(ends: Ends) -> None:
     assert ends.connection._socket.recv(100) == PONG
     with pytest.raises(ends.connection.handler.timeout_exception):
         ends.connection._read(1, 0.05)
+
+
+def test_loop__replaced() -> None:
+    """kazoo calls the method that we replace, with the arguments that ours has."""
+    assert "_connect_attempt" in ConnectionHandler._connect_loop.__code__.co_names
+    theirs, ours = (inspect.signature(each._connect_attempt) for each in (ConnectionHandler, Exchange))
+    assert list(theirs.parameters) == list(ours.parameters)
+    # What ours does as theirs.
+    used = {"_connect", "reset", "ping_outstanding", "_socket_error_handling", "_session_callback", "logger"}
+    assert used <= set(ConnectionHandler._connect_attempt.__code__.co_names)
+
+
+def test_ping__unanswered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle connection sends a ping; if nothing at all arrives until the next one is due, the connection ends."""
+    waits: list[float] = []
+
+    def poller(_sockets: list[Any]) -> Any:
+        def wait(timeout: float) -> list[Any]:
+            waits.append(timeout)
+            return []
+
+        return wait
+
+    monkeypatch.setattr(ends.connection.handler, "poller", poller)
+    with pytest.raises(ConnectionDropped, match="ping"):
+        ends.connection._serve(100.0)
+    assert ends.server.recv(100) == message(int_struct.pack(PING_XID) + int_struct.pack(Ping.type))
+    assert [round(seconds) for seconds in waits] == [100, 100]
+
+
+def test_ping__not_needed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is as good as a ping: the time until the next one begins with the last write."""
+    waits: list[float] = []
+
+    def poller(_sockets: list[Any]) -> Any:
+        def wait(timeout: float) -> list[Any]:
+            waits.append(timeout)
+            if len(waits) == 1:
+                ends.connection.client._queue.append((Ping(), None))
+                ends.connection._written -= 60.0
+                return [ends.connection._read_sock]
+            raise ConnectionDropped("the end of this test")
+
+        return wait
+
+    ends.connection.wake()
+    monkeypatch.setattr(ends.connection.handler, "poller", poller)
+    with pytest.raises(ConnectionDropped, match="end of this test"):
+        ends.connection._serve(100.0)
+    assert [round(seconds) for seconds in waits] == [100, 100]
+
+
+def test_poller__decrypted_bytes() -> None:
+    """Bytes that TLS has decrypted already are read, although the socket is not readable."""
+
+    class Buffered(ssl.SSLSocket):
+        left = 1
+
+        def pending(self) -> int:
+            return self.left
+
+    handler = make_handler(ConnectionOptions(hosts="nowhere:1"), connect_timeout=1.0)
+    near, far = socket.socketpair()
+    with far:
+        sock = Buffered.__new__(Buffered)
+        socket.socket.__init__(sock, near.family, near.type, near.proto, near.detach())
+        with contextlib.closing(sock):
+            wait = handler.poller([sock])
+            assert wait(0.0) == [sock]
+            sock.left = 0
+            assert wait(0.0) == []
+            far.send(b"x")
+            assert wait(10.0) == [sock]

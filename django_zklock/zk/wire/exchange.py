@@ -1,0 +1,266 @@
+"""The exchange of messages over one connection: kazoo's loop and its bookkeeping, replaced.
+
+All messages that have arrived are handled before what their callbacks have queued leaves in one write. The lease learns
+of each request and answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from functools import partial
+from struct import Struct
+from typing import Any, Protocol
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    EXCEPTIONS,
+    AuthFailedError,
+    ConnectionDropped,
+    ConnectionLoss,
+    KazooException,
+    SessionExpiredError,
+    SessionMovedError,
+    UnimplementedError,
+)
+from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, STOP_CONNECTING, WATCH_XID
+from kazoo.protocol.serialization import Create, Create2, Delete, Ping, ReplyHeader, SetData, Sync, Transaction
+from kazoo.protocol.states import KeeperState
+
+from django_zklock.zk.waiting import boottime
+from django_zklock.zk.wire.buffered import BufferedConnection
+from django_zklock.zk.wire.lease import Lease, Sent
+
+# Errors about the connection in the answer of a server. The next connection shows whether the session lives.
+_CONNECTION_CODES = frozenset({ConnectionLoss.code, SessionExpiredError.code, SessionMovedError.code})
+
+# Requests that are committed by a majority; CreateContainer is a Create2.
+_WRITES = (Create, Create2, Delete, SetData, Transaction)
+# Requests that a follower forwards to the leader.
+_SEEN_BY_LEADER = (*_WRITES, Sync)
+# The maximum of bytes in one read.
+MAX_READ = 65536
+# The length of what follows it, the number of the request, and its type.
+_REQUEST_HEADER = Struct(">iii")
+
+
+class UnsupportedServerError(Exception):
+    """The server is older than ZooKeeper 3.6."""
+
+
+class ConnectionOwner(Protocol):
+    """The client of a connection, which calls it on its thread."""
+
+    def before_write(self) -> None:
+        """Called before queued requests are written, so that more can be queued."""
+
+    def drop_unwanted_watches(self) -> None:
+        """Called after kazoo has stored the watch of a request."""
+
+    def session_replaced(self) -> None:
+        """Called before a handshake replaces the session by a new one."""
+
+    def connection_failed(self, reason: str) -> None:
+        """Called before the thread ends for good."""
+
+
+class Exchange(BufferedConnection):
+    """The requests and answers of one client; all methods but :meth:`wake` run on the connection's thread."""
+
+    def __init__(self, client: KazooClient, owner: ConnectionOwner, **options: Any) -> None:
+        super().__init__(client, client._conn_retry.copy(), logger=client.logger, **options)
+        self._owner = owner
+        self._xid: int = 0
+        self.lease = Lease()
+        # Grows before the queue is read. A byte that was sent in this generation will wake the loop.
+        self._generation = 0
+        self._woken = -1
+        # The owner is being called before a write, which contains what it queues.
+        self.collecting = False
+        # The server has confirmed the end of the session.
+        self.session_closed = False
+        # The requests under way, oldest first. Only the connection's thread changes them; other threads may read the
+        # first.
+        self.sent: deque[Sent] = deque()
+        self.pings: deque[Sent] = deque()
+        # Seconds for a write, when there is a connection, and the time of the last one (monotonic clock).
+        self._write_timeout = self._written = 0.0
+
+    def wake(self) -> None:
+        """Make the loop send what is queued; any thread. One byte is enough for any number of callers."""
+        generation = self._generation
+        if self._woken == generation:
+            return
+        write_socket = self._write_sock
+        if write_socket is not None:
+            with contextlib.suppress(OSError):
+                write_socket.send(b"\0")
+            # Not before the byte is sent: this thread may be interrupted, by an exception or for long. If the loop has
+            # read the byte meanwhile, this is an old generation, and the next caller sends another one.
+            self._woken = generation
+
+    # The loop.
+
+    def _connect_attempt(self, host: str, hostip: str, port: int, retry: Any) -> Any:
+        """Connect to one server, and exchange messages until the connection or the session ends, as kazoo's method."""
+        client = self.client
+        self._socket = None
+        self._report(KeeperState.CONNECTING)
+        try:
+            read_timeout, connect_timeout = self._connect(host, hostip, port)
+            retry.reset()
+            self.ping_outstanding.clear()
+            self._write_timeout = connect_timeout / 1000.0
+            with self._socket_error_handling():
+                self._serve(read_timeout / 2000.0)
+        except (ConnectionDropped, self.handler.timeout_exception) as error:
+            self.logger.warning("Connection dropped: %s", error)
+            self._report(KeeperState.CONNECTING)
+            return None
+        except AuthFailedError as error:
+            retry.reset()
+            self.logger.warning("AUTH_FAILED closing: %s", error)
+            self._report(KeeperState.AUTH_FAILED)
+        except SessionExpiredError:
+            retry.reset()
+            self.logger.warning("Session has expired")
+            self._report(KeeperState.EXPIRED_SESSION)
+            return None
+        except UnsupportedServerError:
+            # The owner knows.
+            raise
+        except Exception:
+            self.logger.exception("Unhandled exception in connection loop")
+            raise
+        else:
+            client._session_callback(KeeperState.CLOSED)
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+        return STOP_CONNECTING
+
+    def _report(self, state: str) -> None:
+        if self.client._state != state:
+            self.client._session_callback(state)
+
+    def _serve(self, ping_interval: float) -> None:
+        """Exchange messages until the session is closed; raise ``ConnectionDropped`` at the end of the connection."""
+        wait = self.handler.poller([self._socket, self._read_sock])
+        self._written = time.monotonic()
+        while True:
+            ready = wait(max(0.0, self._written + ping_interval - time.monotonic()))
+            if not ready:
+                if self.ping_outstanding.is_set():
+                    raise ConnectionDropped("outstanding heartbeat ping not received")
+                self._send_ping(self._write_timeout)
+                self._written = time.monotonic()
+                continue
+            if self._exchange(ready) == CLOSE_RESPONSE:
+                return
+
+    def _exchange(self, ready: list[Any]) -> Any:
+        """Read what is ``ready``, the connection or the socket of :meth:`wake`, and send what is queued then."""
+        # From here on no byte wakes the loop until it reads the queue.
+        self._woken = self._generation
+        try:
+            if self._read_sock in ready:
+                self._read_sock.recv(4096)
+            if self._socket in ready and self._read_messages() == CLOSE_RESPONSE:
+                return CLOSE_RESPONSE
+        except BaseException:
+            self._generation += 1
+            self.wake()
+            raise
+        self._send_queued(self._write_timeout)
+        return None
+
+    def _read_messages(self) -> Any:
+        """Handle all complete messages that have arrived."""
+        if self._receive(MAX_READ):
+            while (message := self._next_message()) is not None:
+                if self._handle(message) == CLOSE_RESPONSE:
+                    return CLOSE_RESPONSE
+        return None
+
+    def _send_queued(self, timeout: float) -> None:
+        self._generation += 1
+        self.collecting = True
+        try:
+            self._owner.before_write()
+        finally:
+            self.collecting = False
+        queue, pending = self.client._queue, self.client._pending
+        if not queue:
+            return
+        packet = bytearray()
+        batch = []
+        while queue:
+            request, answer = queue.popleft()
+            try:
+                payload = request.serialize()
+            except Exception as error:  # noqa: BLE001 - no error in a request may end the connection's thread
+                answer.set_exception(error)
+                continue
+            self._xid = (self._xid % 2147483647) + 1
+            packet += _REQUEST_HEADER.pack(8 + len(payload), self._xid, request.type)
+            packet += payload
+            batch.append((request, answer, self._xid))
+        if not batch:
+            return
+        # Pending before written: if the write fails, kazoo fails them all together.
+        pending.extend(batch)
+        now = boottime()
+        sent, forwarded = Sent(now), self.lease.forwarded(now)
+        self.sent.extend(forwarded if isinstance(request, _SEEN_BY_LEADER) else sent for request, _, _ in batch)
+        self._write(packet, timeout)
+        self._written = time.monotonic()
+
+    def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
+        if isinstance(request, Ping) and xid == PING_XID:
+            self.pings.append(Sent(boottime()))
+        super()._submit(request, timeout, xid)
+
+    def _handle(self, message: bytes) -> Any:
+        header, offset = ReplyHeader.deserialize(message, 0)
+        if header.xid == WATCH_XID:
+            self._read_watch_event(message, offset)
+        elif header.xid != PING_XID:
+            return self._read_response(header, message, offset)
+        else:
+            self.ping_outstanding.clear()
+            if self.pings:
+                self.lease.answered(self.pings.popleft(), self.received, proof=False)
+        return None
+
+    def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
+        self._match_pending(header)
+        # Before the reply is called, so that its callback sees the renewed lease.
+        if self.sent:
+            # A refused request may not have reached the leader.
+            done = not header.err
+            written = done and isinstance(self.client._pending[0][0], _WRITES)
+            self.lease.answered(self.sent.popleft(), self.received, proof=done, written=written)
+        if header.err and header.err not in EXCEPTIONS:
+            # kazoo's loop would end with a KeyError.
+            EXCEPTIONS[header.err] = partial(KazooException, f"ZooKeeper's error {header.err}")
+        outcome = super()._read_response(header, buffer, offset)
+        self.session_closed = outcome == CLOSE_RESPONSE
+        self._owner.drop_unwanted_watches()
+        return outcome
+
+    def _match_pending(self, header: Any) -> None:
+        """Raise ``ConnectionDropped`` unless the header answers the oldest request under way."""
+        pending = self.client._pending
+        if header.err in _CONNECTION_CODES:
+            # No reply is called for these errors; the end of the connection notifies all callers.
+            raise ConnectionDropped(f"the answer to request {header.xid} is {EXCEPTIONS[header.err].__name__}")
+        if header.err == UnimplementedError.code:
+            # Such an answer overtakes those to earlier requests, and the server closes the connection after it
+            # (``UnimplementedRequestProcessor``).
+            reason = "the server does not know one of our requests; ZooKeeper 3.6 or newer is required"
+            self._owner.connection_failed(reason)
+            raise UnsupportedServerError(reason)
+        if not pending or pending[0][2] != header.xid:
+            # kazoo would end the session. A new connection is enough to match requests and answers again.
+            raise ConnectionDropped(f"the answer to request {header.xid} came out of turn")
