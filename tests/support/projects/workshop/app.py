@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import worker_init
 
-modules = ["workshop.tasks", "workshop.journal"]
+modules = ["workshop.tasks", "workshop.journal", "workshop.changed"]
 if importlib.util.find_spec("pydantic") is not None:
     modules.append("workshop.converted")
 
