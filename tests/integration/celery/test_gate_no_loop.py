@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
+from tests.support import broker_audit
+from tests.support.tree_reader import wait_until
+
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
 SESSION_TIMEOUT = 40.0
 # Long before a session ends.
 SOON = 25.0
+# For some hundred tasks.
+MANY = 180.0
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
@@ -65,6 +70,23 @@ def test_killed_child__frees_the_lock(workshop: Any, key: str) -> None:
     os.kill(pid, signal.SIGKILL)
     assert waiting.outcome(SOON)["other"] in {"gone", "Z", "X"}
     workshop.wait_empty(key, SOON)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_many__none_is_left(open_workshop: Any, tmp_path_factory: Any, pool: str, key: str) -> None:
+    """Tasks that arrive while others get their slots all run, although the threads interrupt each other everywhere."""
+    count, keys = 300, 5
+    folder = tmp_path_factory.mktemp("broker")
+    environment = {"WORKSHOP_SWITCH_INTERVAL": "1e-6", "WORKSHOP_PREFETCH": "100"}
+    with open_workshop(
+        pool=pool, concurrency=2, session_timeout=SESSION_TIMEOUT, folder=folder, environment=environment
+    ) as workshop:
+        for number in range(count):
+            workshop.send("workshop.journal.locked", f"{key}:{number % keys}", f"{key}:journal", number)
+        runs = broker_audit.wait_runs(workshop, f"{key}:journal", count, MANY)
+        assert set(runs.values()) == {1}
+        wait_until(lambda: broker_audit.ask(workshop, "zklocks") == [], SOON, "no task is left at the gate")
 
 
 def test_shutdown__leaves_nothing(workshop: Any, key: str) -> None:

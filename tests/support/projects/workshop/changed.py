@@ -34,9 +34,9 @@ class ChangingAtStart(Task):  # type: ignore[type-arg]
 class ChangingAtCall(Task):  # type: ignore[type-arg]
     """A class of tasks that changes the arguments in place, in its call."""
 
-    def __call__(self, order: dict[str, Any], gate: str) -> Any:
-        change(order)
-        return super().__call__(order, gate)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        change(args[0] if args else kwargs["order"])
+        return super().__call__(*args, **kwargs)
 
 
 @shared_task(base=ChangingAtStart)
