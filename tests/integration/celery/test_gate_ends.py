@@ -122,6 +122,26 @@ def test_warm_shutdown__parked_tasks_go_back(workshop: Any, key: str) -> None:
         assert workshop.result(task)["key"] == key
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_warm_shutdown__body_that_has_not_its_lock(open_disposable: Any, pool: str, key: str) -> None:
+    """A body that acquires its lock itself during a warm shutdown gets it from its worker, which then ends."""
+    waits = f"{key}:waits"
+    with open_disposable(pool=pool, concurrency=2, session_timeout=SESSION_TIMEOUT, environment=LATE) as workshop:
+        running = workshop.send("workshop.journal.late_in_thread", key, f"{key}:gate")
+        workshop.entered(f"{key}:gate")
+        workshop.wait_count(key, 1)
+        workshop.stranger.take(waits)
+        workshop.send("shared_below", waits)
+        workshop.wait_count(waits, 2)
+        workshop.worker.signal(signal.SIGTERM)
+        # The gate has stopped: only tasks that run hold locks.
+        workshop.wait_count(waits, 1, SOON)
+        workshop.let_go(f"{key}:gate")
+        assert workshop.result(running) == key
+        assert workshop.worker.wait(SOON) == 0
+        workshop.wait_empty(key, SOON)
+
+
 def test_cold_shutdown__frees_everything(workshop: Any, key: str) -> None:
     """A cold shutdown frees all locks and removes all waiters."""
     workshop.send("hold", key, f"{key}:gate")
