@@ -86,7 +86,7 @@ def come_back(key: str, run: str) -> dict[str, Any]:
 
 
 @shared_task
-@zk_locked("{key}", timeout=8, on_conflict=RetryLater(max_wait=60, delay=0.1, max_delay=0.3))
+@zk_locked("{key}", timeout=15, on_conflict=RetryLater(max_wait=60, delay=0.1, max_delay=0.3))
 def wait_and_come_back(key: str) -> dict[str, Any]:
     return facts()
 
