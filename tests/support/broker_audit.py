@@ -130,6 +130,19 @@ def ask(workshop: Any, command: str) -> Any:
     return wait_until(answer, TIMEOUT, f"the worker answers to {command}")[1]
 
 
+def consume(workshop: Any, worker: Any, *, wanted: bool) -> None:
+    """Let one worker receive tasks, or none; repeated while a connection that was cut takes the command with it."""
+    command = workshop.control.add_consumer if wanted else workshop.control.cancel_consumer
+
+    def replies() -> Any:
+        try:
+            return command(workshop.queue, destination=[workshop.name_of(worker)], reply=True)
+        except workshop.sender.connection().recoverable_connection_errors:
+            return None
+
+    wait_until(replies, TIMEOUT, f"the worker consumes: {wanted}")
+
+
 def prefetch_count(workshop: Any) -> int:
     return int(ask(workshop, "stats")["prefetch_count"])
 

@@ -181,9 +181,13 @@ class Workshop:
     def inspect(self) -> Any:
         """The inspection of this worker: other workers may be at the same broker."""
         assert self.worker is not None
-        name = re.search(r"MainProcess\] (\S+) ready\.", self.worker.log.read_text())
+        return self.control.inspect(destination=[self.name_of(self.worker)], timeout=5, limit=1)
+
+    def name_of(self, worker: Worker) -> str:
+        """Return the name of a worker in Celery."""
+        name = re.search(r"MainProcess\] (\S+) ready\.", worker.log.read_text())
         assert name is not None
-        return self.control.inspect(destination=[name[1]], timeout=5, limit=1)
+        return name[1]
 
     # Notes.
 

@@ -109,3 +109,33 @@ def test_warm_shutdown__order_of_waiting_tasks(
         broker_audit.wait_runs(workshop, f"{key}:journal", count)
         assert [entry["number"] for entry in broker_audit.entries(workshop, f"{key}:journal")] == list(range(count))
         broker_audit.assert_as_before(workshop, key, prefetch=1, slots=1)
+
+
+@pytest.mark.slow
+def test_timeout__of_a_later_message(open_disposable: Any, key: str) -> None:
+    """A task that comes back by `RetryLater` waits for its whole timeout, also where an earlier message has waited."""
+    with open_disposable(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
+        workshop.stranger.take(key)
+        first = workshop.worker
+        second = workshop.start_another(concurrency=1)
+        broker_audit.consume(workshop, second, wanted=False)
+        task = workshop.send("wait_and_come_back", key)
+
+        def received(worker: Any) -> int:
+            return str(worker.log.read_text()).count(f"wait_and_come_back[{task.id}] received")
+
+        workshop.wait_count(key, 2)
+        assert received(first) == 1
+        broker_audit.consume(workshop, first, wanted=False)
+        broker_audit.consume(workshop, second, wanted=True)
+        # The message is delivered again, to the other worker.
+        broker_audit.cut(workshop, None)
+        wait_until(lambda: received(second) == 1, TIMEOUT, "the second worker has the task")
+        broker_audit.consume(workshop, second, wanted=False)
+        broker_audit.consume(workshop, first, wanted=True)
+        # The next message, after the timeout.
+        wait_until(lambda: received(first) == 2, TIMEOUT, "the first worker has the task again")
+        workshop.wait_count(key, 2)
+        workshop.stranger.release(key)
+        # That of the second worker.
+        assert workshop.result(task)["conflicts"] == 1

@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import celery
 import pytest
 from celery.exceptions import TimeLimitExceeded
 
 from tests.support import broker_audit
+from tests.support.tree_reader import wait_until
+from tests.support.workshop import TIMEOUT, Sent
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
@@ -120,6 +124,67 @@ def test_warm_shutdown__parked_tasks_go_back(workshop: Any, key: str) -> None:
     workshop.worker.start()
     for task in waiting:
         assert workshop.result(task)["key"] == key
+
+
+@dataclass(frozen=True)
+class LateBody:
+    """A task whose body acquires its lock during a shutdown, and the key that another task of its worker waits for."""
+
+    task: Sent
+    gate: str
+    waits: str
+
+
+def begin_late_body(workshop: Any, key: str) -> LateBody:
+    """Run the task up to its body."""
+    late = LateBody(workshop.send("workshop.journal.late_in_thread", key, f"{key}:gate"), f"{key}:gate", f"{key}:waits")
+    workshop.entered(late.gate)
+    workshop.wait_count(key, 1)
+    workshop.stranger.take(late.waits)
+    workshop.send("shared_below", late.waits)
+    workshop.wait_count(late.waits, 2)
+    # So that the signal interrupts no step of the gate: the worker has handled the request when it replies.
+    wait_until(
+        lambda: [each["state"] for each in broker_audit.ask(workshop, "zklocks")] == ["running", "parked"],
+        SOON,
+        "one task runs, and one waits",
+    )
+    return late
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_warm_shutdown__body_acquires_late(open_disposable: Any, pool: str, key: str) -> None:
+    """A body that acquires its lock itself during a warm shutdown gets it from its worker, which then ends."""
+    with open_disposable(pool=pool, concurrency=2, session_timeout=SESSION_TIMEOUT, environment=LATE) as workshop:
+        late = begin_late_body(workshop, key)
+        workshop.worker.signal(signal.SIGTERM)
+        # The gate has stopped: only tasks that run hold locks.
+        workshop.wait_count(late.waits, 1, SOON)
+        workshop.let_go(late.gate)
+        assert workshop.result(late.task) == key
+        assert workshop.worker.wait(SOON) == 0
+        workshop.wait_empty(key, SOON)
+
+
+if celery.VERSION >= (5, 5):
+
+    @pytest.mark.parametrize("pool", ["prefork", "threads"])
+    def test_soft_shutdown__body_acquires_late(open_disposable: Any, pool: str, key: str) -> None:
+        """A body that acquires its lock itself during a soft shutdown gets it from its worker."""
+        with open_disposable(
+            pool=pool,
+            concurrency=2,
+            session_timeout=SESSION_TIMEOUT,
+            environment=LATE,
+            options=[f"worker.soft_shutdown_timeout={3 * TIMEOUT}"],
+        ) as workshop:
+            late = begin_late_body(workshop, key)
+            workshop.worker.signal(signal.SIGQUIT)
+            workshop.wait_count(late.waits, 1, SOON)
+            workshop.let_go(late.gate)
+            assert workshop.result(late.task) == key
+            workshop.wait_empty(key, SOON)
+            assert workshop.worker.is_running()
 
 
 def test_cold_shutdown__frees_everything(workshop: Any, key: str) -> None:

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
+from tests.support import broker_audit
+from tests.support.tree_reader import wait_until
+
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
 SESSION_TIMEOUT = 40.0
 # Long before a session ends.
 SOON = 25.0
+# For some hundred tasks, which take two seconds.
+BURST = 60.0
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
@@ -65,6 +70,32 @@ def test_killed_child__frees_the_lock(workshop: Any, key: str) -> None:
     os.kill(pid, signal.SIGKILL)
     assert waiting.outcome(SOON)["other"] in {"gone", "Z", "X"}
     workshop.wait_empty(key, SOON)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pool", "concurrency"), [("prefork", 4), ("threads", 20)])
+def test_bursts__no_task_is_left(
+    open_disposable: Any, tmp_path_factory: pytest.TempPathFactory, pool: str, concurrency: int, key: str
+) -> None:
+    """Tasks that arrive while others get slots all run once, although the threads switch at every opportunity."""
+    # While two threads filled the slots, six of eight bursts left a task at the gate.
+    bursts, count, keys = 6, 300, 3
+    environment = {"WORKSHOP_SWITCH_INTERVAL": "1e-6", "WORKSHOP_PREFETCH": str(count)}
+    with open_disposable(
+        pool=pool,
+        concurrency=concurrency,
+        session_timeout=SESSION_TIMEOUT,
+        folder=tmp_path_factory.mktemp("broker"),
+        environment=environment,
+    ) as workshop:
+        for burst in range(bursts):
+            journal = f"{key}:journal:{burst}"
+            workshop.worker.pause()
+            for number in range(count):
+                workshop.send("workshop.journal.locked", f"{key}:{number % keys}", journal, number)
+            workshop.worker.resume()
+            assert set(broker_audit.wait_runs(workshop, journal, count, BURST).values()) == {1}
+        wait_until(lambda: broker_audit.ask(workshop, "zklocks") == [], SOON, "no task is left at the gate")
 
 
 def test_shutdown__leaves_nothing(workshop: Any, key: str) -> None:

@@ -86,6 +86,8 @@ class Gate(GateWorker):
         """Stop in the timer thread; safe in a signal handler, which may have interrupted a step."""
         if self.requests:
             self.loop.timers.call_later(0.0, self._stop_without_waiting)
+        # Tasks that run may still take their locks, and Celery's loop does not run during the handler or after it.
+        self.loop.detach()
 
     def _stop_without_waiting(self) -> None:
         if [request for request in list(self.requests.values()) if not request.leave(wait=False)]:

@@ -20,6 +20,7 @@ from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
 from django_zklock.contrib.celery.gate.child_watcher import ended_child_failure
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentSlot
 from django_zklock.contrib.celery.gate.worker import ACQUIRING, MAX_READY, AttemptId, GateWorker, Stage
+from django_zklock.contrib.celery.retry import CONFLICTS, OUTAGES
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
@@ -50,7 +51,10 @@ class TaskRun:
         self.worker = worker
         self.request = request
         self.lock = lock
-        self.attempt_id: AttemptId = (request.id, request.request_dict.get("retries") or 0)
+        headers = request.message.headers or {}
+        conflicts, outages = (headers.get(budget.tries, 0) for budget in (CONFLICTS, OUTAGES))
+        # `RetryLater` changes no other part: each wait has a deadline of its own.
+        self.attempt_id: AttemptId = (request.id, request.request_dict.get("retries") or 0, conflicts, outages)
         self.attempts = TaskAttempts(
             lock,
             call.timeout,

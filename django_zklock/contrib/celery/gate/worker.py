@@ -37,8 +37,8 @@ MAX_PARKED = 300
 # Number of deadlines from which those that have passed are removed.
 MAX_DEADLINES = 1000
 
-AttemptId = tuple[str, int]
-"""The id of a task and the number of its retries."""
+AttemptId = tuple[str, int, int, int]
+"""The id of a task, the number of its retries, and how often `RetryLater` has sent it: conflicts and outages."""
 
 
 class Stage(enum.Enum):

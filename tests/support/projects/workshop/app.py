@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_init
+from celery.signals import celeryd_init, worker_init
 
-modules = ["workshop.tasks", "workshop.journal"]
+modules = ["workshop.tasks", "workshop.journal", "workshop.changed"]
 if importlib.util.find_spec("pydantic") is not None:
     modules.append("workshop.converted")
 
@@ -17,6 +18,13 @@ app = Celery("workshop", include=modules)
 app.config_from_object("django.conf:settings", namespace="CELERY")
 
 kept: list[Any] = []
+
+
+@celeryd_init.connect
+def switch_threads(**_: Any) -> None:
+    """Let the threads of the worker take turns as often as a test wants."""
+    if "WORKSHOP_SWITCH_INTERVAL" in os.environ:
+        sys.setswitchinterval(float(os.environ["WORKSHOP_SWITCH_INTERVAL"]))
 
 
 @worker_init.connect

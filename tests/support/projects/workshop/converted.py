@@ -1,4 +1,4 @@
-"""A task whose arguments Celery converts with pydantic."""
+"""Tasks whose arguments Celery converts with pydantic."""
 
 # Early versions of Celery do not resolve annotations that are strings.
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from django_zklock import zk_locked
 
+from .changed import ChangingAtStart, bill
 from .tasks import stay
 
 
@@ -20,3 +21,9 @@ class Order(BaseModel):
 @zk_locked("{order.key}")
 def convert(order: Order, gate: str) -> dict[str, Any]:
     return stay(gate) | {"type": type(order).__name__}
+
+
+@shared_task(pydantic=True, base=ChangingAtStart)
+@zk_locked("{order.key}")
+def convert_changed(order: Order, gate: str) -> dict[str, Any]:
+    return bill(gate)

@@ -86,6 +86,21 @@ def in_thread(key: str) -> dict[str, Any]:
     return {"key": held.key, "thread": threading.current_thread() is not threading.main_thread()}
 
 
+class LateThreadTask(ThreadTask):
+    """The same, and the thread begins when the test says so."""
+
+    def __call__(self, key: str, gate: str) -> Any:
+        stay(gate)
+        return super().__call__(key, gate)
+
+
+@app.task(base=LateThreadTask)
+@zk_locked("{key}")
+def late_in_thread(key: str, _gate: str) -> str | None:
+    held = current_lock()
+    return held.key if held is not None else None
+
+
 @shared_task
 @zk_locked("{key}")
 def report_loss(key: str, journal: str) -> dict[str, Any]:

@@ -85,6 +85,12 @@ def come_back(key: str, run: str) -> dict[str, Any]:
     return work(run)
 
 
+@shared_task
+@zk_locked("{key}", timeout=15, on_conflict=RetryLater(max_wait=60, delay=0.1, max_delay=0.3))
+def wait_and_come_back(key: str) -> dict[str, Any]:
+    return facts()
+
+
 @zk_locked("{key}", on_conflict=RetryLater(max_wait=0.5, delay=0.1, max_delay=0.2))
 @shared_task(autoretry_for=(Exception,), retry_kwargs={"countdown": 0.2, "max_retries": 5})
 def come_back_for_a_while(key: str, fail_after: str = "") -> dict[str, Any]:
