@@ -12,6 +12,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import math
 import os
 import queue
 import sys
@@ -247,20 +248,23 @@ class TimerThread:
         self._counter = itertools.count()
         self._changed = AutoResetEvent()
         self._stopped = False
+        # Until when the thread sleeps (monotonic clock); while it is awake, a time that has passed.
+        self._asleep_until = -math.inf
         self._thread: threading.Thread | None = None
         # Guards _thread. Reentrant, for a signal handler that releases a lock; taken and released in C.
         self._starting = threading.RLock()
 
     def call_later(self, delay: float, call: Callable[[], None]) -> TimerHandle:
         """Call ``call`` after ``delay`` seconds (monotonic clock)."""
-        timer = TimerHandle(call)
-        self._incoming.append((time.monotonic() + delay, next(self._counter), timer))
+        timer, due = TimerHandle(call), time.monotonic() + delay
+        self._incoming.append((due, next(self._counter), timer))
         with self._starting:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="zklock-timers", daemon=True)
                 thread.start()
                 self._thread = thread
-        self._changed.set()
+        if due < self._asleep_until:
+            self._changed.set()
         return timer
 
     def stop(self) -> None:
@@ -284,8 +288,12 @@ class TimerThread:
                     if not self._incoming:
                         self._thread = None
                         return
-            elif not self._incoming:
-                self._changed.wait(max(0.0, heap[0][0] - time.monotonic()) if heap else None)
+                continue
+            # Before the last look at what is incoming: a timer that is added after that sees it, and wakes this thread.
+            self._asleep_until = heap[0][0] if heap else math.inf
+            if not self._incoming:
+                self._changed.wait(max(0.0, self._asleep_until - time.monotonic()) if heap else None)
+            self._asleep_until = -math.inf
 
     def _call(self, timer: TimerHandle) -> None:
         call = timer.call

@@ -65,6 +65,9 @@ class HubLoop(Loop):
         for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
         self._is_attached = True
+        # Grows before the calls are run. A byte that was sent in this generation wakes the loop.
+        self._generation = 0
+        self._woken = -1
 
     def attach(self, hub: Any) -> None:
         """Listen in ``hub``, which removes its readers when the connection to the broker is lost."""
@@ -81,13 +84,18 @@ class HubLoop(Loop):
         if not self._is_attached:
             self.timers.call_later(0.0, self._run_all)
             return
-        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
-            os.write(self._write_end, b".")
+        generation = self._generation
+        if self._woken != generation:
+            with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
+                os.write(self._write_end, b".")
+            # Not before the byte is sent: this thread may be interrupted, and the next caller sends another one.
+            self._woken = generation
 
     def _run(self) -> None:
-        # Before the calls are run: a call that is posted from here on wakes the loop again.
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_end, 4096)
+        # Before the calls are run: a call that is posted from here on wakes the loop again.
+        self._generation += 1
         self._run_all()
 
 

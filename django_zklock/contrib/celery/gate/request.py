@@ -68,12 +68,14 @@ class LockedRequest(TaskRun):
                     # Celery has announced and acknowledged it.
                     self.finish()
                 else:
-                    self.attempts.start()
+                    # First: a grant that comes at once is to be noticed.
                     self._begin_joining()
+                    self.attempts.start()
                 return
             if self.stage is Stage.READY and not self.attempts.is_decided():
-                # The lock was lost while the request waited for the slot.
+                # The lock was lost while the request waited for the slot, and the new attempt has begun.
                 self._begin_joining()
+                self._on_change()
                 return
             submits = self.stage in {Stage.QUEUED, Stage.READY}
             if submits:
@@ -85,8 +87,7 @@ class LockedRequest(TaskRun):
 
     def _begin_joining(self) -> None:
         self._move(Stage.JOINING)
-        self.worker.loop.call_later(MAX_JOINING, partial(self.run, self.step))
-        self._on_change()
+        self.worker.schedule_check(MAX_JOINING)
 
     # Acquiring.
 
@@ -105,7 +106,7 @@ class LockedRequest(TaskRun):
             is_contended = self.attempts.current.newly_contended() or (decided and before is Stage.PARKED)
             if is_contended and not self.contended:
                 self.contended = True
-                self.worker.send_event("waiting", self.as_dict())
+                self.worker.send_event("waiting", self.as_dict)
             if before is Stage.JOINING:
                 self._step_joining(decided=decided)
             elif decided and before is Stage.PARKED:
@@ -191,7 +192,7 @@ class LockedRequest(TaskRun):
                 self._acquire_in_slot()
                 return None
             self._on_change()
-        self.worker.send_event("held", self.as_dict())
+        self.worker.send_event("held", self.as_dict)
         return self._ticket(nodes=attempt.contender.node_paths, token=attempt.contender.token or 0).sign()
 
     def _ticket(self, **facts: Any) -> tickets.Ticket:
@@ -235,8 +236,14 @@ class LockedRequest(TaskRun):
     @property
     def next_check(self) -> float | None:
         """The seconds after which there is something to check, if nothing happens."""
-        attempt = self.attempts.current
-        return attempt.next_wakeup() if attempt is not None and self.stage in {Stage.JOINING, Stage.PARKED} else None
+        attempt, joining = self.attempts.current, self.stage is Stage.JOINING
+        if attempt is None or not (joining or self.stage is Stage.PARKED):
+            return None
+        wakeup = attempt.next_wakeup()
+        if not joining:
+            return wakeup
+        rest = max(0.0, self._moved + MAX_JOINING - time.monotonic())
+        return rest if wakeup is None else min(rest, wakeup)
 
     def check(self, now: float) -> None:
         """Check for revocation, expiry, age, and for a run that Celery has dropped."""

@@ -137,7 +137,9 @@ class ParentSlot(ScoreboardSlot, SessionListener):
             words = slot._words
             words.lease_end, words.state, words.claimed_by = contender.session.lease_end, HoldState.HELD, 0
             words.nonce = nonce
-        slot._session.post(partial(slot._session.add_listener, slot))
+        # Not posted: that would wake the connection for nothing.
+        with slot._session.monitor:
+            slot._session.add_listener(slot)
         return slot
 
     @property

@@ -263,8 +263,8 @@ class TaskRun:
         if self.worker.child_watcher is not None and self.pid is not None:
             self.worker.child_watcher.discard(self.pid, self.nonce)
         self._requests.pop(self.nonce, None)
-        if before is Stage.RUNNING:
-            self.worker.loop.post(lambda: self.worker.send_event("released", self.as_dict()))
+        if before is Stage.RUNNING and self.worker.sends_events:
+            self.worker.loop.post(partial(self.worker.send_event, "released", self.as_dict))
         if self._slot_generation is not None:
             self.worker.loop.post(self._release_slot)
         # The request refers to us: without this only the garbage collector frees both.

@@ -142,6 +142,8 @@ class GateWorker(ABC):
 
     def set_parked(self, nonce: int, *, parked: bool) -> None:
         """Count the request ``nonce`` as one that waits in addition to Celery's own window, or no longer."""
+        if parked == (nonce in self.parked):
+            return
         with self._counting:
             if parked:
                 self.parked.add(nonce)
@@ -200,11 +202,17 @@ class GateWorker(ABC):
 
     # Events.
 
-    def send_event(self, what: str, facts: dict[str, Any]) -> None:
-        """Send a Celery event, ``zklock-waiting``, ``zklock-held`` or ``zklock-released``, if events are enabled."""
+    @property
+    def sends_events(self) -> bool:
+        """Whether Celery's events are enabled."""
         events = self.consumer.event_dispatcher
-        if events is None or not events.enabled:
+        return events is not None and events.enabled
+
+    def send_event(self, what: str, describe: Callable[[], dict[str, Any]]) -> None:
+        """Send a Celery event, ``zklock-waiting``, ``zklock-held`` or ``zklock-released``, if events are enabled."""
+        if not self.sends_events:
             return
+        events, facts = self.consumer.event_dispatcher, describe()
         if events.groups:
             # Remote control enables the groups that Celery knows.
             (events.groups.add if "task" in events.groups else events.groups.discard)("zklock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ class Session:
     """A session that does nothing."""
 
     lease_end = 1.0
+    monitor = threading.RLock()
 
     def post(self, _call: Any) -> None: ...
 
