@@ -20,7 +20,7 @@ Blocks = list[Block]
 @pytest.mark.celery
 @pytest.mark.zookeeper
 @pytest.mark.usefixtures("zklock")
-@runs("README.md", "@shared_task")
+@runs("README.md", "@shared_task", "catalogue")
 def test_task(blocks: Blocks, capsys: pytest.CaptureFixture[str]) -> None:
     """The task runs under its lock, and so does the block."""
     names = execute(blocks, {})
