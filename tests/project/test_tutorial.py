@@ -128,7 +128,7 @@ class Reader:
 
     def serve(self, commands: list[str], sign: str, ready: str, block: Block) -> None:
         """Start a server that the reader leaves running, and wait until it is ready."""
-        log = self.folder / f"{sign.split()[0]}.log"
+        log = self.folder / f"{sign.split(maxsplit=1)[0]}.log"
         commands[-1] = "exec " + commands[-1].replace("zklock devserver", f"zklock devserver --port {self.port}")
         with log.open("wb") as file:
             self.servers.append(
@@ -196,7 +196,7 @@ def test_page(blocks: list[Block], tmp_path: Path, environment: dict[str, str]) 
         for block in every_block:
             follower.follow(block)
         log = tmp_path / "celery.log"
-        wait_until(lambda: log.read_text().count(": end") == 4, lambda: log.read_text())
+        wait_until(lambda: log.read_text().count(": end") == 4, log.read_text)
     steps = re.findall(r"invoice 42: (begin|end)(?:, fencing token (\d+))?", log.read_text())
     assert [step for step, _token in steps] == ["begin", "end"] * 3
     tokens = [int(token) for _step, token in steps if token]
