@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from billing.models import Account
@@ -295,6 +295,75 @@ def test_lost_locks(blocks: Blocks, names: dict[str, Any]) -> None:
         names["Account"].objects.update(fence=2**62)
         with pytest.raises(RuntimeError, match="a later holder has written"):
             set_balance(account.pk, 700)
+
+
+class OtherLock:
+    """A stand-in for the lock of another package: a context manager and a decorator that count."""
+
+    taken: ClassVar[list[str]] = []
+
+    def __init__(self, *arguments: Any, **_options: Any) -> None:
+        self.name = str(arguments[-1])
+
+    def __enter__(self) -> None:
+        self.taken.append(self.name)
+
+    def __exit__(self, *_raised: object) -> None:
+        pass
+
+    def __call__(self, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            with self:
+                return function(*arguments)
+
+        return call
+
+
+@pytest.mark.celery
+@runs("docs/howto/migrate.md", language="python")
+def test_migrate(blocks: Blocks, names: dict[str, Any], stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While both locks are taken, ours is taken inside of the other one; after that it is the only one."""
+    celery = pytest.importorskip("celery")
+    written: list[Any] = []
+
+    class OtherTask(celery.Task):  # type: ignore[misc,name-defined]
+        abstract = True
+
+    packages = {
+        "celery_once": SimpleNamespace(QueueOnce=OtherTask),
+        "celery_singleton": SimpleNamespace(Singleton=OtherTask),
+        "pglock": SimpleNamespace(advisory=OtherLock, Skip=None),
+        "redis_lock": SimpleNamespace(Lock=OtherLock),
+    }
+    for name, module in packages.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    names |= {
+        "charge": lambda invoice_id: written.append((invoice_id, current_lock("invoice:42") is not None)),
+        "redis": SimpleNamespace(lock=OtherLock),
+        "shared_task": celery.shared_task,
+        "write": lambda day: written.append((day, current_lock(f"export:{day}") is not None)),
+    }
+    functions = {
+        "bill": (42, "invoice:42"),
+        "export": ("monday", "export:monday"),
+        "sync": (7, "shop.sync:7"),
+        "report": ("monday", "shop.report:monday"),
+        "nightly": (None, "nightly"),
+    }
+    pairs = zip(blocks[::2], blocks[1::2], strict=True)
+    for (name, (argument, key)), (both, after) in zip(functions.items(), pairs, strict=True):
+        arguments = [] if argument is None else [argument]
+        taken = len(OtherLock.taken)
+        execute([both], names)[name](*arguments)
+        assert len(OtherLock.taken) == taken + (name in {"bill", "export", "nightly"})
+        taken = len(OtherLock.taken)
+        execute([after], names)[name](*arguments)
+        assert len(OtherLock.taken) == taken
+        if name in {"sync", "report", "nightly"}:
+            stranger.take(key)
+        if name in {"report", "nightly"}:
+            assert names[name](*arguments)["zklock"] == "skipped"
+    assert written == [(42, True), (42, True), ("monday", True), ("monday", True)]
 
 
 @pytest.mark.celery
