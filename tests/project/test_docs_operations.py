@@ -71,7 +71,9 @@ def symptoms() -> list[str]:
 def test_symptoms__exist(text: str) -> None:
     """Each message, event, metric and command in the first column is one of the code."""
     if text.startswith("event="):
-        assert re.search(rf"^\| `{text.removeprefix('event=')}` \|", PAGES["docs/reference/log-events.md"], re.MULTILINE)
+        assert re.search(
+            rf"^\| `{text.removeprefix('event=')}` \|", PAGES["docs/reference/log-events.md"], re.MULTILINE
+        )
     elif text.startswith("zklock show"):
         assert "zklock show" in sections("commands.md")
     else:
