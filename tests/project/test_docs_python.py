@@ -19,7 +19,16 @@ from billing.models import Account
 from django.db import connection, models, transaction
 from django.test.utils import isolate_apps
 
-from django_zklock import LockConflict, conf, current_lock, signals, zk_lock, zk_locked
+from django_zklock import (
+    LockConflict,
+    LockTimeout,
+    ZooKeeperUnavailable,
+    conf,
+    current_lock,
+    signals,
+    zk_lock,
+    zk_locked,
+)
 from django_zklock.testing import ZooKeeperServer
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.doc_blocks import ROOT, Block, execute, masked, runs
@@ -439,6 +448,57 @@ def test_tutorial(blocks: Blocks, names: dict[str, Any], monkeypatch: pytest.Mon
 def test_api(blocks: Blocks, names: dict[str, Any]) -> None:
     """The block holds its lock."""
     assert execute(blocks, names)["held"].key == "invoice:42"
+
+
+@pytest.mark.django_db(transaction=True)
+@runs("docs/howto/views.md", language="python")
+def test_views(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> None:
+    """Each view answers under its lock, and with 409 if the lock is busy; the lock outlives the commit."""
+    charged: list[tuple[int, bool]] = []
+
+    def charge(invoice_id: int) -> None:
+        charged.append((invoice_id, current_lock() is not None))
+        if transaction.get_connection().in_atomic_block:
+            transaction.on_commit(lambda: charged.append((0, current_lock() is not None)))
+
+    async def charge_async(invoice_id: int) -> None:
+        charge_locked.append((invoice_id, current_lock() is not None))
+
+    class Response(SimpleNamespace):
+        def __init__(self, data: Any, status: int = 200) -> None:
+            super().__init__(data=data, status_code=status)
+
+    charge_locked: list[tuple[int, bool]] = []
+    names |= {
+        "charge": charge,
+        "charge_async": charge_async,
+        # What Django REST framework has, as far as the page uses it.
+        "Response": Response,
+        "ViewSet": object,
+        "action": lambda **_options: lambda method: method,
+        "exception_handler": lambda _exception, _context: None,
+    }
+    names = execute(blocks, names)
+    request = object()
+    assert names["pay"](request, 1).status_code == 200
+    assert names["refund"](request, 2).status_code == 200
+    assert names["InvoiceViewSet"]().pay(request, "4").status_code == 200
+    assert charged == [(1, True), (-2, True), (4, True)]
+    charged.clear()
+    assert names["pay_and_store"](request, 3).status_code == 200
+    assert charged == [(3, True), (0, True)]
+    assert asyncio.run(names["pay_async"](request, 5)).status_code == 200
+    assert charge_locked == [(5, True)]
+
+    for number in (1, 2, 5):
+        stranger.take(f"invoice:{number}")
+    assert names["pay"](request, 1).status_code == 409
+    assert names["refund"](request, 2).status_code == 409
+    assert asyncio.run(names["pay_async"](request, 5)).status_code == 409
+    assert names["handle"](LockTimeout("busy"), {}).status_code == 409
+    assert names["handle"](ZooKeeperUnavailable("away"), {}).status_code == 503
+    assert names["handle"](ValueError(), {}) is None
+    stranger.release_all()
 
 
 @pytest.mark.usefixtures("ensemble")
