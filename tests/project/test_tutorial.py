@@ -35,8 +35,9 @@ def clone(tmp_path: Path) -> Path:
     """Return a copy of what pip needs of this repository, because a build writes there."""
     clone = tmp_path / "src" / "django_zklock"
     shutil.copytree(ROOT / "django_zklock", clone / "django_zklock", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
-        shutil.copy(ROOT / name, clone / name)
+    for pattern in ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.*"):
+        for path in ROOT.glob(pattern):
+            shutil.copy(path, clone / path.name)
     return clone
 
 
