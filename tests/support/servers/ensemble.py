@@ -33,8 +33,8 @@ class Ensemble:
         """Choose the ports and write each server's configuration; nothing runs yet.
 
         ``peer`` returns the port by which the server ``of`` reaches the port ``port`` of the server ``to``: something
-        may stand between the two. ``sync_limit`` is in ticks; ``properties`` are Java's. ``settings`` are further lines of
-        ``zoo.cfg``.
+        may stand between the two. ``sync_limit`` is in ticks; ``properties`` are Java's, and ``settings`` further lines
+        of ``zoo.cfg``.
         """
         numbers = range(1, size + 1)
         ports = {number: (free_port(), free_port()) for number in numbers}
