@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from argparse import _SubParsersAction
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -166,10 +167,11 @@ def table(section: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_api__parameters_of_the_decorator() -> None:
-    """The table has each parameter of ``zk_locked``, in the order and with the defaults of the code."""
-    rows = table(sections("api.md")["zk_locked"])
-    parameters = inspect.signature(django_zklock.zk_locked).parameters
+@pytest.mark.parametrize("function", [django_zklock.zk_lock, django_zklock.zk_locked])
+def test_api__parameters(function: Callable[..., object]) -> None:
+    """The table has each parameter of a function, in the order and with the defaults of the code."""
+    rows = table(sections("api.md")[function.__name__])
+    parameters = inspect.signature(function).parameters
     assert [name.strip("`") for name, _default, _meaning in rows] == [*parameters]
     for name, default, _meaning in rows:
         if default.startswith("`"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,14 @@ SYMPTOMS = "docs/howto/troubleshooting.md"
 CODE = "\n".join(path.read_text(encoding="utf-8") for path in Path(django_zklock.__file__).parent.rglob("*.py"))
 # Texts of others, and parts of ours that the code puts together.
 OTHERS = {"Connection refused", "CERTIFICATE_VERIFY_FAILED", "Unknown command: 'zklock'", "refused: NoAuthError()"}
+
+
+def readiness_probe() -> list[str]:
+    """Return the command by which Kubernetes asks whether a server of the manifest is ready."""
+    (block,) = (block for block in BLOCKS if block.page == ZOOKEEPER and block.language == "yaml")
+    *_others, servers = yaml.safe_load_all(block.text)
+    (container,) = servers["spec"]["template"]["spec"]["containers"]
+    return [str(word) for word in container["readinessProbe"]["exec"]["command"]]
 
 
 @pytest.mark.zookeeper
@@ -38,6 +48,11 @@ def test_servers(blocks: list[Block]) -> None:
         assert [configuration[name] for name in ("tickTime", "maxClientCnxns")] == ["2000", "1000"]
         assert named <= leader.mntr().keys()
         assert named - ensemble.followers()[0].mntr().keys() == {"zk_synced_followers"}
+        ready = readiness_probe()
+        probe = [*ready[:-1], ready[-1].replace("2181", str(leader.port))]
+        assert subprocess.run(probe, timeout=60, check=False).returncode == 0
+        ensemble.stop()
+        assert subprocess.run(probe, timeout=60, check=False, stderr=subprocess.DEVNULL).returncode != 0
     assert {"srvr", "mntr", "conf"} == {*lines["4lw.commands.whitelist"].split(",")}
 
 
@@ -59,6 +74,11 @@ def test_manifest(blocks: list[Block]) -> None:
         (str(number), host) for number, host in enumerate(hosts, 1)
     ]
     assert ",".join(f"{host}:2181" for host in hosts) in PAGES[ZOOKEEPER]
+    # The number of a server comes from the name of its pod.
+    start = [word.replace("/docker-entrypoint.sh zkServer.sh start-foreground", "env") for word in container["command"]]
+    environment = {"HOSTNAME": "zk-2", "PATH": os.environ["PATH"]}
+    shown = subprocess.run(start, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "ZOO_MY_ID=3" in shown.splitlines()
 
 
 def symptoms() -> list[str]:
