@@ -56,5 +56,9 @@ nitpick_ignore_regex = [
     (r"py:.*", "|".join(re.escape(name) for name in dir(builtins))),
 ]
 
+# Pages that refuse programs, or make their anchors with a script.
+linkcheck_anchors = False
+linkcheck_ignore = [r"https://hub\.docker\.com/"]
+
 html_theme = "furo"
 html_title = f"django_zklock {release}"
