@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -48,6 +49,17 @@ class Connections:
             pool = self._pools.pop(alias, None)
             if pool is not None:
                 pool.close()
+
+    @contextmanager
+    def set_aside(self, pools: Collection[Pool]) -> Iterator[None]:
+        """Keep these pools open and out of use inside of the context, whatever happens to the setting."""
+        aside = {alias: pool for alias, pool in self._pools.items() if pool in pools}
+        for alias in aside:
+            self._pools.pop(alias, None)
+        try:
+            yield
+        finally:
+            self._pools |= aside
 
 
 def _tree(options: PoolOptions) -> tuple[frozenset[str], str]:

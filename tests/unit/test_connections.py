@@ -68,3 +68,15 @@ def test_current_lock__alias(ensemble: Ensemble, settings: Settings) -> None:
         with zk_lock("k") as held:
             assert current_lock("k") is current_lock() is current_lock(using="default") is held
             assert current_lock("k", using="other") is other
+
+
+def test_set_aside(settings: Settings) -> None:
+    """A pool that was set aside is not closed with the others, and is in use again afterwards."""
+    settings.ZKLOCK = {"default": HERE, "other": HERE}
+    aside, other = connections["default"], connections["other"]
+    with connections.set_aside([aside]):
+        settings.ZKLOCK = {"default": {"HOSTS": "zk9"}}
+        assert connections["default"].options.connection.hosts == "zk9"
+        settings.ZKLOCK = {"default": HERE, "other": HERE}
+    assert connections["default"] is aside
+    assert connections["other"] is not other
