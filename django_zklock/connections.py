@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from django.apps import apps
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 
@@ -13,6 +15,7 @@ from django_zklock import conf
 from django_zklock.zk import background
 from django_zklock.zk.pool import CLOSE_TIMEOUT, Pool, PoolOptions
 
+APP = "django_zklock"
 DEFAULT_PORT = 2181
 
 
@@ -27,6 +30,7 @@ class Connections:
         pool = self._pools.get(alias)
         if pool is None:
             options = conf.options(alias)
+            _warn_if_not_installed()
             # If two threads make a pool at the same time, the second pool is dropped; it has no session yet.
             pool = self._pools.setdefault(alias, Pool(alias, options, tree=_tree(options)))
         return pool
@@ -60,6 +64,16 @@ class Connections:
             yield
         finally:
             self._pools |= aside
+
+
+def _warn_if_not_installed() -> None:
+    if apps.ready and not apps.is_installed(APP):
+        warnings.warn(
+            f'"{APP}" is not in INSTALLED_APPS: locks work, but the system checks, the admin, `manage.py zklock` and '
+            "the gate of Celery's workers are missing",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _tree(options: PoolOptions) -> tuple[frozenset[str], str]:
