@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .network import Cut
     from .protocol import Opcode
     from .requestlog import LoggedRequest, RequestLog
+    from .runner import SandboxRunner
     from .sandbox import Sandbox
     from .server import SessionInfo, ZooKeeperServer
 
@@ -23,6 +24,7 @@ _MODULES = {
     "Opcode": "protocol",
     "RequestLog": "requestlog",
     "Sandbox": "sandbox",
+    "SandboxRunner": "runner",
     "SessionInfo": "server",
     "ZooKeeperServer": "server",
 }
@@ -36,6 +38,7 @@ __all__ = [
     "Opcode",
     "RequestLog",
     "Sandbox",
+    "SandboxRunner",
     "SessionInfo",
     "ZooKeeperServer",
 ]
