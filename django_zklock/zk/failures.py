@@ -64,7 +64,8 @@ def refused(lock: LockValue, contender: Contender, timeout: float | None, error:
 
 def _unavailable(lock: LockValue, timeout: float | None, facts: str) -> ZooKeeperUnavailable:
     advice = "is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right?"
-    if _are_local(lock.pool.options.connection.hosts):
+    # A server that refuses TLS or credentials is one that listens.
+    if "Connection refused" in facts and _are_local(lock.pool.options.connection.hosts):
         advice += " `manage.py zklock devserver` starts one for development."
     return ZooKeeperUnavailable(
         f"lock {lock.key!r}: {facts}; {advice}",
