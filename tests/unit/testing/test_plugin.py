@@ -737,3 +737,40 @@ def test_celery__worker_of_its_own_plugin(shop: Shop) -> None:
         """,
     )
     shop.test(passed=2)
+
+
+@pytest.mark.celery
+@pytest.mark.slow
+def test_celery__two_workers_of_its_own_plugin(shop: Shop) -> None:
+    """The plugin's worker of the run and that of a test, in one process, take the same tasks, each under its lock."""
+    shop.write("conftest.py", 'pytest_plugins = ["celery.contrib.pytest"]')
+    shop.write(
+        "test_workers.py",
+        """
+        import pytest
+        from celery import shared_task
+
+        from django_zklock import current_lock, zk_locked
+
+
+        @pytest.fixture(scope="session")
+        def celery_config():
+            return {"broker_url": "memory://", "result_backend": "cache+memory://"}
+
+
+        @shared_task
+        @zk_locked("invoice:{number}")
+        def charge(number):
+            return current_lock().key
+
+
+        def test_both(celery_session_worker, celery_worker, zookeeper):
+            sent = [charge.delay(number) for number in range(10)]
+            assert [each.get(timeout=20) for each in sent] == [f"invoice:{number}" for number in range(10)]
+
+
+        def test_one(celery_session_worker, zookeeper):
+            assert charge.delay(42).get(timeout=20) == "invoice:42"
+        """,
+    )
+    shop.test(passed=2)
