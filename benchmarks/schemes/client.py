@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from tests.support.protocol.jute import INT, Reader, integer
 from tests.support.protocol.operations import Create, Delete, Exists, GetChildren, Home, Operation, Sync
@@ -21,6 +22,21 @@ CHILDREN_CHANGED = 4
 HEADER = 16
 
 
+class WatchKey(NamedTuple):
+    """What a watch is on: a node, or its children."""
+
+    path: str
+    children: bool
+
+
+class Reply(NamedTuple):
+    """An answer of the server; ``watch`` is the watch that the request has set."""
+
+    error: int
+    body: bytes
+    watch: asyncio.Future[None] | None
+
+
 class RequestError(Exception):
     """The server has refused a request, for a reason that no scheme expects."""
 
@@ -35,9 +51,9 @@ class Client(asyncio.Protocol):
         self._xid = 0
         self._connected = asyncio.get_running_loop().create_future()
         self._closed = asyncio.get_running_loop().create_future()
-        self._replies: dict[int, asyncio.Future[bytes]] = {}
-        # By path, and whether the children are watched.
-        self._watches: dict[tuple[str, bool], asyncio.Future[None]] = {}
+        # By the number of the request, each with the watch that the request sets.
+        self._replies: dict[int, tuple[asyncio.Future[Reply], WatchKey | None]] = {}
+        self._watches: dict[WatchKey, asyncio.Future[None]] = {}
 
     @classmethod
     async def connect(cls, address: Address, session_timeout: float) -> Client:
@@ -53,8 +69,8 @@ class Client(asyncio.Protocol):
 
     async def create(self, path: str, flags: int = 0) -> str | None:
         """Create a node and return its path, or None if it exists already."""
-        reply = await self._call(Create(path, flags), NODE_EXISTS)
-        return None if reply is None else str(Reader(reply).text())
+        reply = await self._call(Create(path, flags), expected=NODE_EXISTS)
+        return None if reply is None else str(Reader(reply.body).text())
 
     async def delete(self, path: str) -> None:
         """Delete a node."""
@@ -62,17 +78,21 @@ class Client(asyncio.Protocol):
 
     async def watch(self, path: str) -> asyncio.Future[None] | None:
         """Return a watch on a node, or None if it does not exist."""
-        reply = await self._call(Exists(path, watch=True), NO_NODE)
-        return None if reply is None else self._watch(path, children=False)
+        reply = await self._call(Exists(path, watch=True), expected=NO_NODE, watch=WatchKey(path, children=False))
+        return None if reply is None else reply.watch
 
     async def children(self, path: str) -> list[str]:
         """Return the names of the children."""
-        return _names(await self._call(GetChildren(path)) or b"")
+        reply = await self._call(GetChildren(path))
+        assert reply is not None, "no error is expected"
+        return _names(reply.body)
 
     async def watch_children(self, path: str) -> tuple[list[str], asyncio.Future[None]]:
         """Return the names of the children, and a watch on them."""
-        reply = await self._call(GetChildren(path, watch=True)) or b""
-        return _names(reply), self._watch(path, children=True)
+        reply = await self._call(GetChildren(path, watch=True), watch=WatchKey(path, children=True))
+        assert reply is not None, "no error is expected"
+        assert reply.watch is not None, "the request has set it"
+        return _names(reply.body), reply.watch
 
     async def sync(self) -> None:
         """Wait until the client has received everything that the server had to send before."""
@@ -94,7 +114,8 @@ class Client(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closed.set_result(None)
-        for waiting in [self._connected, *self._replies.values(), *self._watches.values()]:
+        replies = [reply for reply, _watch in self._replies.values()]
+        for waiting in [self._connected, *replies, *self._watches.values()]:
             if not waiting.done():
                 waiting.set_exception(error or ConnectionError("the server has closed the connection"))
                 # Most of the waiting tasks are cancelled by now.
@@ -111,19 +132,21 @@ class Client(asyncio.Protocol):
 
     # Requests and replies.
 
-    async def _call(self, operation: Operation, *expected: int) -> bytes | None:
-        """Send a request; return the body of the reply, or None for an expected error."""
-        reply = await self._request(operation.opcode, operation.encode(HOME))
-        (error,) = INT.unpack_from(reply, HEADER - INT.size)
-        if error in expected:
+    async def _call(
+        self, operation: Operation, *, expected: int | None = None, watch: WatchKey | None = None
+    ) -> Reply | None:
+        """Send a request; return the reply, or None for the expected error."""
+        reply = await self._request(operation.opcode, operation.encode(HOME), watch)
+        if reply.error == expected:
             return None
-        if error:
-            raise RequestError(f"{operation} was refused with the error {error}")
-        return reply[HEADER:]
+        if reply.error:
+            raise RequestError(f"{operation} was refused with the error {reply.error}")
+        return reply
 
-    def _request(self, opcode: int, body: bytes) -> asyncio.Future[bytes]:
+    def _request(self, opcode: int, body: bytes, watch: WatchKey | None = None) -> asyncio.Future[Reply]:
         self._xid += 1
-        reply = self._replies[self._xid] = asyncio.get_running_loop().create_future()
+        reply = asyncio.get_running_loop().create_future()
+        self._replies[self._xid] = reply, watch
         self._send(integer(self._xid) + integer(opcode) + body)
         return reply
 
@@ -131,23 +154,24 @@ class Client(asyncio.Protocol):
         self._transport.write(integer(len(frame)) + frame)
 
     def _received(self, frame: bytes) -> None:
-        (xid,) = INT.unpack_from(frame)
+        (xid,), (error,) = INT.unpack_from(frame), INT.unpack_from(frame, HEADER - INT.size)
         if xid == NOTIFICATION:
             reader = Reader(frame[HEADER:])
             kind, _state, path = reader.integer(), reader.integer(), str(reader.text())
-            watch = self._watches.pop((path, kind == CHILDREN_CHANGED), None)
+            watch = self._watches.pop(WatchKey(path, kind == CHILDREN_CHANGED), None)
             if watch is not None and not watch.done():
                 watch.set_result(None)
         else:
-            reply = self._replies.pop(xid)
+            reply, key = self._replies.pop(xid)
+            # Here and not in the task that waits: the notification may come right behind the reply.
+            watch = self._watch(key) if key is not None and not error else None
             if not reply.done():
-                reply.set_result(frame)
+                reply.set_result(Reply(error, frame[HEADER:], watch))
 
-    def _watch(self, path: str, *, children: bool) -> asyncio.Future[None]:
-        watch = self._watches.get((path, children))
-        if watch is None:
-            watch = self._watches[path, children] = asyncio.get_running_loop().create_future()
-        return watch
+    def _watch(self, key: WatchKey) -> asyncio.Future[None]:
+        if key not in self._watches:
+            self._watches[key] = asyncio.get_running_loop().create_future()
+        return self._watches[key]
 
 
 def take_frames(incoming: bytearray) -> list[bytes]:

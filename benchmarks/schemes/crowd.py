@@ -37,7 +37,7 @@ class Crowd:
             self._start(each, entered=True)
 
     async def hand_over(self) -> tuple[Contender, float | None]:
-        """Let the first holder release; if it was the only one, wait for the next, and return the seconds until then."""
+        """Let the first holder release; if it was the only one, wait for the next and return the seconds until then."""
         released = self.holders.popleft()
         began = time.perf_counter()
         await released.release()

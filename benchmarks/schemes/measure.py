@@ -92,6 +92,7 @@ async def take_times(scheme: Scheme, server: Address, waiters: int, *, span: Spa
             released, seconds = await assembled.hand_over()
             if seconds is not None:
                 times.next_holder.append(seconds)
+            # Polls have no end.
             if not scheme.polls:
                 await quiet(pid)
             times.server_cpu.append(cpu_time(pid) - before)
@@ -110,14 +111,14 @@ IDLE_CPU = 0.0005
 MAX_QUIET_INTERVALS = 100
 
 
-async def quiet(pid: int) -> None:
-    """Wait until the server has had nothing to do for two intervals."""
+async def quiet(pid: int, intervals: int = 2) -> None:
+    """Wait until the server has had nothing to do for a number of intervals."""
     before, idle = cpu_time(pid), 0
     for _ in range(MAX_QUIET_INTERVALS):
         await asyncio.sleep(QUIET_INTERVAL)
         now = cpu_time(pid)
         idle = idle + 1 if now - before < IDLE_CPU else 0
-        if idle == 2:
+        if idle == intervals:
             return
         before = now
 

@@ -76,7 +76,8 @@ class Tap:
         task.add_done_callback(self._connections.discard)
         server_reader, server_writer = await asyncio.open_connection(*self._server)
         counter = _Counter(self)
-        with suppress(ConnectionError, asyncio.CancelledError):
+        # Either side may be closed while the other still sends.
+        with suppress(OSError, asyncio.CancelledError):
             await asyncio.gather(
                 _forward(reader, server_writer, counter.count_requests),
                 _forward(server_reader, writer, counter.count_replies),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -24,12 +24,13 @@ from benchmarks.schemes.catalogue import (
     Scheme,
 )
 from benchmarks.schemes.client import Address, Client, RequestError
-from benchmarks.schemes.contenders import Contender, OneNode
+from benchmarks.schemes.contenders import Contender, OneNode, Queued
 from benchmarks.schemes.crowd import Crowd, crowd
 from benchmarks.schemes.measure import Span, count, cpu_time, take_times
 from benchmarks.schemes.tap import Tap
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.queue import Kind
+from tests.support.protocol.jute import integer, long, text
 
 pytestmark = pytest.mark.once
 
@@ -83,9 +84,14 @@ async def compete(scheme: Scheme, address: Address, number: int) -> int:
 
 
 async def settle(crowd: Crowd) -> None:
+    """Wait until all that was caused before is over."""
+    await settle_all(crowd.contenders)
+
+
+async def settle_all(several: Sequence[Contender]) -> None:
     """Wait until a round, in which each client waits for all that was sent before, has brought nothing."""
-    clients = [contender.client for contender in crowd.contenders if isinstance(contender, OneNode | contenders.Queued)]
-    assert len(clients) == len(crowd.contenders), "contenders of other clients are not seen"
+    clients = [contender.client for contender in several if isinstance(contender, OneNode | Queued)]
+    assert len(clients) == len(several), "what other clients receive is not seen"
     received = -1
     while received != (received := sum(client.frames_received for client in clients)):
         await asyncio.gather(*(client.sync() for client in clients))
@@ -134,6 +140,40 @@ def test_shared__readers_together(scheme: Scheme, address: Address) -> None:
             assert len(assembled.holders) == 1
             await assembled.hand_over()
             assert list(assembled.holders) == [next_writer]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kinds"),
+    [
+        *((scheme, [Kind.EXCLUSIVE] * 3) for scheme in (POLLING, ONE_NODE, PARENT, PREDECESSOR)),
+        *((scheme, [Kind.READ, Kind.READ, Kind.WRITE]) for scheme in (SHARED_PARENT, SHARED_PREDECESSOR)),
+    ],
+    ids=lambda each: each.name if isinstance(each, Scheme) else "",
+)
+def test_schemes__a_predecessor_that_leaves(scheme: Scheme, kinds: list[Kind], address: Address) -> None:
+    """The last of three does not hold when the second leaves, a waiter or a reader, but when the first releases."""
+
+    async def run() -> None:
+        owner = await Client.connect(address, SESSION_TIMEOUT)
+        await owner.create("/lock")
+        await owner.close()
+        first, second, third = [await scheme.make(address, "/lock", kind) for kind in kinds]
+        async with asyncio.timeout(TIMEOUT):
+            await first.acquire()
+            before = asyncio.create_task(second.acquire())
+            await settle_all([first, second])
+            last = asyncio.create_task(third.acquire())
+            await settle_all([first, second, third])
+            before.cancel()
+            await second.close()
+            await settle_all([first, third])
+            assert not last.done()
+            await first.release()
+            await last
+        await first.close()
+        await third.close()
 
     asyncio.run(run())
 
@@ -232,6 +272,35 @@ def test_client__refusals(address: Address) -> None:
         with pytest.raises(RequestError, match="-101"):
             await client.delete("/missing")
         await client.close()
+
+    asyncio.run(run())
+
+
+class Silent(asyncio.Transport):
+    """A connection to nowhere."""
+
+    def write(self, data: object) -> None:
+        pass
+
+
+def test_client__notified_at_once() -> None:
+    """A notification that arrives in one piece with the reply that has set its watch is not lost."""
+
+    def frame(*parts: bytes) -> bytes:
+        return integer(sum(map(len, parts))) + b"".join(parts)
+
+    async def run() -> None:
+        client = Client()
+        client.connection_made(Silent())
+        client.data_received(frame(b"the session"))
+        listing = asyncio.create_task(client.watch_children("/n"))
+        await asyncio.sleep(0)
+        reply = frame(integer(1), long(7), integer(0), integer(0))
+        client.data_received(reply + frame(integer(-1), long(-1), integer(0), integer(4), integer(3), text("/n")))
+        names, changed = await listing
+        assert names == []
+        async with asyncio.timeout(TIMEOUT):
+            await changed
 
     asyncio.run(run())
 
