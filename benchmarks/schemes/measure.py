@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from benchmarks.schemes import contenders
 from benchmarks.schemes.catalogue import WRITER_EVERY, Scheme
 from benchmarks.schemes.client import Address
 from benchmarks.schemes.crowd import Crowd, crowd
@@ -85,7 +86,8 @@ async def take_times(scheme: Scheme, server: Address, waiters: int, *, span: Spa
     """Take the times of hand-overs; ``pid`` is the process of the server."""
     times = Times()
     async with crowd(scheme, server, waiters) as assembled:
-        await quiet(pid)
+        # Until all have begun to wait.
+        await (asyncio.sleep(contenders.POLL_INTERVAL) if scheme.polls else quiet(pid, ASSEMBLED_INTERVALS))
         began, turns = time.perf_counter(), 0
         while span.has_more(turns, began):
             before = cpu_time(pid)
@@ -105,10 +107,12 @@ async def take_times(scheme: Scheme, server: Address, waiters: int, *, span: Spa
 
 
 QUIET_INTERVAL = 0.01
+# The server may have little to do for a moment while a thousand clients read what it has sent.
+ASSEMBLED_INTERVALS = 20
 # Seconds of CPU in that interval; a server with nothing to do takes less.
 IDLE_CPU = 0.0005
 # Its compiler and its garbage collector may keep a server busy with itself.
-MAX_QUIET_INTERVALS = 100
+MAX_QUIET_INTERVALS = 1000
 
 
 async def quiet(pid: int, intervals: int = 2) -> None:

@@ -92,7 +92,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-COLUMNS = ("requests", "notifications", "bytes", "next holder after", "CPU of the server", "requests to join", "bytes")
+COLUMNS = (
+    "requests",
+    "notifications",
+    "bytes",
+    "next holder after",
+    "CPU of the server",
+    "requests to join",
+    "bytes to join",
+)
 
 
 def cells(result: Result) -> list[str]:
@@ -126,7 +134,10 @@ def summary(results: Results, *, shared: bool) -> str:
 
 def blocks(results: Results) -> dict[str, str]:
     """Return the generated parts of the page by their names."""
-    run = f"Measured on {results.date}, with {results.server}, on {results.machine}.\n"
+    run = (
+        f"Measured on {results.date}, with {results.server}, on {results.machine}.\n"
+        f"Waiters that poll list the queue every {number(results.poll_interval)} s.\n"
+    )
     return {
         "run": run,
         "summary": summary(results, shared=False),
