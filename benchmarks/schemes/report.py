@@ -20,6 +20,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "herd.json"
 PAGE = ROOT / "docs" / "explanation" / "schemes.md"
 
 BLOCK = re.compile(r"(?<=<!-- herd: )(?P<name>[\w-]+) -->\n.*?(?=<!-- end of herd -->)", re.DOTALL)
+UNIT = re.compile(r"(?<=\d) (?=[kMG]?B|ms)")
 KILO = 1000.0
 
 
@@ -88,7 +89,9 @@ def size(count: float) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown; all columns but the first are numbers."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    # A number stays in one line with its unit.
+    unbroken = [[UNIT.sub("&nbsp;", cell) for cell in row] for row in rows]
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *unbroken]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

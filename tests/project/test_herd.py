@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.schemes import report
 from benchmarks.schemes.catalogue import SCHEMES
-from benchmarks.schemes.report import Result, Results, fill, number, size
+from benchmarks.schemes.report import Result, Results, fill, number, size, table
 from benchmarks.schemes.tap import Traffic
 from tests.support.doc_blocks import PAGES
 
@@ -79,6 +79,13 @@ def test_number(value: float, text: str) -> None:
 def test_size(count: float, text: str) -> None:
     """Bytes have the unit in which the number is small."""
     assert size(count) == text
+
+
+def test_table() -> None:
+    """A table has its numbers on the right, and each in one line with its unit."""
+    assert table(("one node", "bytes"), [["2 waiters", "1.5 kB"]]) == (
+        "| one node | bytes |\n| --- | ---: |\n| 2 waiters | 1.5&nbsp;kB |\n"
+    )
 
 
 def test_plots(tmp_path: Path) -> None:
