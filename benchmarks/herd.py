@@ -19,8 +19,7 @@ from services.zookeeper import ZooKeeper
 
 from benchmarks.schemes import contenders, plots, report
 from benchmarks.schemes.catalogue import ONE_NODE, PARENT, PREDECESSOR, SCHEMES, SESSION_TIMEOUT, Scheme
-from benchmarks.schemes.crowd import Crowd
-from benchmarks.schemes.measure import Span, count, quiet, take_times
+from benchmarks.schemes.measure import Span, count, take_times
 from benchmarks.schemes.report import Result, Results
 
 WAITERS = (2, 10, 20, 100, 1000)
@@ -33,23 +32,14 @@ WARM_UP = Span(seconds=2.0, least=5, most=1000)
 # Waiters that poll come by chance, so more of their hand-overs are taken.
 POLLED_TURNS, POLLED_SPAN = 10, replace(SPAN, seconds=4.0)
 TURNS = 5
-# What comes later would be counted as the traffic of the next join, so the pause is longer than for times.
-COUNT_INTERVALS = 5
 # For one line of the table.
 MAX_SECONDS = 120.0
-# Seconds for a waiter that polls to join.
-JOIN_TIME = 0.005
 
 
 async def measure(scheme: Scheme, server: ZooKeeper, waiters: int) -> Result:
     """Measure one scheme with one number of waiters."""
-
-    async def settle(_crowd: Crowd) -> None:
-        # Polls have no end; this is enough for the request of the one that joins.
-        await (asyncio.sleep(JOIN_TIME) if scheme.polls else quiet(server.pid, COUNT_INTERVALS))
-
     turns, span = (POLLED_TURNS, POLLED_SPAN) if scheme.polls else (TURNS, SPAN)
-    counts = await count(scheme, server.address, waiters, turns=turns, settle=settle)
+    counts = await count(scheme, server.address, waiters, turns=turns)
     times = await take_times(scheme, server.address, waiters, span=span, pid=server.pid)
     return Result(
         scheme.name,

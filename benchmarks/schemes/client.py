@@ -45,7 +45,6 @@ class Client(asyncio.Protocol):
     """One session, used by one task at a time. A watch is a future that ends with the notification."""
 
     def __init__(self) -> None:
-        self.frames_received = 0
         self._transport: asyncio.Transport
         self._incoming = bytearray()
         self._xid = 0
@@ -124,7 +123,6 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._incoming += data
         for frame in take_frames(self._incoming):
-            self.frames_received += 1
             if not self._connected.done():
                 self._connected.set_result(None)
             else:

@@ -45,6 +45,10 @@ class Contender(ABC):
         """Release the lock."""
 
     @abstractmethod
+    async def sync(self) -> None:
+        """Wait until the client has received everything that the server had to send before."""
+
+    @abstractmethod
     async def close(self) -> None:
         """End the session."""
 
@@ -68,6 +72,9 @@ class OneNode(Contender):
     async def release(self) -> None:
         await self.client.delete(self._path)
 
+    async def sync(self) -> None:
+        await self.client.sync()
+
     async def close(self) -> None:
         await self.client.close()
 
@@ -88,6 +95,9 @@ class Queued(Contender):
 
     async def release(self) -> None:
         await self.client.delete(self._own)
+
+    async def sync(self) -> None:
+        await self.client.sync()
 
     async def close(self) -> None:
         await self.client.close()
@@ -151,6 +161,17 @@ class Ours(Contender):
 
     async def release(self) -> None:
         await self._held.arelease()
+
+    async def sync(self) -> None:
+        loop = asyncio.get_running_loop()
+        answered = loop.create_future()
+        session = self._pool.session(self._lock.paths[0])
+
+        def reply(_value: object, _error: object) -> None:
+            loop.call_soon_threadsafe(answered.set_result, None)
+
+        session.post(lambda: session.wire.sync("/", reply))
+        await answered
 
     async def close(self) -> None:
         # It waits for the server.

@@ -34,7 +34,7 @@ class Crowd:
         for each in others:
             await each.enter()
         for each in others:
-            self._start(each, entered=True)
+            self._start(each)
 
     async def hand_over(self) -> tuple[Contender, float | None]:
         """Let the first holder release; if it was the only one, wait for the next and return the seconds until then."""
@@ -52,9 +52,10 @@ class Crowd:
         while not self._granted.empty():
             self.holders.append(self._granted.get_nowait()[0])
 
-    def rejoin(self, contender: Contender) -> None:
+    async def rejoin(self, contender: Contender) -> None:
         """Let a contender join again."""
-        self._start(contender, entered=False)
+        await contender.enter()
+        self._start(contender)
 
     def dismiss(self) -> None:
         """End all tasks that wait."""
@@ -67,14 +68,12 @@ class Crowd:
         for each in self.holders:
             await each.release()
 
-    def _start(self, contender: Contender, *, entered: bool) -> None:
-        task = self._tasks.create_task(self._acquire(contender, entered=entered))
+    def _start(self, contender: Contender) -> None:
+        task = self._tasks.create_task(self._wait(contender))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
-    async def _acquire(self, contender: Contender, *, entered: bool) -> None:
-        if not entered:
-            await contender.enter()
+    async def _wait(self, contender: Contender) -> None:
         await contender.wait()
         self._granted.put_nowait((contender, time.perf_counter()))
 

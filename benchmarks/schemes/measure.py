@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.schemes import contenders
+from benchmarks.schemes import contenders as schemes
 from benchmarks.schemes.catalogue import WRITER_EVERY, Scheme
 from benchmarks.schemes.client import Address
-from benchmarks.schemes.crowd import Crowd, crowd
+from benchmarks.schemes.contenders import Contender
+from benchmarks.schemes.crowd import crowd
 from benchmarks.schemes.tap import Tap, Traffic, mean
 
-Settle = Callable[[Crowd], Awaitable[None]]
+# Seconds.
+POLLED_JOIN = 0.005
 
 
 @dataclass(frozen=True)
@@ -25,27 +27,37 @@ class Counts:
     join: Traffic
 
 
-async def count(scheme: Scheme, server: Address, waiters: int, *, turns: int, settle: Settle) -> Counts:
-    """Count for a number of turns, in each of which one contender releases and joins again.
-
-    ``settle`` waits until all that a release or a join has caused is over.
-    """
+async def count(scheme: Scheme, server: Address, waiters: int, *, turns: int) -> Counts:
+    """Count for a number of turns, in each of which one contender releases and joins again."""
     hand_overs, joins = [], []
     async with Tap(server) as tap, crowd(scheme, tap.address, waiters) as assembled:
-        await settle(assembled)
+
+        async def settle_all() -> None:
+            # Polls have no end; this is enough for the request of the one that joins.
+            await (asyncio.sleep(POLLED_JOIN) if scheme.polls else settle(assembled.contenders, tap))
+
+        await settle_all()
         # The first one does not count: its holder has never waited.
         for _ in range(1 + turns):
             before = tap.traffic
             released, _seconds = await assembled.hand_over()
-            await settle(assembled)
+            await settle_all()
             hand_overs.append(tap.traffic - before)
             assembled.admit()
             before = tap.traffic
-            assembled.rejoin(released)
-            await settle(assembled)
+            await assembled.rejoin(released)
+            await settle_all()
             joins.append(tap.traffic - before)
             assembled.admit()
     return Counts(mean(hand_overs[1:]), mean(joins[1:]))
+
+
+async def settle(contenders: Sequence[Contender], tap: Tap) -> None:
+    """Wait until all that was caused before is over: a round of `sync` by all contenders brings nothing else."""
+    before = None
+    while before != tap.traffic:
+        before = tap.traffic
+        await asyncio.gather(*(each.sync() for each in contenders))
 
 
 @dataclass
@@ -87,7 +99,7 @@ async def take_times(scheme: Scheme, server: Address, waiters: int, *, span: Spa
     times = Times()
     async with crowd(scheme, server, waiters) as assembled:
         # Until all have begun to wait.
-        await (asyncio.sleep(contenders.POLL_INTERVAL) if scheme.polls else quiet(pid, ASSEMBLED_INTERVALS))
+        await (asyncio.sleep(schemes.POLL_INTERVAL) if scheme.polls else quiet(pid, ASSEMBLED_INTERVALS))
         began, turns = time.perf_counter(), 0
         while span.has_more(turns, began):
             before = cpu_time(pid)
@@ -99,7 +111,7 @@ async def take_times(scheme: Scheme, server: Address, waiters: int, *, span: Spa
                 await quiet(pid)
             times.server_cpu.append(cpu_time(pid) - before)
             assembled.admit()
-            assembled.rejoin(released)
+            await assembled.rejoin(released)
             await (asyncio.sleep(QUIET_INTERVAL) if scheme.polls else quiet(pid))
             assembled.admit()
             turns += 1

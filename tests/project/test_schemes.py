@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -24,9 +24,9 @@ from benchmarks.schemes.catalogue import (
     Scheme,
 )
 from benchmarks.schemes.client import Address, Client, RequestError
-from benchmarks.schemes.contenders import Contender, OneNode, Queued
-from benchmarks.schemes.crowd import Crowd, crowd
-from benchmarks.schemes.measure import Span, count, cpu_time, take_times
+from benchmarks.schemes.contenders import Contender, OneNode
+from benchmarks.schemes.crowd import crowd
+from benchmarks.schemes.measure import Span, count, cpu_time, settle, take_times
 from benchmarks.schemes.tap import Tap
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.queue import Kind
@@ -81,21 +81,6 @@ async def compete(scheme: Scheme, address: Address, number: int) -> int:
                 sessions.push_async_callback(contender.close)
                 tasks.create_task(referee.watch(contender, kind))
     return referee.turns
-
-
-async def settle(crowd: Crowd) -> None:
-    """Wait until all that was caused before is over."""
-    await settle_all(crowd.contenders)
-
-
-async def settle_all(several: Sequence[Contender]) -> None:
-    """Wait until a round, in which each client waits for all that was sent before, has brought nothing."""
-    clients = [contender.client for contender in several if isinstance(contender, OneNode | Queued)]
-    assert len(clients) == len(several), "what other clients receive is not seen"
-    received = -1
-    while received != (received := sum(client.frames_received for client in clients)):
-        await asyncio.gather(*(client.sync() for client in clients))
-        received += len(clients)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
@@ -159,21 +144,21 @@ def test_schemes__a_predecessor_that_leaves(scheme: Scheme, kinds: list[Kind], a
         owner = await Client.connect(address, SESSION_TIMEOUT)
         await owner.create("/lock")
         await owner.close()
-        first, second, third = [await scheme.make(address, "/lock", kind) for kind in kinds]
-        async with asyncio.timeout(TIMEOUT):
+        async with asyncio.timeout(TIMEOUT), Tap(address) as tap:
+            first, second, third = [await scheme.make(tap.address, "/lock", kind) for kind in kinds]
             await first.acquire()
             before = asyncio.create_task(second.acquire())
-            await settle_all([first, second])
+            await settle([first, second], tap)
             last = asyncio.create_task(third.acquire())
-            await settle_all([first, second, third])
+            await settle([first, second, third], tap)
             before.cancel()
             await second.close()
-            await settle_all([first, third])
+            await settle([first, third], tap)
             assert not last.done()
             await first.release()
             await last
-        await first.close()
-        await third.close()
+            await first.close()
+            await third.close()
 
     asyncio.run(run())
 
@@ -195,18 +180,14 @@ def test_counts(scheme: Scheme, hand_over: object, join: object, waiters: int, a
     """A hand-over takes as many requests and notifications as the scheme says, and so does a join."""
     assert callable(hand_over)
     assert callable(join)
-    found = asyncio.run(count(scheme, address, waiters, turns=3, settle=settle))
+    found = asyncio.run(count(scheme, address, waiters, turns=3))
     assert (found.hand_over.requests, found.hand_over.notifications) == hand_over(waiters)
     assert (found.join.requests, found.join.notifications) == join(waiters)
 
 
 def test_counts__polling(address: Address) -> None:
     """Waiters that poll get no notification; what they send does not end."""
-
-    async def poll_again(_crowd: Crowd) -> None:
-        await asyncio.sleep(contenders.POLL_INTERVAL)
-
-    found = asyncio.run(count(POLLING, address, 5, turns=3, settle=poll_again))
+    found = asyncio.run(count(POLLING, address, 5, turns=3))
     assert found.hand_over.notifications == found.join.notifications == 0
     assert found.hand_over.requests >= 2
 
@@ -214,10 +195,10 @@ def test_counts__polling(address: Address) -> None:
 @pytest.mark.parametrize("waiters", [4, 19])
 def test_counts__shared(waiters: int, address: Address) -> None:
     """Where all watch the parent, each change wakes all; where each watches one node, a few, however many wait."""
-    naive = asyncio.run(count(SHARED_PARENT, address, waiters, turns=5, settle=settle)).hand_over
+    naive = asyncio.run(count(SHARED_PARENT, address, waiters, turns=5)).hand_over
     # Up to four readers hold together, and do not wait.
     assert waiters - 4 <= naive.notifications <= waiters
-    improved = asyncio.run(count(SHARED_PREDECESSOR, address, waiters, turns=5, settle=settle)).hand_over
+    improved = asyncio.run(count(SHARED_PREDECESSOR, address, waiters, turns=5)).hand_over
     # In five turns four readers are woken once each, and the writer behind them at most four times. So it takes five
     # deletes, eight lists and three watches, if the readers release last come first.
     assert improved.notifications <= 8 / 5
@@ -225,21 +206,12 @@ def test_counts__shared(waiters: int, address: Address) -> None:
 
 
 def test_counts__ours(address: Address) -> None:
-    """A node of ours causes three notifications and a few requests in all its life, however many wait."""
-
-    async def serve_all(waiters: int) -> tuple[float, float]:
-        async with Tap(address) as tap:
-            async with asyncio.timeout(TIMEOUT), crowd(OURS, tap.address, waiters) as assembled:
-                for _ in range(waiters):
-                    await assembled.hand_over()
-            # All sessions are closed, and all that they have sent is counted.
-            return tap.traffic.requests, tap.traffic.notifications
-
-    for waiters in (4, 20):
-        requests, notifications = asyncio.run(serve_all(waiters))
-        assert notifications <= 3 * (waiters + 1)
-        # Eight; a waiter that is late, as the machine is busy, lists once more.
-        assert requests <= 12 * (waiters + 1)
+    """A hand-over of ours takes three requests and three notifications, and a join five, however many wait."""
+    few, many = [asyncio.run(count(OURS, address, waiters, turns=3)) for waiters in (5, 20)]
+    assert many.hand_over.requests <= 3
+    assert many.hand_over.notifications <= 3
+    assert many.join.requests <= 5
+    assert (many.hand_over.requests, many.join.requests) == (few.hand_over.requests, few.join.requests)
 
 
 def test_tap__counts_bytes(address: Address) -> None:
