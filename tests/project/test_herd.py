@@ -40,6 +40,7 @@ def test_results__support_the_page() -> None:
         assert (parent.requests, parent.notifications) == (waiters + 1, waiters)
         recipe, ours = found["predecessor", waiters].hand_over, found["ours", waiters].hand_over
         assert (recipe.requests, recipe.notifications) == (2, 1)
+        assert ours.requests <= 3
         assert ours.notifications <= 3
         assert found["ours", waiters].join.requests <= found["predecessor", waiters].join.requests + 2
     most = results.most_waiters
