@@ -74,6 +74,10 @@ bench-list: $(READY) | os-test ## how long the command takes to list ten thousan
 bench-admin: $(READY) | os-test ## how long the admin takes for a page of ten thousand locks, and how many requests
 	PYTHONPATH=testproject $(BIN)/python -m benchmarks.admin $(ARGS)
 
+.PHONY: herd
+herd: $(READY) | os-test ## what a hand-over costs with the classic lock schemes and with this one: four minutes
+	PYTHONPATH=testproject $(BIN)/python -m benchmarks.herd $(ARGS)
+
 .PHONY: lint
 lint: $(READY) ## style, format, layers, words
 	$(BIN)/ruff check .
