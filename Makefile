@@ -74,6 +74,10 @@ bench-list: $(READY) | os-test ## how long the command takes to list ten thousan
 bench-admin: $(READY) | os-test ## how long the admin takes for a page of ten thousand locks, and how many requests
 	PYTHONPATH=testproject $(BIN)/python -m benchmarks.admin $(ARGS)
 
+.PHONY: herd
+herd: $(READY) | os-test ## what a hand-over costs with the classic lock schemes and with this one: four minutes
+	PYTHONPATH=testproject $(BIN)/python -m benchmarks.herd $(ARGS)
+
 .PHONY: lint
 lint: $(READY) ## style, format, layers, words
 	$(BIN)/ruff check .
@@ -86,9 +90,15 @@ types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 
 .PHONY: docs
-docs: $(READY) ## the documents as HTML in docs/_build/html
+docs: $(READY) ## the documents as HTML in docs/_build/html, with spelling and the links between them
+	$(BIN)/codespell
 	$(BIN)/sphinx-build -n -W --keep-going -q -d docs/_build/doctrees -b html docs docs/_build/html
 	$(BIN)/sphinx-build -n -W --keep-going -q -d docs/_build/doctrees -b doctest docs docs/_build/doctest
+
+# It needs the network, so it does not belong to `test`.
+.PHONY: docs-links
+docs-links: $(READY) ## whether the links to other sites still lead somewhere
+	$(BIN)/sphinx-build -q -d docs/_build/doctrees -b linkcheck docs docs/_build/links
 
 .PHONY: screenshots
 screenshots: $(READY) | os-browser ## the pictures of the admin in docs/, taken anew

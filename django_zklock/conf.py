@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.views.decorators.debug import sensitive_variables
 
 from django_zklock.zk import paths
+from django_zklock.zk.hints import did_you_mean
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.waiting import seconds
 from django_zklock.zk.wire import KAZOO_OPTIONS, ConnectionOptions, parse_acl
@@ -156,6 +157,8 @@ _TLS: dict[str, tuple[str, Reader]] = {
     "CHECK_HOSTNAME": ("tls_check_hostname", _flag),
 }
 
+_ALIAS = _CONNECTION | _POOL | {"TLS": ("tls", _tls)}
+
 
 # Error reports hide the variables of these functions and of those that they call: the setting contains credentials.
 
@@ -179,9 +182,9 @@ def options(alias: str) -> PoolOptions:
         raise ImproperlyConfigured(f"ZKLOCK has no alias {alias!r}; configured: {known}")
     place = f'ZKLOCK["{alias}"]'
     values = _mapping(place, configured[alias])
+    fields = _read(place, values, _ALIAS)
     if "HOSTS" not in values:
         raise ImproperlyConfigured(f'{place}["HOSTS"] is missing: name the ensemble as "host:port,host:port"')
-    fields = _read(place, values, _CONNECTION | _POOL | {"TLS": ("tls", _tls)})
     tls = fields.pop("tls", {})
     pool = {field: fields.pop(field) for field, _reader in _POOL.values() if field in fields}
     return PoolOptions(connection=ConnectionOptions(**fields, **tls), **pool)
@@ -190,8 +193,17 @@ def options(alias: str) -> PoolOptions:
 def _setting() -> Mapping[str, Any]:
     configured = getattr(settings, "ZKLOCK", None)
     if not configured:
-        raise ImproperlyConfigured('ZKLOCK is not set: ZKLOCK = {"default": {"HOSTS": "zk1:2181,zk2:2181,zk3:2181"}}')
-    return _mapping("ZKLOCK", configured)
+        raise ImproperlyConfigured(
+            'ZKLOCK is not set: ZKLOCK = {"default": {"HOSTS": "zk1:2181,zk2:2181,zk3:2181"}}; '
+            "`manage.py zklock devserver` starts a ZooKeeper for development and shows the value for it"
+        )
+    aliases = _mapping("ZKLOCK", configured)
+    for name, value in aliases.items():
+        if name in _ALIAS and not isinstance(value, Mapping):
+            raise ImproperlyConfigured(
+                f'ZKLOCK["{name}"] is an option and not an alias: ZKLOCK = {{"default": {{"{name}": …}}}}'
+            )
+    return aliases
 
 
 def _read(place: str, values: Mapping[str, Any], readers: Mapping[str, tuple[str, Reader]]) -> dict[str, Any]:
@@ -201,5 +213,8 @@ def _read(place: str, values: Mapping[str, Any], readers: Mapping[str, tuple[str
     }
     unknown = sorted(values.keys() - readers.keys())
     if unknown:
-        raise ImproperlyConfigured(f'{place}["{unknown[0]}"] is not a setting; known are: {", ".join(sorted(readers))}')
+        raise ImproperlyConfigured(
+            f'{place}["{unknown[0]}"] is not a setting{did_you_mean(unknown[0], readers)}; '
+            f"known are: {', '.join(sorted(readers))}"
+        )
     return fields

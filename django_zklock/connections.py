@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from django.apps import apps
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 
@@ -12,6 +15,7 @@ from django_zklock import conf
 from django_zklock.zk import background
 from django_zklock.zk.pool import CLOSE_TIMEOUT, Pool, PoolOptions
 
+APP = "django_zklock"
 DEFAULT_PORT = 2181
 
 
@@ -26,6 +30,7 @@ class Connections:
         pool = self._pools.get(alias)
         if pool is None:
             options = conf.options(alias)
+            _warn_if_not_installed()
             # If two threads make a pool at the same time, the second pool is dropped; it has no session yet.
             pool = self._pools.setdefault(alias, Pool(alias, options, tree=_tree(options)))
         return pool
@@ -48,6 +53,27 @@ class Connections:
             pool = self._pools.pop(alias, None)
             if pool is not None:
                 pool.close()
+
+    @contextmanager
+    def set_aside(self, pools: Collection[Pool]) -> Iterator[None]:
+        """Keep these pools open and out of use inside of the context, whatever happens to the setting."""
+        aside = {alias: pool for alias, pool in self._pools.items() if pool in pools}
+        for alias in aside:
+            self._pools.pop(alias, None)
+        try:
+            yield
+        finally:
+            self._pools |= aside
+
+
+def _warn_if_not_installed() -> None:
+    if apps.ready and not apps.is_installed(APP):
+        warnings.warn(
+            f'"{APP}" is not in INSTALLED_APPS: locks work, but the system checks, the admin, `manage.py zklock` and '
+            "the gate of Celery's workers are missing",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _tree(options: PoolOptions) -> tuple[frozenset[str], str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 
 from django_zklock.zk import paths
 
@@ -114,25 +114,48 @@ def key_text(value: object) -> str:
     A model instance becomes ``app_label.model:pk``; a proxy model counts as its concrete model. Equal dicts have the
     same text, whatever the order of their entries, also inside of other dicts, lists and tuples.
 
-    Raise ``ValueError`` for ``None``, for an unsaved instance, and for a value whose text is empty or differs from
-    process to process: an address in memory, or the members of a set in their random order.
+    Raise ``ValueError`` for ``None``, for an unsaved instance, for a query set, and for a value whose text is empty or
+    differs from process to process: an address in memory, or the members of a set in their random order.
     """
     _reject_none(value)
     if isinstance(value, Model):
-        meta = value._meta  # noqa: SLF001 - Django's documented API
-        # A composite primary key is a tuple, and a part of it may be None.
-        if value.pk is None or (isinstance(value.pk, tuple) and None in value.pk):
-            raise ValueError(f"an unsaved {meta.label} has no primary key to lock by")
-        concrete = meta.concrete_model or type(value)
-        return f"{concrete._meta.label_lower}:{value.pk}"  # noqa: SLF001
+        return _instance_text(value)
     return _stable(str(_ordered(value)), value)
 
 
-def _ordered(value: Any) -> Any:
-    """Return ``value`` with the entries of the dicts in it sorted; raise ``ValueError`` for a set in it.
+def _instance_text(instance: Model) -> str:
+    meta = instance._meta  # noqa: SLF001 - Django's documented API
+    # A composite primary key is a tuple, and a part of it may be None.
+    if instance.pk is None or (isinstance(instance.pk, tuple) and None in instance.pk):
+        raise ValueError(f"an unsaved {meta.label} has no primary key to lock by")
+    concrete = meta.concrete_model or type(instance)
+    return f"{concrete._meta.label_lower}:{instance.pk}"  # noqa: SLF001
 
-    A container with its own ``__repr__`` or ``__str__``, such as a named tuple, is returned as it is.
+
+class _InstanceText(str):
+    """The text of a model instance inside of a container, which would show it by ``repr``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _ordered_member(value: Any) -> Any:
+    return _InstanceText(_instance_text(value)) if isinstance(value, Model) else _ordered(value)
+
+
+def _ordered(value: Any) -> Any:
+    """Return ``value`` with the entries of the dicts in it sorted, and with the text of model instances in it.
+
+    Raise ``ValueError`` for a set or a query set. A container with its own ``__repr__`` or ``__str__``, such as a named
+    tuple, is returned as it is.
     """
+    if isinstance(value, QuerySet):
+        raise ValueError(  # noqa: TRY004 - as below
+            f"a value in a lock key must read the same in every process, and a query set of {value.model.__name__} "
+            f"depends on what is in the database; use the field of its filter, or a sorted list of primary keys"
+        )
     if isinstance(value, AbstractSet):
         raise ValueError(  # noqa: TRY004 - the content of the value is wrong, as in _stable()
             f"a value in a lock key must read the same in every process, and a set has no order, got {value!r}; "
@@ -140,11 +163,11 @@ def _ordered(value: Any) -> Any:
         )
     kind: Any = type(value)
     if isinstance(value, Mapping):
-        entries = [(_ordered(key), _ordered(each)) for key, each in value.items()]
+        entries = [(_ordered_member(key), _ordered_member(each)) for key, each in value.items()]
         if (kind.__repr__, kind.__str__) == (dict.__repr__, object.__str__):
             return dict(sorted(entries, key=lambda entry: repr(entry[0])))
     elif isinstance(value, (list, tuple)):
-        members = [_ordered(each) for each in value]
+        members = [_ordered_member(each) for each in value]
         for plain in (list, tuple):
             if (kind.__repr__, kind.__str__) == (plain.__repr__, object.__str__):
                 return plain(members)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .network import Cut
     from .protocol import Opcode
     from .requestlog import LoggedRequest, RequestLog
+    from .runner import SandboxRunner
     from .sandbox import Sandbox
     from .server import SessionInfo, ZooKeeperServer
 
@@ -23,6 +24,7 @@ _MODULES = {
     "Opcode": "protocol",
     "RequestLog": "requestlog",
     "Sandbox": "sandbox",
+    "SandboxRunner": "runner",
     "SessionInfo": "server",
     "ZooKeeperServer": "server",
 }
@@ -36,16 +38,19 @@ __all__ = [
     "Opcode",
     "RequestLog",
     "Sandbox",
+    "SandboxRunner",
     "SessionInfo",
     "ZooKeeperServer",
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    return value
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+        return value
 
 
 def __dir__() -> list[str]:

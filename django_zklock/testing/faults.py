@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -205,11 +205,22 @@ class Faults:
         with _lookup(path):
             return self._server.call(reap)
 
-    def heal(self) -> None:
-        """End every lasting fault, and cancel cuts that have not happened yet."""
-        self._server.settle(self._service.network.cuts.clear)
+    def active(self) -> list[Fault | Cut]:
+        """Return the faults in effect, and the cuts that have not happened yet."""
+        return [*self._lasting, *self._service.network.cuts]
+
+    def heal(self, *, keep: Collection[Fault | Cut] = ()) -> None:
+        """End every lasting fault, and cancel cuts that have not happened yet; except those in ``keep``."""
+        kept = set(map(id, keep))
+        cuts = self._service.network.cuts
+
+        def cancel() -> None:
+            cuts[:] = [cut for cut in cuts if id(cut) in kept]
+
+        self._server.settle(cancel)
         for fault in self._lasting[:]:
-            fault.end()
+            if id(fault) not in kept:
+                fault.end()
 
     @property
     def _service(self) -> Service:

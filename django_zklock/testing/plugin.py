@@ -20,6 +20,14 @@ WHEN = ("always", "requested")
 class Always:
     """The plugin that is registered if all tests run in a sandbox."""
 
+    @pytest.fixture(scope="session", autouse=True)
+    def _zookeeper_around_tests(self) -> Iterator[None]:
+        """Put fixtures with a wider scope than one test into a sandbox, with a server that no test sees."""
+        from django_zklock.testing import Sandbox
+
+        with Sandbox():
+            yield
+
     @pytest.fixture(autouse=True)
     def _zookeeper_always(self, _zookeeper_sandbox: Sandbox) -> None:
         """Request the sandbox for the test."""

@@ -11,7 +11,9 @@ from django.conf import ENVIRONMENT_VARIABLE, settings
 from django.core.signals import setting_changed
 
 from django_zklock.conf import DEFAULT_ALIAS
+from django_zklock.connections import connections
 from django_zklock.zk import paths
+from django_zklock.zk.held import held_stack
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import parse_acl
 
@@ -33,7 +35,8 @@ def configured() -> bool:
 def redirected(hosts: str, root: str) -> Iterator[None]:
     """Point every alias of the project to the server at ``hosts``, below ``root``.
 
-    Sessions are closed at the beginning and at the end, because the setting changes.
+    Sessions are closed at the beginning and at the end, because the setting changes; not those of the locks that the
+    caller holds at the beginning.
     """
     value = getattr(settings, SETTING, None) or {}
     if isinstance(value, Mapping):
@@ -42,11 +45,12 @@ def redirected(hosts: str, root: str) -> Iterator[None]:
     # `settings` uses the same stack, and the order in which the two fixtures end is not known.
     wrapped = vars(settings)["_wrapped"]
     before = vars(wrapped).get(SETTING, _ABSENT)
-    _put(wrapped, value, enter=True)
-    try:
-        yield
-    finally:
-        _put(wrapped, before, enter=False)
+    with connections.set_aside([held.lock.pool for held in held_stack()]):
+        _put(wrapped, value, enter=True)
+        try:
+            yield
+        finally:
+            _put(wrapped, before, enter=False)
 
 
 def redirect(zklock: Mapping[str, Any], hosts: str, root: str) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .protocol import Opcode
@@ -33,7 +35,8 @@ class RequestLog:
         """Start with an empty log."""
         self._requests: deque[LoggedRequest] = deque(maxlen=MAX_REQUESTS)
         self._counts: Counter[Opcode] = Counter()
-        # Guards the two above, and wakes the threads that wait.
+        self._copies: list[RequestLog] = []
+        # Guards all of this, and wakes the threads that wait.
         self._changed = threading.Condition()
 
     def add(self, request: LoggedRequest) -> None:
@@ -42,6 +45,20 @@ class RequestLog:
             self._requests.append(request)
             self._counts[request.opcode] += 1
             self._changed.notify_all()
+            copies = self._copies[:]
+        for copy in copies:
+            copy.add(request)
+
+    @contextmanager
+    def copied_to(self, copy: RequestLog) -> Iterator[None]:
+        """Log every request in ``copy`` too, inside of the context."""
+        with self._changed:
+            self._copies.append(copy)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._copies.remove(copy)
 
     def clear(self) -> None:
         """Remove all requests, and count from zero."""

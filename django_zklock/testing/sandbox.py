@@ -19,7 +19,8 @@ from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 
 from . import acl, redirect_settings
-from .faults import Faults
+from .faults import Fault, Faults
+from .network import Cut
 from .requestlog import RequestLog
 from .server import SessionInfo, ZooKeeperServer
 from .tree import Created, Deleted
@@ -38,18 +39,27 @@ _numbers = itertools.count(1)
 class Sandbox:
     """A context manager that puts a project's locks on a test server, below its own ``root``.
 
-    Inside, every alias of ``ZKLOCK`` points to this server. At the end faults are healed, a stopped server is started
-    again, and locks that this thread still holds are released. The setting is restored, which closes the project's
-    sessions. Nodes below the root are removed, and sessions that were opened inside and have no connection are ended.
-    Without a configured Django project it provides only the server and the root.
+    Inside, every alias of ``ZKLOCK`` points to this server. At the end the faults that began inside are healed, a
+    stopped server is started again, and locks that this thread has acquired inside and still holds are released. The
+    setting is restored, which closes the project's sessions. Nodes below the root are removed, and sessions that were
+    opened inside and have no connection are ended. Without a configured Django project it provides only the server and
+    the root.
+
+    Sandboxes may be nested, also on one server. A lock that the thread holds at the beginning stays held, on its own
+    server, and does not concern the locks inside.
     """
+
+    requests: RequestLog
+    """The requests of clients since the start of the sandbox."""
 
     def __init__(self, server: ZooKeeperServer | None = None) -> None:
         """Use this server; without one the sandbox starts its own."""
         self.root = f"/test-{next(_numbers)}"
         self.server = server or ZooKeeperServer()
+        self.requests = RequestLog()
         self._owned = server is None
         self._earlier: set[int] = set()
+        self._earlier_faults: list[Fault | Cut] = []
         self._undo = ExitStack()
 
     @property
@@ -61,11 +71,6 @@ class Sandbox:
     def faults(self) -> Faults:
         """The server's faults."""
         return self.server.faults
-
-    @property
-    def requests(self) -> RequestLog:
-        """The requests of clients since the start of the sandbox."""
-        return self.server.requests
 
     def sessions(self) -> list[SessionInfo]:
         """Return the open sessions, oldest first."""
@@ -119,6 +124,7 @@ class Sandbox:
             # This runs first at the end: sessions cannot be closed through a black hole.
             undo.callback(self._heal)
             self.requests.clear()
+            undo.enter_context(self.server.requests.copied_to(self.requests))
             self._undo = undo.pop_all()
         return self
 
@@ -135,7 +141,7 @@ class Sandbox:
 
     def _heal(self) -> None:
         self.server.start()
-        self.faults.heal()
+        self.faults.heal(keep=self._earlier_faults)
 
     def _release_since(self, before: int) -> None:
         """Release the locks that this thread still holds, so that ``current_lock`` of the next test is empty."""
@@ -145,6 +151,7 @@ class Sandbox:
     def _prepare(self) -> None:
         service = self.server.service
         self._earlier = {session.id for session in service.sessions}
+        self._earlier_faults = self.faults.active()
         service.commit(Created(self.root, b"", acl.OPEN, 0))
 
     def _clean(self) -> None:

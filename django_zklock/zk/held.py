@@ -16,6 +16,7 @@ from weakref import ref
 
 from django_zklock.exceptions import LockLost, NotHeld
 from django_zklock.zk import owners
+from django_zklock.zk.hints import Hinted
 from django_zklock.zk.waiting import AutoResetEvent
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_zklock.held")
 
 
-class Held:
+class Held(Hinted):
     """A held lock.
 
     ``key`` is the lock's key, ``node`` the full path of the znode, ``token`` the fencing token: the transaction
@@ -38,8 +39,8 @@ class Held:
     each, and ``node`` is that of the first. A nested hold of a reentrant lock shares node and token with the outer
     one; the node goes when the last of them is released.
 
-    May be checked from any thread. As a context manager it is released at the end of the block, and the end
-    raises :exc:`~django_zklock.exceptions.LockLost` if the lock was lost and nothing else propagates.
+    May be checked from any thread. As a context manager, sync or async, it is released at the end of the block, and the
+    end raises :exc:`~django_zklock.exceptions.LockLost` if the lock was lost and nothing else propagates.
     """
 
     __slots__ = (
@@ -258,6 +259,14 @@ class Held:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._finish(raising=kind is None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._afinish(raising=kind is None)
 
     def _finish(self, *, raising: bool) -> None:
         """Release at the end of a body; raise ``LockLost`` if it was lost and ``raising``."""

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from django_zklock.exceptions import AsyncUnsafe, LockConflict, NotHeld
-from django_zklock.zk import acquire, multi, node_data, owners, paths, reentrancy
+from django_zklock.zk import acquire, hints, multi, node_data, owners, paths, reentrancy
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.creation import LockPath
 from django_zklock.zk.held import Held
@@ -24,6 +24,8 @@ from django_zklock.zk.single import SingleContender
 from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
 if TYPE_CHECKING:
+    from typing import Never
+
     from django_zklock.zk.owners import Caller
 
 # Django's own switch, for shells and notebooks that run an event loop.
@@ -34,7 +36,7 @@ def _no_work() -> Work | None:
     return None
 
 
-class Lock:
+class Lock(hints.Hinted):
     """A named lock, or several that are acquired together.
 
     Making one does no I/O and holds nothing, so a lock object can be kept, shared between threads and used
@@ -101,7 +103,7 @@ class Lock:
         lock_paths = [LockPath(path, _label(key)) for path, key in zip(self.paths, self.keys, strict=True)]
         return MultiContender(session, lock_paths, self.rule, data=data, wait=wait, notify=notify)
 
-    def acquire(self, timeout: Timeout | Unset = UNSET) -> Held:
+    def acquire(self, timeout: Timeout | Unset = UNSET, **unknown: Never) -> Held:
         """Wait for the lock and return the hold.
 
         ``timeout`` is in seconds or a ``timedelta``; ``None`` waits for ever, 0 tries once; without it, the lock's own
@@ -115,6 +117,7 @@ class Lock:
         already, ``ValueError`` for a negative timeout.
         No way out leaves a node behind.
         """
+        hints.reject_unknown(Lock.acquire, unknown)
         limit = self.timeout if timeout is UNSET else seconds(timeout)
         caller = owners.caller()
         owner, depth = caller.owner, len(caller.owner.holds)
@@ -124,12 +127,13 @@ class Lock:
             owner.release_since(self, depth)
             raise
 
-    def try_acquire(self) -> Held | None:
+    def try_acquire(self, **unknown: Never) -> Held | None:
         """Return the hold, or ``None`` if another contender holds the lock; that takes one round trip and no write.
 
         Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer within the connect timeout, and ``AsyncUnsafe``
         as :meth:`acquire` does.
         """
+        hints.reject_unknown(Lock.try_acquire, unknown)
         caller = owners.caller()
         owner, depth = caller.owner, len(caller.owner.holds)
         try:
@@ -149,15 +153,17 @@ class Lock:
     # Not `async def`, so that the owner is found at the call. Another task may await the coroutine, such as the one
     # which asyncio.wait_for makes in Python 3.11.
 
-    def aacquire(self, timeout: Timeout | Unset = UNSET) -> Coroutine[Any, Any, Held]:
+    def aacquire(self, timeout: Timeout | Unset = UNSET, **unknown: Never) -> Coroutine[Any, Any, Held]:
         """Acquire as :meth:`acquire` does, without a thread for the waiter; cancelling it leaves no node.
 
         The hold belongs to the task that makes the call, also if another one awaits the result.
         """
+        hints.reject_unknown(Lock.aacquire, unknown)
         return self._aacquire(owners.caller(), self.timeout if timeout is UNSET else seconds(timeout))
 
-    def atry_acquire(self) -> Coroutine[Any, Any, Held | None]:
+    def atry_acquire(self, **unknown: Never) -> Coroutine[Any, Any, Held | None]:
         """Acquire as :meth:`try_acquire` does; the hold belongs to the task that makes the call."""
+        hints.reject_unknown(Lock.atry_acquire, unknown)
         return self._atry_acquire(owners.caller())
 
     def holders(self) -> tuple[Identity | None, ...]:

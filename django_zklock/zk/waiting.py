@@ -54,7 +54,8 @@ def seconds(timeout: Timeout, name: str = "timeout") -> float | None:
         timeout = timeout.total_seconds()
     # bool is an int in Python, but `timeout=True` is a mistake, not one second.
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"{name} must be seconds, a timedelta or None, got {timeout!r}")
+        instead = "; 0 tries once" if timeout is False else ""
+        raise TypeError(f"{name} must be seconds, a timedelta or None, got {timeout!r}{instead}")
     if math.isnan(timeout) or timeout < 0:
         raise ValueError(f"{name} must not be negative, got {timeout!r}; None waits for ever, 0 tries once")
     # The platform cannot wait longer than this.

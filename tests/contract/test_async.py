@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from django_zklock.exceptions import LockConflict, LockTimeout
+from django_zklock.exceptions import LockConflict, LockLost, LockTimeout
 from django_zklock.zk.held import current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
@@ -136,3 +136,19 @@ def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, onlooker: O
         onlooker.wait_count(lock.paths[0], 1)
     Runner(lambda: lock.acquire(timeout=5).release()).result()
     wait_until(lambda: not pool.sessions()[0]._listeners)
+
+
+def test_held__async_with(pool: Pool, onlooker: Onlooker) -> None:
+    """`async with await lock.aacquire()` releases at the end, and reports a loss."""
+    lock = Lock("k", pool)
+
+    async def main() -> None:
+        async with await lock.aacquire() as held:
+            held.check()
+        assert held.released
+        with pytest.raises(LockLost):
+            async with await lock.aacquire() as held:
+                await asyncio.to_thread(pool.close)
+
+    asyncio.run(main())
+    onlooker.wait_empty(lock.paths[0])

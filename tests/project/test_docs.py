@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 from argparse import _SubParsersAction
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,6 +159,42 @@ def test_commands__json_names() -> None:
     assert event["place"] == {**lock["places"][0], "age": event["place"]["age"]}
     for name in lock["places"][0]["identity"]["work"]:
         assert f"`{name}`" in text
+
+
+def table(section: str) -> list[list[str]]:
+    """Return the cells of the rows of the first table of a section."""
+    lines = section.partition("|---")[2].partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+@pytest.mark.parametrize("function", [django_zklock.zk_lock, django_zklock.zk_locked])
+def test_api__parameters(function: Callable[..., object]) -> None:
+    """The table has each parameter of a function, in the order and with the defaults of the code."""
+    rows = table(sections("api.md")[function.__name__])
+    every = inspect.signature(function).parameters
+    # Wrong names may be accepted to be answered with the right ones.
+    parameters = {name: each for name, each in every.items() if each.kind is not each.VAR_KEYWORD}
+    assert [name.strip("`") for name, _default, _meaning in rows] == [*parameters]
+    for name, default, _meaning in rows:
+        if default.startswith("`"):
+            assert ast.literal_eval(default.strip("`")) == parameters[name.strip("`")].default
+
+
+@pytest.mark.celery
+def test_celery__options() -> None:
+    """The table has each option that the code reads from Celery's configuration, and no other."""
+    pytest.importorskip("celery")
+    from django_zklock.contrib.celery.beat import scheduler
+
+    package = Path(django_zklock.__file__).parent
+    code = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    read = set(re.findall(r'conf\.get\(\s*"(zklock_\w+)"', code))
+    rows = table(sections("celery.md")["Settings"])
+    assert {name.strip("`") for name, *_ in rows} == read
+    defaults = {name.strip("`"): default.strip("`") for name, _type, default, _meaning in rows}
+    assert re.findall(r"^MAX_PARKED = (\d+)$", code, re.MULTILINE) == [defaults["zklock_gate_max_parked"]]
+    assert ast.literal_eval(defaults["zklock_beat_scheduler"]) == scheduler.DEFAULT_SCHEDULER
+    assert ast.literal_eval(defaults["zklock_beat_using"]) == conf.DEFAULT_ALIAS
 
 
 @pytest.mark.parametrize("name", django_zklock.__all__)

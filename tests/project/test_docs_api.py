@@ -85,7 +85,7 @@ def test_testing__has_every_request() -> None:
     assert set(re.findall(r"`(\w+)`", page)) >= {opcode.label for opcode in testing.Opcode}
 
 
-@pytest.mark.parametrize("page", ["explanation/guarantees.md"])
+@pytest.mark.parametrize("page", ["explanation/guarantees.md", "reference/versions.md"])
 def test_guarantees__name_tests_that_exist(page: str) -> None:
     """Each test that the page of guarantees names exists."""
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text_of(page))

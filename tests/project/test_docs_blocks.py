@@ -9,7 +9,15 @@ from configparser import ConfigParser
 import pytest
 from django.core.management import get_commands, load_command_class
 
-from tests.project import test_demo, test_docs_output, test_docs_python, test_docs_testing, test_readme
+from tests.project import (
+    test_demo,
+    test_docs_operations,
+    test_docs_output,
+    test_docs_python,
+    test_docs_testing,
+    test_readme,
+    test_tutorial,
+)
 from tests.support.doc_blocks import (
     BLOCKS,
     PAGES,
@@ -22,8 +30,21 @@ from tests.support.doc_blocks import (
 )
 
 # The modules whose tests run blocks.
-RUNNERS = (test_demo, test_docs_output, test_docs_python, test_docs_testing, test_readme)
-CONSOLE = [block for block in BLOCKS if block.language == "console" and block.excerpt is None]
+RUNNERS = (
+    test_demo,
+    test_docs_operations,
+    test_docs_output,
+    test_docs_python,
+    test_docs_testing,
+    test_readme,
+    test_tutorial,
+)
+# The tutorial's commands are not only checked, but run.
+CONSOLE = [
+    block
+    for block in BLOCKS
+    if block.language == "console" and block.excerpt is None and block.page != test_tutorial.PAGE
+]
 EXTRAS = re.compile(r'"?django-zklock(\[(?P<extras>[\w,]+)\])?"?')
 
 

@@ -12,14 +12,23 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from billing.models import Account
 from django.db import connection, models, transaction
 from django.test.utils import isolate_apps
 
-from django_zklock import LockConflict, conf, current_lock, signals, zk_lock, zk_locked
+from django_zklock import (
+    LockConflict,
+    LockTimeout,
+    ZooKeeperUnavailable,
+    conf,
+    current_lock,
+    signals,
+    zk_lock,
+    zk_locked,
+)
 from django_zklock.testing import ZooKeeperServer
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.doc_blocks import ROOT, Block, execute, masked, runs
@@ -297,6 +306,75 @@ def test_lost_locks(blocks: Blocks, names: dict[str, Any]) -> None:
             set_balance(account.pk, 700)
 
 
+class OtherLock:
+    """A stand-in for the lock of another package: a context manager and a decorator that count."""
+
+    taken: ClassVar[list[str]] = []
+
+    def __init__(self, *arguments: Any, **_options: Any) -> None:
+        self.name = str(arguments[-1])
+
+    def __enter__(self) -> None:
+        self.taken.append(self.name)
+
+    def __exit__(self, *_raised: object) -> None:
+        pass
+
+    def __call__(self, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            with self:
+                return function(*arguments)
+
+        return call
+
+
+@pytest.mark.celery
+@runs("docs/howto/migrate.md", language="python")
+def test_migrate(blocks: Blocks, names: dict[str, Any], stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While both locks are taken, ours is taken inside of the other one; after that it is the only one."""
+    celery = pytest.importorskip("celery")
+    written: list[Any] = []
+
+    class OtherTask(celery.Task):  # type: ignore[misc,name-defined]
+        abstract = True
+
+    packages = {
+        "celery_once": SimpleNamespace(QueueOnce=OtherTask),
+        "celery_singleton": SimpleNamespace(Singleton=OtherTask),
+        "pglock": SimpleNamespace(advisory=OtherLock, Skip=None),
+        "redis_lock": SimpleNamespace(Lock=OtherLock),
+    }
+    for name, module in packages.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    names |= {
+        "charge": lambda invoice_id: written.append((invoice_id, current_lock("invoice:42") is not None)),
+        "redis": SimpleNamespace(lock=OtherLock),
+        "shared_task": celery.shared_task,
+        "write": lambda day: written.append((day, current_lock(f"export:{day}") is not None)),
+    }
+    functions = {
+        "bill": (42, "invoice:42"),
+        "export": ("monday", "export:monday"),
+        "sync": (7, "shop.sync:7"),
+        "report": ("monday", "shop.report:monday"),
+        "nightly": (None, "nightly"),
+    }
+    pairs = zip(blocks[::2], blocks[1::2], strict=True)
+    for (name, (argument, key)), (both, after) in zip(functions.items(), pairs, strict=True):
+        arguments = [] if argument is None else [argument]
+        taken = len(OtherLock.taken)
+        execute([both], names)[name](*arguments)
+        assert len(OtherLock.taken) == taken + (name in {"bill", "export", "nightly"})
+        taken = len(OtherLock.taken)
+        execute([after], names)[name](*arguments)
+        assert len(OtherLock.taken) == taken
+        if name in {"sync", "report", "nightly"}:
+            stranger.take(key)
+        if name in {"report", "nightly"}:
+            assert names[name](*arguments)["zklock"] == "skipped"
+    assert written == [(42, True), (42, True), ("monday", True), ("monday", True)]
+
+
 @pytest.mark.celery
 @runs("docs/howto/metrics.md", language="python")
 def test_metrics(blocks: Blocks, testserver: ZooKeeperServer, tmp_path: Path) -> None:
@@ -370,6 +448,57 @@ def test_tutorial(blocks: Blocks, names: dict[str, Any], monkeypatch: pytest.Mon
 def test_api(blocks: Blocks, names: dict[str, Any]) -> None:
     """The block holds its lock."""
     assert execute(blocks, names)["held"].key == "invoice:42"
+
+
+@pytest.mark.django_db(transaction=True)
+@runs("docs/howto/views.md", language="python")
+def test_views(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> None:
+    """Each view answers under its lock, and with 409 if the lock is busy; the lock outlives the commit."""
+    charged: list[tuple[int, bool]] = []
+
+    def charge(invoice_id: int) -> None:
+        charged.append((invoice_id, current_lock() is not None))
+        if transaction.get_connection().in_atomic_block:
+            transaction.on_commit(lambda: charged.append((0, current_lock() is not None)))
+
+    async def charge_async(invoice_id: int) -> None:
+        charge_locked.append((invoice_id, current_lock() is not None))
+
+    class Response(SimpleNamespace):
+        def __init__(self, data: Any, status: int = 200) -> None:
+            super().__init__(data=data, status_code=status)
+
+    charge_locked: list[tuple[int, bool]] = []
+    names |= {
+        "charge": charge,
+        "charge_async": charge_async,
+        # What Django REST framework has, as far as the page uses it.
+        "Response": Response,
+        "ViewSet": object,
+        "action": lambda **_options: lambda method: method,
+        "exception_handler": lambda _exception, _context: None,
+    }
+    names = execute(blocks, names)
+    request = object()
+    assert names["pay"](request, 1).status_code == 200
+    assert names["refund"](request, 2).status_code == 200
+    assert names["InvoiceViewSet"]().pay(request, "4").status_code == 200
+    assert charged == [(1, True), (-2, True), (4, True)]
+    charged.clear()
+    assert names["pay_and_store"](request, 3).status_code == 200
+    assert charged == [(3, True), (0, True)]
+    assert asyncio.run(names["pay_async"](request, 5)).status_code == 200
+    assert charge_locked == [(5, True)]
+
+    for number in (1, 2, 5):
+        stranger.take(f"invoice:{number}")
+    assert names["pay"](request, 1).status_code == 409
+    assert names["refund"](request, 2).status_code == 409
+    assert asyncio.run(names["pay_async"](request, 5)).status_code == 409
+    assert names["handle"](LockTimeout("busy"), {}).status_code == 409
+    assert names["handle"](ZooKeeperUnavailable("away"), {}).status_code == 503
+    assert names["handle"](ValueError(), {}) is None
+    stranger.release_all()
 
 
 @pytest.mark.usefixtures("ensemble")

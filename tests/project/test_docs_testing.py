@@ -44,7 +44,7 @@ def project(shop: Shop) -> Shop:
 def test_examples__none_is_left_out(blocks: list[Block]) -> None:
     """Every block of code is a file that is used below."""
     assert len(blocks) == len(EXAMPLES)
-    rest = {"shop/tasks.py", "test_worker.py", "pytest.ini", "shop/tests.py", "shop/runner.py"}
+    rest = {"shop/tasks.py", "test_worker.py", "pytest.ini", "shop/tests.py", "shop/test_settings.py"}
     assert {*TESTS, *rest} == EXAMPLES.keys()
 
 
@@ -79,11 +79,11 @@ def test_always(project: Shop) -> None:
 def test_unittest(project: Shop) -> None:
     """Django's own test runner runs the test case, and with the other runner one that does not know of the sandbox."""
     project.write("shop/tests.py", EXAMPLES["shop/tests.py"])
-    command = [sys.executable, "-m", "django", "test", "--settings=shop.settings"]
-    result = project.pytester.run(*command, "shop.tests", timeout=90)
+    command = [sys.executable, "-m", "django", "test"]
+    result = project.pytester.run(*command, "--settings=shop.settings", "shop.tests", timeout=90)
     result.stderr.fnmatch_lines(["Ran 2 tests*", "OK"])
 
-    project.write("shop/runner.py", EXAMPLES["shop/runner.py"])
+    project.write("shop/test_settings.py", EXAMPLES["shop/test_settings.py"])
     project.write(
         "shop/test_plain.py",
         """
@@ -96,5 +96,5 @@ def test_unittest(project: Shop) -> None:
                 self.assertEqual(bill(42), "invoice 42 billed")
         """,
     )
-    result = project.pytester.run(*command, "--testrunner=shop.runner.Runner", "shop", timeout=90)
+    result = project.pytester.run(*command, "--settings=shop.test_settings", "shop", timeout=90)
     result.stderr.fnmatch_lines(["Ran 3 tests*", "OK"])

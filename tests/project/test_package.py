@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import configparser
+import email
+import re
 import subprocess
 import sys
 import tarfile
 import venv
 import zipfile
+from email.message import Message
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,11 +81,45 @@ def test_wheel__has_what_django_looks_for() -> None:
     assert any(name.startswith("django_zklock/migrations/0001") for name in source_files())
 
 
-def test_sdist__has_the_package_and_its_documents(distributions: Distributions) -> None:
-    """The sdist has the package's every file, the license and what builds it."""
+def test_sdist__has_the_package_and_what_builds_it(distributions: Distributions) -> None:
+    """The sdist has the package, the license and what builds it, and no tests, which would lack most of their files."""
     with tarfile.open(distributions.sdist) as sdist:
         names = {member.name.partition("/")[2] for member in sdist if member.isfile()}
-    assert source_files() | {"LICENSE", "README.md", "pyproject.toml", "setup.cfg"} <= names
+    made = {name for name in names if name.startswith("django_zklock.egg-info/")} | {"PKG-INFO"}
+    build = {"LICENSE", "CHANGELOG.md", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py"}
+    assert names - made == source_files() | build
+
+
+@pytest.fixture(scope="session")
+def metadata(distributions: Distributions) -> Message:
+    """Return what a package index knows."""
+    with zipfile.ZipFile(distributions.wheel) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(wheel.read(name))
+
+
+def test_metadata__description_without_broken_links(metadata: Message) -> None:
+    """The description is the README; it has no link and no picture that leads into the repository."""
+    text, readme = str(metadata.get_payload()), (ROOT / "README.md").read_text(encoding="utf-8")
+    inside = r"\((?!http|#)[^)]*\)"
+    assert re.findall(rf"\]{inside}", text) == []
+    # The words of a link stay.
+    words = re.findall(rf"(?<!!)\[([^\]]+)\]{inside}", readme)
+    assert words
+    assert [each for each in words if each not in text] == []
+    assert re.findall(r"^#+ .*", text, re.MULTILINE) == re.findall(r"^#+ .*", readme, re.MULTILINE)
+    assert metadata["Description-Content-Type"] == "text/markdown"
+
+
+def test_metadata__versions_that_are_tested(metadata: Message) -> None:
+    """The classifiers name the versions of Django that the matrix has."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    tested = {
+        f"{major}.{minor}" for major, minor in re.findall(r"^django(\d)(\d):", setup["testenv"]["deps"], re.MULTILINE)
+    }
+    named = re.findall(r"Framework :: Django :: (\S+)", "\n".join(metadata.get_all("Classifier", [])))
+    assert set(named) == tested
 
 
 def test_install__imports_in_an_empty_environment(empty_environment: Path) -> None:

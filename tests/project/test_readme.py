@@ -12,7 +12,7 @@ import pytest
 from django.core.management import call_command
 
 from django_zklock import conf, current_lock, zk_lock
-from tests.support.doc_blocks import PAGES, ROOT, Block, execute, runs
+from tests.support.doc_blocks import Block, execute, runs
 
 Blocks = list[Block]
 
@@ -20,7 +20,7 @@ Blocks = list[Block]
 @pytest.mark.celery
 @pytest.mark.zookeeper
 @pytest.mark.usefixtures("zklock")
-@runs("README.md", "@shared_task")
+@runs("README.md", "@shared_task", "catalogue")
 def test_task(blocks: Blocks, capsys: pytest.CaptureFixture[str]) -> None:
     """The task runs under its lock, and so does the block."""
     names = execute(blocks, {})
@@ -48,12 +48,6 @@ def test_settings(blocks: Blocks, settings: Any) -> None:
     settings.ZKLOCK = names["ZKLOCK"]
     assert conf.options("default").connection.hosts == "zk1:2181,zk2:2181,zk3:2181"
     assert all(importlib.util.find_spec(app) for app in names["INSTALLED_APPS"])
-
-
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", PAGES["README.md"]))
-def test_links__lead_somewhere(target: str) -> None:
-    """Every link of the README leads to a file of this repository."""
-    assert (ROOT / target).is_file()
 
 
 def output_of(command: Any) -> str:

@@ -6,6 +6,7 @@ A name that changes its meaning, or a decorator that loses a signature, fails th
 from __future__ import annotations
 
 import datetime as dt
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_type
 
@@ -26,6 +27,7 @@ from django_zklock import (
     ZooKeeperUnavailable,
     current_lock,
     signals,
+    testing,
     zk_lock,
     zk_locked,
 )
@@ -56,6 +58,8 @@ assert_type(bill(1, force=True), str)
 bill("1")  # type: ignore[arg-type]
 bill(1, True)  # type: ignore[call-arg]
 plain: Callable[[int], str] = bill
+# The body without its lock, for tests.
+inspect.unwrap(bill)(42)
 
 
 @zk_locked(lambda invoice_id: invoice_id)
@@ -208,7 +212,11 @@ def block() -> None:
     zk_lock("k", timeout=dt.timedelta(seconds=5))
     zk_lock("k", timeout=None)
     zk_lock("k", timeout="5")  # type: ignore[arg-type]
-    zk_lock("k", work=lambda: None)  # type: ignore[call-arg]
+    zk_lock("k", work=lambda: None)  # type: ignore[arg-type]
+    zk_lock("k", expire=60)  # type: ignore[arg-type]
+    lock.acquire(blocking=False)  # type: ignore[arg-type]
+    lock.release()  # type: ignore[attr-defined]
+    held.extend()  # type: ignore[attr-defined]
     lock.acquire("5")  # type: ignore[arg-type]
     zk_lock([1])  # type: ignore[list-item]
     zk_lock("k", mode="shared")  # type: ignore[arg-type]
@@ -225,6 +233,8 @@ async def ablock() -> None:
     assert_type(await lock.aholders(), tuple[Identity | None, ...])
     held = await lock.aacquire()
     await held.arelease()
+    async with await lock.aacquire() as held:
+        assert_type(held, Held)
 
 
 # Errors and signals.
@@ -283,6 +293,7 @@ def sandbox() -> None:
         place.lose(held, timeout=5)
     Sandbox(ZooKeeperServer())
     Sandbox("127.0.0.1:2181")  # type: ignore[arg-type]
+    testing.Sandboxx()  # type: ignore[attr-defined]
 
 
 def serve() -> None:

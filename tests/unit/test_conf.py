@@ -84,7 +84,7 @@ def test_setting__missing_or_no_dict(settings: Settings, value: object) -> None:
 def test_setting__absent(settings: Settings) -> None:
     """Without the setting, the error shows an example of it."""
     del settings.ZKLOCK
-    with pytest.raises(ImproperlyConfigured, match=r"ZKLOCK is not set: ZKLOCK = "):
+    with pytest.raises(ImproperlyConfigured, match=r"ZKLOCK is not set: ZKLOCK = .* zklock devserver"):
         conf.options("default")
 
 
@@ -164,7 +164,30 @@ def test_options__unknown_setting(settings: Settings, values: dict[str, Any], pl
     configure(settings, **values)
     with pytest.raises(ImproperlyConfigured) as caught:
         conf.options("default")
-    assert f"{place} is not a setting; known are: " in str(caught.value)
+    assert str(caught.value).startswith(f"{place} is not a setting")
+    assert "; known are: " in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["HOST", "hosts"])
+def test_options__did_you_mean(settings: Settings, name: str) -> None:
+    """A misspelt HOSTS is reported as such, and not as missing."""
+    settings.ZKLOCK = {"default": {name: HOSTS}}
+    with pytest.raises(ImproperlyConfigured, match=rf"\[\"{name}\"\] is not a setting \(did you mean HOSTS\?\)"):
+        conf.options("default")
+
+
+@pytest.mark.parametrize("value", [{"HOSTS": HOSTS}, {"SESSION_TIMEOUT": 10, "HOSTS": HOSTS}])
+def test_setting__without_an_alias(settings: Settings, value: dict[str, Any]) -> None:
+    """Options that are not under an alias give one error that shows where they belong."""
+    settings.ZKLOCK = value
+    with pytest.raises(ImproperlyConfigured, match=r'is an option and not an alias: ZKLOCK = {"default": {'):
+        conf.aliases()
+
+
+def test_setting__alias_with_the_name_of_an_option(settings: Settings) -> None:
+    """An alias may have any name."""
+    settings.ZKLOCK = {"TLS": {"HOSTS": HOSTS}}
+    assert conf.aliases() == ("TLS",)
 
 
 @pytest.mark.parametrize(

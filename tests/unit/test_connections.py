@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 
+ROOT = Path(__file__).resolve().parents[2]
 HERE = {"HOSTS": "zk1:2181,zk2:2182/app", "ROOT": "/locks"}
 
 
@@ -68,3 +72,32 @@ def test_current_lock__alias(ensemble: Ensemble, settings: Settings) -> None:
         with zk_lock("k") as held:
             assert current_lock("k") is current_lock() is current_lock(using="default") is held
             assert current_lock("k", using="other") is other
+
+
+def test_set_aside(settings: Settings) -> None:
+    """A pool that was set aside is not closed with the others, and is in use again afterwards."""
+    settings.ZKLOCK = {"default": HERE, "other": HERE}
+    aside, other = connections["default"], connections["other"]
+    with connections.set_aside([aside]):
+        settings.ZKLOCK = {"default": {"HOSTS": "zk9"}}
+        assert connections["default"].options.connection.hosts == "zk9"
+        settings.ZKLOCK = {"default": HERE, "other": HERE}
+    assert connections["default"] is aside
+    assert connections["other"] is not other
+
+
+@pytest.mark.parametrize("apps", [["django_zklock"], []], ids=["installed", "forgotten"])
+def test_app_is_not_installed(apps: list[str]) -> None:
+    """Without the app in INSTALLED_APPS the first lock warns of what is missing."""
+    code = f"""
+import django
+from django.conf import settings
+settings.configure(INSTALLED_APPS={apps}, ZKLOCK={{"default": {{"HOSTS": "zk1:2181"}}}})
+django.setup()
+from django_zklock import zk_lock
+zk_lock("a"), zk_lock("b")
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True, timeout=60
+    )
+    assert finished.stderr.count('RuntimeWarning: "django_zklock" is not in INSTALLED_APPS') == (not apps)

@@ -164,6 +164,7 @@ def test_compile_key__neither_template_nor_callable(key: Any) -> None:
         ("{invoice_id}", [Stateless()], "must read the same in every process"),
         ("{invoice_id!r}", Stateless(), "must read the same in every process"),
         ("{invoice_id}", Account(), "unsaved billing.Account"),
+        ("{invoice_id}", [Account()], "unsaved billing.Account"),
         ("{invoice_id.pk}", 5, "cannot be made from this call: AttributeError"),
         ("{invoice_id[1]}", (5,), "cannot be made from this call: IndexError"),
         ("{invoice_id[a]}", {}, "cannot be made from this call: KeyError"),
@@ -200,6 +201,14 @@ def test_template__set(template: str, value: object) -> None:
         key_of(template, bill, value)
 
 
+@pytest.mark.parametrize("template", ["{invoice_id}", "{invoice_id!r}"])
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: [value], lambda value: {"a": value}])
+def test_template__query_set(template: str, wrap: Callable[[object], object]) -> None:
+    """A query set is refused at any depth, without a query."""
+    with pytest.raises(ValueError, match=r"a query set of User depends on what is in the database"):
+        key_of(template, bill, wrap(User.objects.all()))
+
+
 @pytest.mark.parametrize(
     ("template", "key"),
     [
@@ -226,6 +235,7 @@ def test_template__equal_dicts(template: str, key: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("value", "key"),
     [
+        ([Account(pk=7), {"to": Proxy(pk=8)}], "[billing.account:7, {'to': billing.account:8}]"),
         ({2: "a", "1": "b", None: "c"}, "{'1': 'b', 2: 'a', None: 'c'}"),
         (OrderedDict(b=1, a=2), str(OrderedDict(b=1, a=2))),
         (Point(x=["a"], y=1), "Point(x=['a'], y=1)"),

@@ -5,6 +5,9 @@ Imported only where Celery is (see :mod:`django_zklock.apps`).
 
 from __future__ import annotations
 
+from celery.signals import task_postrun, task_prerun
+
+from django_zklock import unreleased
 from django_zklock.contrib.celery import gate, shutdown, tasks
 from django_zklock.contrib.celery.retry import RetryLater
 
@@ -16,3 +19,5 @@ def install() -> None:
     tasks.install()
     shutdown.install()
     gate.install()
+    task_prerun.connect(unreleased.begin, dispatch_uid="django_zklock.unreleased")
+    task_postrun.connect(unreleased.end, dispatch_uid="django_zklock.unreleased")

@@ -28,11 +28,13 @@ class Ensemble:
         sync_limit: int = 10,
         peer: Callable[[int, int, int], int] = lambda _of, _to, port: port,
         properties: Mapping[str, str] | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         """Choose the ports and write each server's configuration; nothing runs yet.
 
         ``peer`` returns the port by which the server ``of`` reaches the port ``port`` of the server ``to``: something
-        may stand between the two. ``sync_limit`` is in ticks; ``properties`` are Java's.
+        may stand between the two. ``sync_limit`` is in ticks; ``properties`` are Java's, and ``settings`` further lines
+        of ``zoo.cfg``.
         """
         numbers = range(1, size + 1)
         ports = {number: (free_port(), free_port()) for number in numbers}
@@ -51,6 +53,7 @@ class Ensemble:
                 properties=properties,
                 settings={
                     "syncLimit": str(sync_limit),
+                    **(settings or {}),
                     **{f"server.{to}": member(number, to) for to in numbers},
                 },
             )

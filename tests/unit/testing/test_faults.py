@@ -13,7 +13,7 @@ import pytest
 from kazoo.client import KazooClient, KazooState
 from kazoo.protocol.states import WatchedEvent
 
-from django_zklock.testing import Fault, Faults, ZooKeeperServer
+from django_zklock.testing import Cut, Fault, Faults, ZooKeeperServer
 from tests.support.forked_child import fork
 from tests.support.protocol.operations import EPHEMERAL, SEQUENCE, Create, Exists, GetChildren, GetData
 from tests.support.protocol.raw_client import ClosedError
@@ -398,3 +398,17 @@ def test_fault__makes_no_sense(server: ZooKeeperServer, begin: Callable[[Faults]
     with pytest.raises(ValueError, match=message):
         begin(server.faults)
     assert works(server)
+
+
+def test_heal__all_but_some(server: ZooKeeperServer) -> None:
+    """Faults that are kept stay in effect, and the others end."""
+    faults = server.faults
+    kept: list[Fault | Cut] = [faults.delay(0.0), faults.cut_reply("sync")]
+    assert faults.active() == kept
+    faults.refuse()
+    faults.cut_reply("getData")
+    assert len(faults.active()) == 4
+    faults.heal(keep=kept)
+    assert faults.active() == kept
+    faults.heal()
+    assert faults.active() == []

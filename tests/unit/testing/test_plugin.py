@@ -339,6 +339,102 @@ def test_always(shop: Shop) -> None:
     shop.test(passed=2)
 
 
+def test_always__fixtures_with_a_wider_scope(shop: Shop) -> None:
+    """Test data of a class and fixtures of a class, a module and the run are on a server too, which no test sees."""
+    shop.configure("zklock_server = always")
+    shop.write(
+        "test_wide.py",
+        """
+        import unittest
+
+        import pytest
+        from django.test import TestCase
+
+        from django_zklock import zk_lock
+        from shop.tasks import bill
+
+
+        @pytest.fixture(scope="session")
+        def of_session():
+            return bill(42)
+
+
+        @pytest.fixture(scope="module")
+        def of_module():
+            return bill(42)
+
+
+        @pytest.fixture(scope="class")
+        def of_class():
+            return bill(42)
+
+
+        @pytest.fixture(scope="module")
+        def held():
+            with zk_lock("kept") as held:
+                yield held
+                held.check()
+
+
+        def test_fixtures(of_session, of_module, of_class, zookeeper):
+            assert {of_session, of_module, of_class} == {"42 billed"}
+            assert zookeeper.paths() == []
+            assert zookeeper.sessions() == []
+
+
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_hold_of_a_fixture(held, zookeeper, number):
+            with zookeeper.held_elsewhere("kept"):
+                held.check()
+                zookeeper.faults.expire()
+
+
+        class DjangoTests(TestCase):
+            @classmethod
+            def setUpTestData(cls):
+                cls.billed = bill(42)
+
+            def test_data(self):
+                assert self.billed == "42 billed"
+
+
+        class Tests(unittest.TestCase):
+            @classmethod
+            def setUpClass(cls):
+                cls.billed = bill(42)
+
+            def test_class(self):
+                assert self.billed == "42 billed"
+        """,
+    )
+    shop.test(passed=5)
+
+
+def test_always__server_of_a_narrower_scope(shop: Shop) -> None:
+    """A project's own server may have the scope of a module."""
+    shop.configure("zklock_server = always")
+    shop.write(
+        "test_shop.py",
+        """
+        import pytest
+
+        from django_zklock.testing import ZooKeeperServer
+        from shop.tasks import bill
+
+
+        @pytest.fixture(scope="module")
+        def zookeeper_server():
+            with ZooKeeperServer() as server:
+                yield server
+
+
+        def test_bill():
+            assert bill(42) == "42 billed"
+        """,
+    )
+    shop.test(passed=1)
+
+
 def test_always__unknown_value(shop: Shop) -> None:
     """A wrong value is refused at the start, with the right ones."""
     shop.write("test_shop.py", BILL)
@@ -638,6 +734,43 @@ def test_celery__worker_of_its_own_plugin(shop: Shop) -> None:
 
         def test_worker_first(app, celery_worker, zookeeper):
             check(app, zookeeper)
+        """,
+    )
+    shop.test(passed=2)
+
+
+@pytest.mark.celery
+@pytest.mark.slow
+def test_celery__two_workers_of_its_own_plugin(shop: Shop) -> None:
+    """The plugin's worker of the run and that of a test, in one process, take the same tasks, each under its lock."""
+    shop.write("conftest.py", 'pytest_plugins = ["celery.contrib.pytest"]')
+    shop.write(
+        "test_workers.py",
+        """
+        import pytest
+        from celery import shared_task
+
+        from django_zklock import current_lock, zk_locked
+
+
+        @pytest.fixture(scope="session")
+        def celery_config():
+            return {"broker_url": "memory://", "result_backend": "cache+memory://"}
+
+
+        @shared_task
+        @zk_locked("invoice:{number}")
+        def charge(number):
+            return current_lock().key
+
+
+        def test_both(celery_session_worker, celery_worker, zookeeper):
+            sent = [charge.delay(number) for number in range(10)]
+            assert [each.get(timeout=20) for each in sent] == [f"invoice:{number}" for number in range(10)]
+
+
+        def test_one(celery_session_worker, zookeeper):
+            assert charge.delay(42).get(timeout=20) == "invoice:42"
         """,
     )
     shop.test(passed=2)

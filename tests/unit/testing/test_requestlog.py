@@ -245,3 +245,18 @@ def test_log__several_threads() -> None:
             adding.result(30)
         log.wait_for("exists", 8000)
         assert [each.result(30) for each in looking] == [8000, 8000]
+
+
+def test_copied_to__what_comes_meanwhile() -> None:
+    """A copy has the requests from its beginning to its end, and clearing one log leaves the other alone."""
+    log, copy = RequestLog(), RequestLog()
+    log.add(request(number=1))
+    with log.copied_to(copy):
+        log.add(request(number=2))
+        log.clear()
+        log.add(request(number=3))
+        copy.wait_for("exists", 2)
+    log.add(request(number=4))
+    assert [each.xid for each in copy.all()] == [2, 3]
+    copy.clear()
+    assert [each.xid for each in log.all()] == [3, 4]

@@ -162,3 +162,42 @@ def test_lose__holder_that_cannot_know(place: Sandbox) -> None:
     place.faults.refuse()
     with pytest.raises(TimeoutError, match="the session of lock 'key' has expired"):
         place.lose(held, timeout=0.2)
+
+
+def test_nested__on_one_server(zookeeper_server: ZooKeeperServer) -> None:
+    """The inner sandbox heals its own faults only, and has a log of its own."""
+    with Sandbox(zookeeper_server) as outer:
+        zk_lock("key").acquire().release(wait=True)
+        before = outer.requests.count("create2")
+        delay = outer.faults.delay(0.0)
+        with Sandbox(zookeeper_server) as inner:
+            assert inner.requests.all() == []
+            inner.faults.delay(0.0)
+            zk_lock("key").acquire().release(wait=True)
+            inside = inner.requests.count("create2")
+        assert outer.faults.active() == [delay]
+        assert outer.requests.count("create2") == before + inside
+    assert zookeeper_server.faults.active() == []
+
+
+@pytest.mark.parametrize("where", ["one server", "two servers"])
+def test_nested__lock_of_the_outer_one(zookeeper_server: ZooKeeperServer, where: str) -> None:
+    """A lock that is held around the inner sandbox stays held, and is another lock than that inside."""
+    with Sandbox(zookeeper_server) as outer, zk_lock("key") as held:
+        pool = connections["default"]
+        with Sandbox(zookeeper_server if where == "one server" else None) as inner:
+            with inner.held_elsewhere("key"):
+                assert zk_lock("key").try_acquire() is None
+            assert zk_lock("key").try_acquire() is not None
+            held.check()
+        assert connections["default"] is pool
+        assert held.node in outer.paths()
+    assert pool.sessions() == []
+
+
+def test_nested__other_sessions_are_closed(zookeeper_server: ZooKeeperServer) -> None:
+    """A session of the outer sandbox without a lock of this thread is closed: the inner one has no old sessions."""
+    with Sandbox(zookeeper_server):
+        zk_lock("key").acquire().release(wait=True)
+        with Sandbox(zookeeper_server) as inner:
+            assert inner.sessions() == []

@@ -1,0 +1,101 @@
+"""The page of log events has each event of the code, with its logger, and no other."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import django_zklock
+from tests.support.reference_pages import sections
+
+PACKAGE = Path(django_zklock.__file__).parent
+TREES = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+PREFIX = "event="
+# A level that is computed is not compared.
+LEVELS = {"debug", "info", "warning", "error", "exception"}
+
+
+def loggers_of(tree: ast.Module) -> dict[str, str]:
+    """Return the names of the loggers of a module, by variable."""
+    return {
+        node.targets[0].id: node.value.args[0].value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Call)
+        and node.value.args
+        and isinstance(node.value.args[0], ast.Constant)
+        and isinstance(node.value.args[0].value, str)
+        and node.value.args[0].value.startswith("django_zklock.")
+    }
+
+
+def texts(node: ast.AST) -> Iterator[str]:
+    """Return the texts below a node that begin with an event."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value.startswith(PREFIX):
+            yield each.value
+
+
+def events() -> set[tuple[str, str]]:
+    """Return the logger and the name of each event of the package.
+
+    In a module with two loggers, the call that has the text names the logger.
+    """
+    found = set()
+    for tree in TREES:
+        loggers = loggers_of(tree)
+        for function in (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+            used = {
+                node.value.id
+                for node in ast.walk(function)
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in loggers
+            }
+            for text in texts(function):
+                assert len(used) == 1, f"{function.name} has {text!r} and the loggers {used}"
+                (logger,) = used
+                found.add((loggers[logger], text.removeprefix(PREFIX).split()[0]))
+    return found
+
+
+def documented() -> set[tuple[str, str]]:
+    """Return the logger and the name of each row of the page."""
+    return {
+        (logger, line.split("`")[1])
+        for logger, text in sections("log-events.md").items()
+        for line in text.splitlines()
+        if line.startswith("| `")
+    }
+
+
+def test_events__are_those_of_the_code() -> None:
+    """An operator who searches for an event of a log finds it on the page, below its logger."""
+    assert documented() == events()
+
+
+def test_texts__have_an_event() -> None:
+    """No event is outside of a function, where :func:`events` would miss it."""
+    every = {text.removeprefix(PREFIX).split()[0] for tree in TREES for text in texts(tree)}
+    assert every == {name for _logger, name in events()}
+
+
+@pytest.mark.parametrize(("logger", "name"), sorted(documented()))
+def test_levels(logger: str, name: str) -> None:
+    """The page names the level of an event that has only one."""
+    written = set()
+    for tree in TREES:
+        if logger not in loggers_of(tree).values():
+            continue
+        written |= {
+            node.func.attr.upper()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS
+            for argument in node.args[:1]
+            for text in texts(argument)
+            if text.removeprefix(PREFIX).split()[0] == name
+        }
+    row = next(line for line in sections("log-events.md")[logger].splitlines() if line.startswith(f"| `{name}` |"))
+    assert {level for level in written if f"`{level}`" not in row.split("|")[2]} == set()

@@ -1,0 +1,109 @@
+"""The page about lock schemes has the figures of the last results, and the curves can be drawn from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.schemes import report
+from benchmarks.schemes.catalogue import SCHEMES
+from benchmarks.schemes.report import Result, Results, fill, number, size, table
+from benchmarks.schemes.tap import Traffic
+from tests.support.doc_blocks import PAGES
+
+pytestmark = pytest.mark.once
+
+PAGE = "docs/explanation/schemes.md"
+
+
+def test_page__has_the_results() -> None:
+    """Each table of the page is what `make herd` makes of its results."""
+    assert PAGES[PAGE] == fill(PAGES[PAGE], report.blocks(Results.load()))
+
+
+def test_results__are_complete() -> None:
+    """There is a result of each scheme for each number of waiters."""
+    results = Results.load()
+    waiters = sorted({each.waiters for each in results.results})
+    assert waiters == [2, 10, 20, 100, 1000]
+    assert [[each.waiters for each in results.of(scheme)] for scheme in SCHEMES] == [waiters] * len(SCHEMES)
+
+
+def test_results__support_the_page() -> None:
+    """What the text of the page says in words is so in the results."""
+    results = Results.load()
+    found = {(each.scheme, each.waiters): each for each in results.results}
+    for waiters in (10, 20, 100, 1000):
+        one, parent = found["one-node", waiters].hand_over, found["parent", waiters].hand_over
+        assert (one.requests, one.notifications) == (2 * waiters, waiters)
+        assert (parent.requests, parent.notifications) == (waiters + 1, waiters)
+        recipe, ours = found["predecessor", waiters].hand_over, found["ours", waiters].hand_over
+        assert (recipe.requests, recipe.notifications) == (2, 1)
+        assert ours.requests <= 3
+        assert ours.notifications <= 3
+        assert found["ours", waiters].join.requests <= found["predecessor", waiters].join.requests + 2
+    most = results.most_waiters
+    assert found["parent", most].server_cpu_ms > 10 * found["ours", most].server_cpu_ms
+    assert found["shared-parent", most].server_cpu_ms > 10 * found["shared-ours", most].server_cpu_ms
+
+
+def test_results__saved_and_loaded(tmp_path: Path) -> None:
+    """What is written is read again."""
+    result = Result("ours", 2, Traffic(3, 3, 814.0), Traffic(4, 0, 1043.5), 1.25, 0.5, 40)
+    results = Results("2026-11-23", "a server", "a machine", 1.0, (result,))
+    results.save(tmp_path / "results.json")
+    assert Results.load(tmp_path / "results.json") == results
+
+
+def test_fill() -> None:
+    """A generated part is replaced, and the text around it stays; one that is missing or unknown is an error."""
+    page = "A\n\n<!-- herd: one -->\nold\n<!-- end of herd -->\n\nB <!-- comment -->\n"
+    assert fill(page, {"one": "| new |\n"}) == page.replace("old", "| new |")
+    for parts in ({}, {"two": ""}, {"one": "", "two": ""}):
+        with pytest.raises(ValueError, match="the page has the parts"):
+            fill(page, parts)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (2.0, "2"), (2.4, "2.4"), (0.756, "0.76"), (18.44, "18.4"), (434.94, "435"), (2000.0, "2,000")],
+)
+def test_number(value: float, text: str) -> None:
+    """A figure has two or three digits that count."""
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(343.2, "343 B"), (999.6, "1,000 B"), (4414, "4.41 kB"), (59_097_108, "59.1 MB")]
+)
+def test_size(count: float, text: str) -> None:
+    """Bytes have the unit in which the number is small."""
+    assert size(count) == text
+
+
+def test_table() -> None:
+    """A table has its numbers on the right, and each in one line with its unit."""
+    assert table(("one node", "bytes"), [["2 waiters", "1.5 kB"]]) == (
+        "| one node | bytes |\n| --- | ---: |\n| 2 waiters | 1.5&nbsp;kB |\n"
+    )
+
+
+def test_plots(tmp_path: Path) -> None:
+    """Each picture has a curve for each scheme, and the same results draw the same picture."""
+    pytest.importorskip("matplotlib")
+    from benchmarks.schemes import plots
+
+    files = plots.draw(Results.load(), tmp_path)
+    assert [file.name for file in files] == [
+        "herd-exclusive-light.svg",
+        "herd-exclusive-dark.svg",
+        "herd-shared-light.svg",
+        "herd-shared-dark.svg",
+    ]
+    for file in files:
+        picture = file.read_text(encoding="utf-8")
+        shared = "shared" in file.name
+        assert all(f">{scheme.title}<" in picture for scheme in SCHEMES if scheme.is_shared is shared)
+    again = {file.name: file.read_bytes() for file in files}
+    assert again == {file.name: file.read_bytes() for file in plots.draw(Results.load(), tmp_path)}
