@@ -119,7 +119,7 @@ class Creation:
             if taken is not None:
                 return taken
         try:
-            return (yield from self._create())
+            return (yield from self._create(*self._new_parent()))
         except wire.NoNodeError as error:
             missing = error
         for _ in range(MAX_ENSURES):
@@ -134,6 +134,17 @@ class Creation:
                     raise refusals[0] from error
                 missing = error
         raise missing
+
+    def _new_parent(self) -> list[Request]:
+        """Return the request for the parent of a queue that this session has not used: it is probably missing.
+
+        Many keys are used once. The request saves a round trip then, and else does nothing. Several keys at once are
+        rarely all new.
+        """
+        (first, *others) = self._paths
+        if others or first.path in self._session.known_queues:
+            return []
+        return [partial(self._make_parent, first, [], with_ancestors=False)]
 
     def _find_taken(self) -> RequestScript[SharedListing | None]:
         """Return the first queue in which the contender would have to wait."""
@@ -153,8 +164,12 @@ class Creation:
         except wire.KazooException:
             # Only errors that do not pass are raised here, so no node was created.
             self._guid = ""
+            for path in self._paths:
+                self._session.known_queues.discard(path.path)
             raise
         self._guid = ""
+        for path in self._paths:
+            self._session.known_queues.add(path.path)
         if len(stems) > 1:
             return Created(*value)
         return Created([value[0]], value[1].czxid)
@@ -200,7 +215,9 @@ class Creation:
         self._sent()
         reply(None, None)
 
-    def _make_parent(self, path: LockPath, refusals: list[KazooException], reply: Reply) -> None:
+    def _make_parent(
+        self, path: LockPath, refusals: list[KazooException], reply: Reply, *, with_ancestors: bool = True
+    ) -> None:
         """Create the parent node of a queue. The creation in the same write shows whether a refusal matters."""
 
         def made(_value: object, error: KazooException | None) -> None:
@@ -208,5 +225,5 @@ class Creation:
                 logger.debug("event=ensure_refused path=%s error=%r", path.path, error)
                 refusals.append(error)
 
-        self._session.wire.ensure(path.path, path.parent_data, made, container=True)
+        self._session.wire.ensure(path.path, path.parent_data, made, container=True, with_ancestors=with_ancestors)
         reply(None, None)

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger, TimerHandle, TimerThread
 from django_zklock.zk.heartbeat import HeartbeatReads, LeaseRenewal
+from django_zklock.zk.paths import RecentPaths
 from django_zklock.zk.retries import Retries
 from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import ConnectionOptions
@@ -40,6 +41,8 @@ MAX_SILENCE = 0.25
 # Where the loss of a connection is the loss of its locks, silence is tolerated for one heartbeat more. The lease allows
 # that.
 STRICT_MAX_SILENCE = 0.4
+# For an older queue the first acquisition asks for its parent once more.
+MAX_KNOWN_QUEUES = 10_000
 
 
 class SessionListener:
@@ -98,6 +101,8 @@ class Session:
         self.deleting: set[str] = set()
         # What the contenders of a queue share, by its path. An entry exists while a contender refers to it.
         self.shared: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        # The paths of the queues in which this session has created nodes.
+        self.known_queues = RecentPaths(MAX_KNOWN_QUEUES)
         self._requested_timeout = options.session_timeout
         self._timer_thread = timers
         self._connect_timeout = connect_timeout

@@ -56,6 +56,17 @@ class Reads:
         self._script.get(path, reply)
 
 
+class AllQueues:
+    """The queues that a session knows: all of them, so that no parent is created unless it is missing."""
+
+    def __contains__(self, _path: str) -> bool:
+        return True
+
+    def add(self, path: str) -> None: ...
+
+    def discard(self, path: str) -> None: ...
+
+
 class Script:
     """Stands for a session and for its wire: requests pile up until the test answers them, the first one first.
 
@@ -76,6 +87,7 @@ class Script:
         self._when_synced: list[Callable[[], object]] = []
         self.id: int | None = SESSION
         self.server = "here"
+        self.known_queues: Any = AllQueues()
         self.deleting: set[str] = set()
         self.listeners: dict[Any, None] = {}
         self.requests: list[tuple[str, Any, Any]] = []
@@ -109,8 +121,8 @@ class Script:
     def create_all(self, stems: Sequence[str], data: bytes, reply: Any) -> None:
         self.requests.append(("create_all", list(stems), reply))
 
-    def ensure(self, path: str, data: bytes, reply: Any, *, container: bool) -> None:
-        self.requests.append(("ensure", container, reply))
+    def ensure(self, path: str, data: bytes, reply: Any, *, container: bool, with_ancestors: bool = True) -> None:
+        self.requests.append(("ensure" if with_ancestors else "ensure_last", container, reply))
 
     def children(self, path: str, reply: Any, watcher: Any = None) -> Any:
         return self._read("children", path, reply, f"{path}/", watcher)

@@ -152,7 +152,7 @@ class Requests:
 
         self._send(Create2(self._chroot + path, data, self.acl, EPHEMERAL_SEQUENTIAL), strip)
 
-    def ensure(self, path: str, data: bytes, reply: Reply, *, container: bool) -> None:
+    def ensure(self, path: str, data: bytes, reply: Reply, *, container: bool, with_ancestors: bool = True) -> None:
         """Create ``path`` as a container or as a persistent node, and what is missing above it as persistent nodes.
 
         A node above ``path`` that exists is no error, and neither is a refusal there: the server checks the permission
@@ -170,7 +170,7 @@ class Requests:
 
         full = self._chroot + path
         slash = full.find("/", 1)
-        while slash != -1:
+        while with_ancestors and slash != -1:
             self._send(Create(full[:slash], b"", self.acl, 0), created)
             slash = full.find("/", slash + 1)
         request = CreateContainer if container else Create

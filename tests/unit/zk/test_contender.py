@@ -7,6 +7,7 @@ from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, Operatio
 
 from django_zklock.zk.contender import SessionUnavailable, State
 from django_zklock.zk.creation import MAX_ENSURES, LockPath
+from django_zklock.zk.paths import RecentPaths
 from django_zklock.zk.queue import Kind
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from django_zklock.zk.single import SingleContender
@@ -42,6 +43,38 @@ def test_create__no_parent(script: Script) -> None:
     script.answer("children", error=NoNodeError())
     assert script.asked == ["ensure", "create", "children"]
     assert script.answer("ensure", error=NodeExistsError()) is True
+    name = create(script)
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+
+
+@pytest.mark.parametrize("error", [None, NodeExistsError(), NoAuthError()])
+def test_create__unknown_queue(script: Script, error: Exception | None) -> None:
+    """The first use of a queue creates its parent in the same write; it may exist, and we may not be allowed to."""
+    script.known_queues = RecentPaths(10)
+    contender = contend(script)
+    assert script.asked == ["ensure_last", "create", "children"]
+    script.answer("ensure_last", "/k", error=error)
+    name = create(script)
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+    # From now on it is known.
+    contend(script)
+    assert script.asked == ["create", "children"]
+    script.answer("create", error=NoNodeError())
+    # The server has deleted it, because it was empty.
+    contend(script)
+    assert script.asked[-3:] == ["ensure_last", "create", "children"]
+
+
+def test_create__unknown_tree(script: Script) -> None:
+    """If what is above the parent is missing too, all of it is created."""
+    script.known_queues = RecentPaths(10)
+    contender = contend(script)
+    for request in ("ensure_last", "create", "children"):
+        script.answer(request, error=NoNodeError())
+    assert script.asked == ["ensure", "create", "children"]
+    script.answer("ensure", "/k")
     name = create(script)
     script.answer("children", [name])
     assert contender.state is State.HELD
