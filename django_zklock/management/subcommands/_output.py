@@ -17,7 +17,7 @@ from typing import Any
 from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
 
-from django_zklock.serializers import serialize_lock
+from django_zklock.serializers import end_command, serialize_lock
 from django_zklock.zk.formatting import abbreviate, escape_controls, format_duration
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
@@ -113,6 +113,7 @@ def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
     for entry in snapshot.entries:
         if entry.revoked is not None:
             text += f"Position {entry.position}: release requested ({entry.revoked})\n"
+    text += "".join(map(end_text, snapshot.holders))
     if snapshot.unknown_nodes:
         text += f"Nodes of unknown recipes: {escape_controls(abbreviate(snapshot.unknown_nodes))}\n"
     return text
@@ -124,6 +125,18 @@ def entry_table(snapshot: LockSnapshot, entries: Sequence[QueueEntry], terminal:
     rows = [_entry_row(entry, snapshot, now) for entry in entries]
     # Nothing is cut: the holder must be readable and the node must be complete when copied.
     return table(ENTRY_COLUMNS, rows, width=None, styles=terminal.styles)
+
+
+def end_text(entry: QueueEntry) -> str:
+    """Return how to end the Celery task of this entry; nothing for other work."""
+    command, identity = end_command(entry), entry.identity
+    if command is None or identity is None or identity.work is None:
+        return ""
+    work = identity.work
+    limit = f" (time limit {format_duration(work.time_limit)})" if work.time_limit else ""
+    # Without the gate the child itself has the node.
+    worker = "its whole worker" if work.child == identity.pid else f"its worker, main process {identity.pid}"
+    return f"To end the task at position {entry.position}{limit}, and not {worker}:\n  {command}\n"
 
 
 def locks_json(found: Found) -> str:

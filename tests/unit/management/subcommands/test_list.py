@@ -81,7 +81,8 @@ def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
     assert 0 <= first["age"] < 30
     assert first["session"].startswith("0x")
     assert first["identity"]["pid"] == os.getpid()
-    assert first["identity"]["work"] == {"kind": "task", "name": "billing.bill", "id": "77"}
+    work = {"kind": "task", "name": "billing.bill", "id": "77", "worker": "", "child": None, "time_limit": None}
+    assert first["identity"]["work"] == work
     assert (second["position"], second["state"]) == (1, "waiting")
     assert second["identity"] is None
     assert path.endswith("/" + second["node"])
@@ -105,6 +106,18 @@ def test_show__table(hold: Hold, outsider: KazooClient) -> None:
     assert places[0].endswith(held.node.rpartition("/")[2])
     session, _password = outsider.client_id
     assert f"unknown client, session 0x{session:x}" in places[1]
+
+
+def test_show__task_of_a_worker(hold: Hold) -> None:
+    """Below the queue is the line that ends the task of a holder; the child is shown, and not the main process."""
+    hold("invoice:42", Work(kind="task", name="billing.bill", id="77", worker="celery@web1", child=93))
+    out = run("show", "invoice:42")
+    assert f"task billing.bill [77] (pid 93 on {os.uname().nodename}, worker celery@web1)" in out
+    text, command = out.splitlines()[-2:]
+    assert text == f"To end the task at position 0, and not its worker, main process {os.getpid()}:"
+    assert command.endswith(" control -d celery@web1 terminate SIGTERM 77")
+    (place,) = json.loads(run("show", "invoice:42", "--format", "json"))["places"]
+    assert place["end_command"] == command.strip()
 
 
 def test_show__json(hold: Hold) -> None:
