@@ -139,12 +139,17 @@ def end_text(entry: QueueEntry) -> str:
     return f"To end the task at position {entry.position}{limit}, and not {worker}:\n  {command}\n"
 
 
-def locks_json(found: Found) -> str:
-    """Return all locks with their queues as one JSON object; each lock is one line of text."""
+def locks_json(found: Found, problems: Mapping[str, str]) -> str:
+    """Return all locks with their queues as one JSON object, and why an alias could not be read, by alias.
+
+    Each lock is one line of text.
+    """
     now = time.time()
     # Without indentation the encoder is much faster.
     locks = [json.dumps(serialize_lock(alias, each, now)) for alias, several in found.items() for each in several]
-    return '{"locks": [' + ",".join(f"\n  {lock}" for lock in locks) + ("\n" if locks else "") + "]}\n"
+    rows = ",".join(f"\n  {lock}" for lock in locks) + ("\n" if locks else "")
+    named = json.dumps([{"alias": alias, "problem": problem} for alias, problem in problems.items()])
+    return f'{{"locks": [{rows}], "problems": {named}}}\n'
 
 
 def object_json(value: dict[str, Any]) -> str:

@@ -56,7 +56,7 @@ def test_list__empty(zklock: str) -> None:
     """An empty list is no error and names the root and the server."""
     out = run("list")
     assert out.startswith(f"No locks are in use under {zklock} at 127.0.0.1:")
-    assert json.loads(run("list", "--format", "json")) == {"locks": []}
+    assert json.loads(run("list", "--format", "json")) == {"locks": [], "problems": []}
 
 
 def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
@@ -253,7 +253,7 @@ def test_list__filters(hold: Hold, outsider: KazooClient) -> None:
         locks = json.loads(run("list", *options, "--format", "json"))["locks"]
         assert [lock["key"] for lock in locks] == found, options
     for nothing in (("--state", "revoked"), ("--older-than", "1d"), ("nothing",), ("--host", "nowhere")):
-        assert json.loads(run("list", *nothing, "--format", "json", status=1)) == {"locks": []}
+        assert json.loads(run("list", *nothing, "--format", "json", status=1)) == {"locks": [], "problems": []}
         assert run("list", *nothing, status=1).startswith("No matching locks are in use under ")
 
 
@@ -302,6 +302,19 @@ def test_list__every_alias(hold: Hold, settings: Settings, zklock: str) -> None:
     assert error.returncode == 2
     assert "ZooKeeper at 127.0.0.1:" in str(error)
     assert out.getvalue().splitlines()[1].startswith("a  ")
+
+
+def test_list__problem_in_json(hold: Hold, settings: Settings) -> None:
+    """JSON says that ZooKeeper cannot be read: no locks in it must not mean that no lock is held."""
+    reachable = settings.ZKLOCK["default"]
+    absent = {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.3}
+    settings.ZKLOCK = {"default": absent, "reports": reachable}
+    hold("a", using="reports")
+    out = StringIO()
+    error = failure("list", "--all", "--format", "json", out=out)
+    answer = json.loads(out.getvalue())
+    assert [lock["key"] for lock in answer["locks"]] == ["a"]
+    assert answer["problems"] == [{"alias": "default", "problem": str(error)}]
 
 
 def test_list__every_alias_at_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
