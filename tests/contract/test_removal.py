@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import threading
 import time
+from functools import partial
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 from services.port import LOOPBACK, free_port
 
-from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
+from django_zklock.exceptions import LockLost, NotHeld, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import node_data, paths
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.waiting import AsyncAutoResetEvent
 from tests.support.any_server import Server
 from tests.support.queued_contenders import RULES, Standing
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
@@ -86,6 +89,49 @@ def test_remove__at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
     take_away(make_pool(), held, "gone \x1b[2J")
     assert loss_of(held) == "its node was deleted: gone \\x1b[2J"
     second.leave()
+
+
+@pytest.mark.parametrize("keys", ["k", ["a", "k"]])
+def test_remove__reason_of_each_error(make_pool: MakePool, outsider: KazooClient, keys: str | list[str]) -> None:
+    """A holder that checks without a pause gets the reason of each break in the very error that ends its work."""
+    pool, breaker = make_pool(), make_pool()
+    with Lock("k", pool).acquire(5) as held:
+        keep_line(outsider, held)
+    for number in range(20):
+        with Lock("k", pool).acquire(5):
+            # A holder that has waited watches its node, and so learns of its loss by an event.
+            waiting = Runner(partial(check_until_lost, Lock(keys, pool)))
+            wait_until(lambda: snapshots.one_lock(breaker, "k", timeout=5).waiter_count == 1)
+        wait_until(lambda: len(snapshots.one_lock(breaker, "k", timeout=5).nodes) == 1)
+        (holder,) = snapshots.one_lock(breaker, "k", timeout=5).holders
+        actions.break_lock(breaker, holder.path, token=holder.token, why=f"reason {number}", timeout=5)
+        assert f"its node was deleted: reason {number}; " in str(waiting.result())
+
+
+def check_until_lost(lock: Lock) -> LockLost:
+    """Acquire the lock, check it without a pause, and return the error."""
+    try:
+        with lock.acquire(20) as held:
+            while True:
+                held.check()
+    except LockLost as error:
+        return error
+
+
+def test_remove__reason_in_a_task(make_pool: MakePool, outsider: KazooClient) -> None:
+    """The end of an asynchronous block has the reason too."""
+    pool, breaker = make_pool(session_timeout=3.0), make_pool()
+
+    async def hold() -> None:
+        async with Lock("k", pool) as held:
+            keep_line(outsider, held)
+            take_away(breaker, held)
+            told = AsyncAutoResetEvent()
+            held._when_lost(told.set)
+            await told.wait(20)
+
+    with pytest.raises(LockLost, match="its node was deleted: broken by ada: it hangs; "):
+        asyncio.run(hold())
 
 
 def test_remove__waiter(make_pool: MakePool, onlooker: Onlooker) -> None:
