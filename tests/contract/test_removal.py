@@ -92,12 +92,16 @@ def test_remove__at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
 
 
 @pytest.mark.parametrize("keys", ["k", ["a", "k"]])
-def test_remove__reason_of_each_error(make_pool: MakePool, outsider: KazooClient, keys: str | list[str]) -> None:
-    """A holder that checks without a pause gets the reason of each break in the very error that ends its work."""
+def test_remove__reason_of_each_error(
+    make_pool: MakePool, outsider: KazooClient, keys: str | list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder that checks each millisecond gets the reason of each break in the very error that ends its work."""
+    # A round trip may take long on a busy machine.
+    monkeypatch.setattr("django_zklock.zk.held.LOSS_REASON_TIMEOUT", 20.0)
     pool, breaker = make_pool(), make_pool()
     with Lock("k", pool).acquire(5) as held:
         keep_line(outsider, held)
-    for number in range(20):
+    for number in range(10):
         with Lock("k", pool).acquire(5):
             # A holder that has waited watches its node, and so learns of its loss by an event.
             waiting = Runner(partial(check_until_lost, Lock(keys, pool)))
@@ -109,11 +113,12 @@ def test_remove__reason_of_each_error(make_pool: MakePool, outsider: KazooClient
 
 
 def check_until_lost(lock: Lock) -> LockLost:
-    """Acquire the lock, check it without a pause, and return the error."""
+    """Acquire the lock, check it each millisecond, and return the error."""
     try:
         with lock.acquire(20) as held:
             while True:
                 held.check()
+                time.sleep(0.001)
     except LockLost as error:
         return error
 
@@ -255,7 +260,9 @@ def test_remove__no_server(make_pool: MakePool) -> None:
     """Without ZooKeeper a break ends at its timeout."""
     pool = make_pool(f"{LOOPBACK}:{free_port()}", connect_timeout=60.0)
     began = time.monotonic()
-    with pytest.raises(ZooKeeperUnavailable, match=r"no answer within 0\.3 s; whether that was done"):
+    with pytest.raises(
+        ZooKeeperUnavailable, match=r"no connection to ZooKeeper at .* within 0\.3 s; whether that was done"
+    ):
         actions.break_lock(pool, "/k/lock-0000000000", token=1, why="please", timeout=0.3)
     assert time.monotonic() - began < 0.3 + GRACE
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -24,6 +25,8 @@ from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 # A table shows this number of ranges of positions; JSON has all.
 MAX_RANGES = 3
 
+# The state of a lock that is held still.
+REVOKED = "release requested"
 COLUMN_GAP = "  "
 # A column that is cut to the width of the terminal keeps at least this width.
 MIN_WIDTH = 12
@@ -45,7 +48,7 @@ class Terminal:
             self.styles = {
                 "held": style.SUCCESS,
                 "waiting": style.WARNING,
-                "revoked": style.NOTICE,
+                REVOKED: style.NOTICE,
                 "ok": style.SUCCESS,
                 "warning": style.WARNING,
                 "error": style.ERROR,
@@ -90,6 +93,8 @@ LOCK_COLUMNS = ("ALIAS", "KEY", "STATE", "KIND", "AGE", "WAITERS", "TOKEN", "HOL
 ENTRY_COLUMNS = ("POSITION", "STATE", "KIND", "AGE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE")
 # Columns that may be cut to fit the terminal.
 ELASTIC = frozenset({"KEY", "HOLDER"})
+# In brackets, as the id of a task; its first digits tell it from others.
+UUID = re.compile(r"(?<=\[)([0-9a-f]{8})-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}(?=\])")
 # The column whose words have styles.
 COLOURED = "STATE"
 
@@ -102,7 +107,11 @@ def lock_table(found: Found, terminal: Terminal) -> str:
     now = time.time()
     rows = [(alias, *_lock_row(snapshot, now)) for alias, locks in found.items() for snapshot in locks]
     first = 1 if len(found) == 1 else 0
-    return table(LOCK_COLUMNS[first:], [row[first:] for row in rows], width=terminal.width, styles=terminal.styles)
+    header, rows = LOCK_COLUMNS[first:], [row[first:] for row in rows]
+    if terminal.width is not None and _total(_sizes(header, rows)) > terminal.width:
+        # The ids of tasks say less than their processes, which stand behind them.
+        rows = [(*row[:-1], UUID.sub(r"\1…", row[-1])) for row in rows]
+    return table(header, rows, width=terminal.width, styles=terminal.styles)
 
 
 def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
@@ -168,13 +177,13 @@ def table(
 
     With ``width`` long texts are cut so that a row fits. ``styles`` colours words, see :class:`Terminal`.
     """
-    sizes = [max(map(_display_width, texts)) for texts in zip(header, *rows, strict=True)]
+    sizes = _sizes(header, rows)
     if width is None:
         # One text of a thousand characters must not pad every other row to that length.
         sizes = [min(size, MAX_WIDTH) for size in sizes]
     else:
         elastic = [number for number, name in enumerate(header) if name in ELASTIC]
-        excess = sum(sizes) + len(COLUMN_GAP) * (len(sizes) - 1) - width
+        excess = _total(sizes) - width
         while excess > 0 and sizes[widest := max(elastic, key=sizes.__getitem__)] > MIN_WIDTH:
             sizes[widest] -= 1
             excess -= 1
@@ -188,6 +197,15 @@ def table(
     return "\n".join(lines) + "\n"
 
 
+def _sizes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of each column."""
+    return [max(map(_display_width, texts)) for texts in zip(header, *rows, strict=True)]
+
+
+def _total(sizes: Sequence[int]) -> int:
+    return sum(sizes) + len(COLUMN_GAP) * (len(sizes) - 1)
+
+
 def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
     holders = snapshot.holders
     holder = holders[0].owner if holders else "-"
@@ -195,7 +213,7 @@ def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
         holder += f" and {snapshot.holder_count - 1} more"
     return (
         escape_controls(snapshot.key),
-        "revoked" if any(entry.revoked is not None for entry in holders) else snapshot.state,
+        REVOKED if any(entry.revoked is not None for entry in holders) else snapshot.state,
         snapshot.kind or "-",
         format_duration(now - holders[0].since) if holders else "-",
         str(snapshot.waiter_count),
@@ -207,7 +225,7 @@ def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
 def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
     return (
         str(entry.position),
-        ("held" if entry.revoked is None else "revoked") if entry.held else "waiting",
+        ("held" if entry.revoked is None else REVOKED) if entry.held else "waiting",
         entry.kind if entry.limit is None else f"{entry.kind} of {entry.limit}",
         format_duration(now - entry.since),
         _ranges(snapshot.blockers_of(entry)),

@@ -27,7 +27,17 @@ class BufferedConnection(ConnectionHandler):
         super().__init__(*arguments, **options)
         # When the last message was complete, by the boot-time clock, and when anything was read last.
         self.received = self._read_at = float("-inf")
+        # Why the last connect failed; None if it succeeded.
+        self.failure: str | None = None
         self._clear_buffer()
+
+    def _expand_client_hosts(self) -> Any:
+        found = super()._expand_client_hosts()
+        if not found:
+            # kazoo then connects to no server, and only logs why.
+            names = ", ".join(host for host, _port in self.client.hosts)
+            self.failure = f"the host name cannot be resolved: {names}"
+        return found
 
     def _clear_buffer(self) -> None:
         # What was received, and how much of it was handled.
