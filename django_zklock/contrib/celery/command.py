@@ -20,5 +20,5 @@ from django_zklock.contrib.celery import inspect as _commands  # noqa: F401
 @click.pass_context
 @handle_preload_options
 def zklocks(ctx: click.Context, **_options: Any) -> None:
-    """List the tasks that hold locks or wait for them, as ``celery inspect zklocks``."""
+    """List the tasks that hold locks or wait for them."""
     ctx.invoke(inspect, command="zklocks", timeout=1.0, destination=None, json=False)

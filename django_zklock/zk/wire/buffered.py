@@ -23,12 +23,13 @@ _SIZE = Struct(">i")
 class BufferedConnection(ConnectionHandler):
     """The socket of a connection; all methods run on its thread."""
 
+    # Why the last connect failed; None if it succeeded.
+    failure: str | None
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         # When the last message was complete, by the boot-time clock, and when anything was read last.
         self.received = self._read_at = float("-inf")
-        # Why the last connect failed; None if it succeeded.
-        self.failure: str | None = None
         self._clear_buffer()
 
     def _expand_client_hosts(self) -> Any:

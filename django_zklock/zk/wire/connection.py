@@ -83,6 +83,8 @@ class Connection(BufferedConnection):
         super().__init__(client, client._conn_retry.copy(), logger=client.logger, sasl_options=sasl_options)
         self._xid: int = 0
         self.lease = Lease()
+        # Why the last connect failed; None if it succeeded.
+        self.failure: str | None = None
         # Grows before the queue is read. A byte that was sent in this generation will wake the loop.
         self._generation = 0
         self._woken = -1

@@ -3,7 +3,7 @@
 A node is created before a child has the task, so its data names the main process. Most tasks end before anybody looks,
 and their nodes are never written to. A task that runs for ``DELAY`` seconds may be the one that hangs, and the operator
 needs the process that runs it, also when neither the broker nor the worker answers. So its nodes are written once: one
-read and one write for each key. The waiter behind the node hears of the write, and lists its queue again.
+read and one write for each key. The waiters that watch the node list their queue again, once for each session.
 """
 
 from __future__ import annotations
