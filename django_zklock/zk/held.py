@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NoReturn
 from weakref import ref
 
 from django_zklock.exceptions import LockLost, NotHeld
-from django_zklock.zk import owners
-from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent
+from django_zklock.zk import loss, owners
+from django_zklock.zk.waiting import AutoResetEvent
 
 if TYPE_CHECKING:
     from typing import Self
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from django_zklock.zk.owners import Caller, Owner
 
 logger = logging.getLogger("django_zklock.held")
-
-# Seconds that an error waits for the reason of a break: about one round trip.
-LOSS_REASON_TIMEOUT = 1.0
 
 
 class Held:
@@ -142,21 +139,13 @@ class Held:
 
     def _loss_error(self) -> LockLost:
         """Return the error that says how the lock was lost."""
-        later = "" if self._wait_for_loss_reason() else " (the signal `lost` will say why, if a reason was given)"
+        known = loss.wait_for_reason(self._contender, self._when_lost)
+        later = "" if known else " (the signal `lost` will say why, if a reason was given)"
         return LockLost(
             f"lock {self.key!r} was lost after {time.time() - self.since:.1f} s: {self._loss()}{later}; "
             f"another process may hold it now, so stop, or fence with token {self.token}",
             key=self.key,
         )
-
-    def _wait_for_loss_reason(self) -> bool:
-        """Wait until the reason of the loss is read, if it is being read; return ``False`` if it is still not known."""
-        if self._contender.loss_reason_pending and owners.running_loop() is None:
-            known = AutoResetEvent()
-            forget = self._when_lost(known.set)
-            known.wait(LOSS_REASON_TIMEOUT)
-            forget()
-        return not self._contender.loss_reason_pending
 
     def _when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call ``call`` once, in the background, as soon as it is known that the lock is lost. It must not block.
@@ -289,11 +278,7 @@ class Held:
         """Do the same as :meth:`_finish`."""
         try:
             if raising and not self.released:
-                if self._contender.loss_reason_pending:
-                    known = AsyncAutoResetEvent()
-                    forget = self._when_lost(known.set)
-                    await known.wait(LOSS_REASON_TIMEOUT)
-                    forget()
+                await loss.await_reason(self._contender, self._when_lost)
                 self.check()
         finally:
             await self.arelease()

@@ -23,14 +23,19 @@ _SIZE = Struct(">i")
 class BufferedConnection(ConnectionHandler):
     """The socket of a connection; all methods run on its thread."""
 
-    # Why the last connect failed; None if it succeeded.
-    failure: str | None
-
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         # When the last message was complete, by the boot-time clock, and when anything was read last.
         self.received = self._read_at = float("-inf")
         self._clear_buffer()
+
+    def _clear_buffer(self) -> None:
+        # What was received, and how much of it was handled.
+        self._buffer = b""
+        self._position = 0
+
+    # Why the last connect failed; None if it succeeded.
+    failure: str | None
 
     def _expand_client_hosts(self) -> Any:
         found = super()._expand_client_hosts()
@@ -39,11 +44,6 @@ class BufferedConnection(ConnectionHandler):
             names = ", ".join(host for host, _port in self.client.hosts)
             self.failure = f"the host name cannot be resolved: {names}"
         return found
-
-    def _clear_buffer(self) -> None:
-        # What was received, and how much of it was handled.
-        self._buffer = b""
-        self._position = 0
 
     def _write(self, message: bytes | bytearray, timeout: float) -> None:
         left = memoryview(message)

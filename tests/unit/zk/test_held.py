@@ -89,14 +89,14 @@ LATER = r"its node was deleted \(the signal `lost` will say why, if a reason was
 
 def test_check__reason_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check does not wait for ever for the reason of a loss, and the error says where it will be."""
-    monkeypatch.setattr("django_zklock.zk.held.LOSS_REASON_TIMEOUT", 0.01)
+    monkeypatch.setattr("django_zklock.zk.loss.REASON_TIMEOUT", 0.01)
     with lost_hold(pending=True) as held, pytest.raises(LockLost, match=LATER):
         held.check()
 
 
 def test_check__does_not_block_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an event loop a check raises at once, and the error says where the reason will be."""
-    monkeypatch.setattr("django_zklock.zk.held.AutoResetEvent", None)
+    monkeypatch.setattr("django_zklock.zk.loss.AutoResetEvent", None)
 
     async def check() -> None:
         held.check()
