@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import re
 from argparse import _SubParsersAction
@@ -117,7 +116,7 @@ def test_commands__each_option_is_described(action: str) -> None:
     ours = {group.title: group._group_actions for group in actions()[action]._action_groups}
     django = ours.pop("options of all commands of Django")
     assert all(f"`{argument.option_strings[-1]}`" in general for argument in django)
-    for argument in itertools.chain.from_iterable(ours.values()):
+    for argument in [each for group in ours.values() for each in group]:
         text = page[f"zklock {action}"]
         if argument.dest in {"using", "help"}:
             text = general
