@@ -8,7 +8,6 @@ read and one write for each key. The waiters that watch the node list their queu
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from django_zklock.zk.contender import Contender
     from django_zklock.zk.session import Session
     from django_zklock.zk.wire import KazooException, ZnodeStat
-
-logger = logging.getLogger("django_zklock.celery")
 
 # Seconds for which a task has run when its child is written into the nodes.
 DELAY = 5.0
@@ -38,10 +35,10 @@ def _read(session: Session, path: str, pid: int) -> None:
 
 
 def _write(
-    session: Session, path: str, pid: int, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None
+    session: Session, path: str, pid: int, value: tuple[bytes, ZnodeStat] | None, _error: KazooException | None
 ) -> None:
     if value is None:
-        _log(path, pid, error)
+        # Without an answer the node shows the main process, as before.
         return
     data, stat = value
     changed = node_data.add_child(data, pid)
@@ -53,10 +50,3 @@ def _written(session: Session, path: str, pid: int, _value: object, error: Kazoo
     if isinstance(error, wire.BadVersionError):
         # A request to release was written meanwhile.
         _read(session, path, pid)
-    elif error is not None:
-        _log(path, pid, error)
-
-
-def _log(path: str, pid: int, error: KazooException | None) -> None:
-    # The node may be gone already, or an ACL may forbid the write.
-    logger.debug("event=child_not_noted path=%s pid=%d error=%r", path, pid, error)
