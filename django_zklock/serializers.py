@@ -5,8 +5,11 @@ The names are documented in ``docs/reference/commands.md``. No name is removed o
 
 from __future__ import annotations
 
+import shlex
+import sys
 from typing import Any
 
+from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
 
@@ -39,4 +42,27 @@ def serialize_entry(snapshot: LockSnapshot, entry: QueueEntry, now: float) -> di
         "limit": entry.limit,
         "revoked": entry.revoked,
         "waits_for": snapshot.blockers_of(entry),
+        "end_command": end_command(entry),
     }
+
+
+def end_command(entry: QueueEntry) -> str | None:
+    """Return the shell command that ends the Celery task of this entry, and not its worker.
+
+    ``None`` for other work, and for a task without a child process of its own: nothing can end that alone.
+    """
+    work = entry.identity.work if entry.identity else None
+    # The data may be of any client: nothing in it may become an option or a second command.
+    if work is None or work.child is None or not work.id or work.id.startswith("-"):
+        return None
+    destination = f" -d {shlex.quote(work.worker)}" if work.worker and not work.worker.startswith("-") else ""
+    command = f"celery -A {_celery_app()} control{destination} terminate SIGTERM {shlex.quote(work.id)}"
+    return escape_controls(command)
+
+
+def _celery_app() -> str:
+    """Return the name of the project's Celery app for ``celery -A``, if this process has imported Celery."""
+    celery: Any = sys.modules.get("celery")
+    name = celery.current_app.main if celery is not None else None
+    # Celery makes an app with the name "default" if the project has none.
+    return shlex.quote(name) if name and name != "default" else "PROJECT"

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 DEPOSITS = 200
 # Seconds. A round takes a few; it is given up when nothing has moved for this long.
 STANDSTILL = 60.0
+# Seconds, more than a session and the next connect may take: deposits that are not done by then have failed.
+OUTAGE = 20.0
 # Seconds between two looks at the database.
 GLANCE = 0.1
 
@@ -135,9 +137,23 @@ def _stay(stage: Stage) -> None:
     print("Some work goes on, so that there are locks to look at. Ctrl-C ends it all.", flush=True)
     # Most of it is for one account, so that a line forms, and slow enough to be seen.
     trickle = Round("afterwards", deposit, owners=("Ada", "Ada", "Ada", "Barbara"), bank=1.0)
+    moved, done, is_out = time.monotonic(), 0, False
     while True:
         _mind_interrupt()
         stage.check()
+        now, before, done = time.monotonic(), done, trickle.done()
+        if done > before:
+            if is_out:
+                print("Deposits are made again.", flush=True)
+            moved, is_out = now, False
+        elif now - moved > OUTAGE:
+            if not is_out:
+                print(
+                    f"No deposit was made for {OUTAGE:g} s: is ZooKeeper away? The work goes on when it is back.",
+                    flush=True,
+                )
+            trickle.give_up()
+            moved, is_out = now, True
         # Never more than the worker can take at once: nothing piles up while the demo is left alone.
         trickle.send(PROCESSES - trickle.on_their_way())
         time.sleep(GLANCE)

@@ -49,6 +49,8 @@ def process_text(entry: QueueEntry) -> str:
     identity = entry.identity
     if identity is None or identity.work is None:
         return ""
+    if identity.work.worker:
+        return formatting.escape_controls(identity.process)
     return _("pid %(pid)s on %(host)s") % {"pid": identity.pid, "host": formatting.escape_controls(identity.host)}
 
 

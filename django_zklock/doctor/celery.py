@@ -18,10 +18,10 @@ from django_zklock.locked_call import LockedCall
 from django_zklock.zk.formatting import abbreviate
 from django_zklock.zk.waiting import DaemonCall, Deadline
 
-# Seconds that workers have to answer.
-ANSWER_TIMEOUT = 1.0
-# Seconds for connecting to the broker and for the answers.
-BROKER_TIMEOUT = 2.0
+# Seconds that workers have to answer. On a broker without an event loop they look for questions once a second.
+ANSWER_TIMEOUT = 2.0
+# Seconds for connecting to the broker and for the answers, on a busy machine too.
+BROKER_TIMEOUT = 10.0
 
 
 class LockedTask(NamedTuple):
@@ -67,7 +67,7 @@ class LockedTask(NamedTuple):
 
 
 def examine(alias: str, session_timeout: float) -> Iterator[Finding]:
-    """Examine the current app, if the project has one, for the locks of ``alias``, in about 2 seconds at most."""
+    """Examine the current app, if the project has one, for the locks of ``alias``, in about 10 seconds at most."""
     app: Any = app_or_default()
     # Celery creates a default app if the project has none.
     if app.main == "default" and not app.set_as_current:
@@ -278,7 +278,10 @@ def _broker(error: Exception | None) -> Finding:
     examined = Examination("celery.broker", "broker")
     if error is None:
         return examined.ok("reachable")
-    found = f"the workers could not be queried: {error}"
+    if isinstance(error, TimeoutError):
+        found = f"the broker has not taken the question to the workers within {BROKER_TIMEOUT:g} s"
+    else:
+        found = f"the workers could not be queried: {error}"
     return examined.warning(found, "Check CELERY_BROKER_URL, and whether the broker runs.")
 
 

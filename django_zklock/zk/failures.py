@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.contender import SessionUnavailable
+from django_zklock.zk.formatting import format_silence
 
 if TYPE_CHECKING:
     from django_zklock.zk.contender import Contender
@@ -30,7 +31,7 @@ def timed_out(lock: LockValue, contender: Contender, timeout: float | None) -> L
         )
     what = "is taken" if timeout == 0 else f"was not granted within {timeout:g} s"
     return LockTimeout(
-        f"lock {lock.key!r} {what}; {by}; see `manage.py zklock show`, or wait longer with timeout=",
+        f"lock {lock.key!r} {what}; {by}; see `manage.py zklock show`, or wait longer with a larger timeout",
         key=lock.key,
         timeout=timeout,
         holder=holder,
@@ -40,12 +41,7 @@ def timed_out(lock: LockValue, contender: Contender, timeout: float | None) -> L
 def unanswered(lock: LockValue, contender: Contender, timeout: float | None, waited: float) -> ZooKeeperUnavailable:
     """Return the error of an acquisition that ZooKeeper has not answered within ``waited`` seconds."""
     session, refusal = contender.session, contender.refusal
-    seconds = f"{waited:.1f}" if waited >= 1 else f"{max(waited, 0.001):.1g}"
-    if session.connected and refusal is not None:
-        facts = f"ZooKeeper at {session.server} has refused for {seconds} s: {refusal!r}"
-    else:
-        what = "no answer from" if session.connected else "no connection to"
-        facts = f"{what} ZooKeeper at {session.server} within {seconds} s"
+    facts = format_silence(session.server, waited, connected=session.connected, refusal=refusal)
     return _unavailable(lock, timeout, facts)
 
 

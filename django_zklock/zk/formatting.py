@@ -27,6 +27,15 @@ def abbreviate(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
+def format_silence(server: str, waited: float, *, connected: bool, refusal: Exception | None = None) -> str:
+    """Return what an error says when ZooKeeper has not answered, or has refused, for ``waited`` seconds."""
+    seconds = f"{waited:.1f}" if waited >= 1 else f"{max(waited, 0.001):.1g}"
+    if connected and refusal is not None:
+        return f"ZooKeeper at {server} has refused for {seconds} s: {refusal!r}"
+    what = "no answer from" if connected else "no connection to"
+    return f"{what} ZooKeeper at {server} within {seconds} s"
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration in its two largest units; a negative one, from clocks that disagree, as 0 s."""
     whole = max(0, int(seconds))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from weakref import ref
 
 from django_zklock.exceptions import LockLost, NotHeld
-from django_zklock.zk import owners
+from django_zklock.zk import loss, owners
 from django_zklock.zk.hints import Hinted
 from django_zklock.zk.waiting import AutoResetEvent
 
@@ -127,7 +127,8 @@ class Held(Hinted):
     def check(self) -> None:
         """Make sure that the lock is still held. No I/O: cheap enough for an inner loop.
 
-        Raises :exc:`~django_zklock.exceptions.LockLost` if it is, or may be, lost, and
+        A check that finds a loss waits a moment for its reason, unless that would block an event loop. Raises
+        :exc:`~django_zklock.exceptions.LockLost` if the lock is, or may be, lost, and
         :exc:`~django_zklock.exceptions.NotHeld` if it has been released. A pause between this check and what
         follows cannot be excluded; where that matters, hand :attr:`token` to the resource (M. Kleppmann, "How to
         do distributed locking").
@@ -139,8 +140,10 @@ class Held(Hinted):
 
     def _loss_error(self) -> LockLost:
         """Return the error that says how the lock was lost."""
+        known = loss.wait_for_reason(self._contender, self._when_lost)
+        later = "" if known else " (the signal `lost` will say why, if a reason was given)"
         return LockLost(
-            f"lock {self.key!r} was lost after {time.time() - self.since:.1f} s: {self._loss()}; "
+            f"lock {self.key!r} was lost after {time.time() - self.since:.1f} s: {self._loss()}{later}; "
             f"another process may hold it now, so stop, or fence with token {self.token}",
             key=self.key,
         )
@@ -284,6 +287,7 @@ class Held(Hinted):
         """Do the same as :meth:`_finish`."""
         try:
             if raising and not self.released:
+                await loss.await_reason(self._contender, self._when_lost)
                 self.check()
         finally:
             await self.arelease()

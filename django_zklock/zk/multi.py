@@ -197,7 +197,10 @@ class MultiContender(Contender):
             if member.lost is not None and (
                 self.lost is None or (self.loss_reason_pending and not member.loss_reason_pending)
             ):
-                self.lost, self.loss_reason_pending = member.lost, member.loss_reason_pending
+                # A thread that finds the loss must find that its reason is pending.
+                self.loss_reason_pending = self.loss_reason_pending or member.loss_reason_pending
+                self.lost = member.lost
+                self.loss_reason_pending = member.loss_reason_pending
             if member.lost is not None or member.revoked is not None:
                 self._notify()
         elif member.error is not None or member.taken:

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import threading
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -37,11 +37,19 @@ REVOKE = "revoke"
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What runs under the lock: ``kind`` is "task", "command", "function" or "label"."""
+    """What runs under the lock: ``kind`` is "task", "command", "function" or "label".
+
+    Of a task: ``worker`` is the node name of its Celery worker, ``child`` the pid of the pool's child process that runs
+    it (0 while that is not known, ``None`` where the process of the identity runs it itself, in no child), and
+    ``time_limit`` its hard time limit in seconds, if it has one.
+    """
 
     kind: str
     name: str
     id: str = ""
+    worker: str = ""
+    child: int | None = None
+    time_limit: float | None = None
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" + (f" [{self.id}]" if self.id else "")
@@ -49,7 +57,10 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The host, process, thread and work of one contender."""
+    """The host, process, thread and work of one contender.
+
+    ``pid`` is the process that has the node: for a task at the gate the main process of its worker.
+    """
 
     host: str
     pid: int
@@ -57,8 +68,16 @@ class Identity:
     work: Work | None = None
 
     def __str__(self) -> str:
-        process = f"pid {self.pid} on {self.host}"
-        return f"{self.work} ({process})" if self.work else process
+        return f"{self.work} ({self.process})" if self.work else self.process
+
+    @property
+    def process(self) -> str:
+        """The process that runs the work, its host and its worker; a main process is named as such."""
+        if self.work is None or not self.work.worker:
+            return f"pid {self.pid} on {self.host}"
+        if self.work.child == 0:
+            return f"worker {self.work.worker}, main pid {self.pid} on {self.host}"
+        return f"pid {self.work.child or self.pid} on {self.host}, worker {self.work.worker}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; several times as fast as ``asdict``, as lists of locks are long."""
@@ -95,24 +114,46 @@ def decode_identity(data: bytes) -> Identity | None:
     values = _load(data)
     if values is None or values.get("v") != VERSION:
         return None
-    host, pid = values.get("host"), values.get("pid")
-    # JSON has no bound on numbers; a larger one is no pid, and breaks the code that formats it.
-    if not isinstance(host, str) or type(pid) is not int or not -1e15 < pid < 1e15:
+    host, pid = values.get("host"), _number(values.get("pid"))
+    if not isinstance(host, str) or not isinstance(pid, int):
         return None
     return Identity(host=_text(host), pid=pid, thread=_text(values.get("thread")), work=_work(values.get("work")))
 
 
 def _cut(values: dict[str, Any], limit: int) -> dict[str, Any]:
+    """Return ``values`` without those that are empty, with each text cut to ``limit`` characters."""
     return {
         name: _cut(value, limit) if isinstance(value, dict) else value[:limit] if isinstance(value, str) else value
         for name, value in values.items()
+        if value is not None and value != ""
     }
 
 
 def _work(value: object) -> Work | None:
     if not isinstance(value, dict):
         return None
-    return Work(**{entry.name: _text(value.get(entry.name)) for entry in fields(Work)})
+    child = _number(value.get("child"))
+    return Work(
+        **{name: _text(value.get(name)) for name in ("kind", "name", "id", "worker")},
+        child=child if isinstance(child, int) else None,
+        time_limit=_number(value.get("time_limit")),
+    )
+
+
+def add_child(data: bytes, pid: int) -> bytes | None:
+    """Return the node data of a task with the child process that runs it; ``None`` if the data is not in our form."""
+    values = _load(data)
+    if values is None or not isinstance(values.get("work"), dict):
+        return None
+    changed = _dump({**values, "work": {**values["work"], "child": pid}})
+    return changed if len(changed) <= MAX_BYTES else None
+
+
+def _number(value: object) -> int | float | None:
+    # JSON has no bound on numbers; a larger one is no pid, and breaks the code that formats it.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e15 < value < 1e15:
+        return None
+    return value
 
 
 def _text(value: object) -> str:

@@ -13,6 +13,8 @@ from urllib.parse import unquote
 
 # ZooKeeper keeps its own nodes below it.
 RESERVED = "zookeeper"
+# Beside the nodes of the queue of a beat's lock: what was sent, by `django_zklock.contrib.celery.beat`. No contender.
+BEAT_RECORD = "sent"
 MAX_KEY_BYTES = 1024
 MAX_NAME_BYTES = 200
 PREFIX_BYTES = 140

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import wire
+from django_zklock.zk.formatting import format_silence
 from django_zklock.zk.session import Session, SessionListener
 from django_zklock.zk.waiting import AutoResetEvent
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST
@@ -133,8 +134,9 @@ def run(
     session.post(blocking.begin)
     try:
         if not blocking.done.wait(timeout):
-            refusal = "" if blocking.refusal is None else f" but {blocking.refusal!r}"
-            blocking.error = TimeoutError(f"no answer{refusal} within {max(timeout or 0.0, 0.001):.2g} s")
+            connected, refusal = session.connected, blocking.refusal
+            silence = format_silence(session.server, timeout or 0.0, connected=connected, refusal=refusal)
+            blocking.error = TimeoutError(silence)
     finally:
         # An answer may come before the session knows that it comes too late.
         blocking.run.wanted = False
@@ -145,10 +147,10 @@ def run(
     if isinstance(error, wire.KazooException):
         raise ZkLockError(f"ZooKeeper at {session.server} refused to {action}: {error!r}") from error
     if isinstance(error, OSError):
+        facts = str(error) if isinstance(error, TimeoutError) else f"ZooKeeper at {session.server}: {error}"
         doubt = "; whether that was done is not known" if mutates else ""
         raise ZooKeeperUnavailable(
-            f"ZooKeeper at {session.server}: {error}{doubt}; is it running and reachable, and are HOSTS, TLS and AUTH "
-            f"in ZKLOCK right?",
+            f"{facts}{doubt}; is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right?",
             timeout=timeout,
         ) from error
     raise error

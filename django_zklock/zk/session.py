@@ -61,7 +61,7 @@ class SessionListener:
         """The session has ended, and its nodes are deleted."""
 
     def unavailable(self, reason: str, /) -> None:
-        """There has been no connection for too long."""
+        """There has been no connection for too long, or the session has ended for good."""
 
     def heartbeat(self) -> None:
         """Time to read the held nodes: there is a connection again, or the lease has been renewed (each T/7)."""
@@ -292,12 +292,13 @@ class Session:
     def _start_outage_timer(self) -> None:
         # A node may live as long as the session. After that a reconnect gets the time of a first connect.
         surely_ended = max(0.0, self.wire.received + self.timeout - boottime()) if self.id is not None else 0.0
-        self._start_timer(surely_ended + self._connect_timeout, self._give_up)
+        delay = surely_ended + self._connect_timeout
+        self._start_timer(delay, partial(self._give_up, delay))
 
-    def _give_up(self) -> None:
+    def _give_up(self, waited: float) -> None:
         with self.monitor:
             if not self.connected:
-                reason = "there has been no connection for too long"
+                reason = f"no connection within {waited:.1f} s"
                 self._call_listeners(lambda listener: listener.unavailable(reason))
 
     def _lose_lease(self) -> None:

@@ -31,6 +31,7 @@ class Round:
         """Open the accounts."""
         self.run = run
         self.sent = 0
+        self._failed = 0
         self._task = task
         self._options = {} if bank is None else {"bank": bank}
         accounts = {owner: Account.objects.create(name=f"{owner}, {run}") for owner in dict.fromkeys(owners)}
@@ -47,5 +48,12 @@ class Round:
         return Execution.objects.filter(run=self.run).count()
 
     def on_their_way(self) -> int:
-        """Count the deposits that have been sent and are not done."""
-        return self.sent - self.done()
+        """Count the deposits that have been sent, are not done, and have not failed."""
+        left = self.sent - self.done()
+        # Some that were taken for failed may be done by now.
+        self._failed = min(self._failed, left)
+        return left - self._failed
+
+    def give_up(self) -> None:
+        """Take the deposits that are on their way for failed."""
+        self._failed += self.on_their_way()

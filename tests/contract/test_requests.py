@@ -166,7 +166,10 @@ def test_ask__time_is_up(server: Server, make_pool: MakePool, tree: str, outside
             yield [partial(session.wire.set, f"{tree}/a", b"too late")]
 
         proxy.pause(DOWN)
-        with pytest.raises(ZooKeeperUnavailable, match=r"no answer within 0\.2 s; whether that was done is not known"):
+        with pytest.raises(
+            ZooKeeperUnavailable,
+            match=r"no answer from ZooKeeper at .* within 0\.2 s; whether that was done is not known",
+        ):
             requests.run(session, script, action="write", timeout=0.2, mutates=True)
         proxy.resume()
         # Its answer comes after that of the script's first request.
@@ -183,7 +186,9 @@ def test_ask__no_server(make_pool: MakePool) -> None:
     """Without ZooKeeper it ends when its time is up, and leaves nothing behind in the session."""
     pool = make_pool(f"{LOOPBACK}:{free_port()}", connect_timeout=60.0)
     began = time.monotonic()
-    with pytest.raises(ZooKeeperUnavailable, match=r"no answer within 0\.3 s; is it running and reachable"):
+    with pytest.raises(
+        ZooKeeperUnavailable, match=r"no connection to ZooKeeper at .* within 0\.3 s; is it running and reachable"
+    ):
         read(pool, Read("/"), timeout=0.3)
     assert time.monotonic() - began < 0.3 + GRACE
     session = pool.session("/")

@@ -14,15 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from billing.ledger import Books, Waits, audit, disorders, overlaps
 from billing.models import Account, Deposit, Execution
 from billing.report import complaints, table
+from billing.rounds import Round
 from choice import choose
 from kazoo.client import KazooClient
 from services.process import StartError
 
+from django_zklock.testing import ZooKeeperServer
 from tests.support.doc_blocks import Block, runs
 
 # One after the other, also where tests run at once: each would like to have port 8000.
@@ -45,6 +48,13 @@ LOST = Books(
     waits=Waits.of([]),
 )
 KEPT = replace(LOST, run="with @zk_locked", balance=20_000, overlaps=0, held=200, waits=Waits.of([0.5, 1.5]))
+
+
+class Task:
+    """A task that is sent and never runs."""
+
+    def delay(self, *_arguments: object, **_options: object) -> None:
+        """Send nothing."""
 
 
 @contextmanager
@@ -182,6 +192,38 @@ def test_demo__interrupted_before_the_end(tmp_path: Path, kind: str, moment: str
     assert (process.returncode, errors) == (130, "")
     assert processes_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.celery
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_demo__goes_on_after_an_outage(tmp_path: Path) -> None:
+    """An outage of ZooKeeper that outlasts the session is reported, and the work goes on when it is back."""
+    with ZooKeeperServer() as server, demo(tmp_path, ZOOKEEPER_HOSTS=server.hosts) as process:
+        output_until(process, "Some work goes on")
+        server.stop()
+        assert "is ZooKeeper away?" in output_until(process, "No deposit was made for ")
+        server.start()
+        output_until(process, "Deposits are made again.")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+
+
+@pytest.mark.django_db
+def test_round__failed_deposits() -> None:
+    """Deposits that have failed are no longer on their way, and are not counted as sent twice if made later."""
+    round_ = Round("r", cast("Any", Task()))
+    round_.send(4)
+    assert round_.on_their_way() == 4
+    round_.give_up()
+    assert round_.on_their_way() == 0
+    round_.send(4)
+    account = Account.objects.get(name="Ada, r")
+    for number, on_their_way in enumerate([3, 2, 1, 0, 0, 0], start=1):
+        Execution.objects.create(account_id=account.pk, run="r", task_id=str(number), started=0.0, ended=1.0)
+        assert round_.on_their_way() == on_their_way
+    round_.send(1)
+    assert round_.on_their_way() == 1
 
 
 def test_demo__no_zookeeper(tmp_path: Path) -> None:

@@ -115,7 +115,10 @@ def test_commands__each_option_is_described(action: str) -> None:
     """Every option is described in its action's section, or among those of all actions, with its choices."""
     page = sections("commands.md")
     general = (REFERENCE / "commands.md").read_text(encoding="utf-8").partition("\n## ")[0]
-    for argument in actions()[action]._actions:
+    ours = {group.title: group._group_actions for group in actions()[action]._action_groups}
+    django = ours.pop("options of all commands of Django")
+    assert all(f"`{argument.option_strings[-1]}`" in general for argument in django)
+    for argument in [each for group in ours.values() for each in group]:
         text = page[f"zklock {action}"]
         if argument.dest in {"using", "help"}:
             text = general

@@ -65,7 +65,7 @@ def stand(outsider: KazooClient, zklock: str) -> Stand:
     for change in [outsider.set_async(zklock, b"") for _ in range(100)]:
         change.get(10)
 
-    def create(key: str, *, host: str, pid: int, **work: str) -> str:
+    def create(key: str, *, host: str, pid: int, **work: object) -> str:
         identity = {"v": 1, "host": host, "pid": pid, "thread": "MainThread", "work": {"id": "", **work}}
         path = f"{zklock}/{key}/_c_{uuid.uuid4()}-lock-"
         data = json.dumps(identity).encode()
@@ -142,6 +142,16 @@ def test_show__look_at_locks(blocks: Blocks, stand: Stand) -> None:
     stand("invoice:42", **BILL)
     for block in blocks:
         assert written(block) == shown(block)
+
+
+@runs("docs/howto/look-at-locks.md", "zklock show invoice:77")
+def test_show__task(blocks: Blocks, stand: Stand) -> None:
+    """The how-to shows the line that ends a task; the name of the app is that of this process."""
+    work = {**BILL, "id": "5b7e3c52", "worker": "celery@web1", "child": 93, "time_limit": 3600}
+    stand("invoice:77", **work)
+    app = re.compile(r"celery -A \S+")
+    for block in blocks:
+        assert app.sub("celery -A APP", written(block)) == app.sub("celery -A APP", shown(block))
 
 
 @runs("docs/howto/beat.md", "zklock show celery-beat:shop")

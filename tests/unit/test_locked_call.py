@@ -83,7 +83,8 @@ def never(*args: Any, **kwargs: Any) -> None:
 def test_wait__times_out(make: Make, stranger: Stranger) -> None:
     """A call that waits fails after its timeout, and the error names the lock, the time and the holder."""
     held = stranger.take("k")
-    with pytest.raises(LockTimeout, match=rf"lock 'k' was not granted within 0\.3 s; {HOLDER}; .*timeout=") as caught:
+    message = rf"lock 'k' was not granted within 0\.3 s; {HOLDER}; .* wait longer with a larger timeout"
+    with pytest.raises(LockTimeout, match=message) as caught:
         make(body=never, timeout=timedelta(seconds=0.3))()
     assert (caught.value.key, caught.value.timeout) == ("k", 0.3)
     assert caught.value.holder is not None

@@ -6,10 +6,12 @@ import dataclasses
 import functools
 import inspect
 import logging
+import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from billiard import current_process
 from celery import Task
 from celery._state import (  # type: ignore[attr-defined]
     _get_active_apps,
@@ -205,7 +207,17 @@ def current_task_work() -> Work | None:
     task: Any = get_current_task()
     if task is None or not task.request.id:
         return None
-    return Work(kind="task", name=task.name, id=task.request.id)
+    request = task.request
+    limit, _soft = request.timelimit or (None, None)
+    is_child = not request.is_eager and current_process().name != "MainProcess"
+    return Work(
+        kind="task",
+        name=task.name,
+        id=request.id,
+        worker=(request.hostname or "") if not request.is_eager else "",
+        child=os.getpid() if is_child else None,
+        time_limit=limit or task.time_limit or task.app.conf.task_time_limit,
+    )
 
 
 def install() -> None:

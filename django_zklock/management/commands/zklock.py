@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from argparse import Namespace
+from argparse import SUPPRESS, Namespace
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,24 @@ SUBCOMMANDS: Mapping[str, ModuleType] = {
 
 
 class _SubcommandParser(CommandParser):
-    """Does not parse what follows "--": argparse would drop a second "--" that belongs to the command of `run`."""
+    """Has Django's own options too, and does not parse what follows "--".
+
+    argparse would drop a second "--" that belongs to the command of `run`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        django = self.add_argument_group("options of all commands of Django")
+        # Without a default: what stands before the subcommand must stay.
+        django.add_argument("-v", "--verbosity", type=int, choices=[0, 1, 2, 3], default=SUPPRESS, help="has no effect")
+        django.add_argument("--settings", metavar="MODULE", default=SUPPRESS, help="the settings module")
+        django.add_argument("--pythonpath", metavar="FOLDER", default=SUPPRESS, help="a folder to import from")
+        for name, text in (
+            ("--traceback", "show the traceback of an error"),
+            ("--no-color", "do not colour states"),
+            ("--force-color", "colour states, also in a pipe"),
+        ):
+            django.add_argument(name, action="store_true", default=SUPPRESS, help=text)
 
     # argparse has this overloaded by the namespace's type.
     def parse_known_args(  # type: ignore[override]
@@ -35,6 +52,8 @@ class _SubcommandParser(CommandParser):
         end = own.index("--") if "--" in own else len(own)
         parsed, unknown = super().parse_known_args(own[:end], namespace)
         parsed.command = own[end + 1 :]
+        if unknown and end == len(own) and self.prog.endswith(" run"):
+            self.error(f'unrecognized arguments: {" ".join(unknown)}; the command to run stands after "--"')
         return parsed, unknown
 
 

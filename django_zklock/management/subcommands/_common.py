@@ -17,7 +17,7 @@ from django_zklock.management.subcommands import _output
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN
 from django_zklock.zk.formatting import escape_controls
-from django_zklock.zk.ops import snapshots
+from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import Pool
 
@@ -51,6 +51,8 @@ def find_holders(
         with_node = "" if node is None else f" with node {escape_controls(node)}"
         terminal.write(f"Lock {escape_controls(key)} has no holder{with_node}.\n")
         write_holders(snapshot, terminal)
+        if snapshot.state == "free":
+            write_similar(pool, key, terminal)
     return pool, snapshot, holders
 
 
@@ -58,6 +60,14 @@ def write_holders(snapshot: LockSnapshot, terminal: Terminal) -> None:
     """Write the holders of a lock; nothing if it has none."""
     if snapshot.holders:
         terminal.write(f"It is held by:\n{_output.entry_table(snapshot, snapshot.holders, terminal)}")
+
+
+def write_similar(pool: Pool, key: str, terminal: Terminal) -> None:
+    """Write which similar keys have a queue: this one may be a typing error, and that it is free no good news."""
+    with as_command_errors():
+        similar = search.similar_keys(pool, key, timeout=pool.options.connect_timeout)
+    if similar:
+        terminal.write(f"Similar keys with a queue: {escape_controls(', '.join(similar))}\n")
 
 
 def require_reason(given: str | None, terminal: Terminal) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -17,13 +18,15 @@ from typing import Any
 from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
 
-from django_zklock.serializers import serialize_lock
+from django_zklock.serializers import end_command, serialize_lock
 from django_zklock.zk.formatting import abbreviate, escape_controls, format_duration
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
 # A table shows this number of ranges of positions; JSON has all.
 MAX_RANGES = 3
 
+# The state of a lock that is held still.
+REVOKED = "release requested"
 COLUMN_GAP = "  "
 # A column that is cut to the width of the terminal keeps at least this width.
 MIN_WIDTH = 12
@@ -45,7 +48,7 @@ class Terminal:
             self.styles = {
                 "held": style.SUCCESS,
                 "waiting": style.WARNING,
-                "revoked": style.NOTICE,
+                REVOKED: style.NOTICE,
                 "ok": style.SUCCESS,
                 "warning": style.WARNING,
                 "error": style.ERROR,
@@ -90,6 +93,8 @@ LOCK_COLUMNS = ("ALIAS", "KEY", "STATE", "KIND", "AGE", "WAITERS", "TOKEN", "HOL
 ENTRY_COLUMNS = ("POSITION", "STATE", "KIND", "AGE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE")
 # Columns that may be cut to fit the terminal.
 ELASTIC = frozenset({"KEY", "HOLDER"})
+# In brackets, as the id of a task; its first digits tell it from others.
+UUID = re.compile(r"(?<=\[)([0-9a-f]{8})-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}(?=\])")
 # The column whose words have styles.
 COLOURED = "STATE"
 
@@ -102,7 +107,11 @@ def lock_table(found: Found, terminal: Terminal) -> str:
     now = time.time()
     rows = [(alias, *_lock_row(snapshot, now)) for alias, locks in found.items() for snapshot in locks]
     first = 1 if len(found) == 1 else 0
-    return table(LOCK_COLUMNS[first:], [row[first:] for row in rows], width=terminal.width, styles=terminal.styles)
+    header, rows = LOCK_COLUMNS[first:], [row[first:] for row in rows]
+    if terminal.width is not None and _total(_sizes(header, rows)) > terminal.width:
+        # The ids of tasks say less than their processes, which stand behind them.
+        rows = [(*row[:-1], UUID.sub(r"\1…", row[-1])) for row in rows]
+    return table(header, rows, width=terminal.width, styles=terminal.styles)
 
 
 def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
@@ -113,6 +122,7 @@ def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
     for entry in snapshot.entries:
         if entry.revoked is not None:
             text += f"Position {entry.position}: release requested ({entry.revoked})\n"
+    text += "".join(map(end_text, snapshot.holders))
     if snapshot.unknown_nodes:
         text += f"Nodes of unknown recipes: {escape_controls(abbreviate(snapshot.unknown_nodes))}\n"
     return text
@@ -126,12 +136,29 @@ def entry_table(snapshot: LockSnapshot, entries: Sequence[QueueEntry], terminal:
     return table(ENTRY_COLUMNS, rows, width=None, styles=terminal.styles)
 
 
-def locks_json(found: Found) -> str:
-    """Return all locks with their queues as one JSON object; each lock is one line of text."""
+def end_text(entry: QueueEntry) -> str:
+    """Return how to end the Celery task of this entry; nothing for other work."""
+    command, identity = end_command(entry), entry.identity
+    if command is None or identity is None or identity.work is None:
+        return ""
+    work = identity.work
+    limit = f" (time limit {format_duration(work.time_limit)})" if work.time_limit else ""
+    # Without the gate the child itself has the node.
+    worker = "its whole worker" if work.child == identity.pid else f"its worker, main process {identity.pid}"
+    return f"To end the task at position {entry.position}{limit}, and not {worker}:\n  {command}\n"
+
+
+def locks_json(found: Found, problems: Mapping[str, str]) -> str:
+    """Return all locks with their queues as one JSON object, and why an alias could not be read, by alias.
+
+    Each lock is one line of text.
+    """
     now = time.time()
     # Without indentation the encoder is much faster.
     locks = [json.dumps(serialize_lock(alias, each, now)) for alias, several in found.items() for each in several]
-    return '{"locks": [' + ",".join(f"\n  {lock}" for lock in locks) + ("\n" if locks else "") + "]}\n"
+    rows = ",".join(f"\n  {lock}" for lock in locks) + ("\n" if locks else "")
+    named = json.dumps([{"alias": alias, "problem": problem} for alias, problem in problems.items()])
+    return f'{{"locks": [{rows}], "problems": {named}}}\n'
 
 
 def object_json(value: dict[str, Any]) -> str:
@@ -150,13 +177,13 @@ def table(
 
     With ``width`` long texts are cut so that a row fits. ``styles`` colours words, see :class:`Terminal`.
     """
-    sizes = [max(map(_display_width, texts)) for texts in zip(header, *rows, strict=True)]
+    sizes = _sizes(header, rows)
     if width is None:
         # One text of a thousand characters must not pad every other row to that length.
         sizes = [min(size, MAX_WIDTH) for size in sizes]
     else:
         elastic = [number for number, name in enumerate(header) if name in ELASTIC]
-        excess = sum(sizes) + len(COLUMN_GAP) * (len(sizes) - 1) - width
+        excess = _total(sizes) - width
         while excess > 0 and sizes[widest := max(elastic, key=sizes.__getitem__)] > MIN_WIDTH:
             sizes[widest] -= 1
             excess -= 1
@@ -170,6 +197,15 @@ def table(
     return "\n".join(lines) + "\n"
 
 
+def _sizes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of each column."""
+    return [max(map(_display_width, texts)) for texts in zip(header, *rows, strict=True)]
+
+
+def _total(sizes: Sequence[int]) -> int:
+    return sum(sizes) + len(COLUMN_GAP) * (len(sizes) - 1)
+
+
 def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
     holders = snapshot.holders
     holder = holders[0].owner if holders else "-"
@@ -177,7 +213,7 @@ def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
         holder += f" and {snapshot.holder_count - 1} more"
     return (
         escape_controls(snapshot.key),
-        "revoked" if any(entry.revoked is not None for entry in holders) else snapshot.state,
+        REVOKED if any(entry.revoked is not None for entry in holders) else snapshot.state,
         snapshot.kind or "-",
         format_duration(now - holders[0].since) if holders else "-",
         str(snapshot.waiter_count),
@@ -189,7 +225,7 @@ def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
 def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
     return (
         str(entry.position),
-        ("held" if entry.revoked is None else "revoked") if entry.held else "waiting",
+        ("held" if entry.revoked is None else REVOKED) if entry.held else "waiting",
         entry.kind if entry.limit is None else f"{entry.kind} of {entry.limit}",
         format_duration(now - entry.since),
         _ranges(snapshot.blockers_of(entry)),

@@ -19,7 +19,7 @@ HELP = "take a lock away from its holder, without stopping the holder's work"
 
 WARNING = """\
 Breaking does not stop the holder's work: it can go on while the next holder works.
-Stop it first, or request its release: manage.py zklock revoke
+End it first, or request its release: manage.py zklock revoke
 """
 
 
@@ -41,7 +41,7 @@ def run(
     if len(holders) > 1:
         message = f"lock {escape_controls(key)} has {len(holders)} holders; choose one by its node, with --node"
         raise CommandError(message, returncode=COULD_NOT_RUN)
-    terminal.write(WARNING)
+    terminal.write(WARNING + _output.end_text(holders[0]))
     reason = _common.require_reason(reason, terminal)
     if not yes and not _confirmed(holders[0], terminal):
         terminal.write("Nothing was broken.\n")

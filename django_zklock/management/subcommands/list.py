@@ -50,8 +50,9 @@ def run(
         aliases = list(connections) if all else [using]
     results = dict(zip(aliases, search.map_parallel(find, aliases), strict=True))
     found = {alias: result for alias, result in results.items() if not isinstance(result, CommandError)}
+    problems = {alias: str(result) for alias, result in results.items() if isinstance(result, CommandError)}
     if format == "json":
-        terminal.write(_output.locks_json(found))
+        terminal.write(_output.locks_json(found, problems))
     elif any(found.values()):
         terminal.write(_output.lock_table(found, terminal))
     else:
@@ -60,8 +61,7 @@ def run(
             hosts = pool.options.connection.hosts
             terminal.write(f"{what} are in use under {pool.options.root} at {hosts}.\n")
     # Raised after the output: an ensemble that cannot be reached must not hide the others.
-    errors = [str(result) for result in results.values() if isinstance(result, CommandError)]
-    if errors:
-        raise CommandError("; ".join(errors), returncode=COULD_NOT_RUN)
+    if problems:
+        raise CommandError("; ".join(problems.values()), returncode=COULD_NOT_RUN)
     # Exit 1 if a filter matched nothing, like grep. An empty, unfiltered list is fine.
     return FOUND_PROBLEM if lock_filter != search.ALL and not any(found.values()) else OK

@@ -49,7 +49,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=arguments.seconds,
         default=DEFAULT_GRACE,
         metavar="SECONDS",
-        help="time between SIGTERM and SIGKILL when the lock is lost (default: %(default)g)",
+        help="time between SIGTERM and SIGKILL when the lock is lost, and for the rest of the process group when the "
+        "command has ended after a signal (default: %(default)g)",
     )
 
 

@@ -29,4 +29,6 @@ def run(terminal: Terminal, *, key: str, using: str, format: str, **_options: An
         terminal.write(_output.object_json(serializers.serialize_lock(using, snapshot, time.time())))
     else:
         terminal.write(_output.queue_table(snapshot, terminal))
+        if snapshot.state == "free":
+            _common.write_similar(pool, key, terminal)
     return OK if snapshot.holders else FOUND_PROBLEM

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from operator import attrgetter
@@ -24,6 +25,9 @@ KINDS = ("exclusive", "write", "read", "lease")
 
 # How many locks are read within one timeout; the time for a whole tree depends on its size.
 BATCH_SIZE = 10_000
+# How many similar keys are found, and by how many characters their lengths may differ.
+MAX_SIMILAR = 3
+MAX_TYPING_ERRORS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +158,20 @@ def find(
         chosen = _in_batches(read, chosen)
     # Nodes may have been deleted since the queues were listed.
     return [lock for lock in chosen if lock.nodes or lock.unknown_nodes]
+
+
+def similar_keys(pool: Pool, key: str, *, timeout: float) -> list[str]:
+    """Return the keys with a queue that are like ``key``, the most similar first: those that a typing error misses.
+
+    Upper and lower case are the same. Raises what :func:`find` raises.
+    """
+    names = snapshots.list_names(pool, timeout=timeout)
+    by_folded = {found.casefold(): found for found in map(paths.display_key, names) if found != key}
+    same = by_folded.get(key.casefold())
+    # The comparison takes some microseconds for each key, and few keys of a large tree have about this length.
+    near = [folded for folded in by_folded if abs(len(folded) - len(key)) <= MAX_TYPING_ERRORS]
+    found = [by_folded[each] for each in get_close_matches(key.casefold(), near, n=MAX_SIMILAR, cutoff=0.8)]
+    return found if same is None or same in found else [same, *found]
 
 
 def map_parallel(function: Callable[[A], T], arguments: Sequence[A]) -> list[T]:

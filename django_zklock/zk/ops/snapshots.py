@@ -210,7 +210,8 @@ def list_queues(pool: Pool, names: Sequence[str], *, timeout: float | None) -> l
     found, contents = requests.run(session, script, action=f"list what is in {root}", timeout=timeout)
     data = {name: content[0] for name, content in zip(shortened, contents, strict=True) if content}
     listings = zip(names, found, strict=True)
-    return [_parse_queue(root, name, children, data.get(name, b"")) for name, children in listings if children]
+    queues = [_parse_queue(root, name, children, data.get(name, b"")) for name, children in listings if children]
+    return [each for each in queues if each.nodes or each.unknown_nodes]
 
 
 def read_entries(
@@ -242,6 +243,7 @@ def _read_many(session: Session, reads: Sequence[wire.Read]) -> RequestScript[li
 
 
 def _parse_queue(root: str, name: str, children: Sequence[str], data: bytes) -> LockSnapshot:
+    children = [child for child in children if child != paths.BEAT_RECORD]
     parsed = [queue.parse_name(child) for child in children]
     return LockSnapshot(
         key=_key(name, data),

@@ -36,6 +36,17 @@ class BufferedConnection(ConnectionHandler):
         self._buffer = b""
         self._position = 0
 
+    # Why the last connect failed; None if it succeeded.
+    failure: str | None
+
+    def _expand_client_hosts(self) -> Any:
+        found = super()._expand_client_hosts()
+        if not found:
+            # kazoo then connects to no server, and only logs why.
+            names = ", ".join(host for host, _port in self.client.hosts)
+            self.failure = f"the host name cannot be resolved: {names}"
+        return found
+
     def _write(self, message: bytes | bytearray, timeout: float) -> None:
         left = memoryview(message)
         while left:

@@ -25,10 +25,16 @@ from django_zklock.zk.wire.requests import Requests
 logger = DeferredLogger("django_zklock.wire")
 
 
+# kazoo's warning when a client is closed before it has a connection. It would follow on the error of the lock.
+NOT_CONNECTED = "Failed connecting to Zookeeper within the connection retry policy."
+
+
 class KazooLogger(DeferredLogger):
     """A logger that hides secrets: kazoo logs each request, and the password of each session."""
 
     def handle(self, record: logging.LogRecord) -> None:
+        if record.msg == NOT_CONNECTED:
+            return
         if isinstance(record.args, tuple):
             record.args = tuple(map(_without_secret, record.args))
         super().handle(record)

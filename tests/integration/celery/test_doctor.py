@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -44,3 +45,21 @@ def test_workers__real(open_workshop: OpenWorkshop) -> None:
     assert [workers[name].level for name in names] == ["ok", "warning"]
     assert "prefork" in workers[names[0]].found
     assert "does not know of the gate" in workers[names[1]].found
+
+
+@pytest.mark.zookeeper
+def test_workers__on_a_folder(open_workshop: OpenWorkshop, tmp_path: Path) -> None:
+    """A worker on a broker without an event loop is found too, while it works."""
+    before = app_or_default()
+    with open_workshop(concurrency=1, folder=tmp_path) as workshop:
+        name = name_of(workshop.worker)
+        workshop.send("idle", "busy")
+        workshop.entered("busy")
+        workshop.sender.set_current()
+        try:
+            found = examine()
+        finally:
+            before.set_current()
+            workshop.let_go("busy")
+    assert found["celery.broker"][0].level == "ok"
+    assert [finding.subject for finding in found["celery.workers"]] == [name]

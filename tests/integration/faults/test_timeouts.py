@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -12,7 +15,7 @@ import pytest
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.ops import search
+from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.waiting import boottime
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE
@@ -195,3 +198,31 @@ def test_connecting__no_longer_than_the_patience(make_pool: MakePool) -> None:
     with pytest.raises(ZooKeeperUnavailable):
         Lock("k", pool).acquire(timeout=2)
     assert pool.sessions()[0].wire._client.handler.connect_limit == pytest.approx(0.5)
+
+
+def test_host__cannot_be_resolved(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the hosts that have no address, for a lock and for reading locks."""
+
+    def refuse(*_arguments: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    pool = make_pool(hosts="zk1.invalid:2181,zk2.invalid:2181")
+    cause = r"no connection to ZooKeeper at zk1\.invalid:2181,zk2\.invalid:2181 \(the host name cannot be resolved: "
+    with pytest.raises(ZooKeeperUnavailable, match=rf"lock 'k': {cause}zk1\.invalid, zk2\.invalid\) within "):
+        Lock("k", pool).acquire(2)
+    with pytest.raises(ZooKeeperUnavailable, match=f"^{cause}"):
+        snapshots.one_lock(pool, "k", timeout=2)
+
+
+def test_last_words() -> None:
+    """A program without a configuration of logging that ends after a failure: our error is the last line on stderr."""
+    code = """
+from django.conf import settings
+settings.configure(ZKLOCK={"default": {"HOSTS": "127.0.0.1:1", "CONNECT_TIMEOUT": 0.5}})
+from django_zklock import zk_lock
+zk_lock("k").acquire()
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    last = finished.stderr.splitlines()[-1]
+    assert last.startswith("django_zklock.exceptions.ZooKeeperUnavailable: lock 'k': no connection to ZooKeeper"), last

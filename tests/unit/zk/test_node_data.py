@@ -33,6 +33,41 @@ def test_identity__text() -> None:
     assert str(Identity(host="h", pid=7)) == "pid 7 on h"
 
 
+@pytest.mark.parametrize(
+    ("child", "process"),
+    [
+        (0, "worker w@web1, main pid 7 on h"),
+        (93, "pid 93 on h, worker w@web1"),
+        (None, "pid 7 on h, worker w@web1"),
+    ],
+)
+def test_identity__task_of_a_worker(child: int | None, process: str) -> None:
+    """The process is the one that runs the task; the main process of a worker is named as such."""
+    work = Work(kind="task", name="bill", id="77", worker="w@web1", child=child, time_limit=1.5)
+    identity = Identity(host="h", pid=7, work=work)
+    assert str(identity) == f"task bill [77] ({process})"
+    assert node_data.decode_identity(identity.encode()) == identity
+
+
+def test_child__is_added() -> None:
+    """The child is added to the data of a task, and a request to release is kept."""
+    work = Work(kind="task", name="bill", id="77", worker="w@web1", child=0)
+    data = node_data.encode_revoke(Identity(host="h", pid=7, work=work).encode(), "deploy")
+    changed = node_data.add_child(data, 93)
+    assert changed is not None
+    identity = node_data.decode_identity(changed)
+    assert identity is not None
+    assert identity.work is not None
+    assert identity.work.child == 93
+    assert node_data.decode_revoke(changed) == "deploy"
+
+
+@pytest.mark.parametrize("data", [b"junk", b'{"v":1}', b'{"work":[]}', b'{"work":{"name":"%s"}}' % (b"x" * 4075)])
+def test_child__is_not_added(data: bytes) -> None:
+    """Data of other clients, and data that would be too large, is left alone."""
+    assert node_data.add_child(data, 93) is None
+
+
 @pytest.mark.parametrize("character", ["x", "\0", '"', "\N{PARTY POPPER}", "\ud800", "\x1b"])
 def test_identity__long_texts(character: str) -> None:
     """However long the names are, the data is at most 4 kB and readable."""
@@ -50,7 +85,7 @@ def test_identity__little_room(character: str) -> None:
         host=long,
         pid=2**22,
         thread=long,
-        work=Work(kind=long, name=long, id=long),
+        work=Work(kind=long, name=long, id=long, worker=long, child=2**22, time_limit=1e14 / 3),
     )
     for room in (node_data.MIN_BYTES, 1000, 2000):
         data = who.encode(room)

@@ -29,7 +29,6 @@ logger = logging.getLogger("django_zklock.beat")
 
 T = TypeVar("T")
 
-NAME = "sent"
 VERSION = 1
 # Seconds by which a last run may lie in the future. Beats whose clocks differ by less send no due time twice. NTP keeps
 # clocks within milliseconds. Without it a host drifts by a second or two a day, so there are weeks to notice. A leader
@@ -88,7 +87,7 @@ class LastRunStore:
 
     def __init__(self, lock: LockValue) -> None:
         self._lock = lock
-        self._path = f"{lock.paths[0]}/{NAME}"
+        self._path = f"{lock.paths[0]}/{paths.BEAT_RECORD}"
         # By the names of their nodes.
         self._runs: dict[str, LastRun] = {}
         self._offset = ClockOffset(0.0, 0.0)

@@ -24,6 +24,7 @@ What is used                                              Without it
 ``connect_on_app_finalize``, ``PromiseProxy.__then__``
 ``Task._orig_run`` and the closure of autoretry           autoretry retries conflicts; a warning says so
 ``celery.app.base`` around a body (``pydantic=True``)     such a task waits in its slot; the doctor says so
+``Request.time_limits``, ``controller.time_limit``        a node does not show the time limit of its task
 ``pool.forking_enable``, ``is_green``, ``limit``,         the gate does not know the pool
 ``num_processes``
 ========================================================  ==========================================================
@@ -82,6 +83,12 @@ def has_job(pool: Any, request: Request) -> bool:
 def is_active(request: Request) -> bool:
     """Return whether the task runs, according to Celery."""
     return request in state.active_requests
+
+
+def time_limit(request: Request, controller: Any) -> float | None:
+    """Return the seconds after which the pool kills the child that runs ``request``; ``None`` without a limit."""
+    limit, _soft = request.time_limits
+    return limit or request.task.time_limit or controller.time_limit or None
 
 
 # Slots.

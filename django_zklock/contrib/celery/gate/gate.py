@@ -26,7 +26,6 @@ from django_zklock.contrib.celery.gate.worker import CHECK_INTERVAL, GateWorker,
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.node_data import Work
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -114,7 +113,7 @@ class Gate(GateWorker):
             return None
 
     def _lock(self, call: LockedCall, request: Request, own: tuple[Any, ...]) -> Lock:
-        work = Work(kind="task", name=request.task.name, id=request.id)
+        work = self.work_of(request)
         before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
         try:
             with _request_of(request) if own else nullcontext():

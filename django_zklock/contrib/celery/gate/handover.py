@@ -185,6 +185,9 @@ class ParentContender:
     parent is stopped.
     """
 
+    # The parent reports a loss when it knows the reason.
+    loss_reason_pending = False
+
     def __init__(self, ticket: Ticket, slot: ScoreboardSlot, rule: Rule, release: Callable[[], None]) -> None:
         self.rule = rule
         self.token = ticket.token

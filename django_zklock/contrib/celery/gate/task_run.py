@@ -14,7 +14,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker.request import Request
 
 from django_zklock import signals
-from django_zklock.contrib.celery.gate import celery_internals
+from django_zklock.contrib.celery.gate import celery_internals, child_note
 from django_zklock.contrib.celery.gate import ticket as tickets
 from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
 from django_zklock.contrib.celery.gate.child_watcher import ended_child_failure
@@ -88,6 +88,8 @@ class TaskRun:
         # Celery has dropped the request while the body runs.
         self._dropped = False
         self._ended_child = False
+        # The nodes name the child.
+        self._is_child_noted = False
         self._callbacks = {name: getattr(request, name) for name in _CALLBACKS}
         for name in _CALLBACKS:
             setattr(request, name, getattr(self, f"_{name}"))
@@ -276,10 +278,20 @@ class TaskRun:
     def check_run(self, now: float) -> None:
         """Finish a run that Celery has dropped, and withdraw a hold that others wait for and the task does not take."""
         self.reconcile()
+        self._note_child(now)
         holds = self.attempts.current is not None and self.attempts.refusal is None
         is_claimed = self._claimed or (self._slot is not None and self._slot.claimed_by is not None)
         if holds and not is_claimed and not self._withdrawing and now - self._moved > MAX_READY:
             self._if_followed(self._withdraw)
+
+    def _note_child(self, now: float) -> None:
+        """Write into the nodes which child runs the task, once, when it has run for a while."""
+        attempt, is_due = self.attempts.current, now - self._moved > child_note.DELAY
+        if not is_due or self._is_child_noted or not self._is_watched or attempt is None or self._released:
+            return
+        self._is_child_noted = True
+        if self.pid is not None and attempt.granted:
+            child_note.write(attempt.contender, self.pid)
 
     def reconcile(self) -> None:
         """Finish a run that Celery has dropped, in a pool that drops jobs."""

@@ -21,6 +21,7 @@ from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
 from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop
 from django_zklock.contrib.celery.gate.scoreboard import Scoreboard
 from django_zklock.contrib.celery.gate.ticket import DEADLINE_HEADER
+from django_zklock.zk.node_data import Work
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -108,6 +109,17 @@ class GateWorker(ABC):
     @abstractmethod
     def _check(self, due: float) -> None:
         """Check all requests, in the loop, and schedule the next check."""
+
+    def work_of(self, request: Request) -> Work:
+        """Return what the node of ``request`` says: the task, its worker, and that a child will run it."""
+        return Work(
+            kind="task",
+            name=request.task.name,
+            id=request.id,
+            worker=self.consumer.hostname,
+            child=0 if self.scoreboard is not None else None,
+            time_limit=celery_internals.time_limit(request, self.consumer.controller),
+        )
 
     # Slots.
 

@@ -9,6 +9,7 @@ import os
 import pty
 import socket
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
 BILL = Work(kind="task", name="billing.bill", id="77")
+BILL_AT_GATE = replace(BILL, worker="celery@web1", child=0, time_limit=300)
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
@@ -67,6 +69,17 @@ def test_break__asks_and_shows_the_holder(hold: Hold, operator: Type, outsider: 
     assert f'Break the lock of {who}? Type "yes": ' in out
     assert out.endswith(f"Lock invoice:42 was broken; it was held by {who}.\n")
     assert f"broken by {getpass.getuser()}@{socket.gethostname()}: the host is on fire;" in loss_of(held)
+
+
+def test_break__task_of_a_worker(hold: Hold, operator: Type) -> None:
+    """Before it asks, it shows the line that ends the task, and names no process of the worker as the task's."""
+    hold("invoice:42", BILL_AT_GATE)
+    operator("no")
+    out = run("break", "invoice:42", "--reason", "why", status=1, out=Screen())
+    main = os.getpid()
+    assert f"task billing.bill [77] (worker celery@web1, main pid {main} on " in out
+    assert f"To end the task at position 0 (time limit 5 min), and not its worker, main process {main}:\n" in out
+    assert out.index("control -d celery@web1 terminate SIGTERM 77\n") < out.index("Break the lock of ")
 
 
 @pytest.mark.parametrize("answer", ["no", "y", "YES", ""])

@@ -17,6 +17,7 @@ from kazoo.client import KazooClient
 from services.port import free_port
 from services.zookeeper import ZooKeeper
 
+from django_zklock.management.commands.zklock import Command
 from django_zklock.management.subcommands import arguments
 from django_zklock.management.subcommands._output import table
 from django_zklock.zk.node_data import Work
@@ -56,7 +57,7 @@ def test_list__empty(zklock: str) -> None:
     """An empty list is no error and names the root and the server."""
     out = run("list")
     assert out.startswith(f"No locks are in use under {zklock} at 127.0.0.1:")
-    assert json.loads(run("list", "--format", "json")) == {"locks": []}
+    assert json.loads(run("list", "--format", "json")) == {"locks": [], "problems": []}
 
 
 def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
@@ -81,7 +82,8 @@ def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
     assert 0 <= first["age"] < 30
     assert first["session"].startswith("0x")
     assert first["identity"]["pid"] == os.getpid()
-    assert first["identity"]["work"] == {"kind": "task", "name": "billing.bill", "id": "77"}
+    work = {"kind": "task", "name": "billing.bill", "id": "77", "worker": "", "child": None, "time_limit": None}
+    assert first["identity"]["work"] == work
     assert (second["position"], second["state"]) == (1, "waiting")
     assert second["identity"] is None
     assert path.endswith("/" + second["node"])
@@ -107,6 +109,18 @@ def test_show__table(hold: Hold, outsider: KazooClient) -> None:
     assert f"unknown client, session 0x{session:x}" in places[1]
 
 
+def test_show__task_of_a_worker(hold: Hold) -> None:
+    """Below the queue is the line that ends the task of a holder; the child is shown, and not the main process."""
+    hold("invoice:42", Work(kind="task", name="billing.bill", id="77", worker="celery@web1", child=93))
+    out = run("show", "invoice:42")
+    assert f"task billing.bill [77] (pid 93 on {os.uname().nodename}, worker celery@web1)" in out
+    text, command = out.splitlines()[-2:]
+    assert text == f"To end the task at position 0, and not its worker, main process {os.getpid()}:"
+    assert command.endswith(" control -d celery@web1 terminate SIGTERM 77")
+    (place,) = json.loads(run("show", "invoice:42", "--format", "json"))["places"]
+    assert place["end_command"] == command.strip()
+
+
 def test_show__json(hold: Hold) -> None:
     """`show` writes the same object as `list`."""
     hold("invoice:42")
@@ -122,6 +136,31 @@ def test_show__free(zklock: str) -> None:
     assert run("show", "unused", status=1) == "Lock unused is free: it has no holder and no waiter.\n"
     facts = json.loads(run("show", "unused", "--format", "json", status=1))
     assert (facts["state"], facts["places"]) == ("free", [])
+
+
+def test_show__similar_keys(hold: Hold, outsider: KazooClient) -> None:
+    """A key that nobody uses may be a typing error, so similar keys are shown; no others, and not for a key in use."""
+    hold("invoice:42")
+    hold("invoice:421")
+    hold("catalogue")
+    for typed in ("Invoice:42", "invioce:42", "INVOICE:421"):
+        lines = run("show", typed, status=1).splitlines()
+        assert lines[0] == f"Lock {typed} is free: it has no holder and no waiter."
+        assert lines[1].startswith("Similar keys with a queue: ")
+        assert ("invoice:421" if "421" in typed else "invoice:42") == lines[1].partition(": ")[2].split(", ")[0]
+        assert "catalogue" not in lines[1]
+    assert "Similar" not in run("show", "nothing-like-it", status=1)
+    assert "Similar" not in run("show", "invoice:42")
+    assert "Similar keys with a queue: catalogue\n" in run("break", "Catalogue", "--yes", "--reason", "x", status=1)
+
+
+def test_list__record_of_beat(zklock: str, hold: Hold, outsider: KazooClient) -> None:
+    """What a beat has sent is no contender: its lock is free when no beat runs, and no node is of an unknown recipe."""
+    outsider.create(f"{zklock}/celery-beat:shop/sent", makepath=True)
+    assert run("list").startswith("No locks are in use ")
+    assert run("show", "celery-beat:shop", status=1).startswith("Lock celery-beat:shop is free")
+    hold("celery-beat:shop")
+    assert "unknown" not in run("show", "celery-beat:shop") + run("list")
 
 
 def test_show__foreign_nodes(zklock: str, outsider: KazooClient) -> None:
@@ -187,6 +226,51 @@ def test_usage__refused(arguments: list[str]) -> None:
         call_command("zklock", *arguments)
 
 
+@pytest.mark.parametrize("subcommand", [["list"], ["show", "k"], ["run", "k"]])
+def test_options_of_django__after_the_subcommand(hold: Hold, subcommand: list[str]) -> None:
+    """Django's own options may stand before and after the subcommand."""
+    own = ["--settings", "config.settings", "--pythonpath", ".", "--traceback", "--no-color", "-v", "0"]
+    rest = ["--", "true"] if subcommand[0] == "run" else []
+    if not rest:
+        hold("k")
+    parser = Command().create_parser("manage.py", "zklock")
+    for line in ([*own, *subcommand, *rest], [*subcommand, *own, *rest]):
+        parsed = parser.parse_args(line)
+        assert (parsed.settings, parsed.traceback, parsed.no_color, parsed.verbosity) == (
+            "config.settings",
+            True,
+            True,
+            0,
+        )
+        assert parsed.force_color is False
+        assert parsed.command == rest[1:]
+
+
+def test_colours__after_the_subcommand(hold: Hold) -> None:
+    """The last word on colours is that after the subcommand."""
+    hold("k")
+    assert "\x1b[32;1mheld \x1b[0m" in run("list", "--force-color")
+    assert "\x1b[" not in run("list", "--no-color", out=Screen())
+
+
+def test_run__forgotten_dashes() -> None:
+    """A command without "--" before it is refused with the way out."""
+    with pytest.raises(CommandError, match='unrecognized arguments: echo hi; the command to run stands after "--"'):
+        call_command("zklock", "run", "key", "echo", "hi")
+
+
+def test_list__narrow_terminal(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The id of a task is shortened before the process and the host of the holder are cut."""
+    monkeypatch.setenv("COLUMNS", "300")
+    hold("k", Work(kind="task", name="billing.bill", id="5b7e3c52-8f0a-4c1d-9a5e-1f2d3c4b5a69"))
+    wide = run("list", out=Screen())
+    assert "[5b7e3c52-8f0a-4c1d-9a5e-1f2d3c4b5a69] (pid " in wide
+    width = max(map(len, re.sub(r"\x1b\[[\d;]*m", "", wide).splitlines()))
+    monkeypatch.setenv("COLUMNS", str(width - 10))
+    narrow = run("list", out=Screen())
+    assert f"task billing.bill [5b7e3c52…] (pid {os.getpid()} on {os.uname().nodename})\n" in narrow
+
+
 class Narrow(Screen):
     """A terminal with few characters."""
 
@@ -240,7 +324,7 @@ def test_list__filters(hold: Hold, outsider: KazooClient) -> None:
         locks = json.loads(run("list", *options, "--format", "json"))["locks"]
         assert [lock["key"] for lock in locks] == found, options
     for nothing in (("--state", "revoked"), ("--older-than", "1d"), ("nothing",), ("--host", "nowhere")):
-        assert json.loads(run("list", *nothing, "--format", "json", status=1)) == {"locks": []}
+        assert json.loads(run("list", *nothing, "--format", "json", status=1)) == {"locks": [], "problems": []}
         assert run("list", *nothing, status=1).startswith("No matching locks are in use under ")
 
 
@@ -289,6 +373,19 @@ def test_list__every_alias(hold: Hold, settings: Settings, zklock: str) -> None:
     assert error.returncode == 2
     assert "ZooKeeper at 127.0.0.1:" in str(error)
     assert out.getvalue().splitlines()[1].startswith("a  ")
+
+
+def test_list__problem_in_json(hold: Hold, settings: Settings) -> None:
+    """JSON says that ZooKeeper cannot be read: no locks in it must not mean that no lock is held."""
+    reachable = settings.ZKLOCK["default"]
+    absent = {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.3}
+    settings.ZKLOCK = {"default": absent, "reports": reachable}
+    hold("a", using="reports")
+    out = StringIO()
+    error = failure("list", "--all", "--format", "json", out=out)
+    answer = json.loads(out.getvalue())
+    assert [lock["key"] for lock in answer["locks"]] == ["a"]
+    assert answer["problems"] == [{"alias": "default", "problem": str(error)}]
 
 
 def test_list__every_alias_at_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from services.port import free_port
 from services.zookeeper import ZooKeeper
 
 from django_zklock.api import zk_lock
+from django_zklock.management.subcommands._locked_process import FORWARDED, NOT_FORWARDED
 from django_zklock.zk.node_data import Work
 from tests.support.timing import GRACE
 from tests.support.tree_reader import wait_until
@@ -209,7 +210,9 @@ def test_run__signal_while_waiting(
         wait_until(lambda: len(nodes("run-signal-waiting")) == 1, timeout=2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN]
+)
 def test_run__forwards_signals(start: Start, number: signal.Signals) -> None:
     """The command gets the signal, and its exit code is passed on."""
     code = f"""
@@ -222,6 +225,108 @@ time.sleep(60)
     assert run.read_line() == "ready"
     run.process.send_signal(number)
     assert run.end() == (33, "", "")
+
+
+def test_run__forwarded_signals() -> None:
+    """Every signal that would end `run` and leave its command is forwarded."""
+    default = {number for number in signal.valid_signals() if number not in NOT_FORWARDED}
+    assert set(FORWARDED) == default
+    assert {signal.SIGTERM, signal.SIGALRM, signal.SIGXCPU, signal.SIGRTMAX} <= default
+
+
+# What a shell script starts: after SIGTERM it goes on until there is a certain file. The shell itself ends at once.
+TOOL = """
+import pathlib, signal, sys, time
+def end(*_):
+    print("cleaning", flush=True)
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.02)
+    print("clean", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Path:
+    """Return the path of the file for which the tool waits."""
+    return tmp_path / "go"
+
+
+@pytest.fixture
+def script(tmp_path: Path, go: Path) -> list[str]:
+    """Return the command of a shell script that starts the tool, and writes its pid first."""
+    (tmp_path / "tool.py").write_text(TOOL)
+    return ["sh", "-c", f"{sys.executable} {tmp_path / 'tool.py'} {go} & echo $!; wait"]
+
+
+@pytest.mark.parametrize("way", ["signal", "loss"])
+def test_run__waits_for_what_the_command_started(
+    start: Start, nodes: Nodes, outsider: KazooClient, script: list[str], go: Path, way: str
+) -> None:
+    """After a signal or a loss a tool of a shell script can clean up, although the shell has ended."""
+    key = f"run-group-{way}"
+    run = start(key, "--grace", "60", "--", *script)
+    pid = int(run.read_line())
+    assert run.read_line() == "ready"
+    if way == "signal":
+        run.process.terminate()
+    else:
+        outsider.delete(nodes(key)[0])
+    assert run.read_line() == "cleaning"
+    if way == "signal":
+        # The lock is held while the tool works.
+        assert len(nodes(key)) == 1
+    assert run.process.poll() is None
+    go.touch()
+    status, out, _errors = run.end()
+    assert status == (128 + signal.SIGTERM if way == "signal" else 76)
+    assert out == "clean\n"
+    assert not is_running(pid)
+    assert nodes(key) == []
+
+
+def test_run__kills_what_the_command_started(start: Start, nodes: Nodes, script: list[str]) -> None:
+    """What still runs at the end of the grace period is killed before the lock is released."""
+    run = start("run-group-killed", "--grace", "0.5", "--", *script)
+    pid = int(run.read_line())
+    assert run.read_line() == "ready"
+    began = time.monotonic()
+    run.process.terminate()
+    status, out, _errors = run.end()
+    assert 0.5 <= time.monotonic() - began < 0.5 + GRACE
+    assert (status, out) == (128 + signal.SIGTERM, "cleaning\n")
+    assert not is_running(pid)
+    assert nodes("run-group-killed") == []
+
+
+def test_run__leaves_a_daemon(start: Start) -> None:
+    """A command that ends by itself may leave a process: `run` waits for no daemon."""
+    run = start("run-daemon", "--", "sh", "-c", "sleep 60 > /dev/null 2>&1 & echo $!")
+    pid = int(run.read_line())
+    try:
+        assert run.end() == (0, "", "")
+        assert is_running(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("way", ["signal", "loss"])
+def test_run__stopped_command(start: Start, nodes: Nodes, outsider: KazooClient, way: str) -> None:
+    """A command that was stopped hears SIGTERM, because it is continued."""
+    key = f"run-stopped-{way}"
+    run = start(key, "--grace", "60", "--", "sh", "-c", "trap 'echo ended; exit 3' TERM; echo $$; sleep 60 & wait")
+    pid = int(run.read_line())
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: "T" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+    if way == "signal":
+        run.process.terminate()
+    else:
+        outsider.delete(nodes(key)[0])
+    status, out, _errors = run.end()
+    assert (status, out) == (3 if way == "signal" else 76, "ended\n")
 
 
 def test_run__stop_from_the_terminal(start: Start, nodes: Nodes) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import celery._state
 import pytest
@@ -27,6 +27,7 @@ from django_zklock.contrib.celery.gate.celery_internals import (
     SemaphoreSlots,
     is_better_published,
     queue_of,
+    time_limit,
 )
 from django_zklock.zk import queue as zk_queue
 from django_zklock.zk.queue import Kind
@@ -55,6 +56,24 @@ def test_slots__next_is_before_all_that_wait() -> None:
         slots.release()
     assert used == ["first", "second", "granted", "third", "fourth"]
     assert controller.semaphore.value == 0
+
+
+@pytest.mark.parametrize(
+    ("of_message", "of_task", "of_worker", "limit"),
+    [
+        ((60, 30), 90, 120, 60),
+        ((None, 30), 90, 120, 90),
+        ((None, None), None, 120, 120),
+        ((None, None), None, None, None),
+    ],
+)
+def test_time_limit(
+    of_message: tuple[int | None, int | None], of_task: int | None, of_worker: int | None, limit: int | None
+) -> None:
+    """The time limit of the message is before that of the task, and that before the worker's, as in Celery."""
+    assert Request.time_limits == (None, None)
+    request = SimpleNamespace(time_limits=of_message, task=SimpleNamespace(time_limit=of_task))
+    assert time_limit(cast("Request", request), SimpleNamespace(time_limit=of_worker)) == limit
 
 
 def test_slots__next_takes_a_free_one() -> None:

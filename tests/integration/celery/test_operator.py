@@ -1,0 +1,139 @@
+"""What an operator sees of a task that holds a lock, and types to end it: with the real programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_zklock import serializers
+from django_zklock.zk.ops import actions, snapshots
+from django_zklock.zk.ops.snapshots import QueueEntry
+from tests.support.celery_program import run_in_shell
+from tests.support.tree_reader import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+# Long before the session ends.
+SESSION_TIMEOUT = 60.0
+SOON = 40.0
+
+Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module", params=["redis", "filesystem"])
+def workshop(
+    request: pytest.FixtureRequest, open_workshop: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("broker") if request.param == "filesystem" else None
+    with open_workshop(
+        concurrency=2, session_timeout=SESSION_TIMEOUT, folder=folder, options=["--time-limit", "300"]
+    ) as workshop:
+        yield workshop
+
+
+@pytest.fixture
+def shell(workshop: Any, tmp_path: Path) -> Shell:
+    """Return a function that runs a line of shell where the project is."""
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        (folder := tmp_path / str(len([*tmp_path.iterdir()]))).mkdir()
+        return run_in_shell(line, workshop._environment, folder)
+
+    return run
+
+
+def holder(workshop: Any, key: str) -> QueueEntry:
+    (entry,) = snapshots.one_lock(workshop.pool, key, timeout=20).holders
+    return entry
+
+
+def work_of(workshop: Any, key: str) -> Any:
+    identity = holder(workshop, key).identity
+    assert identity is not None
+    return identity.work
+
+
+@pytest.mark.parametrize("command", ["inspect --timeout 5 --json zklocks", "inspect --timeout 5 --json zklock_gate"])
+def test_inspect__from_a_shell(workshop: Any, shell: Shell, key: str, command: str) -> None:
+    """Celery's program knows the commands of the gate in a project whose `celery.py` is as Celery documents it."""
+    workshop.send("hold", key, f"{key}:gate")
+    note = workshop.entered(f"{key}:gate")
+    finished = shell(f"celery -A workshop {command}")
+    workshop.let_go(f"{key}:gate")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    (answer,) = json.loads(finished.stdout.splitlines()[0]).values()
+    if "zklocks" in command:
+        (task,) = [each for each in answer if each["key"] == key]
+        assert (task["pid"], task["state"], task["token"]) == (note["pid"], "running", note["token"])
+    else:
+        assert (answer["gate"], answer["pool"]) == (True, "prefork")
+    workshop.wait_empty(key)
+
+
+def test_zklocks__from_a_shell(workshop: Any, shell: Shell, key: str) -> None:
+    """`celery zklocks` lists the same as `celery inspect zklocks`."""
+    workshop.send("hold", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    finished = shell("celery -A workshop zklocks")
+    workshop.let_go(f"{key}:gate")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert key in finished.stdout
+    workshop.wait_empty(key)
+
+
+def test_node__names_worker_and_child(workshop: Any, key: str) -> None:
+    """The node names worker and time limit at once, and the child when the task has run for a while."""
+    task = workshop.send("hold", key, f"{key}:gate")
+    note = workshop.entered(f"{key}:gate")
+    first = work_of(workshop, key)
+    assert (first.name, first.id, first.time_limit) == ("workshop.tasks.hold", task.id, 300)
+    assert f"main pid {workshop.worker.pid} on " in holder(workshop, key).owner or first.child
+    wait_until(lambda: work_of(workshop, key).child, SOON, "the node names the child")
+    assert work_of(workshop, key).child == note["pid"] != workshop.worker.pid
+    assert f"(pid {note['pid']} on {os.uname().nodename}, worker {first.worker})" in holder(workshop, key).owner
+    workshop.let_go(f"{key}:gate")
+    assert workshop.result(task)["token"] == note["token"]
+
+
+def test_node__keeps_a_request_to_release(workshop: Any, key: str) -> None:
+    """The child is written into a node whose release was requested before, and the request stays."""
+    workshop.send("hold", key, f"{key}:gate")
+    note = workshop.entered(f"{key}:gate")
+    actions.revoke(workshop.pool, holder(workshop, key).path, "deploy", timeout=20)
+    wait_until(lambda: work_of(workshop, key).child == note["pid"], SOON, "the node names the child")
+    assert holder(workshop, key).revoked == "deploy"
+    workshop.let_go(f"{key}:gate")
+    workshop.wait_empty(key)
+
+
+def test_end_command__ends_the_task_alone(workshop: Any, shell: Shell, key: str) -> None:
+    """The line that `show` prints ends the task, frees its lock long before its session ends, and spares the worker."""
+    workshop.send("hold", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    line = serializers.end_command(holder(workshop, key))
+    assert line is not None
+    # This process has another app.
+    app = line.split()[2]
+    finished = shell(line.replace(f"-A {app} ", "-A workshop ", 1))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    workshop.wait_empty(key, SOON)
+    assert workshop.result(workshop.send("idle"))["key"] is None
+
+
+def test_end_command__without_the_gate(workshop: Any, shell: Shell, key: str) -> None:
+    """A task that acquires its lock in its child is ended by the same line."""
+    workshop.send("past_the_gate", key, f"{key}:gate")
+    note = workshop.entered(f"{key}:gate")
+    work = work_of(workshop, key)
+    assert (work.child, bool(work.worker), work.time_limit) == (note["pid"], True, None)
+    line = serializers.end_command(holder(workshop, key))
+    assert line is not None
+    assert f" -d {work.worker} terminate SIGTERM {work.id}" in line
+    workshop.let_go(f"{key}:gate")
+    workshop.wait_empty(key)

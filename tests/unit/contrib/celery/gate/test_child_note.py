@@ -1,0 +1,101 @@
+"""What is written into the nodes of a task that runs for long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from django_zklock.contrib.celery.gate import child_note
+from django_zklock.zk import node_data
+from django_zklock.zk.contender import Contender
+from django_zklock.zk.node_data import Identity, Work
+from django_zklock.zk.wire import BadVersionError, NoAuthError, NoNodeError
+
+pytestmark = pytest.mark.celery
+
+WORK = Work(kind="task", name="bill", id="77", worker="w@web1", child=0)
+DATA = Identity(host="web1", pid=71, work=WORK).encode()
+
+
+class Wire:
+    """The nodes of a server, by path: their data and version, of the session 1."""
+
+    def __init__(self, nodes: dict[str, tuple[bytes, int]], *, owner: int = 1, error: Exception | None = None) -> None:
+        self.nodes = nodes
+        self.requests: list[str] = []
+        self._owner = owner
+        self._error = error
+
+    def get(self, path: str, reply: Callable[[Any, Any], None]) -> None:
+        self.requests.append(f"get {path}")
+        if path not in self.nodes:
+            reply(None, NoNodeError())
+            return
+        data, version = self.nodes[path]
+        reply((data, SimpleNamespace(version=version, ephemeralOwner=self._owner)), None)
+
+    def set(self, path: str, data: bytes, reply: Callable[[Any, Any], None], *, version: int) -> None:
+        self.requests.append(f"set {path}")
+        error, self._error = self._error, None
+        if error is None:
+            assert version == self.nodes[path][1]
+            self.nodes[path] = data, version + 1
+        elif isinstance(error, BadVersionError):
+            # A request to release was written in between.
+            self.nodes[path] = node_data.encode_revoke(self.nodes[path][0], "deploy"), version + 1
+        reply(None, error)
+
+
+def write(wire: Wire, *paths: str, connected: bool = True) -> None:
+    session = SimpleNamespace(wire=wire, connected=connected, id=1, post=lambda call: call())
+    contender = SimpleNamespace(session=session, node_paths={path: path for path in paths})
+    child_note.write(cast("Contender", contender), 93)
+
+
+def child_in(data: bytes) -> int | None:
+    identity = node_data.decode_identity(data)
+    assert identity is not None
+    assert identity.work is not None
+    return identity.work.child
+
+
+def test_write__each_node() -> None:
+    """Each node of several keys is read and written once."""
+    wire = Wire({"/a": (DATA, 0), "/b": (DATA, 3)})
+    write(wire, "/a", "/b")
+    assert wire.requests == ["get /a", "set /a", "get /b", "set /b"]
+    assert [child_in(data) for data, _version in wire.nodes.values()] == [93, 93]
+
+
+def test_write__beside_a_request_to_release() -> None:
+    """A request to release that is written at the same time is kept."""
+    wire = Wire({"/a": (DATA, 0)}, error=BadVersionError())
+    write(wire, "/a")
+    data, _version = wire.nodes["/a"]
+    assert (child_in(data), node_data.decode_revoke(data)) == (93, "deploy")
+
+
+@pytest.mark.parametrize(
+    ("wire", "requests"),
+    [
+        (Wire({}), ["get /a"]),
+        (Wire({"/a": (b"of another client", 0)}), ["get /a"]),
+        (Wire({"/a": (DATA, 0)}, owner=2), ["get /a"]),
+        (Wire({"/a": (DATA, 0)}, error=NoAuthError()), ["get /a", "set /a"]),
+    ],
+)
+def test_write__not_possible(wire: Wire, requests: list[str]) -> None:
+    """A node that is gone, or not ours, or that may not be written, is left alone."""
+    before = dict(wire.nodes)
+    write(wire, "/a")
+    assert (wire.requests, wire.nodes) == (requests, before)
+
+
+def test_write__without_a_connection() -> None:
+    """Without a connection nothing is written, and nothing waits for one."""
+    wire = Wire({"/a": (DATA, 0)})
+    write(wire, "/a", connected=False)
+    assert wire.requests == []

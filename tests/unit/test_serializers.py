@@ -1,0 +1,67 @@
+"""Locks as plain values: the command that ends a task."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+
+import pytest
+
+from django_zklock.serializers import end_command
+from django_zklock.zk.node_data import Identity, Work
+from django_zklock.zk.ops.snapshots import QueueEntry
+
+BILL = Work(kind="task", name="billing.bill", id="77", worker="celery@web1", child=93)
+
+
+def entry_of(work: Work | None) -> QueueEntry:
+    return QueueEntry(
+        node="n", path="/p/n", kind="exclusive", position=0, held=True, token=1, session_id=1, since=0.0,
+        identity=Identity(host="web1", pid=71, work=work),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("child", [0, 93])
+def test_end_command(monkeypatch: pytest.MonkeyPatch, child: int) -> None:
+    """A task in a child is ended by Celery's remote control, at its worker alone, known child or not."""
+    monkeypatch.setitem(sys.modules, "celery", None)
+    line = end_command(entry_of(replace(BILL, child=child)))
+    assert line == "celery -A PROJECT control -d celery@web1 terminate SIGTERM 77"
+
+
+@pytest.mark.celery
+def test_end_command__names_the_app() -> None:
+    """In a process with the project's Celery app the line has its name."""
+    from config.celery import app
+
+    app.set_current()
+    line = end_command(entry_of(BILL))
+    assert line is not None
+    assert line.startswith("celery -A config control ")
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        None,
+        Work(kind="command", name="nightly"),
+        replace(BILL, child=None),
+        replace(BILL, id=""),
+        replace(BILL, id="--help"),
+    ],
+)
+def test_end_command__none(work: Work | None) -> None:
+    """There is no line for other work, for a task without a child of its own, and for an id that is an option."""
+    assert end_command(entry_of(work)) is None
+
+
+def test_end_command__hostile() -> None:
+    """Data of other clients adds neither words nor options to the line, nor control characters."""
+    line = end_command(entry_of(replace(BILL, id="x; rm -rf $HOME\x1b\n'", worker="`id`")))
+    assert line is not None
+    assert line.isprintable()
+    assert shlex.split(line)[3:] == ["control", "-d", "`id`", "terminate", "SIGTERM", "x; rm -rf $HOME\\x1b\\n'"]
+    line = end_command(entry_of(replace(BILL, worker="--broker=evil")))
+    assert line is not None
+    assert "evil" not in line
