@@ -1,21 +1,34 @@
 """Celery: locks on tasks, conflicts that are retried later, sessions that end with their process.
 
-Imported only where Celery is (see :mod:`django_zklock.apps`).
+Imported only where Celery is (see :mod:`django_zklock.apps`). Celery's program imports this package at every start, for
+:mod:`.command`, so the rest of it is imported at its first use.
 """
 
 from __future__ import annotations
 
-from celery.signals import task_postrun, task_prerun
-
-from django_zklock import unreleased
-from django_zklock.contrib.celery import gate, shutdown, tasks
-from django_zklock.contrib.celery.retry import RetryLater
+from typing import TYPE_CHECKING
 
 __all__ = ["RetryLater", "install"]
+
+if TYPE_CHECKING:
+    from django_zklock.contrib.celery.retry import RetryLater
+else:
+
+    def __getattr__(name):
+        if name != "RetryLater":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from django_zklock.contrib.celery.retry import RetryLater
+
+        return RetryLater
 
 
 def install() -> None:
     """Connect locks to Celery's tasks and worker processes; calling it again changes nothing."""
+    from celery.signals import task_postrun, task_prerun
+
+    from django_zklock import unreleased
+    from django_zklock.contrib.celery import gate, shutdown, tasks
+
     tasks.install()
     shutdown.install()
     gate.install()
