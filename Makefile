@@ -91,7 +91,7 @@ docs: $(READY) ## the documents as HTML in docs/_build/html
 	$(BIN)/sphinx-build -n -W --keep-going -q -d docs/_build/doctrees -b doctest docs docs/_build/doctest
 
 .PHONY: screenshots
-screenshots: $(READY) | os-browser ## the pictures of the admin in docs/, taken anew
+screenshots: $(READY) | os-browser ## the pictures of the admin in docs/ and their references, taken anew
 	ZKLOCK_SCREENSHOTS=docs/_static/screenshots $(BIN)/pytest tests/browser/test_pictures.py $(ARGS)
 
 .PHONY: package

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 from playwright.sync_api import Browser, Playwright
 from services.port import LOOPBACK
 from services.process import NotInstalledError
 
+FONTS = Path(__file__).with_name("fonts.conf")
 VARIABLE = "CHROMIUM"
 HOW_TO_GET_IT = f"`apt-get install chromium`, or set {VARIABLE} to a program"
 
@@ -33,4 +35,6 @@ def launch(playwright: Playwright) -> Browser:
     if program is None:
         msg = f"Chromium is not installed; get it with {HOW_TO_GET_IT}"
         raise NotInstalledError(msg)
-    return playwright.chromium.launch(executable_path=program, args=FLAGS)
+    # The same letters on every machine that has these fonts.
+    environment: dict[str, str | float | bool] = {**os.environ, "FONTCONFIG_FILE": str(FONTS)}
+    return playwright.chromium.launch(executable_path=program, args=FLAGS, env=environment)
