@@ -11,6 +11,7 @@ from services.port import LOOPBACK
 from services.process import NotInstalledError
 
 FONTS = Path(__file__).with_name("fonts.conf")
+DEJAVU = Path("/usr/share/fonts/truetype/dejavu")
 VARIABLE = "CHROMIUM"
 HOW_TO_GET_IT = f"`apt-get install chromium`, or set {VARIABLE} to a program"
 
@@ -35,6 +36,8 @@ def launch(playwright: Playwright) -> Browser:
     if program is None:
         msg = f"Chromium is not installed; get it with {HOW_TO_GET_IT}"
         raise NotInstalledError(msg)
-    # The same letters on every machine that has these fonts.
-    environment: dict[str, str | float | bool] = {**os.environ, "FONTCONFIG_FILE": str(FONTS)}
+    environment: dict[str, str | float | bool] = {**os.environ}
+    # The same letters on every machine that has these fonts; without any font Chromium would not start.
+    if DEJAVU.is_dir():
+        environment["FONTCONFIG_FILE"] = str(FONTS)
     return playwright.chromium.launch(executable_path=program, args=FLAGS, env=environment)
