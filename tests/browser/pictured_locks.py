@@ -95,7 +95,7 @@ def played(server: ZooKeeperServer) -> Iterator[None]:
 def join(client: KazooClient, contender: Contender) -> str:
     """Create the node of a contender, and return its path."""
     joined = round((NOW - contender.ago) * 1000)
-    guid = str(uuid.uuid5(uuid.NAMESPACE_URL, repr(contender)))
+    guid = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{contender.key}/{contender.host}/{contender.pid}/{contender.ago}"))
     stem = queue.name_prefix(guid, contender.kind, contender.limit)
     # The server takes the creation time of a node from its clock.
     with mock.patch.object(service, "_now", return_value=joined):
