@@ -101,7 +101,7 @@ docs-links: $(READY) ## whether the links to other sites still lead somewhere
 	$(BIN)/sphinx-build -q -d docs/_build/doctrees -b linkcheck docs docs/_build/links
 
 .PHONY: screenshots
-screenshots: $(READY) | os-browser ## the pictures of the admin in docs/, taken anew
+screenshots: $(READY) | os-browser ## the pictures of the admin in docs/ and their references, taken anew
 	ZKLOCK_SCREENSHOTS=docs/_static/screenshots $(BIN)/pytest tests/browser/test_pictures.py $(ARGS)
 
 .PHONY: package

@@ -35,6 +35,7 @@ def serialize_entry(snapshot: LockSnapshot, entry: QueueEntry, now: float) -> di
         "kind": entry.kind,
         "token": entry.token,
         "since": entry.since,
+        "granted": entry.granted,
         "age": round(max(0.0, now - entry.since), 3),
         "session": f"0x{entry.session_id:x}",
         "node": entry.node,

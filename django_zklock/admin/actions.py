@@ -116,7 +116,7 @@ def confirm(request: HttpRequest, lock: Lock, action: Action, url: str, context:
     node = request.POST.get("node", "") if form else request.GET.get("node", "")
     reader = AliasReader(lock.alias)
     snapshot = reader.read_lock(lock)
-    shown = rows(snapshot) if snapshot else []
+    shown = rows(snapshot, lock.alias) if snapshot else []
     holder = next((row for row in shown if row.entry.held and row.entry.node == node), None)
     if snapshot is None or holder is None or (form and form.data.get("token") != str(holder.entry.token)):
         messages.error(request, reader.error or _not_held())

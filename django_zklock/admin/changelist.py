@@ -14,11 +14,13 @@ from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.translation import ngettext
 
+from django_zklock.admin.format import OLD_AFTER, is_old
 from django_zklock.admin.reader import AliasReader, readers
 from django_zklock.models import Lock
 from django_zklock.zk import paths
@@ -74,6 +76,36 @@ class LockChangeList(ChangeList):
     def failed_readers(self) -> list[AliasReader]:
         """The readers of the aliases that could not be read."""
         return [reader for reader in self.readers if reader.error]
+
+    @property
+    def attention(self) -> list[dict[str, str]]:
+        """What needs attention on this page: a name, a text, and the parameters that list all such locks."""
+        locks = [lock.snapshot for lock in self.result_list]
+        waiting = sum(lock.waiter_count for lock in locks)
+        contended = sum(1 for lock in locks if lock.waiter_count)
+        revoked = sum(1 for lock in locks if any(entry.revoked for entry in lock.holders))
+        old = sum(1 for lock in locks if any(map(is_old, lock.holders[:1])))
+        found = []
+        if contended:
+            text = ngettext("%(waiting)s waiting for %(n)s lock", "%(waiting)s waiting for %(n)s locks", contended)
+            found.append(("contended", text % {"waiting": waiting, "n": contended}, {"state": "contended"}))
+        if revoked:
+            text = ngettext("release of %(n)s lock requested", "release of %(n)s locks requested", revoked)
+            found.append(("revoked", text % {"n": revoked}, {"state": "revoked"}))
+        if old:
+            text = ngettext("%(n)s held for over an hour", "%(n)s held for over an hour", old)
+            found.append(("old", text % {"n": old}, {"older": str(OLD_AFTER)}))
+        return [{"name": name, "text": text, "query": self._filtered(parameters)} for name, text, parameters in found]
+
+    @property
+    def urgent_first(self) -> str:
+        """The parameters of the same list with the most urgent locks first; empty if it is sorted so."""
+        if self._ordering() == Ordering(column="urgency"):
+            return ""
+        return self._filtered({ORDER_VAR: str(self.list_display.index("state"))})
+
+    def _filtered(self, parameters: dict[str, str]) -> str:
+        return self.get_query_string(parameters, remove=[PAGE_VAR])
 
     def _ordering(self) -> Ordering:
         for number, direction in self.get_ordering_field_columns().items():

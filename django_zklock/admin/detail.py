@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,15 +15,27 @@ from django.contrib.admin.utils import quote
 from django.db import Error, transaction
 from django.urls import NoReverseMatch, reverse
 from django.utils.safestring import SafeString
-from django.utils.timezone import now
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _
 
-from django_zklock.admin.format import KINDS, STATES, age_html, local_time, process_text, work_text
+from django_zklock.admin.format import (
+    KINDS,
+    STATES,
+    blockers_html,
+    clip,
+    held_html,
+    local_time,
+    process_text,
+    state_html,
+    time_html,
+    waiters_html,
+    work_html,
+)
 from django_zklock.admin.reader import MAX_ENTRIES, AliasReader
+from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.models import Lock
 from django_zklock.zk import formatting
 from django_zklock.zk.ops import actions
-from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry, Span
+from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
 logger = logging.getLogger("django_zklock.admin")
 
@@ -42,31 +55,38 @@ class Row:
     """One entry of the queue, as texts."""
 
     entry: QueueEntry
-    work: str
+    work: SafeString
     where: str
     # Empty if django-celery-results has no result of the task.
     result_url: str
     state: Any
     kind: Any
     since: datetime
+    # The time in the queue, and for a holder the time of the hold.
     age: SafeString
-    node: str
+    held: SafeString
+    node: SafeString
     bar: Bar
-    blockers: str
+    blockers: SafeString
+    # Labels and command lines, to be copied.
+    commands: list[tuple[Any, str]]
 
 
 def context(lock: Lock) -> dict[str, Any]:
     """Read the queue of ``lock`` and return the variables of the template."""
     reader = AliasReader(lock.alias)
     snapshot = reader.read_lock(lock)
-    variables = {"error": reader.error, "snapshot": snapshot, "read_at": now()}
+    variables = {"error": reader.error, "snapshot": snapshot, "read_at": local_time(time.time())}
     if snapshot is None:
         return variables
-    shown = rows(snapshot)
+    shown = rows(snapshot, lock.alias)
     last_break = reader.read(actions.last_break, snapshot.path)
     return variables | {
         "path": formatting.escape_controls(snapshot.path),
         "state": STATES[snapshot.state],
+        "state_badges": state_html(snapshot),
+        "waiting": waiters_html(snapshot),
+        "group": formatting.escape_controls(snapshot.key),
         "kind": KINDS[snapshot.kind],
         "rows": shown,
         "holders": [row for row in shown if row.entry.held],
@@ -80,7 +100,7 @@ def context(lock: Lock) -> dict[str, Any]:
     }
 
 
-def rows(snapshot: LockSnapshot) -> list[Row]:
+def rows(snapshot: LockSnapshot, alias: str) -> list[Row]:
     """Return a row for each entry of the queue whose data was read."""
     entries = snapshot.entries
     urls = celery_result_urls([task for task in map(_task_id, entries) if task])
@@ -90,16 +110,18 @@ def rows(snapshot: LockSnapshot) -> list[Row]:
     return [
         Row(
             entry=entry,
-            work=work_text(entry),
+            work=work_html(entry),
             where=process_text(entry),
             result_url=urls.get(_task_id(entry), ""),
             state=STATES["held" if entry.held else "waiting"],
             kind=KINDS[entry.kind],
             since=local_time(entry.since),
-            age=age_html(entry),
-            node=formatting.escape_controls(entry.node),
+            age=time_html(entry.since),
+            held=held_html(entry),
+            node=clip(entry.node, "zklock-id"),
             bar=_bar(entry.since, begin, end),
-            blockers=_positions(snapshot.blockers_of(entry)),
+            blockers=blockers_html(snapshot.blockers_of(entry)),
+            commands=_commands(snapshot.key, alias, entry),
         )
         for entry in entries
     ]
@@ -131,14 +153,21 @@ def _task_id(entry: QueueEntry) -> str:
     return identity.work.id if identity and identity.work and identity.work.kind == "task" else ""
 
 
+def _commands(key: str, alias: str, entry: QueueEntry) -> list[tuple[Any, str]]:
+    """Return command lines about a holder; its texts are quoted for the shell."""
+    using = ["--using", alias] if alias != DEFAULT_ALIAS else []
+    end = ["--"] if key.startswith("-") else []
+    show = ["python", "manage.py", "zklock", "show", *using, *end, key]
+    commands: list[tuple[Any, list[str]]] = [(_("Show in a terminal"), show)]
+    if task := _task_id(entry):
+        commands.append((_("End the task"), ["celery", "-A", "PROJECT", "control", "terminate", "SIGTERM", task]))
+    lines = [(label, shlex.join(words)) for label, words in commands]
+    # A line with control characters could do something else than it shows.
+    return [(label, line) for label, line in lines if line.isprintable()]
+
+
 def _bar(since: float, begin: float, end: float) -> Bar:
     """Return a bar of at least one percent, so that a contender that has just joined is visible."""
     share = (end - since) / (end - begin) if end > begin else 1.0
     length = max(1.0, share * 100)
     return Bar(start=f"{100 - length:.1f}%", length=f"{length:.1f}%")
-
-
-def _positions(spans: Iterable[Span]) -> str:
-    """Return spans of positions as a short text, for example "0, 2-5"."""
-    texts = [str(first) if first == last else f"{first}\u2013{last}" for first, last in spans]
-    return ", ".join([*texts[:3], _("and others")] if len(texts) > 3 else texts)

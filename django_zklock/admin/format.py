@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_zklock.zk import formatting
-from django_zklock.zk.ops.snapshots import QueueEntry
+from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry, Span
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
+
+MAX_GROUP = 40
+# Locks that have been held for longer stand out.
+OLD_AFTER = formatting.HOUR
 
 STATES: dict[str, StrOrPromise] = {
     "held": gettext_lazy("held"),
@@ -33,9 +39,9 @@ KINDS: dict[str, StrOrPromise] = {
 }
 
 
-def bidi_isolate(text: str) -> SafeString:
-    """Return ``text`` in an element that keeps right-to-left text from reordering its neighbours."""
-    return format_html("<bdi>{}</bdi>", formatting.escape_controls(text))
+def key_group(key: str) -> str:
+    """Return what the keys of similar locks have in common: the part before the first colon or slash."""
+    return formatting.escape_controls(re.split("[:/]", key, maxsplit=1)[0][:MAX_GROUP] or key[:MAX_GROUP])
 
 
 def work_text(entry: QueueEntry) -> str:
@@ -59,12 +65,73 @@ def local_time(timestamp: float) -> datetime:
     return localtime(datetime.fromtimestamp(timestamp, UTC))
 
 
-def age_html(entry: QueueEntry) -> SafeString:
-    """Return how long the contender has been in the queue, with the start time as a tooltip."""
-    since = local_time(entry.since)
+def clip(text: str, name: str = "zklock-clamp") -> SafeString:
+    """Return ``text`` in an element that the style sheet cuts; the whole is its tooltip, and is copied with it."""
+    text = formatting.escape_controls(text)
+    return format_html('<bdi class="{}" title="{}">{}</bdi>', name, text, text)
+
+
+def work_html(entry: QueueEntry) -> SafeString:
+    """Return :func:`work_text` with the id in an element of its own, because most ids are long."""
+    work = entry.identity.work if entry.identity else None
+    if work is None or not work.id:
+        return clip(work_text(entry))
+    return format_html("{} {}", clip(f"{work.kind} {work.name}"), clip(f"[{work.id}]", "zklock-id"))
+
+
+def holder_html(entry: QueueEntry) -> SafeString:
+    """Return what runs under the lock, and the process below it."""
+    where = process_text(entry)
+    return format_html('{}<div class="quiet">{}</div>', work_html(entry), clip(where)) if where else work_html(entry)
+
+
+def state_html(lock: LockSnapshot) -> SafeString:
+    """Return the state of a lock as badges; the reason of a release request is a tooltip."""
+    badges = [(lock.state, "", STATES[lock.state])]
+    badges += [("revoked", entry.revoked, _("release requested")) for entry in lock.holders if entry.revoked][:1]
+    return format_html_join(" ", '<span class="zklock-badge zklock-is-{}" title="{}">{}</span>', badges)
+
+
+def waiters_html(lock: LockSnapshot) -> SafeString:
+    """Return the number of waiters, which stands out unless it is zero."""
+    name = "zklock-badge zklock-is-contended" if lock.waiter_count else "quiet"
     return format_html(
-        '<time datetime="{}" title="{}">{}</time>',
-        since.isoformat(),
-        since.isoformat(" ", "seconds"),
-        formatting.format_duration(time.time() - entry.since),
+        '<span class="{}">{}<span class="zklock-unit"> {}</span></span>', name, lock.waiter_count, _("waiting")
+    )
+
+
+def time_html(since: float, *, name: str = "") -> SafeString:
+    """Return the time since then, with the moment as a tooltip."""
+    moment = local_time(since)
+    return format_html(
+        '<time class="{}" datetime="{}" title="{}">{}</time>',
+        name,
+        moment.isoformat(),
+        moment.isoformat(" ", "seconds"),
+        formatting.format_duration(time.time() - since),
+    )
+
+
+def is_old(entry: QueueEntry) -> bool:
+    """Return whether the holder may have held the lock for too long."""
+    return time.time() - (entry.granted or entry.since) > OLD_AFTER
+
+
+def held_html(entry: QueueEntry) -> SafeString:
+    """Return how long the holder has held the lock: "at most", if it is not known when the lock was granted."""
+    age = time_html(entry.granted or entry.since, name="zklock-badge zklock-is-old" if is_old(entry) else "")
+    return format_html('<span class="quiet">{}</span> {}', _("at most"), age) if entry.granted is None else age
+
+
+def blockers_html(spans: Sequence[Span]) -> SafeString:
+    """Return how many contenders block, and their positions, for example "5 before it" and "0, 2-5"."""
+    if not spans:
+        return SafeString()
+    count = sum(last - first + 1 for first, last in spans)
+    texts = [str(first) if first == last else f"{first}\u2013{last}" for first, last in spans]
+    positions = ", ".join([*texts[:3], _("and others")] if len(texts) > 3 else texts)
+    return format_html(
+        '{} <span class="quiet">({})</span>',
+        ngettext("%(count)s before it", "%(count)s before it", count) % {"count": count},
+        positions,
     )

@@ -20,8 +20,6 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllow
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
-from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
@@ -29,11 +27,20 @@ from django_zklock.admin import actions, detail, filters
 from django_zklock.admin.actions import Action
 from django_zklock.admin.changelist import LockChangeList
 from django_zklock.admin.ensembles import read_ensembles
-from django_zklock.admin.format import KINDS, STATES, age_html, bidi_isolate, process_text, work_text
+from django_zklock.admin.format import (
+    KINDS,
+    clip,
+    held_html,
+    holder_html,
+    key_group,
+    local_time,
+    state_html,
+    waiters_html,
+)
 from django_zklock.admin.reader import AliasReader, readers
+from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.models import Lock
 from django_zklock.serializers import serialize_lock
-from django_zklock.zk.ops.snapshots import QueueEntry
 
 if TYPE_CHECKING:
     LockModelAdmin = admin.ModelAdmin[Lock]
@@ -63,7 +70,7 @@ class LockAdmin(LockModelAdmin):
 
     class Media:
         css = {"all": ("django_zklock/admin.css",)}  # noqa: RUF012 - Django's own shape
-        js = (Script("django_zklock/live.js", defer=True),)
+        js = tuple(Script(f"django_zklock/{name}.js", defer=True) for name in ("live", "contention", "copy"))
 
     # Addresses.
 
@@ -128,7 +135,7 @@ class LockAdmin(LockModelAdmin):
         return LockChangeList
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        context = {"title": _("Locks in use"), "read_at": now()}
+        context = {"title": _("Locks in use"), "read_at": local_time(time.time())}
         return super().changelist_view(request, context | (extra_context or {}))
 
     def change_view(
@@ -224,47 +231,56 @@ class LockAdmin(LockModelAdmin):
 
     @admin.display(description=_("key"), ordering="key")
     def key_text(self, lock: Lock) -> str:
-        return bidi_isolate(lock.key)
+        return clip(lock.key)
 
-    @admin.display(description=_("state"), ordering="state")
+    @admin.display(description=_("state"), ordering="urgency")
     def state(self, lock: Lock) -> str:
-        reasons = [entry.revoked for entry in lock.snapshot.holders if entry.revoked]
-        text = STATES[lock.snapshot.state]
-        if not reasons:
-            return str(text)
-        return format_html('{} <div class="quiet" title="{}">{}</div>', text, reasons[0], _("release requested"))
-
-    @admin.display(description=_("kind"), ordering="kind")
-    def kind(self, lock: Lock) -> str:
-        return str(KINDS[lock.snapshot.kind])
+        return format_html(
+            '{}<span data-zklock-group="{}" data-zklock-holding="{}" data-zklock-waiting="{}" data-zklock-alias="{}">'
+            "</span>",
+            state_html(lock.snapshot),
+            key_group(lock.key),
+            lock.snapshot.holder_count,
+            lock.snapshot.waiter_count,
+            lock.alias,
+        )
 
     @admin.display(description=_("holder"), ordering="holder")
     def holder(self, lock: Lock) -> str:
-        texts = [_holder(entry) for entry in lock.snapshot.holders]
+        texts = [holder_html(entry) for entry in lock.snapshot.holders]
         more = lock.snapshot.holder_count - len(texts)
         if more > 0:
             texts.append(
                 format_html("{}", ngettext("and %(count)s more", "and %(count)s more", more) % {"count": more})
             )
-        return format_html_join("", "<div>{}</div>", ((text,) for text in texts))
+        # The columns that a narrow page does not show.
+        token = _("token %(token)s") % {"token": self.token(lock)} if lock.snapshot.holders else ""
+        alias = lock.alias if lock.alias != DEFAULT_ALIAS else ""
+        facts = " \u00b7 ".join(filter(None, [self.kind(lock), token, alias]))
+        return format_html(
+            '{}<div class="quiet zklock-folded">{}</div>',
+            format_html_join("", "<div>{}</div>", ((text,) for text in texts)),
+            facts,
+        )
 
-    @admin.display(description=_("age"), ordering="age")
+    @admin.display(description=_("held for"), ordering="age")
     def age(self, lock: Lock) -> str:
-        return age_html(lock.snapshot.holders[0]) if lock.snapshot.holders else ""
+        if not lock.snapshot.holders:
+            return ""
+        return format_html('<span class="zklock-unit">{} </span>{}', _("held for"), held_html(lock.snapshot.holders[0]))
 
-    @admin.display(description=_("waiters"), ordering="waiters")
-    def waiters(self, lock: Lock) -> int:
-        return lock.snapshot.waiter_count
+    @admin.display(description=_("waiting"), ordering="waiters")
+    def waiters(self, lock: Lock) -> str:
+        return waiters_html(lock.snapshot)
+
+    @admin.display(description=_("kind"), ordering="kind")
+    def kind(self, lock: Lock) -> str:
+        return str(KINDS[lock.snapshot.kind])
 
     @admin.display(description=_("token"), ordering="token")
     def token(self, lock: Lock) -> str:
         # Text, because a number would get the thousands separators of the language.
         return str(lock.snapshot.holders[0].token) if lock.snapshot.holders else ""
-
-
-def _holder(entry: QueueEntry) -> SafeString:
-    work, where = bidi_isolate(work_text(entry)), process_text(entry)
-    return format_html('{} <div class="quiet">{}</div>', work, bidi_isolate(where)) if where else work
 
 
 def _json(content: dict[str, Any], status: HTTPStatus) -> JsonResponse:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 from playwright.sync_api import Browser, Playwright
 from services.port import LOOPBACK
 from services.process import NotInstalledError
 
+FONTS = Path(__file__).with_name("fonts.conf")
+DEJAVU = Path("/usr/share/fonts/truetype/dejavu")
 VARIABLE = "CHROMIUM"
 HOW_TO_GET_IT = f"`apt-get install chromium`, or set {VARIABLE} to a program"
 
@@ -33,4 +36,8 @@ def launch(playwright: Playwright) -> Browser:
     if program is None:
         msg = f"Chromium is not installed; get it with {HOW_TO_GET_IT}"
         raise NotInstalledError(msg)
-    return playwright.chromium.launch(executable_path=program, args=FLAGS)
+    environment: dict[str, str | float | bool] = {**os.environ}
+    # The same letters on every machine that has these fonts; without any font Chromium would not start.
+    if DEJAVU.is_dir():
+        environment["FONTCONFIG_FILE"] = str(FONTS)
+    return playwright.chromium.launch(executable_path=program, args=FLAGS, env=environment)

@@ -8,9 +8,8 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -29,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 
 Visit = Callable[..., Visitor]
 AddContender = Callable[..., str]
-OpenSite = Callable[[Mapping[str, Mapping[str, Any]]], Site]
+OpenSite = Callable[..., Site]
 
 # The keys are site, user name, and whether scripts run.
 Contexts = dict[tuple[str, str | None, bool], BrowserContext]

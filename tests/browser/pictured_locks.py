@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from unittest import mock
 
 from kazoo.client import KazooClient
@@ -21,6 +21,8 @@ HOUR = 60 * MINUTE
 ROOT = "/django_zklock"
 # Larger than on a new server: tokens have this size where locks have been in use for a while.
 ZXID = 28_117
+SESSION = 0x100A206A6650000
+NOW = datetime(2026, 11, 20, 3, 7, 12, tzinfo=UTC).timestamp()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,8 @@ class Contender:
     kind: Kind = Kind.EXCLUSIVE
     limit: int | None = None
     revoked: str = ""
+    # Whether it joined the queue first, so that it is known when it was granted the lock.
+    first: bool = True
 
 
 def task(name: str, number: int) -> Work:
@@ -43,7 +47,9 @@ def task(name: str, number: int) -> Work:
 
 SCENE = [
     Contender(key="nightly-report", ago=3.2 * HOUR, host="batch2", pid=944, work=Work(kind="command", name="report")),
-    Contender(key="invoice:42", ago=41 * MINUTE, host="worker3", pid=71, work=task("billing.tasks.bill", 42)),
+    Contender(
+        key="invoice:42", ago=41 * MINUTE, host="worker3", pid=71, work=task("billing.tasks.bill", 42), first=False
+    ),
     Contender(key="invoice:42", ago=26 * MINUTE, host="worker1", pid=68, work=task("billing.tasks.bill", 43)),
     Contender(key="invoice:42", ago=9 * MINUTE, host="worker2", pid=70, work=task("billing.tasks.remind", 1)),
     Contender(key="invoice:42", ago=50, host="web1", pid=311, work=Work(kind="function", name="billing.views.cancel")),
@@ -72,29 +78,39 @@ SCENE = [
 @contextmanager
 def played(server: ZooKeeperServer) -> Iterator[None]:
     """Create the node of each contender at its time, with one session for each process."""
-    now = time.time()
+    server.service.sessions._last = SESSION
     with ExitStack() as stack:
         clients: dict[tuple[str, int], KazooClient] = {}
         for contender in sorted(SCENE, key=lambda each: -each.ago):
             process = contender.host, contender.pid
             if process not in clients:
-                clients[process] = stack.enter_context(_client(server))
-            joined = now - contender.ago
-            # The server takes the creation time of a node from its clock.
-            with mock.patch.object(service, "_now", lambda joined=joined: round(joined * 1000)):
-                stem = queue.name_prefix(queue.new_guid(), contender.kind, contender.limit)
-                clients[process].create(
-                    f"{ROOT}/{paths.escape(contender.key)}/{stem}",
-                    _data(contender),
-                    ephemeral=True,
-                    sequence=True,
-                    makepath=True,
-                )
+                clients[process] = stack.enter_context(connect(server))
+            client = clients[process]
+            if not contender.first:
+                client.delete(join(client, contender))
+            join(client, contender)
         yield
 
 
+def join(client: KazooClient, contender: Contender) -> str:
+    """Create the node of a contender, and return its path."""
+    joined = round((NOW - contender.ago) * 1000)
+    guid = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{contender.key}/{contender.host}/{contender.pid}/{contender.ago}"))
+    stem = queue.name_prefix(guid, contender.kind, contender.limit)
+    # The server takes the creation time of a node from its clock.
+    with mock.patch.object(service, "_now", return_value=joined):
+        path: str = client.create(
+            f"{ROOT}/{paths.escape(contender.key)}/{stem}",
+            _data(contender),
+            ephemeral=True,
+            sequence=True,
+            makepath=True,
+        )
+    return path
+
+
 @contextmanager
-def _client(server: ZooKeeperServer) -> Iterator[KazooClient]:
+def connect(server: ZooKeeperServer) -> Iterator[KazooClient]:
     client = KazooClient(server.hosts)
     client.start(timeout=20)
     try:

@@ -1,14 +1,21 @@
-"""The settings of the site under test: those of the test project, with ``ZKLOCK`` from the environment."""
+"""The settings of the site under test: those of the test project, with ``ZKLOCK`` and the time from the environment."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from unittest import mock
 
 from config import settings
 from config.settings import *  # noqa: F403 - derived settings
 
 MIDDLEWARE = ["tests.browser.csp_middleware.strict", *settings.MIDDLEWARE]
 ZKLOCK = json.loads(os.environ.get("SITE_ZKLOCK", "{}"))
+LANGUAGE_CODE = os.environ.get("SITE_LANGUAGE") or settings.LANGUAGE_CODE
 # A fast hasher: these passwords are not secret.
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+# The site of the pictures shows the same ages each time.
+if _now := os.environ.get("SITE_NOW"):
+    mock.patch.object(time, "time", return_value=float(_now)).start()

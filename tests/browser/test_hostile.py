@@ -36,7 +36,17 @@ CONTENDERS = {
     "turned around": identity(host=OVERRIDE, work={"kind": "task", "name": OVERRIDE, "id": "\u05d0\u05d1"}),
 }
 FOREIGN = f"<b>{IMAGE.replace('/', '')}"
-KEYS = [SCRIPT, f'"{IMAGE}', OVERRIDE, ENDLESS * 4, "\u05e9\u05dc\u05d5\u05dd", "%FF%FE", "\x1b[31m", "a\nb"]
+KEYS = [
+    SCRIPT,
+    f'"{IMAGE}',
+    OVERRIDE,
+    ENDLESS * 4,
+    "\u05e9\u05dc\u05d5\u05dd",
+    "%FF%FE",
+    "\x1b[31m",
+    "a\nb",
+    "\U0001f389",
+]
 
 
 def test_list__hostile_tree(visit: Visit, add_contender: AddContender) -> None:

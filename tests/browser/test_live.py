@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kazoo.client import KazooClient
 from playwright.sync_api import Request, expect
 
 from tests.browser.conftest import AddContender, Visit
@@ -44,6 +45,38 @@ def test_lock__queue_grows(visit: Visit, key: str, add_contender: AddContender) 
     add_contender(key)
     expect(rows).to_have_count(2)
     expect(button).to_be_focused()
+
+
+def test_list__contention(visit: Visit, key: str, add_contender: AddContender, outsider: KazooClient) -> None:
+    """The page draws how many wait and hold, by the part of the key before the colon, since it was opened."""
+    group = key.replace("-", "_")
+    page = visit().page
+    add_contender(f"{group}:1")
+    page.goto(f"{LIST}?q={group}")
+    chart = page.locator("#zklock-contention")
+    # Nobody has waited: there is nothing to draw.
+    expect(page.get_by_role("row").filter(has_text=group)).to_have_count(1)
+    expect(chart).to_be_hidden()
+    add_contender(f"{group}:2")
+    waiter = add_contender(f"{group}:2")
+    image = page.get_by_role("img", name=f"{group}: 1 waiting, 2 holding, at most 1 waiting since")
+    expect(image).to_be_visible()
+    assert "V" in (image.locator(".zklock-waiting-line").get_attribute("d") or "")
+    outsider.delete(waiter)
+    expect(page.get_by_role("img", name=f"{group}: 0 waiting, 2 holding, at most 1 waiting since")).to_be_visible()
+
+
+def test_lock__copy(visit: Visit, key: str, add_contender: AddContender) -> None:
+    """A button copies the command line beside it."""
+    add_contender(key)
+    page = visit().page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(page_of(key))
+    button = page.get_by_role("button", name="Copy: Show in a terminal")
+    button.press("Enter")
+    expect(button).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == f"python manage.py zklock show {key}"
+    page.context.clear_permissions()
 
 
 def test_live__switched_off(visit: Visit, key: str, add_contender: AddContender) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,7 +13,9 @@ from django_zklock.zk import paths
 
 LIST = "/admin/django_zklock/lock/"
 WIDE: ViewportSize = {"width": 1280, "height": 640}
+MEDIUM: ViewportSize = {"width": 768, "height": 1024}
 NARROW: ViewportSize = {"width": 390, "height": 844}
+SIZES = {"wide": WIDE, "medium": MEDIUM, "narrow": NARROW}
 HERE = Path(__file__).parent
 AUDIT = (HERE / "audit.js").read_text(encoding="utf-8")
 TOUR = (HERE / "tour.js").read_text(encoding="utf-8")
@@ -51,19 +52,24 @@ class Visitor:
     def log_in(self, name: str) -> None:
         """Log in by the form; the password is the name."""
         self.page.goto("/admin/login/")
-        self.page.get_by_label("Username").fill(name)
-        self.page.get_by_label("Password").fill(name)
-        self.page.get_by_role("button", name="Log in").click()
+        # By their names in the form: the texts are in the language of the site.
+        self.page.locator("[name=username]").fill(name)
+        self.page.locator("[name=password]").fill(name)
+        self.page.locator("#login-form [type=submit]").click()
         self.page.wait_for_url("**/admin/")
 
     def looks(self) -> Iterator[str]:
-        """Show the page in light and dark, wide and narrow, and yield the name of each look."""
-        for dark, narrow in itertools.product((False, True), repeat=2):
-            self.page.emulate_media(color_scheme="dark" if dark else "light")
-            self.page.set_viewport_size(NARROW if narrow else WIDE)
-            # Changes of colour are animated.
-            self.page.wait_for_function(STILL)
-            yield f"{'narrow' if narrow else 'wide'}-{'dark' if dark else 'light'}"
+        """Show the page in every width, in light and dark, and yield the name of each look.
+
+        On a wide and a medium screen the sidebar is open.
+        """
+        for width, size in SIZES.items():
+            self.page.set_viewport_size(size)
+            for dark in (False, True):
+                self.page.emulate_media(color_scheme="dark" if dark else "light")
+                # Changes of colour are animated.
+                self.page.wait_for_function(STILL)
+                yield f"{width}-{'dark' if dark else 'light'}"
 
     def audit(self, part: str = "#content") -> list[str]:
         """Return the barriers for users with impaired vision in a part of the page."""

@@ -29,8 +29,39 @@
     return [...part.querySelectorAll("a[href]")].find((link) => address && link.getAttribute("href") === address);
   };
 
+  // Mark what was read last, instead of throwing it away: it is better than nothing, with its time.
+  const markStale = (part) => {
+    const read = part.querySelector(".zklock-read");
+    if (!read || part.querySelector(".zklock-as-of")) return;
+    const note = document.createElement("p");
+    note.className = "zklock-as-of";
+    note.textContent = bar.dataset.stale.replace("{time}", read.dataset.readAt);
+    read.classList.add("zklock-stale");
+    read.before(note);
+  };
+
+  // Keep in the new content what was read last from the ensembles that cannot be read now.
+  const keepUnread = (part, fresh) => {
+    const unread = new Set([...fresh.querySelectorAll("[data-zklock-unread]")].map((alert) => alert.dataset.zklockUnread));
+    const last = part.querySelector(".zklock-read");
+    if (!unread.size || !last) return;
+    const rows = [...last.querySelectorAll("#result_list tbody tr")];
+    const lost = rows.filter((row) => unread.has(row.querySelector("[data-zklock-alias]")?.dataset.zklockAlias));
+    const body = fresh.querySelector("#result_list tbody");
+    if (body) {
+      for (const row of lost) row.classList.add("zklock-stale");
+      body.append(...lost);
+      return;
+    }
+    if (rows.length && !lost.length) return;
+    const note = part.querySelector(".zklock-as-of");
+    fresh.append(...[note, last].filter(Boolean));
+    markStale(fresh);
+  };
+
   const replace = (part, fresh) => {
     if (!fresh || isSelected(part)) return;
+    keepUnread(part, fresh);
     const focused = part.contains(document.activeElement) ? document.activeElement : null;
     const scrolled = [...part.querySelectorAll(".results, .zklock-scroll")].map((table) => table.scrollLeft);
     part.replaceChildren(...fresh.childNodes);
@@ -74,11 +105,13 @@
         if (!response.ok) throw new Error(response.statusText);
         parts().forEach((part) => replace(part, page.getElementById(part.id)));
         updateSummary(page);
+        if (!document.querySelector("[data-zklock-unread]")) document.dispatchEvent(new Event("zklock:read"));
         pause = Math.max(INTERVAL, PAUSE_FACTOR * (performance.now() - begin));
         showNote(bar.dataset.on);
       } catch (error) {
         if (request !== pending) return;
         pause = Math.min(2 * pause, MAX_PAUSE);
+        parts().forEach(markStale);
         showNote(bar.dataset.failed);
       }
       wait();

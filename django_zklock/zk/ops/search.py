@@ -118,6 +118,14 @@ class Ordering:
         return sorted(valued, key=value, reverse=self.reverse) + valueless
 
 
+def urgency(lock: LockSnapshot) -> tuple[bool, bool, float] | None:
+    """Return a value that is lower for locks that need attention: with waiters, with release requested, old."""
+    if not lock.holders:
+        return None
+    holder = lock.holders[0]
+    return not lock.waiter_count, holder.revoked is None, holder.since
+
+
 def _of_first_holder(value: Callable[[QueueEntry], Any]) -> Callable[[LockSnapshot], Any]:
     return lambda lock: value(lock.holders[0]) if lock.holders else None
 
@@ -130,8 +138,9 @@ COLUMNS: Mapping[str, Callable[[LockSnapshot], Any]] = {
     "waiters": attrgetter("waiter_count"),
     "token": _of_first_holder(attrgetter("token")),
     "holder": _of_first_holder(lambda holder: holder.owner.casefold()),
+    "urgency": urgency,
 }
-COLUMNS_IN_DATA = frozenset({"age", "token", "holder"})
+COLUMNS_IN_DATA = frozenset({"age", "token", "holder", "urgency"})
 
 
 ALL = LockFilter()

@@ -53,6 +53,8 @@ class QueueEntry:
     limit: int | None = None
     # The reason of the revoke request, if there is one.
     revoked: str | None = None
+    # When the lock was granted, where that is known: the server stores no time of it.
+    granted: float | None = None
 
     @property
     def owner(self) -> str:
@@ -284,6 +286,8 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
             identity=node_data.decode_identity(data),
             limit=node.limit,
             revoked=node_data.decode_revoke(data),
+            # The first node that was ever in the queue had no predecessor.
+            granted=stat.ctime / 1000.0 if node.sequence == 0 else None,
         )
         entries.append(entry)
     return replace(lock, entries=tuple(entries))

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.zookeeper]
 
 
 def test_list__row(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
-    """A row shows key, holder with work, process and host, age, waiters, state, kind, token and alias."""
+    """A row shows key, holder with work, process and host, time of the hold, waiters, state, kind, token and alias."""
     held = hold("account:17", Work(kind="task", name="billing.tasks.settle", id="5b7e3c52"))
     outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     response = viewer.get(LIST)
@@ -41,8 +41,69 @@ def test_list__row(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
     text = text_of(response)
     assert "account:17" in text
     assert "task billing.tasks.settle [5b7e3c52] pid " in text
-    assert re.search(rf" held .* \d s 1 exclusive {held.token} default ", text)
-    assert "Read from ZooKeeper at" in text
+    assert re.search(
+        rf" held .* exclusive · token {held.token} held for \d s 1 waiting exclusive {held.token} default ", text
+    )
+    assert re.search(r"Read from ZooKeeper at \d\d:\d\d:\d\d UTC\.", text)
+
+
+def test_list__moment_of_the_grant_is_not_known(viewer: Client, hold: Hold, outsider: KazooClient, zklock: str) -> None:
+    """A holder whose queue had other nodes before may have waited, so the time of its hold is a maximum."""
+    outsider.delete(
+        outsider.create(f"{zklock}/account:17/_c_{GUID}-lock-", ephemeral=True, sequence=True, makepath=True)
+    )
+    hold("account:17")
+    hold("account:18")
+    text = text_of(viewer.get(LIST))
+    assert re.search(r" account:17 held .* held for at most \d s ", text)
+    assert re.search(r" account:18 held .* held for \d s ", text)
+
+
+def test_list__needs_attention(
+    viewer: Client, hold: Hold, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The locks with waiters, with release requested, and old ones are counted, with links that filter the list."""
+    for number in range(2):
+        contended = hold(f"contended-{number}")
+        for _ in range(2):
+            outsider.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    actions.revoke(connections["default"], hold("revoked").node, "urgent", timeout=5)
+    text = text_of(viewer.get(LIST))
+    assert "4 waiting for 2 locks release of 1 lock requested Most urgent first" in text
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3700)
+    body = body_of(viewer.get(LIST))
+    assert "3 held for over an hour" in body
+    for query in ("state=contended", "state=revoked", "older=3600"):
+        assert re.search(rf'<a class="zklock-badge [^"]*" href="\?{query}"', body)
+
+
+def test_list__needs_no_attention(viewer: Client, hold: Hold) -> None:
+    """If no lock needs attention, the page says so."""
+    hold("account:17")
+    assert "No lock of this page needs attention." in text_of(viewer.get(LIST))
+
+
+def test_list__most_urgent_first(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
+    """A link sorts contended locks first, then those with release requested, then the oldest; it keeps the filters."""
+    hold("key-old")
+    hold("key-new")
+    actions.revoke(connections["default"], hold("key-revoked").node, "urgent", timeout=5)
+    contended = hold("key-contended")
+    outsider.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    [query] = re.findall(r'href="(\?[^"]*)">Most urgent first<', body_of(viewer.get(LIST, {"kind": "exclusive"})))
+    response = viewer.get(LIST + unescape(query))
+    assert re.findall(r" key-(\w+) held ", text_of(response)) == ["contended", "revoked", "old", "new"]
+    assert "Most urgent first" not in text_of(response)
+
+
+def test_list__long_texts(viewer: Client, hold: Hold) -> None:
+    """The style sheet cuts long texts; the whole is in the page, to be copied, and in the tooltip."""
+    task = "f475b027-675d-538b-8263-843cf506e68c"
+    hold("account:17", Work(kind="task", name="billing.tasks.settle", id=task))
+    body = body_of(viewer.get(LIST))
+    assert f'<bdi class="zklock-id" title="[{task}]">[{task}]</bdi>' in body
+    assert '<bdi class="zklock-clamp" title="account:17">account:17</bdi>' in body
 
 
 def test_list__empty(viewer: Client, zklock: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
+from html import unescape
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,7 +32,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.zookeeper]
 
 
 def test_lock__queue(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
-    """The page shows each contender with work, age, blockers, kind, token, session and node."""
+    """The page shows each contender with work, time, blockers, kind, token, session and node."""
     held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
     for _ in range(2):
         outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
@@ -41,8 +43,9 @@ def test_lock__queue(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
     session, _password = outsider.client_id
     node = held.node.rpartition("/")[2]
     assert re.search(rf" 0 held task .* \d s exclusive {held.token} 0x\w+ {node} 1 waiting unknown client", text)
-    assert re.search(rf" 1 waiting unknown client, session 0x{session:x} \d s 0 exclusive \d+ 0x{session:x} ", text)
-    assert re.search(r" 2 waiting unknown client, session 0x\w+ \d s 0\u20131 exclusive ", text)
+    assert re.search(rf" 1 waiting unknown .* \d s 1 before it \(0\) exclusive \d+ 0x{session:x} ", text)
+    assert re.search(r" 2 waiting unknown .* \d s 2 before it \(0\u20131\) exclusive ", text)
+    assert " State held Waiting 2 waiting Kind Exclusive " in text
     assert f"Znode {held.lock.paths[0]} " in text
 
 
@@ -56,6 +59,38 @@ def test_lock__bars(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
     assert re.search(r'role="img" aria-label="waiting, \d s"', bars[1])
     assert 'x="0.0%" width="100.0%"' in bars[0]
     assert ["url(#zklock-hatching)" in bar for bar in bars] == [False, True]
+
+
+def test_lock__times_of_the_holder(viewer: Client, hold: Hold, outsider: KazooClient, zklock: str) -> None:
+    """The page shows since when the holder is in the queue, and how long it has held the lock: at most, if unknown."""
+    hold("account:17")
+    pattern = r"Held for \d s , in the queue since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, token \d+"
+    assert re.search(pattern, text_of(viewer.get(url_of("account:17"))))
+    outsider.delete(
+        outsider.create(f"{zklock}/account:18/_c_{GUID}-lock-", ephemeral=True, sequence=True, makepath=True)
+    )
+    hold("account:18")
+    assert re.search(r"Held for at most \d s , in the queue since", text_of(viewer.get(url_of("account:18"))))
+
+
+def test_lock__command_lines(viewer: Client, hold: Hold) -> None:
+    """The page has command lines to copy, quoted for the shell: one ends a task without its worker."""
+    hold("it's 17", Work(kind="task", name="billing.settle", id="5b7e; reboot"))
+    body = body_of(viewer.get(url_of("it's 17")))
+    lines = [shlex.split(unescape(line)) for line in re.findall(r"<code>(.*?)</code>", body)]
+    assert lines == [
+        ["python", "manage.py", "zklock", "show", "it's 17"],
+        ["celery", "-A", "PROJECT", "control", "terminate", "SIGTERM", "5b7e; reboot"],
+    ]
+
+
+def test_lock__command_lines_of_other_work(viewer: Client, hold: Hold) -> None:
+    """Only a task has a line that ends it; no line has control characters; a key like an option stays a key."""
+    hold("--all", Work(kind="command", name="report", id="7"))
+    assert "show -- --all" in text_of(viewer.get(url_of("--all")))
+    assert "terminate" not in text_of(viewer.get(url_of("--all")))
+    hold("a\nb")
+    assert "<code>" not in body_of(viewer.get(url_of("a\nb")))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +139,7 @@ def test_lock__free(viewer: Client, zklock: str) -> None:
     response = viewer.get(url_of("nothing here"))
     assert response.status_code == 200
     text = text_of(response)
-    assert "State Free" in text
+    assert "State free" in text
     assert "This lock has no holder and no waiters." in text
 
 
@@ -124,7 +159,7 @@ def test_lock__foreign_nodes(viewer: Client, zklock: str, outsider: KazooClient)
     response = viewer.get(url_of("strange"))
     assert "<b>000" not in body_of(response)
     text = text_of(response)
-    assert "State Unknown" in text
+    assert "State unknown" in text
     assert "<b>099 And 3 more." in text
 
 

@@ -52,6 +52,18 @@ def test_json__is_what_the_command_writes(viewer: Client, hold: Hold, outsider: 
     assert listed == {"page": 1, "pages": 1, "count": 1, "exact": True, "problems": []}
 
 
+def test_json__moment_of_the_grant(viewer: Client, hold: Hold, outsider: KazooClient, zklock: str) -> None:
+    """It is known for the first contender that was ever in the queue."""
+    held = hold("account:17")
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    first, second = viewer.get(url_of("account:17")).json()["places"]
+    assert first["granted"] == first["since"]
+    assert second["granted"] is None
+    held.release(wait=True)
+    [second] = viewer.get(url_of("account:17")).json()["places"]
+    assert (second["state"], second["granted"]) == ("held", None)
+
+
 def test_json__parameters_of_the_list(viewer: Client, hold: Hold) -> None:
     """Search, filters, sorting and pages work as in the list; an unknown parameter is refused."""
     for key in ("account:1", "account:2", "report"):

@@ -57,18 +57,25 @@ def test_catalogue__is_compiled() -> None:
 
 
 def test_catalogue__keeps_the_places_for_values() -> None:
-    """A translation has the same placeholders as its text."""
+    """A translation has the same placeholders as its text, those of the scripts too."""
     for text, translation in entries().items():
-        assert sorted(re.findall(r"%\(\w+\)s", text)) == sorted(re.findall(r"%\(\w+\)s", translation))
+        places = [sorted(re.findall(r"%\(\w+\)s|\{\w+\}", each)) for each in (text, translation)]
+        assert places[0] == places[1]
 
 
 def test_catalogue__is_complete() -> None:
-    """Every text of the templates has a translation here or in Django's own admin."""
-    templates = (Path(django_zklock.__file__).parent / "templates").rglob("*.html")
-    texts = {
-        text
-        for template in templates
-        for text in re.findall(r'{% translate "([^"]+)" %}', template.read_text(encoding="utf-8"))
+    """Every text of the templates and of the modules has a translation here or in Django's own admin."""
+    package = Path(django_zklock.__file__).parent
+    patterns = {
+        "templates/**/*.html": r'{% translate "([^"]+)" %}',
+        "admin/*.py": r'(?:_|gettext|gettext_lazy)\(\s*"([^"]+)"\s*\)|ngettext\(\s*"([^"]+)"',
     }
+    texts = {
+        "".join(found.groups(""))
+        for files, pattern in patterns.items()
+        for file in package.glob(files)
+        for found in re.finditer(pattern, file.read_text(encoding="utf-8"))
+    }
+    assert {"Queue", "End the task", "%(n)s held for over an hour"} <= texts
     with override("de"):
         assert {text for text in texts - set(entries()) if gettext(text) == text} == set()

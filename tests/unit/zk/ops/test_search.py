@@ -163,6 +163,7 @@ def test_selection__older() -> None:
         ("waiters", ["a", "c", "d", "b"]),
         ("token", ["a", "b", "c", "d"]),
         ("holder", ["c", "a", "b", "d"]),
+        ("urgency", ["b", "c", "a", "d"]),
     ],
 )
 def test_ordering(column: str, order: list[str]) -> None:
@@ -195,4 +196,5 @@ def test_ordering__what_it_takes() -> None:
         "waiters": (True, False),
         "token": (True, True),
         "holder": (True, True),
+        "urgency": (True, True),
     }
