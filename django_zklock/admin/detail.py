@@ -33,6 +33,7 @@ from django_zklock.admin.format import (
 from django_zklock.admin.reader import MAX_ENTRIES, AliasReader
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.models import Lock
+from django_zklock.serializers import end_command
 from django_zklock.zk import formatting
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
@@ -158,10 +159,9 @@ def _commands(key: str, alias: str, entry: QueueEntry) -> list[tuple[Any, str]]:
     using = ["--using", alias] if alias != DEFAULT_ALIAS else []
     end = ["--"] if key.startswith("-") else []
     show = ["python", "manage.py", "zklock", "show", *using, *end, key]
-    commands: list[tuple[Any, list[str]]] = [(_("Show in a terminal"), show)]
-    if task := _task_id(entry):
-        commands.append((_("End the task"), ["celery", "-A", "PROJECT", "control", "terminate", "SIGTERM", task]))
-    lines = [(label, shlex.join(words)) for label, words in commands]
+    lines: list[tuple[Any, str]] = [(_("Show in a terminal"), shlex.join(show))]
+    if (end_task := end_command(entry)) is not None:
+        lines.append((_("End the task"), end_task))
     # A line with control characters could do something else than it shows.
     return [(label, line) for label, line in lines if line.isprintable()]
 

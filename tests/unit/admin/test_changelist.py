@@ -201,7 +201,7 @@ def test_list__unreachable(viewer: Client, hold: Hold, settings: Settings) -> No
     assert time.monotonic() - began < 4 + GRACE
     assert response.status_code == 200
     text = text_of(response)
-    assert "Locks of “gone” cannot be shown. ZooKeeper at 127.0.0.1:" in text
+    assert "Locks of “gone” cannot be shown. no connection to ZooKeeper at 127.0.0.1:" in text
     assert "account:1" in text
 
 

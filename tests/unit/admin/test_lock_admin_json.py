@@ -106,12 +106,12 @@ def test_json__unreachable(viewer: Client, settings: Settings) -> None:
     settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.3}}
     response = viewer.get(url_of("account:17"))
     assert response.status_code == 503
-    assert response.json()["error"].startswith("ZooKeeper at 127.0.0.1:")
+    assert response.json()["error"].startswith("no connection to ZooKeeper at 127.0.0.1:")
     response = viewer.get(LIST_JSON)
     assert response.status_code == 503
     (problem,) = response.json()["problems"]
     assert problem["alias"] == "default"
-    assert problem["problem"].startswith("ZooKeeper at 127.0.0.1:")
+    assert problem["problem"].startswith("no connection to ZooKeeper at 127.0.0.1:")
 
 
 def test_json__one_alias_away(viewer: Client, settings: Settings, zklock: str, hold: Hold) -> None:

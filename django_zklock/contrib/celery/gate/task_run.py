@@ -107,9 +107,8 @@ class TaskRun:
             self._on_error()
 
     def _on_error(self) -> None:
-        """Return the slot, release the lock, and let the broker deliver the message again."""
+        """Return the slot, release the lock, and let the broker deliver the message again; not a task of the pool."""
         if self.stage is Stage.OVER or (self.stage is Stage.RUNNING and self._slot_generation is None):
-            # The task belongs to the pool.
             return
         self.finish()
         self.worker.loop.post(self._give_back)
@@ -287,11 +286,10 @@ class TaskRun:
     def _note_child(self, now: float) -> None:
         """Write into the nodes which child runs the task, once, when it has run for a while."""
         attempt, is_due = self.attempts.current, now - self._moved > child_note.DELAY
-        if not is_due or self._is_child_noted or not self._is_watched or attempt is None or self._released:
-            return
-        self._is_child_noted = True
-        if self.pid is not None and attempt.granted:
-            child_note.write(attempt.contender, self.pid)
+        if is_due and not self._is_child_noted and self._is_watched and attempt is not None and not self._released:
+            self._is_child_noted = True
+            if self.pid is not None and attempt.granted:
+                child_note.write(attempt.contender, self.pid)
 
     def reconcile(self) -> None:
         """Finish a run that Celery has dropped, in a pool that drops jobs."""
