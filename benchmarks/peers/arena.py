@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from services.java import QUICK_START
 from services.port import LOOPBACK
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 # Of the options for a short life, this one is kept.
 KEPT_OPTION = "-XX:-UsePerfData"
 MEMORY = "512m"
-
-T = TypeVar("T")
 
 
 class LastingZooKeeper(ZooKeeper):
@@ -61,7 +58,7 @@ class Arena:
         server = CountedZooKeeper(self._stack.enter_context(LastingZooKeeper(memory=MEMORY)))
         if self.warm_up:
             load = Load(host=LOOPBACK, port=server.port, key="warm")
-            with self.start(CONTESTANTS["raw"].arguments) as program:
+            with Program(CONTESTANTS["raw"].arguments()) as program:
                 program.ask(f"open {load.words()}")
                 program.ask("run", seconds=self.warm_up)
         return server
@@ -91,15 +88,11 @@ class Arena:
         """Return the program of a contestant, warmed up if its runtime needs that."""
         program = self._programs.get(contestant.name)
         if program is None:
-            program = self._programs[contestant.name] = self.start(contestant.arguments)
+            program = self._programs[contestant.name] = Program(contestant.arguments())
             self._stack.callback(program.close)
-            if contestant.warms_up and self.warm_up:
-                self._warm_up(contestant, program)
+        if contestant.warms_up and self.warm_up and not program.is_started:
+            self._warm_up(contestant, program)
         return program
-
-    def start(self, arguments: Callable[[], list[str]]) -> Program:
-        """Return a program that begins with its first command."""
-        return Program(arguments())
 
     def _warm_up(self, contestant: Contestant, program: Program) -> None:
         for kind in sorted(contestant.kinds):

@@ -43,9 +43,9 @@ class Program:
         self._received = b""
 
     @property
-    def pid(self) -> int:
-        """The number of the process."""
-        return self._started().pid
+    def is_started(self) -> bool:
+        """Whether there was a command, and no failure since."""
+        return self._process is not None
 
     def ask(self, command: str, timeout: float = TIMEOUT, **words: object) -> Figures:
         """Send a command and return the figures of the answer; raise ProgramError if there is none in time."""

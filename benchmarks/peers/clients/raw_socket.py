@@ -24,19 +24,21 @@ LENGTH = struct.Struct("!i")
 REPLY = struct.Struct("!iiqi")
 ERROR = slice(16, 20)
 ROOT = "/raw"
+CLOSE = -11
 
 
 class Wire:
     """A session whose requests all have the same number: the server does not mind."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        """Connect and get a session."""
-        self._socket = socket.create_connection(address, TIMEOUT)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, address: tuple[str, int], *, greet: bool = True) -> None:
+        """Connect and get a session; without ``greet`` the reply is still to be received."""
+        self.socket = socket.create_connection(address, TIMEOUT)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = b""
-        self.send = self._socket.sendall
+        self.send = self.socket.sendall
         self.send(buffer(connect_frame()))
-        self.receive()
+        if greet:
+            self.receive()
 
     def receive(self) -> bytes:
         """Wait for the next frame and return it, with its length."""
@@ -47,7 +49,7 @@ class Wire:
                 if len(received) >= end:
                     self._received = received[end:]
                     return received[:end]
-            piece = self._socket.recv(65536)
+            piece = self.socket.recv(65536)
             if not piece:
                 raise ConnectionError("the server has closed the connection")
             self._received += piece
@@ -58,9 +60,14 @@ class Wire:
         assert not any(reply[ERROR]), reply
         return reply[REPLY.size :]
 
+    def end(self) -> None:
+        """End the session, which deletes its nodes."""
+        self.send(buffer(integer(1) + integer(CLOSE)))
+        self.receive()
+
     def close(self) -> None:
-        """Close the connection; the session has no node."""
-        self._socket.close()
+        """Close the connection; the server ends the session later."""
+        self.socket.close()
 
 
 def frame(operation: Operation) -> bytes:
@@ -82,6 +89,7 @@ def connect(load: Load) -> Iterator[MakeCycle]:
             # It may exist.
             wire.receive()
         yield make
+        wire.end()
 
 
 def whole(wire: Wire, parent: str) -> Cycle:

@@ -28,11 +28,13 @@ class Ensemble:
         sync_limit: int = 10,
         peer: Callable[[int, int, int], int] = lambda _of, _to, port: port,
         properties: Mapping[str, str] | None = None,
+        new_server: Callable[..., ZooKeeper] = ZooKeeper,
     ) -> None:
         """Choose the ports and write each server's configuration; nothing runs yet.
 
         ``peer`` returns the port by which the server ``of`` reaches the port ``port`` of the server ``to``: something
-        may stand between the two. ``sync_limit`` is in ticks; ``properties`` are Java's.
+        may stand between the two. ``sync_limit`` is in ticks; ``properties`` are Java's; ``new_server`` makes each
+        server.
         """
         numbers = range(1, size + 1)
         ports = {number: (free_port(), free_port()) for number in numbers}
@@ -44,7 +46,7 @@ class Ensemble:
         self._folders = ExitStack()
         self.nodes: list[ZooKeeper] = []
         for number in numbers:
-            node = ZooKeeper(
+            node = new_server(
                 tick_time=tick_time,
                 min_session_timeout=min_session_timeout,
                 server_id=number,

@@ -1,0 +1,135 @@
+"""A process in which many wait for one lock: ``python -m benchmarks.peers.clients.waiters NAME HOSTS``.
+
+It answers the command ``wait`` when all of them are in the queue, and ``leave`` when their sessions are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.recipe.lock import Lock as KazooLock
+
+from benchmarks.peers.clients.dialogue import serve
+from django_zklock.zk.listener import LockListener
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.wire import ConnectionOptions
+from tests.support.proc_status import status
+
+TIMEOUT = 100.0
+POLL_INTERVAL = 0.02
+
+
+class Witness(LockListener):
+    """Counts the waiters that are in the queue and know the holder."""
+
+    def __init__(self) -> None:
+        """Count from nought."""
+        self.count = 0
+
+    async def anotify(self, event: str, _lock: object, /, **_facts: Any) -> None:
+        """Count; all waiters are in one thread."""
+        self.count += event == "contended"
+
+
+class Ours:
+    """Tasks of asyncio that share a session."""
+
+    def __init__(self, hosts: str, key: str) -> None:
+        """Hold the lock in another session, and connect."""
+        connection = ConnectionOptions(hosts=hosts, session_timeout=30.0)
+        self._witness = Witness()
+        options = PoolOptions(connection=connection, connect_timeout=TIMEOUT)
+        self._pools = [Pool(name, options) for name in ("holder", "waiters")]
+        holder, waiters = self._pools
+        self._held = Lock(key, holder).acquire(TIMEOUT)
+        Lock("warm", waiters).acquire(TIMEOUT).release(wait=True)
+        self._lock = Lock(key, waiters, listener=self._witness)
+
+    def start(self, count: int) -> Callable[[], int]:
+        """Let ``count`` wait, and return what counts those that do."""
+        loop = asyncio.new_event_loop()
+        # They fail when the sessions are closed, and nothing awaits them.
+        loop.set_exception_handler(lambda *_: None)
+        for _ in range(count):
+            # The owner of a hold is the task in which the call is made.
+            loop.create_task(self._wait())
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        return lambda: self._witness.count
+
+    async def _wait(self) -> None:
+        await self._lock.aacquire()
+
+    def close(self) -> None:
+        """End the sessions."""
+        for pool in self._pools:
+            pool.close(TIMEOUT)
+
+
+class Kazoo:
+    """Threads that share a session."""
+
+    def __init__(self, hosts: str, key: str) -> None:
+        """Hold the lock in another session, and connect."""
+        self._clients = [KazooClient(hosts, timeout=30.0) for _ in range(2)]
+        self._path = f"/kazoo/{key}"
+        for client in self._clients:
+            client.start(TIMEOUT)
+        KazooLock(self._clients[0], self._path).acquire()
+
+    def start(self, count: int) -> Callable[[], int]:
+        """Let ``count`` wait, and return what counts those that do."""
+        holder, waiters = self._clients
+        for _ in range(count):
+            threading.Thread(target=self._wait, args=(KazooLock(waiters, self._path),), daemon=True).start()
+        return lambda: len(holder.get_children(self._path)) - 1
+
+    @staticmethod
+    def _wait(lock: KazooLock) -> None:
+        with contextlib.suppress(KazooException):
+            lock.acquire()
+
+    def close(self) -> None:
+        """End the sessions."""
+        for client in self._clients:
+            client.stop()
+
+
+CROWDS: dict[str, Callable[[str, str], Ours | Kazoo]] = {"ours": Ours, "kazoo": Kazoo}
+
+
+def main(name: str, hosts: str) -> None:
+    """Serve."""
+
+    def wait(words: Mapping[str, str]) -> Mapping[str, float]:
+        crowd, count = CROWDS[name](hosts, words["key"]), int(words["count"])
+        gc.collect()
+        before, begin = status(os.getpid()), time.monotonic()
+        waiting = crowd.start(count)
+        while waiting() < count:
+            time.sleep(POLL_INTERVAL)
+        took, after = time.monotonic() - begin, status(os.getpid())
+        commands["leave"] = lambda _: crowd.close() or {}
+        return {
+            "time": took / count,
+            "memory": (after["VmRSS"] - before["VmRSS"]) * 1024 / count,
+            # The thread of the loop does not count.
+            "threads": after["Threads"] - before["Threads"] - (name == "ours"),
+        }
+
+    commands: dict[str, Callable[[Mapping[str, str]], Mapping[str, float]]] = {"wait": wait}
+    serve(commands)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,46 @@
+"""All scenarios, in the order of the page."""
+
+from __future__ import annotations
+
+from benchmarks.peers.ceiling import CeilingScenario
+from benchmarks.peers.decorator import DecoratorScenario
+from benchmarks.peers.listing import ListingScenario
+from benchmarks.peers.scenario import LockScenario, Scenario
+from benchmarks.peers.sessions import SessionScenario
+from benchmarks.peers.tiny_tasks import TinyTaskScenario
+from benchmarks.peers.waiters import WaiterScenario
+
+CROWDS = (2, 8, 32)
+# Each way, in milliseconds.
+DELAYS = (1, 10)
+# A cycle in a crowd takes a hundred times as long with 10 ms each way.
+SECONDS_BY_DELAY = {1: 0.6, 10: 1.5}
+SECONDS_OF_CROWD = 0.5
+
+SCENARIOS: dict[str, Scenario] = {
+    each.name: each
+    for each in (
+        LockScenario(name="alone"),
+        *(LockScenario(name=f"threads-{count}", contenders=count, seconds=SECONDS_OF_CROWD) for count in CROWDS),
+        *(
+            LockScenario(name=f"processes-{count}", contenders=count, processes=True, seconds=SECONDS_OF_CROWD)
+            for count in CROWDS
+        ),
+        *(LockScenario(name=f"alone-{ms}ms", delay=ms / 1000, seconds=SECONDS_BY_DELAY[ms]) for ms in DELAYS),
+        *(
+            LockScenario(name=f"threads-8-{ms}ms", contenders=8, delay=ms / 1000, seconds=SECONDS_BY_DELAY[ms])
+            for ms in DELAYS
+        ),
+        LockScenario(name="try", kind="try"),
+        LockScenario(name="keys", contenders=10, processes=True, keys=100, seconds=SECONDS_OF_CROWD),
+        LockScenario(name="read-write", kind="mixed", contenders=8, seconds=SECONDS_OF_CROWD),
+        LockScenario(name="semaphore", kind="semaphore", contenders=8, seconds=SECONDS_OF_CROWD),
+        LockScenario(name="several", kind="several", keys=4),
+        DecoratorScenario(),
+        TinyTaskScenario(),
+        ListingScenario(),
+        WaiterScenario(),
+        CeilingScenario(),
+        SessionScenario(),
+    )
+}
