@@ -41,7 +41,7 @@ class CeilingScenario:
                 new_server = partial(LastingZooKeeper, memory=MEMORY, force_sync=force_sync)
                 servers[f"standalone{suffix}"] = [stack.enter_context(new_server())]
                 servers[f"ensemble{suffix}"] = stack.enter_context(Ensemble(new_server=new_server)).nodes
-            rounds = {}
+            rounds: dict[str, Round] = {}
             for name, nodes in servers.items():
                 program = stack.enter_context(module("clients.surge", *(str(node.port) for node in nodes)))
                 if arena.warm_up:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.peers.arena import Arena, module
+from benchmarks.peers.program import Figures, Program
 from benchmarks.peers.scenario import Round
 
 CALLS = 600
@@ -24,4 +26,7 @@ class DecoratorScenario:
         """Start the program."""
         calls = max(1, round(CALLS * arena.seconds))
         with module("clients.decorator", arena.zookeeper.server.hosts) as program:
-            yield {name: lambda _, name=name: program.ask(name, calls=calls) for name in ("block", "decorated")}
+            yield {name: partial(self._call, program, name, calls) for name in ("block", "decorated")}
+
+    def _call(self, program: Program, name: str, calls: int, _number: int) -> Figures:
+        return program.ask(name, calls=calls)

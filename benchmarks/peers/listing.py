@@ -26,13 +26,13 @@ class ListingScenario:
     max_rounds: int | None = 3
 
     @contextmanager
-    def open(self, arena: Arena) -> Iterator[dict[str, Round]]:
+    def open(self, _arena: Arena) -> Iterator[dict[str, Round]]:
         """Hold the locks on a server of their own."""
         with ExitStack() as stack:
             server = stack.enter_context(LastingZooKeeper(memory=MEMORY))
             hold(stack, server, self.locks)
             programs = {name: module("clients.listing", name, server.hosts) for name in ("ours", "kazoo")}
-            rounds = {}
+            rounds: dict[str, Round] = {}
             for name, program in programs.items():
                 stack.enter_context(program)
                 # The first run opens the session.

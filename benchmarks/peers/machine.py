@@ -30,7 +30,7 @@ def facts(server: ZooKeeper) -> dict[str, str]:
     """Return the facts by what a reader calls them."""
     return {
         "measured": f"{datetime.now(UTC):%Y-%m-%d}",
-        "CPUs": f"{os.cpu_count()} × {_processor()}",
+        "CPUs": f"{os.cpu_count()}, {_processor()}",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GB",
         "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "Python": platform.python_version(),

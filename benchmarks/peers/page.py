@@ -11,7 +11,7 @@ BLOCK = re.compile(
 
 
 def replace_blocks(text: str, blocks: Mapping[str, str]) -> str:
-    """Return the text with the content of all blocks replaced; raise ValueError unless text and blocks name the same."""
+    """Return the text with the content of all blocks replaced; raise ValueError unless both have the same names."""
     names = [found["name"] for found in BLOCK.finditer(text)]
     if sorted(names) != sorted(blocks):
         different = sorted(set(names) ^ set(blocks)) or sorted({name for name in names if names.count(name) > 1})

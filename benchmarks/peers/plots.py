@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -32,7 +33,7 @@ COLOURS = {
     "raw": "#7f7f7f",
 }
 MARKERS = dict(zip(COLOURS, "oDs^vP*", strict=True))
-OPTIONS = {
+OPTIONS: dict[Any, Any] = {
     # The same file from the same figures.
     "svg.hashsalt": "peers",
     # Text stays text, in the font of the reader's choice.
@@ -62,7 +63,7 @@ THEMES = (Theme("light", "#222222"), Theme("dark", "#dddddd"))
 def style(theme: Theme) -> Iterator[None]:
     """Draw with a theme inside the block."""
     names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
-    with mpl.rc_context({**OPTIONS, **dict.fromkeys(names, theme.ink)}):
+    with mpl.rc_context(OPTIONS | dict.fromkeys(names, theme.ink)):
         yield
 
 

@@ -7,8 +7,9 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.interruption import postponed
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 # For a command that takes no time of its own.
 TIMEOUT = 60.0
 CLOSE_TIMEOUT = 5.0
+
+ROOT = Path(__file__).resolve().parents[2]
 
 Figures = dict[str, float]
 
@@ -35,10 +38,10 @@ class Program:
     the next command.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, arguments: Sequence[str]) -> None:
         """Take the command line; nothing runs yet."""
         self._arguments = arguments
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "testproject")))}
         self._process: subprocess.Popen[bytes] | None = None
         self._received = b""
 
@@ -70,6 +73,7 @@ class Program:
                     self._arguments,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
+                    cwd=ROOT,
                     env=self._environment,
                     start_new_session=True,
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -45,7 +45,7 @@ class Scenario(Protocol):
 class LockScenario:
     """Contenders acquire and release in a loop; the figures are for each cycle.
 
-    ``delay`` is each way between client and server. Without ``only``, all contestants that can do it take part.
+    ``delay`` is each way between client and server. All contestants that can do it take part.
     """
 
     name: str
@@ -55,17 +55,13 @@ class LockScenario:
     keys: int = 1
     delay: float = 0.0
     seconds: float = 0.4
-    only: frozenset[str] = field(default_factory=frozenset)
     max_rounds: int | None = None
 
     @property
     def contestants(self) -> list[Contestant]:
         """Return the contestants that take part."""
-        return [
-            each
-            for each in CONTESTANTS.values()
-            if self.kind in each.kinds and (each.crowds or self.contenders == 1) and each.name in (self.only or CONTESTANTS)
-        ]  # fmt: skip
+        able = [each for each in CONTESTANTS.values() if self.kind in each.kinds]
+        return [each for each in able if each.crowds or self.contenders == 1]
 
     @contextmanager
     def open(self, arena: Arena) -> Iterator[dict[str, Round]]:

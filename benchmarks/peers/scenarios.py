@@ -17,30 +17,28 @@ DELAYS = (1, 10)
 SECONDS_BY_DELAY = {1: 0.6, 10: 1.5}
 SECONDS_OF_CROWD = 0.5
 
-SCENARIOS: dict[str, Scenario] = {
-    each.name: each
-    for each in (
-        LockScenario(name="alone"),
-        *(LockScenario(name=f"threads-{count}", contenders=count, seconds=SECONDS_OF_CROWD) for count in CROWDS),
-        *(
-            LockScenario(name=f"processes-{count}", contenders=count, processes=True, seconds=SECONDS_OF_CROWD)
-            for count in CROWDS
-        ),
-        *(LockScenario(name=f"alone-{ms}ms", delay=ms / 1000, seconds=SECONDS_BY_DELAY[ms]) for ms in DELAYS),
-        *(
-            LockScenario(name=f"threads-8-{ms}ms", contenders=8, delay=ms / 1000, seconds=SECONDS_BY_DELAY[ms])
-            for ms in DELAYS
-        ),
-        LockScenario(name="try", kind="try"),
-        LockScenario(name="keys", contenders=10, processes=True, keys=100, seconds=SECONDS_OF_CROWD),
-        LockScenario(name="read-write", kind="mixed", contenders=8, seconds=SECONDS_OF_CROWD),
-        LockScenario(name="semaphore", kind="semaphore", contenders=8, seconds=SECONDS_OF_CROWD),
-        LockScenario(name="several", kind="several", keys=4),
-        DecoratorScenario(),
-        TinyTaskScenario(),
-        ListingScenario(),
-        WaiterScenario(),
-        CeilingScenario(),
-        SessionScenario(),
-    )
-}
+ALL: tuple[Scenario, ...] = (
+    LockScenario(name="alone"),
+    *(LockScenario(name=f"threads-{count}", contenders=count, seconds=SECONDS_OF_CROWD) for count in CROWDS),
+    *(
+        LockScenario(name=f"processes-{count}", contenders=count, processes=True, seconds=SECONDS_OF_CROWD)
+        for count in CROWDS
+    ),
+    *(LockScenario(name=f"alone-{ms}ms", delay=ms / 1000, seconds=SECONDS_BY_DELAY[ms]) for ms in DELAYS),
+    *(
+        LockScenario(name=f"threads-8-{ms}ms", contenders=8, delay=ms / 1000, seconds=SECONDS_BY_DELAY[ms])
+        for ms in DELAYS
+    ),
+    LockScenario(name="try", kind="try"),
+    LockScenario(name="keys", contenders=10, processes=True, keys=100, seconds=SECONDS_OF_CROWD),
+    LockScenario(name="read-write", kind="mixed", contenders=8, seconds=SECONDS_OF_CROWD),
+    LockScenario(name="semaphore", kind="semaphore", contenders=8, seconds=SECONDS_OF_CROWD),
+    LockScenario(name="several", kind="several", keys=4),
+    DecoratorScenario(),
+    TinyTaskScenario(),
+    ListingScenario(),
+    WaiterScenario(),
+    CeilingScenario(),
+    SessionScenario(),
+)
+SCENARIOS = {each.name: each for each in ALL}

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MISSING = "–"
+MISSING = "-"
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ def number(value: float) -> str:
 
 
 def amount(values: Sequence[float], unit: float = 1.0) -> str:
-    """Return the median and the quartiles in a unit: ``230 (221–246)``."""
+    """Return the median and the quartiles in a unit: ``230 (221 to 246)``."""
     if not values:
         return MISSING
     found = Summary.of([value / unit for value in values])
     median, low, high = map(number, (found.median, found.low, found.high))
-    return median if low == high else f"{median} ({low}–{high})"
+    return median if low == high else f"{median} ({low} to {high})"
 
 
 def middle(values: Sequence[float], unit: float = 1.0) -> str:

@@ -20,7 +20,7 @@ PROCESSES = {"processes-2": "2", "processes-8": "8", "processes-32": "32"}
 DELAYED = {"threads-8": "0 ms", "threads-8-1ms": "1 ms", "threads-8-10ms": "10 ms"}
 OTHERS = {
     "try": "a try on a busy lock",
-    "keys": "100 keys × 10 clients",
+    "keys": "10 clients, 100 keys",
     "read-write": "90 % readers",
     "semaphore": "semaphore of 4",
     "several": "4 keys at once",

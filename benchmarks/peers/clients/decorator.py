@@ -1,4 +1,4 @@
-"""A block under ``zk_lock``, and a function under ``@zk_locked``: ``python -m benchmarks.peers.clients.decorator HOSTS``.
+"""A block under ``zk_lock`` and a function under ``@zk_locked``: ``… benchmarks.peers.clients.decorator HOSTS``.
 
 The CPU time is that of the calling thread; that of the connection's thread is the same for both.
 """

@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from functools import partial
 
 from redis import Redis
-from redis.lock import Lock
 
 from benchmarks.peers.clients.recipe import Cycle, MakeCycle, granted, refused
 from benchmarks.peers.load import Load

@@ -49,6 +49,7 @@ class Ours:
         """Hold the lock in another session, and connect."""
         connection = ConnectionOptions(hosts=hosts, session_timeout=30.0)
         self._witness = Witness()
+        self._tasks: list[asyncio.Task[None]] = []
         options = PoolOptions(connection=connection, connect_timeout=TIMEOUT)
         self._pools = [Pool(name, options) for name in ("holder", "waiters")]
         holder, waiters = self._pools
@@ -63,7 +64,7 @@ class Ours:
         loop.set_exception_handler(lambda *_: None)
         for _ in range(count):
             # The owner of a hold is the task in which the call is made.
-            loop.create_task(self._wait())
+            self._tasks.append(loop.create_task(self._wait()))
         threading.Thread(target=loop.run_forever, daemon=True).start()
         return lambda: self._witness.count
 
@@ -110,6 +111,7 @@ CROWDS: dict[str, Callable[[str, str], Ours | Kazoo]] = {"ours": Ours, "kazoo": 
 
 def main(name: str, hosts: str) -> None:
     """Serve."""
+    crowds: list[Ours | Kazoo] = []
 
     def wait(words: Mapping[str, str]) -> Mapping[str, float]:
         crowd, count = CROWDS[name](hosts, words["key"]), int(words["count"])
@@ -119,7 +121,7 @@ def main(name: str, hosts: str) -> None:
         while waiting() < count:
             time.sleep(POLL_INTERVAL)
         took, after = time.monotonic() - begin, status(os.getpid())
-        commands["leave"] = lambda _: crowd.close() or {}
+        crowds.append(crowd)
         return {
             "time": took / count,
             "memory": (after["VmRSS"] - before["VmRSS"]) * 1024 / count,
@@ -127,8 +129,11 @@ def main(name: str, hosts: str) -> None:
             "threads": after["Threads"] - before["Threads"] - (name == "ours"),
         }
 
-    commands: dict[str, Callable[[Mapping[str, str]], Mapping[str, float]]] = {"wait": wait}
-    serve(commands)
+    def leave(_words: Mapping[str, str]) -> Mapping[str, float]:
+        crowds.pop().close()
+        return {}
+
+    serve({"wait": wait, "leave": leave})
 
 
 if __name__ == "__main__":
