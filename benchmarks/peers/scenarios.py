@@ -13,8 +13,9 @@ from benchmarks.peers.waiters import WaiterScenario
 CROWDS = (2, 8, 32)
 # Each way, in milliseconds.
 DELAYS = (1, 10)
-# A cycle in a crowd takes a hundred times as long with 10 ms each way.
+# With a longer delay a round needs more time for the same number of cycles, and the rounds differ less.
 SECONDS_BY_DELAY = {1: 0.6, 10: 1.5}
+ROUNDS_BY_DELAY = {1: None, 10: 3}
 SECONDS_OF_CROWD = 0.5
 
 ALL: tuple[Scenario, ...] = (
@@ -24,9 +25,15 @@ ALL: tuple[Scenario, ...] = (
         LockScenario(name=f"processes-{count}", contenders=count, processes=True, seconds=SECONDS_OF_CROWD)
         for count in CROWDS
     ),
-    *(LockScenario(name=f"alone-{ms}ms", delay=ms / 1000, seconds=SECONDS_BY_DELAY[ms]) for ms in DELAYS),
     *(
-        LockScenario(name=f"threads-8-{ms}ms", contenders=8, delay=ms / 1000, seconds=SECONDS_BY_DELAY[ms])
+        LockScenario(
+            name=f"{name}-{ms}ms",
+            contenders=contenders,
+            delay=ms / 1000,
+            seconds=SECONDS_BY_DELAY[ms],
+            max_rounds=ROUNDS_BY_DELAY[ms],
+        )
+        for name, contenders in (("alone", 1), ("threads-8", 8))
         for ms in DELAYS
     ),
     LockScenario(name="try", kind="try"),

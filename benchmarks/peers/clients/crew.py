@@ -20,7 +20,7 @@ from benchmarks.peers.load import Load
 # Of ten turns of a contender of the kind "mixed", one is a writer's.
 TURNS = 10
 # Cycles of each contender before the round, at least one with each key.
-WARM_CYCLES = 10
+WARM_CYCLES = 2
 # Seconds until all contenders begin together.
 START_DELAY = 0.05
 # Seconds for children to end.
@@ -32,13 +32,14 @@ class Outcome:
     """What contenders did in a round.
 
     ``counted`` cycles ended before the round did, the last of them at ``last`` of the monotonic clock. ``cycles`` also
-    has those that were under way then. ``longest`` is the time of the longest of all, mostly spent waiting, and
-    ``cpu`` is what all of them took, in seconds.
+    has those that were under way then and ended until ``end``. ``longest`` is the time of the longest of all, mostly
+    spent waiting, and ``cpu`` is what all of them took, in seconds.
     """
 
     cycles: int
     counted: int
     last: float
+    end: float
     longest: float
     cpu: float = 0.0
 
@@ -49,16 +50,20 @@ class Outcome:
             cycles=sum(each.cycles for each in outcomes),
             counted=sum(each.counted for each in outcomes),
             last=max(each.last for each in outcomes),
+            end=max(each.end for each in outcomes),
             longest=max(each.longest for each in outcomes),
             cpu=sum(each.cpu for each in outcomes) if cpu is None else cpu,
         )
 
     def figures(self, start: float) -> Mapping[str, float]:
-        """Return what the round is reported as; ``elapsed`` is until the end of the last cycle that counts."""
+        """Return what the round is reported as; ``elapsed`` is until the end of the last cycle that counts.
+
+        If a machine is so busy that none ended in time, all of them count.
+        """
         return {
             "cycles": self.cycles,
-            "counted": self.counted,
-            "elapsed": self.last - start,
+            "counted": self.counted or self.cycles,
+            "elapsed": (self.last if self.counted else self.end) - start,
             "longest": self.longest,
             "cpu": self.cpu,
         }
@@ -95,7 +100,7 @@ def repeat(cycles: Sequence[Cycle], start: float, end: float) -> Outcome:
         now = time.monotonic()
         longest = max(longest, now - last)
         if now > end:
-            return Outcome(done + 1, done, last, longest)
+            return Outcome(done + 1, done, last, now, longest)
         last = now
     raise AssertionError
 
