@@ -32,7 +32,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 PLOTS = ROOT / "docs" / "_static" / "performance"
 ROUNDS = 5
-WARM_UP = 3.0
+WARM_UP = 2.0
 
 
 def measure(

@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from benchmarks.peers.capacity import SERVERS, ceilings_of
 from benchmarks.peers.contestants import CONTESTANTS
@@ -111,7 +112,7 @@ def crowds(results: Results, figure: Figure) -> None:
         lines(axes, results, list(scenarios), CROWDS, MICRO)
         axes.set_xscale("log", base=2)
         axes.set_xticks(CROWDS, map(str, CROWDS))
-        axes.set_yscale("log")
+        set_log_scale(axes)
         axes.set_xlabel(f"contenders, {title}")
     figure.axes[0].set_ylabel("one turn, µs")
     legend(figure)
@@ -149,10 +150,18 @@ def ceiling(results: Results, figure: Figure) -> None:
             label=SERVERS[name],
         )
         axes.plot([highest.rate], [highest.latency / MILLI], marker="o", markersize=9, color=colour)
-    axes.set_yscale("log")
+    set_log_scale(axes)
     axes.set_xlabel("cycles a second")
     axes.set_ylabel("one cycle, ms")
     legend(figure)
+
+
+def set_log_scale(axes: Axes) -> None:
+    """Make the vertical axis logarithmic, with plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def legend(figure: Figure) -> None:

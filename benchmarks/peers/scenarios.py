@@ -14,9 +14,9 @@ CROWDS = (2, 8, 32)
 # Each way, in milliseconds.
 DELAYS = (1, 10)
 # With a longer delay a round needs more time for the same number of cycles, and the rounds differ less.
-SECONDS_BY_DELAY = {1: 0.6, 10: 1.5}
+SECONDS_BY_DELAY = {1: 0.6, 10: 1.2}
 ROUNDS_BY_DELAY = {1: None, 10: 3}
-SECONDS_OF_CROWD = 0.5
+SECONDS_OF_CROWD = 0.4
 
 ALL: tuple[Scenario, ...] = (
     LockScenario(name="alone"),

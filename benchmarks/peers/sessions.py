@@ -24,7 +24,7 @@ class SessionScenario:
     """Raw sessions that are opened, ping and are closed, and sessions of ours that hold a lock each."""
 
     name: str = "sessions"
-    max_rounds: int | None = 3
+    max_rounds: int | None = 2
 
     @contextmanager
     def open(self, arena: Arena) -> Iterator[dict[str, Round]]:

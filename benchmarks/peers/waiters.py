@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.peers.arena import Arena, module
+from benchmarks.peers.arena import MEMORY, Arena, LastingZooKeeper, module
+from benchmarks.peers.counters import CountedZooKeeper
 from benchmarks.peers.program import Figures
 from benchmarks.peers.scenario import Round
 
@@ -26,24 +27,19 @@ class WaiterScenario:
     max_rounds: int | None = 2
 
     @contextmanager
-    def open(self, arena: Arena) -> Iterator[dict[str, Round]]:
-        """Start nothing: each round has a process of its own, as memory that was used once is not returned."""
-        yield {
-            "ours": partial(self._wait, arena, "ours", self.ours),
-            "kazoo": partial(self._wait, arena, "kazoo", self.kazoo),
-        }
+    def open(self, _arena: Arena) -> Iterator[dict[str, Round]]:
+        """Start nothing: each round has a server and a process of its own, which end with all that waits."""
+        yield {"ours": partial(self._wait, "ours", self.ours), "kazoo": partial(self._wait, "kazoo", self.kazoo)}
 
-    def _wait(self, arena: Arena, name: str, count: int, number: int) -> Figures:
-        server = arena.zookeeper
-        key = f"waiters-{number}-{time.monotonic_ns()}"
-        with module("clients.waiters", name, server.server.hosts) as program:
-            before, was = server.read(), server.server.mntr()
-            figures = program.ask("wait", count=count, key=key, timeout=TIMEOUT)
+    def _wait(self, name: str, count: int, _number: int) -> Figures:
+        with LastingZooKeeper(memory=MEMORY) as server, module("clients.waiters", name, server.hosts) as program:
+            counted = CountedZooKeeper(server)
+            before, was = counted.read(), server.mntr()
+            figures = program.ask("wait", count=count, timeout=TIMEOUT)
             # The last in the queue have still to set their watches.
             time.sleep(SETTLE_TIME)
             # Read in this order: the second is a request too.
-            done, now = server.read() - before, server.server.mntr()
-            program.ask("leave", timeout=TIMEOUT)
+            done, now = counted.read() - before, server.mntr()
             # With its threads and tasks the process would take long to end.
             program.kill()
         return {

@@ -1,12 +1,11 @@
 """A process in which many wait for one lock: ``python -m benchmarks.peers.clients.waiters NAME HOSTS``.
 
-It answers the command ``wait`` when all of them are in the queue, and ``leave`` when their sessions are closed.
+It answers the command ``wait`` when all of them are in the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import sys
@@ -16,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException
 from kazoo.recipe.lock import Lock as KazooLock
 
 from benchmarks.peers.clients.dialogue import serve
@@ -26,6 +24,7 @@ from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support.proc_status import status
 
+KEY = "waited-for"
 TIMEOUT = 100.0
 POLL_INTERVAL = 0.02
 
@@ -45,7 +44,7 @@ class Witness(LockListener):
 class Ours:
     """Tasks of asyncio that share a session."""
 
-    def __init__(self, hosts: str, key: str) -> None:
+    def __init__(self, hosts: str) -> None:
         """Hold the lock in another session, and connect."""
         connection = ConnectionOptions(hosts=hosts, session_timeout=30.0)
         self._witness = Witness()
@@ -53,15 +52,13 @@ class Ours:
         options = PoolOptions(connection=connection, connect_timeout=TIMEOUT)
         self._pools = [Pool(name, options) for name in ("holder", "waiters")]
         holder, waiters = self._pools
-        self._held = Lock(key, holder).acquire(TIMEOUT)
+        self._held = Lock(KEY, holder).acquire(TIMEOUT)
         Lock("warm", waiters).acquire(TIMEOUT).release(wait=True)
-        self._lock = Lock(key, waiters, listener=self._witness)
+        self._lock = Lock(KEY, waiters, listener=self._witness)
 
     def start(self, count: int) -> Callable[[], int]:
         """Let ``count`` wait, and return what counts those that do."""
         loop = asyncio.new_event_loop()
-        # They fail when the sessions are closed, and nothing awaits them.
-        loop.set_exception_handler(lambda *_: None)
         for _ in range(count):
             # The owner of a hold is the task in which the call is made.
             self._tasks.append(loop.create_task(self._wait()))
@@ -71,19 +68,14 @@ class Ours:
     async def _wait(self) -> None:
         await self._lock.aacquire()
 
-    def close(self) -> None:
-        """End the sessions."""
-        for pool in self._pools:
-            pool.close(TIMEOUT)
-
 
 class Kazoo:
     """Threads that share a session."""
 
-    def __init__(self, hosts: str, key: str) -> None:
+    def __init__(self, hosts: str) -> None:
         """Hold the lock in another session, and connect."""
         self._clients = [KazooClient(hosts, timeout=30.0) for _ in range(2)]
-        self._path = f"/kazoo/{key}"
+        self._path = f"/kazoo/{KEY}"
         for client in self._clients:
             client.start(TIMEOUT)
         KazooLock(self._clients[0], self._path).acquire()
@@ -92,21 +84,11 @@ class Kazoo:
         """Let ``count`` wait, and return what counts those that do."""
         holder, waiters = self._clients
         for _ in range(count):
-            threading.Thread(target=self._wait, args=(KazooLock(waiters, self._path),), daemon=True).start()
+            threading.Thread(target=KazooLock(waiters, self._path).acquire, daemon=True).start()
         return lambda: len(holder.get_children(self._path)) - 1
 
-    @staticmethod
-    def _wait(lock: KazooLock) -> None:
-        with contextlib.suppress(KazooException):
-            lock.acquire()
 
-    def close(self) -> None:
-        """End the sessions."""
-        for client in self._clients:
-            client.stop()
-
-
-CROWDS: dict[str, Callable[[str, str], Ours | Kazoo]] = {"ours": Ours, "kazoo": Kazoo}
+CROWDS: dict[str, Callable[[str], Ours | Kazoo]] = {"ours": Ours, "kazoo": Kazoo}
 
 
 def main(name: str, hosts: str) -> None:
@@ -114,14 +96,15 @@ def main(name: str, hosts: str) -> None:
     crowds: list[Ours | Kazoo] = []
 
     def wait(words: Mapping[str, str]) -> Mapping[str, float]:
-        crowd, count = CROWDS[name](hosts, words["key"]), int(words["count"])
+        crowd, count = CROWDS[name](hosts), int(words["count"])
+        # They wait until this process ends.
+        crowds.append(crowd)
         gc.collect()
         before, begin = status(os.getpid()), time.monotonic()
         waiting = crowd.start(count)
         while waiting() < count:
             time.sleep(POLL_INTERVAL)
         took, after = time.monotonic() - begin, status(os.getpid())
-        crowds.append(crowd)
         return {
             "time": took / count,
             "memory": (after["VmRSS"] - before["VmRSS"]) * 1024 / count,
@@ -129,11 +112,7 @@ def main(name: str, hosts: str) -> None:
             "threads": after["Threads"] - before["Threads"] - (name == "ours"),
         }
 
-    def leave(_words: Mapping[str, str]) -> Mapping[str, float]:
-        crowds.pop().close()
-        return {}
-
-    serve({"wait": wait, "leave": leave})
+    serve({"wait": wait})
 
 
 if __name__ == "__main__":
