@@ -36,6 +36,10 @@ class Witness(LockListener):
         """Count from nought."""
         self.count = 0
 
+    def wants(self, event: str) -> bool:
+        """Want the holder to be read for that event alone, as a caller with a log does."""
+        return event == "contended"
+
     async def anotify(self, event: str, _lock: object, /, **_facts: Any) -> None:
         """Count; all waiters are in one thread."""
         self.count += event == "contended"

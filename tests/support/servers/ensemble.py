@@ -23,18 +23,17 @@ class Ensemble:
         self,
         size: int = 3,
         *,
+        new_server: Callable[..., ZooKeeper] = ZooKeeper,
         tick_time: float = 0.5,
         min_session_timeout: float = 1.0,
         sync_limit: int = 10,
         peer: Callable[[int, int, int], int] = lambda _of, _to, port: port,
         properties: Mapping[str, str] | None = None,
-        new_server: Callable[..., ZooKeeper] = ZooKeeper,
     ) -> None:
-        """Choose the ports and write each server's configuration; nothing runs yet.
+        """Choose the ports and write each server's configuration, with ``new_server``; nothing runs yet.
 
         ``peer`` returns the port by which the server ``of`` reaches the port ``port`` of the server ``to``: something
-        may stand between the two. ``sync_limit`` is in ticks; ``properties`` are Java's; ``new_server`` makes each
-        server.
+        may stand between the two. ``sync_limit`` is in ticks; ``properties`` are Java's.
         """
         numbers = range(1, size + 1)
         ports = {number: (free_port(), free_port()) for number in numbers}
