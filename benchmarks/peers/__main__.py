@@ -20,7 +20,6 @@ from benchmarks.peers.arena import Arena
 from benchmarks.peers.contestants import CONTESTANTS
 from benchmarks.peers.page import replace_blocks
 from benchmarks.peers.plots import draw
-from benchmarks.peers.program import ProgramError
 from benchmarks.peers.results import Results
 from benchmarks.peers.scenario import Round, Scenario
 from benchmarks.peers.scenarios import SCENARIOS
@@ -50,10 +49,10 @@ def measure(
                 for number, name, run in turns(chosen, count):
                     try:
                         results.add(scenario.name, name, run(number))
-                    except (ProgramError, AssertionError, OSError) as error:
-                        failures.append(f"{scenario.name}, {name}, round {number + 1}: {error}")
-        except (ProgramError, AssertionError, OSError) as error:
-            failures.append(f"{scenario.name}: {error}")
+                    except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
+                        failures.append(f"{scenario.name}, {name}, round {number + 1}: {error!r}")
+        except Exception as error:  # noqa: BLE001 - as above
+            failures.append(f"{scenario.name}: {error!r}")
     return failures
 
 
