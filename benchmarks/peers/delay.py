@@ -31,8 +31,9 @@ class Delay:
         self._listener = socket.create_server((LOOPBACK, 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
         self._peers: dict[socket.socket, socket.socket] = {}
-        # When to pass on what to which socket; the delay is the same for all, so the order is that of arrival.
-        self._pending: deque[tuple[float, socket.socket, bytes]] = deque()
+        # When to pass on what, from which socket to which; the delay is the same for all, so the order is that of
+        # arrival.
+        self._pending: deque[tuple[float, socket.socket, socket.socket, bytes]] = deque()
 
     def run(self) -> None:
         """Work for ever."""
@@ -45,8 +46,8 @@ class Delay:
                 elif sock in self._peers:
                     self._read(sock)
             while self._pending and self._pending[0][0] <= time.monotonic():
-                _, sock, piece = self._pending.popleft()
-                self._write(sock, piece)
+                _, source, target, piece = self._pending.popleft()
+                self._write(source, target, piece)
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
@@ -63,16 +64,18 @@ class Delay:
         if not piece:
             # No more to read here; what is under way, and the end after it, arrives later.
             del self._peers[sock]
-        self._pending.append((time.monotonic() + self._seconds, peer, piece))
+        self._pending.append((time.monotonic() + self._seconds, sock, peer, piece))
 
-    def _write(self, sock: socket.socket, piece: bytes) -> None:
+    def _write(self, source: socket.socket, target: socket.socket, piece: bytes) -> None:
         with suppress(OSError):
             if piece:
-                sock.sendall(piece)
+                target.sendall(piece)
             else:
-                sock.shutdown(socket.SHUT_WR)
-                if sock not in self._peers:
-                    sock.close()
+                target.shutdown(socket.SHUT_WR)
+        if not piece and target not in self._peers:
+            # Both directions have ended.
+            source.close()
+            target.close()
 
 
 def main(port: str, seconds: str) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from services.port import LOOPBACK
 
 # A contributor has them; some environments of the matrix do not.
 pytest.importorskip("matplotlib")
 pytest.importorskip("redis")
 
 from benchmarks.peers.__main__ import PAGE, PLOTS, RESULTS, measure, turns
-from benchmarks.peers.arena import Arena
+from benchmarks.peers.arena import Arena, module
 from benchmarks.peers.capacity import capacity
 from benchmarks.peers.ceiling import Step, ceiling_of, steps_of
 from benchmarks.peers.clients.crew import Outcome, cycles_of, repeat
@@ -274,6 +277,27 @@ def test_program__is_silent() -> None:
         with pytest.raises(ProgramError, match="no answer"):
             program.ask("nothing", timeout=0.1)
         assert not program.is_started
+
+
+def test_delay__each_way_and_in_order() -> None:
+    """The proxy passes on all bytes and the end of the stream, none of them before the delay is over."""
+    seconds, sent = 0.05, b"abc" * 100_000
+    with socket.create_server((LOOPBACK, 0)) as echo:
+        port = echo.getsockname()[1]
+        with (
+            module("delay", str(port), str(seconds)) as proxy,
+            socket.create_connection((LOOPBACK, int(proxy.ask("listen")["port"])), 30) as client,
+        ):
+            begin = time.monotonic()
+            client.sendall(sent)
+            client.shutdown(socket.SHUT_WR)
+            server, _ = echo.accept()
+            with server:
+                received = b"".join(iter(lambda: server.recv(1 << 16), b""))
+                assert time.monotonic() - begin >= seconds
+                server.sendall(received)
+            assert b"".join(iter(lambda: client.recv(1 << 16), b"")) == sent
+            assert time.monotonic() - begin >= 2 * seconds
 
 
 def test_turns__another_contestant_begins() -> None:
