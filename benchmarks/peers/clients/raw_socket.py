@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 from benchmarks.peers.clients.recipe import Cycle, MakeCycle
 from benchmarks.peers.load import Load
@@ -60,10 +60,15 @@ class Wire:
         assert not any(reply[ERROR]), reply
         return reply[REPLY.size :]
 
-    def end(self) -> None:
-        """End the session, which deletes its nodes."""
+    def start_end(self) -> None:
+        """Ask the server to end the session, which deletes its nodes."""
         self.send(buffer(integer(1) + integer(CLOSE)))
-        self.receive()
+
+    def wait_end(self) -> None:
+        """Wait until the server has closed the connection."""
+        with suppress(ConnectionError):
+            while True:
+                self.receive()
 
     def close(self) -> None:
         """Close the connection; the server ends the session later."""
@@ -89,7 +94,8 @@ def connect(load: Load) -> Iterator[MakeCycle]:
             # It may exist.
             wire.receive()
         yield make
-        wire.end()
+        wire.start_end()
+        wire.wait_end()
 
 
 def whole(wire: Wire, parent: str) -> Cycle:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 
 from benchmarks.peers.clients.dialogue import serve
-from benchmarks.peers.clients.raw_socket import REPLY, Wire, frame
+from benchmarks.peers.clients.raw_socket import REPLY, TIMEOUT, Wire, frame
 from tests.support.protocol.jute import buffer, integer
 from tests.support.protocol.operations import EPHEMERAL, SEQUENCE, Create, Delete, GetChildren
 
@@ -28,7 +28,6 @@ PINGS = 10
 # Below the length of the queue in which the system keeps connections for a server.
 MAX_HANDSHAKES = 40
 PING = buffer(struct.pack("!ii", -2, 11))
-CLOSE = buffer(struct.pack("!ii", 1, -11))
 VERSION = integer(-1)
 
 
@@ -103,8 +102,10 @@ class Surge:
             lockers = [Locker(wire, f"{ROOT}/{number:05}") for number, wire in enumerate(wires)]
             took, cpu = _cycle(stack, lockers, seconds)
             for wire in wires:
-                wire.socket.setblocking(True)
-                wire.end()
+                wire.socket.settimeout(TIMEOUT)
+                wire.start_end()
+            for wire in wires:
+                wire.wait_end()
         return {"rate": len(took) / seconds, "latency": statistics.median(took), "cpu": cpu / seconds}
 
     def connect(self, words: Mapping[str, str]) -> Mapping[str, float]:
@@ -126,9 +127,9 @@ class Surge:
         """Close the sessions."""
         begin = time.perf_counter()
         for wire in self._wires:
-            wire.send(CLOSE)
+            wire.start_end()
         for wire in self._wires:
-            wire.receive()
+            wire.wait_end()
         self._sessions.close()
         return {"elapsed": time.perf_counter() - begin}
 
