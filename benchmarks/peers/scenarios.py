@@ -16,13 +16,15 @@ DELAYS = (1, 10)
 # With a longer delay a round needs more time for the same number of cycles, and the rounds differ less.
 SECONDS_BY_DELAY = {1: 0.6, 10: 1.2}
 ROUNDS_BY_DELAY = {1: None, 10: 3}
-SECONDS_OF_CROWD = 0.4
+# A large crowd needs some of the time until all have joined for the first time.
+SECONDS_BY_CROWD = {2: 0.4, 8: 0.4, 32: 1.0}
+SECONDS_OF_OTHERS = 0.4
 
 ALL: tuple[Scenario, ...] = (
     LockScenario(name="alone"),
-    *(LockScenario(name=f"threads-{count}", contenders=count, seconds=SECONDS_OF_CROWD) for count in CROWDS),
+    *(LockScenario(name=f"threads-{count}", contenders=count, seconds=SECONDS_BY_CROWD[count]) for count in CROWDS),
     *(
-        LockScenario(name=f"processes-{count}", contenders=count, processes=True, seconds=SECONDS_OF_CROWD)
+        LockScenario(name=f"processes-{count}", contenders=count, processes=True, seconds=SECONDS_BY_CROWD[count])
         for count in CROWDS
     ),
     *(
@@ -37,9 +39,9 @@ ALL: tuple[Scenario, ...] = (
         for ms in DELAYS
     ),
     LockScenario(name="try", kind="try"),
-    LockScenario(name="keys", contenders=10, processes=True, keys=100, seconds=SECONDS_OF_CROWD),
-    LockScenario(name="read-write", kind="mixed", contenders=8, seconds=SECONDS_OF_CROWD),
-    LockScenario(name="semaphore", kind="semaphore", contenders=8, seconds=SECONDS_OF_CROWD),
+    LockScenario(name="keys", contenders=10, processes=True, keys=100, seconds=SECONDS_OF_OTHERS),
+    LockScenario(name="read-write", kind="mixed", contenders=8, seconds=SECONDS_OF_OTHERS),
+    LockScenario(name="semaphore", kind="semaphore", contenders=8, seconds=SECONDS_OF_OTHERS),
     LockScenario(name="several", kind="several", keys=4),
     DecoratorScenario(),
     TinyTaskScenario(),
