@@ -55,7 +55,11 @@ partitions: $(READY) | os-test ## three servers cut off from each other in every
 	ZKLOCK_PARTITIONS=1 $(BIN)/pytest tests/integration/cluster/test_partitions.py -rP --log-level INFO $(ARGS)
 
 .PHONY: bench
-bench: $(READY) | os-test ## how fast the test server is, beside real ZooKeeper; ARGS="--rounds 1" for a quick look
+bench: $(READY) | os-test ## how fast locks are beside their peers, for docs/; ARGS="--rounds 1 --only alone" for a quick look
+	PYTHONPATH=testproject $(BIN)/python -m benchmarks.peers $(ARGS)
+
+.PHONY: bench-testserver
+bench-testserver: $(READY) | os-test ## how fast the test server is, beside real ZooKeeper; ARGS="--rounds 1" for a quick look
 	PYTHONPATH=testproject $(BIN)/python -m benchmarks.testserver $(ARGS)
 
 .PHONY: bench-gate

@@ -23,6 +23,7 @@ class Ensemble:
         self,
         size: int = 3,
         *,
+        new_server: Callable[..., ZooKeeper] = ZooKeeper,
         tick_time: float = 0.5,
         min_session_timeout: float = 1.0,
         sync_limit: int = 10,
@@ -30,7 +31,7 @@ class Ensemble:
         properties: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """Choose the ports and write each server's configuration; nothing runs yet.
+        """Choose the ports and write each server's configuration, with ``new_server``; nothing runs yet.
 
         ``peer`` returns the port by which the server ``of`` reaches the port ``port`` of the server ``to``: something
         may stand between the two. ``sync_limit`` is in ticks; ``properties`` are Java's, and ``settings`` further lines
@@ -46,7 +47,7 @@ class Ensemble:
         self._folders = ExitStack()
         self.nodes: list[ZooKeeper] = []
         for number in numbers:
-            node = ZooKeeper(
+            node = new_server(
                 tick_time=tick_time,
                 min_session_timeout=min_session_timeout,
                 server_id=number,

@@ -1,0 +1,114 @@
+"""The servers and the programs of one measurement, each started at its first use."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from services.java import QUICK_START
+from services.port import LOOPBACK
+from services.zookeeper import ZooKeeper
+
+from benchmarks.peers.contestants import CONTESTANTS, REDIS, Contestant
+from benchmarks.peers.counters import Counted, CountedRedis, CountedZooKeeper
+from benchmarks.peers.load import Load
+from benchmarks.peers.program import Program
+from tests.support.servers.redis import Redis
+
+if TYPE_CHECKING:
+    from typing import Self
+
+# Of the options for a short life, this one is kept.
+KEPT_OPTION = "-XX:-UsePerfData"
+MEMORY = "512m"
+
+
+class LastingZooKeeper(ZooKeeper):
+    """A server with Java's own defaults: the tests' options make it start sooner and work slower."""
+
+    def arguments(self) -> list[str]:
+        """Leave out the options for a short life."""
+        return [each for each in super().arguments() if each not in QUICK_START or each == KEPT_OPTION]
+
+
+class Arena:
+    """What scenarios share. ``warm_up`` is for how many seconds a new server and a new JVM work before they count."""
+
+    def __init__(self, warm_up: float, seconds: float = 1.0) -> None:
+        """Start nothing yet; the lengths of rounds are multiplied by ``seconds``."""
+        self.warm_up = warm_up
+        self.seconds = seconds
+        self._stack = ExitStack()
+        self._programs: dict[str, Program] = {}
+        self._ports: dict[tuple[str, float], int] = {}
+
+    def __enter__(self) -> Self:
+        """Return the arena."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End everything."""
+        self._stack.close()
+
+    @cached_property
+    def zookeeper(self) -> CountedZooKeeper:
+        """A server alone, without a sync of the disk at each write."""
+        server = CountedZooKeeper(self._stack.enter_context(LastingZooKeeper(memory=MEMORY)))
+        if self.warm_up:
+            load = Load(host=LOOPBACK, port=server.port, key="warm")
+            with Program(CONTESTANTS["raw"].arguments()) as program:
+                program.ask(f"open {load.words()}")
+                program.ask("run", seconds=self.warm_up)
+        return server
+
+    @cached_property
+    def redis(self) -> CountedRedis:
+        """A server that keeps everything in memory."""
+        server = CountedRedis(self._stack.enter_context(Redis()))
+        self._stack.callback(server.close)
+        return server
+
+    def service(self, name: str) -> Counted:
+        """Return the server that a contestant uses."""
+        return self.redis if name == REDIS else self.zookeeper
+
+    def port(self, service: str, delay: float) -> int:
+        """Return the port of a server, behind a proxy if there is a delay."""
+        port = self.service(service).port
+        if not delay:
+            return port
+        if (service, delay) not in self._ports:
+            proxy = self._stack.enter_context(module("delay", str(port), str(delay)))
+            self._ports[service, delay] = int(proxy.ask("listen")["port"])
+        return self._ports[service, delay]
+
+    def program(self, contestant: Contestant) -> Program:
+        """Return the program of a contestant, warmed up if its runtime needs that."""
+        program = self._programs.get(contestant.name)
+        if program is None:
+            program = self._programs[contestant.name] = Program(contestant.arguments())
+            self._stack.callback(program.close)
+        if contestant.warms_up and self.warm_up and not program.is_started:
+            self._warm_up(contestant, program)
+        return program
+
+    def _warm_up(self, contestant: Contestant, program: Program) -> None:
+        for kind in sorted(contestant.kinds):
+            load = Load(
+                host=LOOPBACK,
+                port=self.service(contestant.service).port,
+                key=f"warm-{contestant.name}-{kind}",
+                kind=kind,
+                contenders=2,
+                keys=2 if kind == "several" else 1,
+            )
+            program.ask(f"open {load.words()}")
+            program.ask("run", seconds=self.warm_up, timeout=60 + self.warm_up)
+            program.ask("close")
+
+
+def module(name: str, *arguments: str) -> Program:
+    """Return a program of this package."""
+    return Program([sys.executable, "-m", f"benchmarks.peers.{name}", *arguments])

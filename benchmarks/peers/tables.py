@@ -1,0 +1,198 @@
+"""The generated parts of the page, from the results alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.peers.capacity import capacity, ceilings, sessions
+from benchmarks.peers.contestants import CONTESTANTS, REDIS
+from benchmarks.peers.results import Results
+from benchmarks.peers.summary import MISSING, amount, markdown, middle, number, ratio
+
+OURS = "ours"
+MICRO, MILLI = 1e-6, 1e-3
+KIBI = 1024.0
+
+# What readers call the scenarios.
+ALONE = {"alone": "0 ms", "alone-1ms": "1 ms", "alone-10ms": "10 ms"}
+THREADS = {"threads-2": "2", "threads-8": "8", "threads-32": "32"}
+PROCESSES = {"processes-2": "2", "processes-8": "8", "processes-32": "32"}
+DELAYED = {"threads-8": "0 ms", "threads-8-1ms": "1 ms", "threads-8-10ms": "10 ms"}
+OTHERS = {
+    "try": "a try on a busy lock",
+    "keys": "10 clients, 100 keys",
+    "read-write": "90 % readers",
+    "semaphore": "semaphore of 4",
+    "several": "4 keys at once",
+}
+TITLES = {
+    "alone": "alone",
+    **{name: f"{count} threads" for name, count in THREADS.items()},
+    **{name: f"{count} processes" for name, count in PROCESSES.items()},
+    "alone-1ms": "alone, 1 ms each way",
+    "alone-10ms": "alone, 10 ms each way",
+    "threads-8-1ms": "8 threads, 1 ms each way",
+    "threads-8-10ms": "8 threads, 10 ms each way",
+    **OTHERS,
+}
+DECORATOR = {"block": "a block under `zk_lock`", "decorated": "a function under `@zk_locked`"}
+TASKS = {"unlocked": "without a lock", "gate-on": "a lock each", "gate-off": "a lock each, without the gate"}
+
+
+def label(contestant: str) -> str:
+    """Return what readers call a contestant."""
+    return CONTESTANTS[contestant].label
+
+
+def grid(results: Results, scenarios: Mapping[str, str], figure: str, unit: float, *, spread: bool = True) -> str:
+    """Return a table of one figure: a row for each contestant, a column for each scenario."""
+    show = amount if spread else middle
+    names = [name for name in CONTESTANTS if any(name in results.contestants(each) for each in scenarios)]
+    rows = [[label(name), *(show(results.values(each, name, figure), unit) for each in scenarios)] for name in names]
+    return markdown(["", *scenarios.values()], rows)
+
+
+def machine(results: Results) -> str:
+    """Return the facts about the machine."""
+    return "\n".join(f"- {name}: {value}" for name, value in results.machine.items())
+
+
+def ratios(results: Results) -> str:
+    """Return our time divided by that of each other contestant."""
+    others = [name for name in CONTESTANTS if name != OURS]
+    rows = [
+        [title, *("" if value is None else number(value) for value in ratios_of(results, scenario, others))]
+        for scenario, title in TITLES.items()
+        if results.contestants(scenario)
+    ]
+    return markdown(["", *map(label, others)], rows)
+
+
+def ratios_of(results: Results, scenario: str, others: Sequence[str]) -> list[float | None]:
+    """Return the ratios of one scenario."""
+    ours = results.values(scenario, OURS, "time")
+    return [ratio(ours, results.values(scenario, other, "time")) for other in others]
+
+
+def faster(results: Results) -> str:
+    """Return which locks on ZooKeeper are faster than ours, and where."""
+    lines = []
+    for name, contestant in CONTESTANTS.items():
+        if name in {OURS, "raw"} or contestant.service == REDIS:
+            continue
+        found = [
+            f"{title} ({number(value)})"
+            for scenario, title in TITLES.items()
+            for value in ratios_of(results, scenario, [name])
+            if value is not None and value > 1
+        ]
+        lines.append(f"- {label(name)} is faster in: {'; '.join(found) or 'none of these scenarios'}.")
+    return "\n".join(lines)
+
+
+def alone(results: Results) -> str:
+    """Return all figures of the first scenario."""
+    rows = [
+        [
+            label(name),
+            amount(results.values("alone", name, "time"), MICRO),
+            middle(results.values("alone", name, "client_cpu"), MICRO),
+            middle(results.values("alone", name, "server_cpu"), MICRO),
+            middle(results.values("alone", name, "requests")),
+        ]
+        for name in results.contestants("alone")
+    ]
+    return markdown(["", "time, µs", "CPU of the client, µs", "CPU of the server, µs", "requests"], rows)
+
+
+def decorator(results: Results) -> str:
+    """Return what the decorator costs."""
+    rows = [
+        [
+            title,
+            amount(results.values("decorator", name, "caller_cpu"), MICRO),
+            amount(results.values("decorator", name, "time"), MICRO),
+        ]
+        for name, title in DECORATOR.items()
+    ]
+    return markdown(["", "CPU of the calling thread, µs", "time, µs"], rows)
+
+
+def tasks(results: Results) -> str:
+    """Return how many tasks a worker does."""
+    unlocked = results.values("tasks", "unlocked", "rate")
+    rows = []
+    for name, title in TASKS.items():
+        share = ratio(results.values("tasks", name, "rate"), unlocked)
+        rows.append([
+            title,
+            amount(results.values("tasks", name, "rate")),
+            MISSING if share is None else number(share),
+            middle(results.values("tasks", name, "main_cpu"), MILLI),
+            middle(results.values("tasks", name, "children_cpu"), MILLI),
+        ])  # fmt: skip
+    head = ["", "tasks a second", "of unlocked", "CPU of the main process, ms", "CPU of the children, ms"]
+    return markdown(head, rows)
+
+
+def listing(results: Results) -> str:
+    """Return what listing all locks takes."""
+    rows = [
+        [
+            title,
+            amount(results.values("listing", name, "time")),
+            middle(results.values("listing", name, "client_cpu")),
+            middle(results.values("listing", name, "server_cpu")),
+            middle(results.values("listing", name, "requests")),
+        ]
+        for name, title in {"ours": "`zklock list`", "kazoo": "kazoo's `contenders()` in a loop"}.items()
+    ]
+    return markdown(["", "time, s", "CPU of the client, s", "CPU of the server, s", "requests"], rows)
+
+
+def waiters(results: Results) -> str:
+    """Return what waiters cost."""
+    rows = [
+        [
+            f"{title}, {middle(results.values('waiters', name, 'count'))} {what}",
+            middle(results.values("waiters", name, "memory"), KIBI),
+            middle(results.values("waiters", name, "threads")),
+            middle(results.values("waiters", name, "time"), MICRO),
+            middle(results.values("waiters", name, "requests")),
+            middle(results.values("waiters", name, "server_data")),
+            middle(results.values("waiters", name, "watches")),
+        ]
+        for name, title, what in (("ours", "django_zklock", "tasks of asyncio"), ("kazoo", "kazoo", "threads"))
+    ]
+    head = ["", "memory of one, KiB", "threads of all", "time to join, µs", "requests of one",
+            "data of one at the server, bytes", "watches of one"]  # fmt: skip
+    return markdown(head, rows)
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "machine": machine,
+    "ratios": ratios,
+    "faster": faster,
+    "alone": alone,
+    "threads": lambda results: grid(results, THREADS, "time", MICRO),
+    "processes": lambda results: grid(results, PROCESSES, "time", MICRO),
+    "longest": lambda results: grid(results, THREADS, "longest", MILLI, spread=False),
+    "requests": lambda results: grid(results, {**THREADS, **OTHERS}, "requests", 1.0, spread=False),
+    "client-cpu": lambda results: grid(results, {**THREADS, **OTHERS}, "client_cpu", MICRO, spread=False),
+    "server-cpu": lambda results: grid(results, {**THREADS, **OTHERS}, "server_cpu", MICRO, spread=False),
+    "delay-alone": lambda results: grid(results, ALONE, "time", MILLI),
+    "delay-threads": lambda results: grid(results, DELAYED, "time", MILLI),
+    "others": lambda results: grid(results, OTHERS, "time", MICRO),
+    "decorator": decorator,
+    "tasks": tasks,
+    "listing": listing,
+    "waiters": waiters,
+    "ceiling": ceilings,
+    "sessions": sessions,
+    "capacity": capacity,
+}
+
+
+def blocks(results: Results) -> dict[str, str]:
+    """Return the content of all blocks by their names."""
+    return {name: make(results) for name, make in BLOCKS.items()}
