@@ -23,11 +23,12 @@ from benchmarks.peers.plots import draw
 from benchmarks.peers.results import Results
 from benchmarks.peers.scenario import Round, Scenario
 from benchmarks.peers.scenarios import SCENARIOS
-from benchmarks.peers.tables import blocks
+from benchmarks.peers.tables import blocks, speed
 from benchmarks.peers.terminal import summary_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
+README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 PLOTS = ROOT / "docs" / "_static" / "performance"
 ROUNDS = 5
@@ -65,9 +66,10 @@ def turns(rounds: Mapping[str, Round], count: int) -> Iterator[tuple[int, str, R
             yield number, name, rounds[name]
 
 
-def write(results: Results, page: Path, plots: Path) -> None:
-    """Write the tables into the page, and the plots."""
-    page.write_text(replace_blocks(page.read_text(encoding="utf-8"), blocks(results)), encoding="utf-8")
+def write(results: Results, page: Path, readme: Path, plots: Path) -> None:
+    """Write the tables into the page and the README, and the plots."""
+    for path, generated in ((page, blocks(results)), (readme, {"speed": speed(results)})):
+        path.write_text(replace_blocks(path.read_text(encoding="utf-8"), generated), encoding="utf-8")
     draw(results, plots)
 
 
@@ -81,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--warm-up", type=float, default=WARM_UP, help="seconds for each Java program")
     made.add_argument("--from-json", action="store_true", help="write tables and plots again, without measuring")
     made.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)
+    made.add_argument("--readme", type=Path, default=README, help=argparse.SUPPRESS)
     made.add_argument("--page", type=Path, default=PAGE, help=argparse.SUPPRESS)
     made.add_argument("--plots", type=Path, default=PLOTS, help=argparse.SUPPRESS)
     return made
@@ -96,7 +99,7 @@ def main() -> int:
     options = parser().parse_args()
     signal.signal(signal.SIGTERM, end)
     if options.from_json:
-        write(Results.load(options.results), options.page, options.plots)
+        write(Results.load(options.results), options.page, options.readme, options.plots)
         return 0
     results = Results()
     try:
@@ -116,7 +119,7 @@ def main() -> int:
         print(summary_of(results))
     else:
         results.save(options.results)
-        write(results, options.page, options.plots)
+        write(results, options.page, options.readme, options.plots)
     for failure in failures:
         print(f"FAILED  {failure}", file=sys.stderr)
     return 1 if failures else 0

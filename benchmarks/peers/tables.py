@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.peers.capacity import capacity, ceilings, sessions
 from benchmarks.peers.contestants import CONTESTANTS, REDIS
@@ -44,10 +44,18 @@ def label(contestant: str) -> str:
     return CONTESTANTS[contestant].label
 
 
-def grid(results: Results, scenarios: Mapping[str, str], figure: str, unit: float, *, spread: bool = True) -> str:
+def grid(
+    results: Results,
+    scenarios: Mapping[str, str],
+    figure: str,
+    unit: float,
+    *,
+    spread: bool = True,
+    contestants: Iterable[str] = CONTESTANTS,
+) -> str:
     """Return a table of one figure: a row for each contestant, a column for each scenario."""
     show = amount if spread else middle
-    names = [name for name in CONTESTANTS if any(name in results.contestants(each) for each in scenarios)]
+    names = [name for name in contestants if any(name in results.contestants(each) for each in scenarios)]
     rows = [[label(name), *(show(results.values(each, name, figure), unit) for each in scenarios)] for name in names]
     return markdown(["", *scenarios.values()], rows)
 
@@ -167,6 +175,12 @@ def waiters(results: Results) -> str:
     head = ["", "memory of one, KiB", "threads of all", "time to join, µs", "requests of one",
             "data of one at the server, bytes", "watches of one"]  # fmt: skip
     return markdown(head, rows)
+
+
+def speed(results: Results) -> str:
+    """Return our times beside those of the other locks on ZooKeeper, for the README."""
+    scenarios = {"alone": "alone", "threads-8": "8 threads", "threads-8-10ms": "8 threads, 10 ms to the server"}
+    return grid(results, scenarios, "time", MICRO, spread=False, contestants=("ours", "kazoo", "curator"))
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {

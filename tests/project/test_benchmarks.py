@@ -20,7 +20,7 @@ from services.port import LOOPBACK
 pytest.importorskip("matplotlib")
 pytest.importorskip("redis")
 
-from benchmarks.peers.__main__ import PAGE, PLOTS, RESULTS, measure, turns
+from benchmarks.peers.__main__ import PAGE, PLOTS, README, RESULTS, measure, turns
 from benchmarks.peers.arena import Arena, module
 from benchmarks.peers.capacity import capacity
 from benchmarks.peers.ceiling import Step, ceiling_of, steps_of
@@ -34,7 +34,7 @@ from benchmarks.peers.results import Results
 from benchmarks.peers.scenario import Round
 from benchmarks.peers.scenarios import SCENARIOS
 from benchmarks.peers.summary import Summary, amount, markdown, number, ratio
-from benchmarks.peers.tables import BLOCKS, blocks, faster, ratios
+from benchmarks.peers.tables import BLOCKS, blocks, faster, ratios, speed
 from tests.support.doc_blocks import ROOT
 
 pytestmark = pytest.mark.once
@@ -177,8 +177,10 @@ def test_replace_blocks__that_differ(names: list[str]) -> None:
 
 def test_page__has_the_figures_of_the_file() -> None:
     """The generated parts of the page are those that the committed figures give."""
-    text = PAGE.read_text(encoding="utf-8")
-    assert replace_blocks(text, blocks(Results.load(RESULTS))) == text
+    results = Results.load(RESULTS)
+    for path, generated in ((PAGE, blocks(results)), (README, {"speed": speed(results)})):
+        text = path.read_text(encoding="utf-8")
+        assert replace_blocks(text, generated) == text
 
 
 def test_page__has_figures_in_generated_parts_only() -> None:
