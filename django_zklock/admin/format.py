@@ -55,9 +55,14 @@ def process_text(entry: QueueEntry) -> str:
     identity = entry.identity
     if identity is None or identity.work is None:
         return ""
-    if identity.work.worker:
-        return formatting.escape_controls(identity.process)
-    return _("pid %(pid)s on %(host)s") % {"pid": identity.pid, "host": formatting.escape_controls(identity.host)}
+    work = identity.work
+    facts = {"pid": work.child or identity.pid, "host": identity.host, "worker": work.worker}
+    facts = {name: formatting.escape_controls(str(value)) for name, value in facts.items()}
+    if not work.worker:
+        return _("pid %(pid)s on %(host)s") % facts
+    if work.child == 0:
+        return _("worker %(worker)s, main pid %(pid)s on %(host)s") % facts
+    return _("pid %(pid)s on %(host)s, worker %(worker)s") % facts
 
 
 def local_time(timestamp: float) -> datetime:

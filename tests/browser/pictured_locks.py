@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -41,14 +42,15 @@ class Contender:
     first: bool = True
 
 
-def task(name: str, number: int) -> Work:
-    return Work(kind="task", name=name, id=str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{number}")))
+def task(name: str, number: int, child: int = 0) -> Work:
+    """Return a task; ``child`` runs it, if it runs."""
+    return Work(kind="task", name=name, id=str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{number}")), child=child)
 
 
 SCENE = [
     Contender(key="nightly-report", ago=3.2 * HOUR, host="batch2", pid=944, work=Work(kind="command", name="report")),
     Contender(
-        key="invoice:42", ago=41 * MINUTE, host="worker3", pid=71, work=task("billing.tasks.bill", 42), first=False
+        key="invoice:42", ago=41 * MINUTE, host="worker3", pid=71, work=task("billing.tasks.bill", 42, 94), first=False
     ),
     Contender(key="invoice:42", ago=26 * MINUTE, host="worker1", pid=68, work=task("billing.tasks.bill", 43)),
     Contender(key="invoice:42", ago=9 * MINUTE, host="worker2", pid=70, work=task("billing.tasks.remind", 1)),
@@ -60,18 +62,18 @@ SCENE = [
     Contender(
         key="catalogue", ago=64, host="batch1", pid=1204, kind=Kind.WRITE, work=task("shop.tasks.import_catalogue", 7)
     ),
-    Contender(key="gpu", ago=13 * MINUTE, host="gpu1", pid=51, kind=Kind.LEASE, limit=2, work=task("ml.train", 1)),
-    Contender(key="gpu", ago=12 * MINUTE, host="gpu2", pid=52, kind=Kind.LEASE, limit=2, work=task("ml.train", 2)),
+    Contender(key="gpu", ago=13 * MINUTE, host="gpu1", pid=51, kind=Kind.LEASE, limit=2, work=task("ml.train", 1, 61)),
+    Contender(key="gpu", ago=12 * MINUTE, host="gpu2", pid=52, kind=Kind.LEASE, limit=2, work=task("ml.train", 2, 62)),
     Contender(key="gpu", ago=35, host="gpu1", pid=53, kind=Kind.LEASE, limit=2, work=task("ml.train", 3)),
     Contender(
         key="export:customers",
         ago=22 * MINUTE,
         host="worker2",
         pid=70,
-        work=task("crm.tasks.export", 5),
+        work=task("crm.tasks.export", 5, 85),
         revoked="blocks the release at four (root)",
     ),
-    Contender(key="account:17", ago=3, host="worker1", pid=69, work=task("billing.tasks.settle", 17)),
+    Contender(key="account:17", ago=3, host="worker1", pid=69, work=task("billing.tasks.settle", 17, 96)),
 ]
 
 
@@ -121,5 +123,8 @@ def connect(server: ZooKeeperServer) -> Iterator[KazooClient]:
 
 
 def _data(contender: Contender) -> bytes:
-    data = Identity(host=contender.host, pid=contender.pid, work=contender.work).encode()
+    work = contender.work
+    if work.kind == "task":
+        work = dataclasses.replace(work, worker=f"celery@{contender.host}")
+    data = Identity(host=contender.host, pid=contender.pid, work=work).encode()
     return node_data.encode_revoke(data, contender.revoked) if contender.revoked else data
