@@ -140,13 +140,21 @@ def _work(value: object) -> Work | None:
     )
 
 
-def add_child(data: bytes, pid: int) -> bytes | None:
-    """Return the node data of a task with the child process that runs it; ``None`` if the data is not in our form."""
+def add_child(data: bytes, pid: int, granted: float) -> bytes | None:
+    """Return the node data of a task with the child process that runs it, and when it was granted the lock.
+
+    ``granted`` is in seconds since the Unix epoch. Return ``None`` if the data is not in our form.
+    """
     values = _load(data)
     if values is None or not isinstance(values.get("work"), dict):
         return None
-    changed = _dump({**values, "work": {**values["work"], "child": pid}})
+    changed = _dump({**values, "granted": round(granted, 3), "work": {**values["work"], "child": pid}})
     return changed if len(changed) <= MAX_BYTES else None
+
+
+def decode_granted(data: bytes) -> float | None:
+    """Return when the holder was granted the lock, if it has written that."""
+    return _number((_load(data) or {}).get("granted"))
 
 
 def _number(value: object) -> int | float | None:

@@ -286,8 +286,18 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
             identity=node_data.decode_identity(data),
             limit=node.limit,
             revoked=node_data.decode_revoke(data),
-            # The first node that was ever in the queue had no predecessor.
-            granted=stat.ctime / 1000.0 if node.sequence == 0 else None,
+            granted=_granted(node, data, stat),
         )
         entries.append(entry)
     return replace(lock, entries=tuple(entries))
+
+
+def _granted(node: Node, data: bytes, stat: ZnodeStat) -> float | None:
+    """Return when the holder of ``node`` was granted the lock, where that is known."""
+    created: float = stat.ctime / 1000.0
+    # The first node that was ever in the queue had no predecessor.
+    if node.sequence == 0:
+        return created
+    written = node_data.decode_granted(data)
+    # The holder's clock may be behind the server's.
+    return None if written is None else max(created, written)

@@ -53,8 +53,9 @@ def test_child__is_added() -> None:
     """The child is added to the data of a task, and a request to release is kept."""
     work = Work(kind="task", name="bill", id="77", worker="w@web1", child=0)
     data = node_data.encode_revoke(Identity(host="h", pid=7, work=work).encode(), "deploy")
-    changed = node_data.add_child(data, 93)
+    changed = node_data.add_child(data, 93, 1234.5678)
     assert changed is not None
+    assert (node_data.decode_granted(data), node_data.decode_granted(changed)) == (None, 1234.568)
     identity = node_data.decode_identity(changed)
     assert identity is not None
     assert identity.work is not None
@@ -65,7 +66,7 @@ def test_child__is_added() -> None:
 @pytest.mark.parametrize("data", [b"junk", b'{"v":1}', b'{"work":[]}', b'{"work":{"name":"%s"}}' % (b"x" * 4075)])
 def test_child__is_not_added(data: bytes) -> None:
     """Data of other clients, and data that would be too large, is left alone."""
-    assert node_data.add_child(data, 93) is None
+    assert node_data.add_child(data, 93, 1.0) is None
 
 
 @pytest.mark.parametrize("character", ["x", "\0", '"', "\N{PARTY POPPER}", "\ud800", "\x1b"])

@@ -289,7 +289,7 @@ class TaskRun:
         if is_due and not self._is_child_noted and self._is_watched and attempt is not None and not self._released:
             self._is_child_noted = True
             if self.pid is not None and attempt.granted:
-                child_note.write(attempt.contender, self.pid)
+                child_note.write(attempt.contender, self.pid, self._since)
 
     def reconcile(self) -> None:
         """Finish a run that Celery has dropped, in a pool that drops jobs."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
-from tests.support.scripted_session import parse_names
+from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry, _granted
+from tests.support.scripted_session import parse_names, stat
 
 GUID = "0f8fad5b-d9cb-869f-a165-70867728950e"
 LABELS = {"x": "lock-", "w": "__WRIT__", "r": "__READ__"}
@@ -49,3 +49,21 @@ def test_blockers_of__many_spans() -> None:
     snapshot = lock("wr" * 1000, 1)
     found = snapshot.blockers_of(snapshot.entries[-1])
     assert found == [(2 * number, 2 * number) for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "data", "expected"),
+    [
+        (0, b"", 0.005),
+        (7, b"", None),
+        (7, b"[]", None),
+        (7, b'{"granted": "now"}', None),
+        (7, b'{"granted": 60.5}', 60.5),
+        (7, b'{"granted": -60.5}', 0.005),
+    ],
+    ids=["first", "unknown", "junk", "no number", "written", "clock behind"],
+)
+def test_granted(sequence: int, data: bytes, expected: float | None) -> None:
+    """The grant is known of the first node of a queue, and of a holder that has written it."""
+    (node,) = parse_names([f"lock-{sequence:010}"])
+    assert _granted(node, data, stat(czxid=5)) == expected

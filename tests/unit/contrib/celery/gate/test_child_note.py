@@ -52,7 +52,7 @@ class Wire:
 def write(wire: Wire, *paths: str, connected: bool = True) -> None:
     session = SimpleNamespace(wire=wire, connected=connected, id=1, post=lambda call: call())
     contender = SimpleNamespace(session=session, node_paths={path: path for path in paths})
-    child_note.write(cast("Contender", contender), 93)
+    child_note.write(cast("Contender", contender), 93, 1234.5)
 
 
 def child_in(data: bytes) -> int | None:
@@ -68,6 +68,7 @@ def test_write__each_node() -> None:
     write(wire, "/a", "/b")
     assert wire.requests == ["get /a", "set /a", "get /b", "set /b"]
     assert [child_in(data) for data, _version in wire.nodes.values()] == [93, 93]
+    assert [node_data.decode_granted(data) for data, _version in wire.nodes.values()] == [1234.5, 1234.5]
 
 
 def test_write__beside_a_request_to_release() -> None:
