@@ -197,7 +197,7 @@ def test_workers(shop: Shop, releases: list[Path]) -> None:
     for number, release in enumerate(releases):
         arguments = ["-A", "shop_app", "worker", "-c", "2", "-Q", str(number), "-n", f"{number}@test"]
         shop.start(release, "-m", "celery", *arguments)
-    with celery.Celery(broker=shop.environment["BROKER_URL"]) as app:
+    with celery.Celery(broker=shop.environment["BROKER_URL"], set_as_current=False) as app:
         for _ in range(TURNS):
             for number in range(len(releases)):
                 app.send_task("count", queue=str(number))

@@ -168,8 +168,9 @@ class Reader:
 
 
 def without_ids(output: str) -> str:
-    """Return the masked output; on a busy machine one of the two waiters may have run already."""
-    return re.sub(r"AGE  [12]  ", "AGE  MORE  ", masked(re.sub(r"\[[0-9a-f-]{36}\]", "[ID]", output)))
+    """Return the masked output; on a busy machine one of the two waiters may have run already, or be known better."""
+    output = re.sub(r"\[[0-9a-f-]{36}\] \(.*\)", "[ID] (PROCESS)", output)
+    return re.sub(r"AGE  [12]  ", "AGE  MORE  ", masked(output))
 
 
 def wait_until(is_true: Callable[[], bool], seen: Callable[[], str]) -> None:

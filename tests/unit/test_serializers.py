@@ -33,10 +33,15 @@ def test_end_command(monkeypatch: pytest.MonkeyPatch, child: int) -> None:
 @pytest.mark.celery
 def test_end_command__names_the_app() -> None:
     """In a process with the project's Celery app the line has its name."""
+    from celery.app import app_or_default
     from config.celery import app
 
+    before = app_or_default()
     app.set_current()
-    line = end_command(entry_of(BILL))
+    try:
+        line = end_command(entry_of(BILL))
+    finally:
+        before.set_current()
     assert line is not None
     assert line.startswith("celery -A config control ")
 

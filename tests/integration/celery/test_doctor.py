@@ -27,7 +27,7 @@ def name_of(worker: Worker | None) -> str:
 
 @pytest.mark.zookeeper
 def test_workers__real(open_workshop: OpenWorkshop) -> None:
-    """Workers report gate and pool; a worker of a project without this app does not know the request."""
+    """Workers report gate and pool; a worker of a project without this app has no gate."""
     bare = {"DJANGO_SETTINGS_MODULE": "workshop.bare"}
     before = app_or_default()
     with (
@@ -44,7 +44,7 @@ def test_workers__real(open_workshop: OpenWorkshop) -> None:
     workers = {finding.subject: finding for finding in found["celery.workers"]}
     assert [workers[name].level for name in names] == ["ok", "warning"]
     assert "prefork" in workers[names[0]].found
-    assert "does not know of the gate" in workers[names[1]].found
+    assert "has no gate" in workers[names[1]].found
 
 
 @pytest.mark.zookeeper
