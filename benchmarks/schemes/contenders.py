@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 
 from benchmarks.schemes.client import Client
 from django_zklock.zk.held import Held
-from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Kind, name_prefix, new_guid
@@ -20,6 +19,8 @@ from tests.support.protocol.operations import EPHEMERAL, SEQUENCE
 
 # The time between two lists of a waiter that polls, in seconds.
 POLL_INTERVAL = 1.0
+# The time between two checks whether a contender of ours has joined, in seconds.
+ENTERING_INTERVAL = 0.002
 # Digits of a sequence number.
 DIGITS = 10
 
@@ -148,13 +149,17 @@ class Ours(Contender):
 
     def __init__(self, pool: Pool, kind: Kind) -> None:
         self._pool = pool
-        self._entered = _Entered()
-        self._lock = Lock("key", pool, rule=RULES[kind], reentrant=False, listener=self._entered)
+        self._lock = Lock("key", pool, rule=RULES[kind], reentrant=False)
 
     async def enter(self) -> None:
-        self._entered.event.clear()
         self._acquiring = asyncio.create_task(self._acquire())
-        await self._entered.event.wait()
+        while not (self._acquiring.done() or self._has_position()):
+            await asyncio.sleep(ENTERING_INTERVAL)
+
+    def _has_position(self) -> bool:
+        # A listener would have the waiter read the holder, which costs a request.
+        contenders = list(self._pool.session(self._lock.paths[0])._listeners)
+        return any(getattr(each, "_is_watching_all", False) for each in contenders)
 
     async def wait(self) -> None:
         self._held = await self._acquiring
@@ -180,14 +185,3 @@ class Ours(Contender):
     async def _acquire(self) -> Held:
         # The task that calls is the owner.
         return await self._lock.aacquire()
-
-
-class _Entered(LockListener):
-    """Learns that a contender has a position in the queue."""
-
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-
-    async def anotify(self, event: str, _lock: object, /, **_facts: object) -> None:
-        if event in {"contended", "acquired"}:
-            self.event.set()

@@ -65,6 +65,7 @@ def test_request__forgets(client: Client) -> None:
 
 
 @pytest.mark.parametrize("url", ["/tidy", "/streaming"])
+@pytest.mark.django_db
 def test_request__releases(client: Client, url: str) -> None:
     """What a request has released by its end is no matter for a warning, nor what its caller holds."""
     with zk_lock("around") as held:

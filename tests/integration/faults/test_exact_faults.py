@@ -206,18 +206,18 @@ def test_create__late(server: ZooKeeperServer, pool: Pool) -> None:
 # The moment between two requests.
 
 
-@pytest.mark.parametrize("times", [1, MAX_ENSURES])
+@pytest.mark.parametrize("times", [1, MAX_ENSURES, MAX_ENSURES + 1])
 def test_container__reaped_before_the_create(server: ZooKeeperServer, pool: Pool, moments: Moments, times: int) -> None:
     """A line that is reaped between its making and our create is made again."""
     warm(pool)
     lock = Lock("other", pool)
-    # Create and list find no line; then come root, line, create and list, as often as it takes.
+    # First line, create and list; then root, line, create and list, as often as it takes.
     reaped = [
-        moments.before(session_of(pool), 2 + 4 * number + 3, lambda: server.service.reap(lock.paths[0]))
+        moments.before(session_of(pool), 4 * number + 2, lambda: server.service.reap(lock.paths[0]))
         for number in range(times)
     ]
     outcome = waiting_in(lock)
-    if times < MAX_ENSURES:
+    if times <= MAX_ENSURES:
         with outcome.result() as held:
             assert server.paths(lock.paths[0]) == [held.node]
     else:
