@@ -147,7 +147,9 @@ def test_cut_with_parked_tasks__prefetch_count(
     broker_audit.assert_as_before(workshop, key, prefetch=SLOTS * MULTIPLIER, slots=SLOTS)
 
 
-def test_broker_gone__child_is_killed(zookeeper: ZooKeeper, notes: Redis, workshop_onlooker: Onlooker, key: str) -> None:
+def test_broker_gone__child_is_killed(
+    zookeeper: ZooKeeper, notes: Redis, workshop_onlooker: Onlooker, key: str
+) -> None:
     """The worker kills a child that has lost its lock and cannot end itself, also while the worker has no broker."""
     with Redis() as broker:
         workshop = Workshop(zookeeper, broker, notes, workshop_onlooker, session_timeout=4.0, gate=True)
