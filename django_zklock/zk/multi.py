@@ -215,8 +215,14 @@ class MultiContender(Contender):
         if member.state is State.HELD:
             self._blocked.pop(member, None)
             self._waiting.pop(member, None)
+            first = next(iter(self._waiting), None)
+            self.holder = first.holder if first is not None else None
         elif member.state is State.WAITING:
-            self.holder_reads += member.holder_reads - self._waiting.get(member, 0)
+            reads = member.holder_reads - self._waiting.get(member, 0)
+            if reads:
+                # The newest one. A caller that has asked for it must not get that of another member.
+                self.holder = member.holder
+            self.holder_reads += reads
             self._waiting[member] = member.holder_reads
             self.wants_holder = self.wants_holder and member.wants_holder
         if not self._blocked:
@@ -224,7 +230,6 @@ class MultiContender(Contender):
             self._notify()
         elif self._waiting:
             self.state = State.WAITING
-            self.holder = next(iter(self._waiting)).holder
             self._notify()
 
     def start_again(self) -> None:

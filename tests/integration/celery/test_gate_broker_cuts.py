@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from services.zookeeper import ZooKeeper
 
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT
 from tests.support.servers.rabbitmq import RabbitMQ
-from tests.support.tree_reader import wait_until
+from tests.support.servers.redis import Redis
+from tests.support.tree_reader import Onlooker, wait_until
+from tests.support.workshop import Workshop
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
@@ -139,3 +145,62 @@ def test_cut_with_parked_tasks__prefetch_count(
     assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
     workshop.wait_empty(key, TIMEOUT)
     broker_audit.assert_as_before(workshop, key, prefetch=SLOTS * MULTIPLIER, slots=SLOTS)
+
+
+def test_broker_gone__child_is_killed(
+    zookeeper: ZooKeeper, notes: Redis, workshop_onlooker: Onlooker, key: str
+) -> None:
+    """The worker kills a child that has lost its lock and cannot end itself, also while the worker has no broker."""
+    with Redis() as broker:
+        workshop = Workshop(zookeeper, broker, notes, workshop_onlooker, session_timeout=4.0, gate=True)
+        try:
+            workshop.start()
+            workshop.send("hold_terminably", key, f"{key}:gate")
+            pid = workshop.entered(f"{key}:gate")["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            broker.stop()
+            workshop.wait_log("Cannot connect to redis")
+            workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+            workshop.wait_log("event=child_ended")
+            wait_until(lambda: not _runs(pid), TIMEOUT, "the child is killed")
+        finally:
+            workshop.kill()
+            workshop.close()
+
+
+@pytest.mark.xdist_group("rabbitmq")
+def test_broker_gone__dropped_task(zookeeper: ZooKeeper, notes: Redis, workshop_onlooker: Onlooker, key: str) -> None:
+    """The lock of a task that Celery has dropped is free before the broker is back."""
+    with RabbitMQ() as broker:
+        workshop = Workshop(
+            zookeeper, notes, notes, workshop_onlooker, session_timeout=SESSION_TIMEOUT, gate=True, rabbitmq=broker
+        )
+        try:
+            workshop.start(concurrency=SLOTS)
+            for _ in range(SLOTS):
+                workshop.send("idle", f"{key}:busy")
+            for _ in range(SLOTS):
+                workshop.entered(f"{key}:busy")
+            # Celery counts every slot as free after this.
+            broker_audit.cut_and_wait(workshop, broker)
+            workshop.send("workshop.journal.locked", key, f"{key}:journal")
+            in_pool = "the task is on its way into the pool"
+            wait_until(lambda: _states(workshop)[-1:] == ["running"], TIMEOUT, in_pool)
+            broker.kill()
+            workshop.wait_log("event=dropped")
+            workshop.wait_empty(key, TIMEOUT)
+        finally:
+            workshop.kill()
+            workshop.close()
+
+
+def _runs(pid: int) -> bool:
+    """Return whether the process runs: the worker reads its exit status when it has a broker."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _states(workshop: Workshop) -> list[str]:
+    return [each["state"] for each in broker_audit.ask(workshop, "zklocks")]

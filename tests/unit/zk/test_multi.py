@@ -195,6 +195,29 @@ def test_wait__holder(script: Script, told: list[None]) -> None:
     assert (several.holder_reads, several.holder.host) == (2, "still there")
 
 
+def test_wait__holder_of_the_refreshed(script: Script) -> None:
+    """The holder that was read last is named, also if another member has begun to wait before."""
+    several = contend(script)
+    several.wants_holder = False
+    names = create(script)
+    # A listing of a long queue may wait for the one before it.
+    order = ["/c", "/b", "/a"]
+    script.requests.sort(key=lambda request: order.index(request[1]))
+    waiters = [other(1), other(2), other(3)]
+    assert script.answer("children", [names["/c"], *waiters]) == "/c"
+    assert script.answer("children", [names["/b"], *waiters]) == "/b"
+    assert script.answer("children", [names["/a"]]) == "/a"
+    for line in order[:2]:
+        script.answer_get(names[line], (data(), stat()))
+        script.answer_get(other(2), (data(host="a waiter"), stat(owner=OTHERS)))
+    several.refresh_holder()
+    assert script.answer("children", [names["/b"], *waiters]) == "/b"
+    assert script.answer("get", (data(host="the holder"), stat(owner=OTHERS))) == f"/b/{other(1)}"
+    assert several.holder_reads == 1
+    assert several.holder is not None
+    assert several.holder.host == "the holder"
+
+
 def test_create__no_parents(script: Script) -> None:
     """Missing parents are made, all of them, with the next creation right behind."""
     several = contend(script)

@@ -45,8 +45,12 @@ class Loop(ABC):
     def _wake(self) -> None: ...
 
     def _run_all(self) -> None:
-        while self._calls:
-            call = self._calls.popleft()
+        while True:
+            try:
+                call = self._calls.popleft()
+            except IndexError:
+                # Not asked before: the thread that continues after detach() may have taken the last call.
+                return
             try:
                 call()
             except Exception:

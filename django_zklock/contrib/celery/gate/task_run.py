@@ -179,7 +179,8 @@ class TaskRun:
         # Runs on the session's threads too.
         slot = self._slot
         if slot is not None and slot.update() is HoldState.LOST and self._ends_child:
-            self.worker.loop.post(self._end_child)
+            # Not in the loop, which does not run while the worker has no connection to the broker.
+            self.worker.loop.timers.call_later(0.0, self._end_child)
 
     # The pool calls these.
 
@@ -324,7 +325,8 @@ class TaskRun:
                 self._end_withdrawal()
                 return
         self._slot.withdraw()
-        self.worker.loop.call_later(CLAIM_DELAY, partial(self.run, self._end_withdrawal))
+        # Not in the loop, as in _on_change().
+        self.worker.loop.timers.call_later(CLAIM_DELAY, partial(self.run, self._end_withdrawal))
 
     def _end_withdrawal(self) -> None:
         with self._changing:
