@@ -153,12 +153,12 @@ class Ours(Contender):
 
     async def enter(self) -> None:
         self._acquiring = asyncio.create_task(self._acquire())
-        while not (self._acquiring.done() or self._has_position()):
+        while not (self._acquiring.done() or self._has_position()):  # noqa: ASYNC110 - see _has_position()
             await asyncio.sleep(ENTERING_INTERVAL)
 
     def _has_position(self) -> bool:
         # A listener would have the waiter read the holder, which costs a request.
-        contenders = list(self._pool.session(self._lock.paths[0])._listeners)
+        contenders = list(self._pool.session(self._lock.paths[0])._listeners)  # noqa: SLF001 - see above
         return any(getattr(each, "_is_watching_all", False) for each in contenders)
 
     async def wait(self) -> None:

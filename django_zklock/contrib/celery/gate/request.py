@@ -130,7 +130,7 @@ class LockedRequest(TaskRun):
         assert attempt is not None
         if decided:
             self._move(Stage.RUNNING)
-        elif attempt.contender.answered and attempt.contender.session.connected:
+        elif attempt.contender.wait and attempt.contender.answered and attempt.contender.session.connected:
             self._move(Stage.PARKED)
         elif time.monotonic() - self._moved >= MAX_JOINING:
             # In an outage of ZooKeeper the slots pace the requests, as without the gate.

@@ -80,8 +80,7 @@ class TaskRun:
         self._since = 0.0
         # It has left the queue, and the task acquires the lock in its slot.
         self._acquires_in_slot = False
-        # The task has taken the hold, in this process.
-        self._claimed = False
+        self._claimed = False  # the task has taken the hold, in this process
         self._withdrawing = False
         # The body has released the lock.
         self._released = False
@@ -137,7 +136,7 @@ class TaskRun:
             self.worker.slots.release()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the state of the request, for ``celery inspect`` and events."""
+        """Return the state, for ``celery inspect`` and events."""
         attempt = self.attempts.current
         holder = attempt.contender.holder if attempt is not None and self.stage is Stage.PARKED else None
         return {
@@ -179,7 +178,7 @@ class TaskRun:
         # Runs on the session's threads too.
         slot = self._slot
         if slot is not None and slot.update() is HoldState.LOST and self._ends_child:
-            # Not in the loop, which does not run while the worker has no connection to the broker.
+            # Celery's loop does not run while the worker has no connection to the broker.
             self.worker.loop.timers.call_later(0.0, self._end_child)
 
     # The pool calls these.
@@ -325,7 +324,6 @@ class TaskRun:
                 self._end_withdrawal()
                 return
         self._slot.withdraw()
-        # Not in the loop, as in _on_change().
         self.worker.loop.timers.call_later(CLAIM_DELAY, partial(self.run, self._end_withdrawal))
 
     def _end_withdrawal(self) -> None:
