@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import cache
 from typing import Any
 
 from django_zklock.zk.formatting import escape_controls
@@ -62,8 +63,22 @@ def end_command(entry: QueueEntry) -> str | None:
 
 
 def _celery_app() -> str:
-    """Return the name of the project's Celery app for ``celery -A``, if this process has imported Celery."""
-    celery: Any = sys.modules.get("celery")
-    name = celery.current_app.main if celery is not None else None
-    # Celery makes an app with the name "default" if the project has none.
-    return shlex.quote(name) if name and name != "default" else "PROJECT"
+    """Return the name of the project's Celery app for ``celery -A``, if this process has imported it."""
+    celery_app: Any = sys.modules.get("celery.app")
+    name = _module_of(celery_app.app_or_default()) if celery_app is not None else None
+    return shlex.quote(name) if name else "PROJECT"
+
+
+@cache
+def _module_of(app: Any) -> str | None:
+    """Return the module in which ``celery -A`` finds the app: its own name need not be that of a module."""
+    modules = [name for name, module in list(sys.modules.items()) if _has(module, app)]
+    found = {name for name in modules if name.partition(".")[0] not in {"__main__", "celery"}}
+    # Celery also looks into the module `celery` of a package.
+    if {app.main, f"{app.main}.celery"} & found:
+        return str(app.main)
+    return min(found, key=lambda name: (name.count("."), name), default=None)
+
+
+def _has(module: object, value: object) -> bool:
+    return any(each is value for each in list(getattr(module, "__dict__", {}).values()))

@@ -48,7 +48,9 @@ ANSI = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 # What the operator types after a prompt is in the block, and not in the output.
 TYPED = re.compile(r'^(Reason: |.*Type "yes": )(.+)\n', re.MULTILINE)
 NIGHTLY = {"host": "batch2", "pid": 944, "kind": "command", "name": "nightly_report"}
-BILL = {"host": "web1", "pid": 71, "kind": "task", "name": "billing.bill", "id": "77"}
+# A task at the gate that has not run for five seconds: its worker is known, and not its child.
+AT_THE_GATE = {"worker": "celery@web1", "child": 0}
+BILL = {"host": "web1", "pid": 71, "kind": "task", "name": "billing.bill", "id": "77", **AT_THE_GATE}
 
 
 @pytest.fixture
@@ -94,10 +96,13 @@ def stand_as_listed(block: Block, stand: Stand) -> None:
     _header, *rows = block.output.strip().splitlines()
     for row in rows:
         key, _state, _kind, _age, waiters, _token, holder = re.split(r" {2,}", row)
-        found = re.fullmatch(r"(\w+) (\S+)(?: \[(\S+)\])? \(pid (\d+) on (\S+)\)", holder)
+        found = re.fullmatch(r"(\w+) (\S+)(?: \[(\S+)\])? \((?:worker (\S+), main )?pid (\d+) on (\S+)\)", holder)
         assert found
-        kind, name, number, pid, host = found.groups()
-        stand(key, host=host, pid=int(pid), kind=kind, name=name, id=number or "")
+        kind, name, number, worker, pid, host = found.groups()
+        # Every task that a worker runs names its worker.
+        assert (kind == "task") == bool(worker)
+        task = {"worker": worker, "child": 0} if worker else {}
+        stand(key, host=host, pid=int(pid), kind=kind, name=name, id=number or "", **task)
         for _ in range(int(waiters)):
             stand(key, **BILL)
 

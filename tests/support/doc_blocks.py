@@ -26,6 +26,7 @@ MASKS = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\dZ?"), "TIME"),
     (re.compile(r"\b\d+(\.\d+)? (s|min|h|d)(?=[\s;,])"), "AGE"),
     (re.compile(r"_c_[0-9a-f-]+…?-(lock|__READ__|__WRIT__|lease)-\d{10}"), r"_c_GUID-\1-NUMBER"),
+    (re.compile(r"\bworker [\w.-]+@[\w.-]+"), "worker NAME@HOST"),
     (re.compile(r"pid \d+ on [\w.-]+"), "pid PID on HOST"),
     (re.compile(r"(127\.0\.0\.1|localhost):\d+|zk1:2[12]81(,zk2:2[12]81,zk3:2[12]81)?"), "HOSTS"),
     # The ROOT of a test, before its number is masked.

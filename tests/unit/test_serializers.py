@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 
@@ -25,7 +26,7 @@ def entry_of(work: Work | None) -> QueueEntry:
 @pytest.mark.parametrize("child", [0, 93])
 def test_end_command(monkeypatch: pytest.MonkeyPatch, child: int) -> None:
     """A task in a child is ended by Celery's remote control, at its worker alone, known child or not."""
-    monkeypatch.setitem(sys.modules, "celery", None)
+    monkeypatch.setitem(sys.modules, "celery.app", None)
     line = end_command(entry_of(replace(BILL, child=child)))
     assert line == "celery -A PROJECT control -d celery@web1 terminate SIGTERM 77"
 
@@ -44,6 +45,35 @@ def test_end_command__names_the_app() -> None:
         before.set_current()
     assert line is not None
     assert line.startswith("celery -A config control ")
+
+
+@pytest.mark.celery
+@pytest.mark.parametrize(
+    ("name", "attributes", "module"),
+    [
+        ("an_online_shop", {"an_online_shop_settings.celery_app": "app"}, "an_online_shop_settings.celery_app"),
+        ("an online shop", {"a.b.tasks": "app", "an_online_shop": "celery_app"}, "an_online_shop"),
+        ("an_online_shop", {"an_online_shop.celery": "app", "aa": "app"}, "an_online_shop"),
+        ("an_online_shop", {}, "PROJECT"),
+    ],
+)
+def test_end_command__app_with_the_name_of_no_module(
+    monkeypatch: pytest.MonkeyPatch, name: str, attributes: dict[str, str], module: str
+) -> None:
+    """The line has the module of the app, which need not be the app's name."""
+    from celery import Celery
+    from celery.app import app_or_default
+
+    before, app = app_or_default(), Celery(name)
+    for each, attribute in attributes.items():
+        monkeypatch.setitem(sys.modules, each, ModuleType(each))
+        setattr(sys.modules[each], attribute, app)
+    try:
+        line = end_command(entry_of(BILL))
+    finally:
+        before.set_current()
+    assert line is not None
+    assert line.startswith(f"celery -A {module} control ")
 
 
 @pytest.mark.parametrize(

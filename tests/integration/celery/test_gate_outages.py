@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from django_zklock.contrib.celery.gate import child_note
 from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk.ops import snapshots
 from tests.support import broker_audit
 from tests.support.broker_audit import TIMEOUT, WITH_AND_WITHOUT
 from tests.support.tree_reader import wait_until
@@ -44,6 +46,12 @@ def queue_length(server: ZooKeeperServer, workshop: Any, key: str) -> int:
 
 def wait_queue(server: ZooKeeperServer, workshop: Any, key: str, count: int) -> None:
     wait_until(lambda: queue_length(server, workshop, key) == count, TIMEOUT, f"{count} nodes of {key}")
+
+
+def child_of(workshop: Any, key: str) -> int | None:
+    """Return the child that the node of the holder names."""
+    (entry,) = snapshots.one_lock(workshop.pool, key, timeout=TIMEOUT).holders
+    return entry.identity.work.child if entry.identity and entry.identity.work else None
 
 
 def sleep_until(moment: float) -> None:
@@ -117,6 +125,19 @@ def test_long_outage__slots_pace_the_failures(
         assert broker_audit.runs(workshop, f"{key}:journal").total() == count - failures
         assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
         broker_audit.assert_as_before(workshop, key, prefetch=4, slots=1)
+
+
+def test_outage__node_names_the_child_later(open_disposable: Any, server: ZooKeeperServer, key: str) -> None:
+    """The child that cannot be written into the node in an outage is written after it."""
+    with open_disposable(concurrency=1, session_timeout=60, server=server) as workshop:
+        workshop.send("hold", key, f"{key}:gate")
+        note = workshop.entered(f"{key}:gate")
+        begun = time.monotonic()
+        with away(server):
+            sleep_until(begun + child_note.DELAY + 3)
+        wait_until(lambda: child_of(workshop, key) == note["pid"], TIMEOUT, "the node names the child")
+        workshop.let_go(f"{key}:gate")
+        workshop.wait_empty(key)
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 A node is created before a child has the task, so its data names the main process. Most tasks end before anybody looks,
 and their nodes are never written to. A task that runs for ``DELAY`` seconds may be the one that hangs, and the operator
 needs the process that runs it, also when neither the broker nor the worker answers. So its nodes are written once: one
-read and one write for each key. The waiters that watch the node list their queue again, once for each session.
+read and one write for each key, again after an outage. The waiters that watch the node list their queue again, once for
+each session.
 """
 
 from __future__ import annotations
@@ -19,40 +20,72 @@ if TYPE_CHECKING:
     from django_zklock.zk.session import Session
     from django_zklock.zk.wire import KazooException, ZnodeStat
 
-# Seconds for which a task has run when its child is written into the nodes.
+# Seconds for which a task has run when its child is written into the nodes, and after which a write that has no answer
+# is repeated: no reply is called when the connection is lost.
 DELAY = 5.0
 
 Change = Callable[[bytes], "bytes | None"]
 
 
-def write(contender: Contender, pid: int, granted: float) -> None:
-    """Write into each node of ``contender`` that the child ``pid`` runs the task. Nothing waits for this.
+class ChildNote:
+    """What is written into the nodes of one run. Nothing waits for it.
 
-    ``granted`` is when the lock was granted, in seconds since the Unix epoch.
+    ``write`` is called in the gate's loop, the replies come in the threads of the session.
     """
-    session = contender.session
-    for path in contender.node_paths.values():
-        session.post(partial(_read, session, path, partial(node_data.add_child, pid=pid, granted=granted)))
 
+    __slots__ = ("_next", "_settled")
 
-def _read(session: Session, path: str, change: Change) -> None:
-    if session.connected:
-        session.wire.get(path, partial(_write, session, path, change))
+    def __init__(self) -> None:
+        # The nodes that are written, or cannot be.
+        self._settled: set[str] = set()
+        # The earliest time of the next attempt (monotonic clock).
+        self._next = 0.0
 
+    def write(self, contender: Contender, pid: int, *, granted: float, now: float) -> None:
+        """Write into each node of ``contender`` that the child ``pid`` runs the task, unless that is done.
 
-def _write(
-    session: Session, path: str, change: Change, value: tuple[bytes, ZnodeStat] | None, _error: KazooException | None
-) -> None:
-    if value is None:
-        # Without an answer the node shows the main process, as before.
-        return
-    data, stat = value
-    changed = change(data)
-    if changed is not None and stat.ephemeralOwner == session.id:
-        session.wire.set(path, changed, partial(_written, session, path, change), version=stat.version)
+        ``granted`` is when the lock was granted (Unix epoch), ``now`` is on the monotonic clock.
+        """
+        if now < self._next:
+            return
+        self._next = now + DELAY
+        session, change = contender.session, partial(node_data.add_child, pid=pid, granted=granted)
+        for path in contender.node_paths.values():
+            if path not in self._settled:
+                session.post(partial(self._read, session, path, change))
 
+    def _read(self, session: Session, path: str, change: Change) -> None:
+        if session.connected:
+            session.wire.get(path, partial(self._write, session, path, change))
 
-def _written(session: Session, path: str, change: Change, _value: object, error: KazooException | None) -> None:
-    if isinstance(error, wire.BadVersionError):
-        # A request to release was written meanwhile.
-        _read(session, path, change)
+    def _write(
+        self,
+        session: Session,
+        path: str,
+        change: Change,
+        value: tuple[bytes, ZnodeStat] | None,
+        error: KazooException | None,
+    ) -> None:
+        if value is None:
+            # The node shows the main process, as before.
+            self._settle(path, error)
+            return
+        data, stat = value
+        changed = change(data)
+        if changed is None or changed == data or stat.ephemeralOwner != session.id:
+            self._settle(path, None)
+        else:
+            session.wire.set(path, changed, partial(self._written, session, path, change), version=stat.version)
+
+    def _written(
+        self, session: Session, path: str, change: Change, _value: object, error: KazooException | None
+    ) -> None:
+        if isinstance(error, wire.BadVersionError):
+            # A request to release was written meanwhile.
+            self._read(session, path, change)
+        else:
+            self._settle(path, error)
+
+    def _settle(self, path: str, error: KazooException | None) -> None:
+        if error is None or not wire.is_temporary(error):
+            self._settled.add(path)

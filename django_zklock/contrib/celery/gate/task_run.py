@@ -87,8 +87,7 @@ class TaskRun:
         # Celery has dropped the request while the body runs.
         self._dropped = False
         self._ended_child = False
-        # The nodes name the child.
-        self._is_child_noted = False
+        self._child_note = child_note.ChildNote()
         self._callbacks = {name: getattr(request, name) for name in _CALLBACKS}
         for name in _CALLBACKS:
             setattr(request, name, getattr(self, f"_{name}"))
@@ -284,12 +283,12 @@ class TaskRun:
             self._if_followed(self._withdraw)
 
     def _note_child(self, now: float) -> None:
-        """Write into the nodes which child runs the task, once, when it has run for a while."""
+        """Write into the nodes which child runs the task, when it has run for a while."""
         attempt, is_due = self.attempts.current, now - self._moved > child_note.DELAY
-        if is_due and not self._is_child_noted and self._is_watched and attempt is not None and not self._released:
-            self._is_child_noted = True
-            if self.pid is not None and attempt.granted:
-                child_note.write(attempt.contender, self.pid, self._since)
+        if not is_due or not self._is_watched or self._released:
+            return
+        if self.pid is not None and attempt is not None and attempt.granted:
+            self._child_note.write(attempt.contender, self.pid, granted=self._since, now=now)
 
     def reconcile(self) -> None:
         """Finish a run that Celery has dropped, in a pool that drops jobs."""

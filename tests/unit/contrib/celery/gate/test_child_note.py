@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from kazoo.exceptions import OperationTimeoutError
 
-from django_zklock.contrib.celery.gate import child_note
+from django_zklock.contrib.celery.gate.child_note import DELAY, ChildNote
 from django_zklock.zk import node_data
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.node_data import Identity, Work
@@ -23,14 +24,26 @@ DATA = Identity(host="web1", pid=71, work=WORK).encode()
 class Wire:
     """The nodes of a server, by path: their data and version, of the session 1."""
 
-    def __init__(self, nodes: dict[str, tuple[bytes, int]], *, owner: int = 1, error: Exception | None = None) -> None:
+    def __init__(
+        self, nodes: dict[str, tuple[bytes, int]], *, owner: int = 1, error: Exception | None = None, lost: str = ""
+    ) -> None:
         self.nodes = nodes
         self.requests: list[str] = []
         self._owner = owner
         self._error = error
+        # The first such request is never answered.
+        self._lost = lost
+
+    def _is_lost(self, request: str) -> bool:
+        self.requests.append(request)
+        if request != self._lost:
+            return False
+        self._lost = ""
+        return True
 
     def get(self, path: str, reply: Callable[[Any, Any], None]) -> None:
-        self.requests.append(f"get {path}")
+        if self._is_lost(f"get {path}"):
+            return
         if path not in self.nodes:
             reply(None, NoNodeError())
             return
@@ -38,7 +51,8 @@ class Wire:
         reply((data, SimpleNamespace(version=version, ephemeralOwner=self._owner)), None)
 
     def set(self, path: str, data: bytes, reply: Callable[[Any, Any], None], *, version: int) -> None:
-        self.requests.append(f"set {path}")
+        if self._is_lost(f"set {path}"):
+            return
         error, self._error = self._error, None
         if error is None:
             assert version == self.nodes[path][1]
@@ -49,10 +63,10 @@ class Wire:
         reply(None, error)
 
 
-def write(wire: Wire, *paths: str, connected: bool = True) -> None:
+def write(wire: Wire, *paths: str, connected: bool = True, note: ChildNote | None = None, now: float = 0.0) -> None:
     session = SimpleNamespace(wire=wire, connected=connected, id=1, post=lambda call: call())
     contender = SimpleNamespace(session=session, node_paths={path: path for path in paths})
-    child_note.write(cast("Contender", contender), 93, 1234.5)
+    (note or ChildNote()).write(cast("Contender", contender), 93, granted=1234.5, now=now)
 
 
 def child_in(data: bytes) -> int | None:
@@ -96,7 +110,32 @@ def test_write__not_possible(wire: Wire, requests: list[str]) -> None:
 
 
 def test_write__without_a_connection() -> None:
-    """Without a connection nothing is written, and nothing waits for one."""
-    wire = Wire({"/a": (DATA, 0)})
-    write(wire, "/a", connected=False)
+    """Without a connection nothing is written, and nothing waits for one; a later call tries again, and once."""
+    wire, note = Wire({"/a": (DATA, 0)}), ChildNote()
+    write(wire, "/a", connected=False, note=note, now=10.0)
+    write(wire, "/a", note=note, now=10.1)
     assert wire.requests == []
+    for now in (10.0 + DELAY, 10.0 + 2 * DELAY):
+        write(wire, "/a", note=note, now=now)
+        assert wire.requests == ["get /a", "set /a"]
+    assert child_in(wire.nodes["/a"][0]) == 93
+
+
+@pytest.mark.parametrize("lost", ["get", "set"])
+def test_write__connection_lost(lost: str) -> None:
+    """A request whose answer was lost with the connection is sent again; the node that was written is left alone."""
+    wire, note = Wire({"/a": (DATA, 0), "/b": (DATA, 0)}, lost=f"{lost} /a"), ChildNote()
+    write(wire, "/a", "/b", note=note, now=0.0)
+    wire.requests.clear()
+    write(wire, "/a", "/b", note=note, now=DELAY)
+    assert wire.requests == ["get /a", "set /a"]
+    assert [child_in(data) for data, _version in wire.nodes.values()] == [93, 93]
+
+
+def test_write__refused_for_now() -> None:
+    """An error that passes does not end the attempts."""
+    wire, note = Wire({"/a": (DATA, 0)}, error=OperationTimeoutError()), ChildNote()
+    write(wire, "/a", note=note, now=0.0)
+    assert child_in(wire.nodes["/a"][0]) == 0
+    write(wire, "/a", note=note, now=DELAY)
+    assert child_in(wire.nodes["/a"][0]) == 93
