@@ -144,6 +144,8 @@ class Creation:
         (first, *others) = self._paths
         if others or first.path in self._session.known_queues:
             return []
+        # The contenders that join meanwhile rely on this request, which is before theirs.
+        self._session.known_queues.add(first.path)
         return [partial(self._make_parent, first, [], with_ancestors=False)]
 
     def _find_taken(self) -> RequestScript[SharedListing | None]:

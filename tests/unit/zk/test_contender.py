@@ -67,6 +67,15 @@ def test_create__unknown_queue(script: Script, error: Exception | None) -> None:
     assert script.asked[-3:] == ["ensure_last", "create", "children"]
 
 
+def test_create__unknown_queue_of_many(script: Script) -> None:
+    """The contenders that join before the answer rely on the request of the first, which is before theirs."""
+    script.known_queues = RecentPaths(10)
+    for _ in range(3):
+        contend(script)
+    assert script.asked.count("ensure_last") == 1
+    assert script.asked.count("create") == 3
+
+
 def test_create__unknown_tree(script: Script) -> None:
     """If what is above the parent is missing too, all of it is created."""
     script.known_queues = RecentPaths(10)
