@@ -6,6 +6,8 @@ Imported only where Celery is (see :mod:`django_zklock.apps`). Celery's program 
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 __all__ = ["RetryLater", "install"]
@@ -15,11 +17,13 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        if name != "RetryLater":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from django_zklock.contrib.celery.retry import RetryLater
+        if name == "RetryLater":
+            from django_zklock.contrib.celery.retry import RetryLater
 
-        return RetryLater
+            return RetryLater
+        if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module(f"{__name__}.{name}")
 
 
 def install() -> None:
