@@ -22,6 +22,8 @@ KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], "str | tuple[str, ...]"]
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+>")
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+# Most values are of these types, and none of them has an order or an address.
+_PLAIN = frozenset({bool, float, int, str})
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _CONTEXT_ARGUMENTS = {"self", "cls", "request"}
 _PERCENT = re.compile(r"%(\(\w+\))?[sdr]")
@@ -151,6 +153,8 @@ def _ordered(value: Any) -> Any:
     Raise ``ValueError`` for a set or a query set. A container with its own ``__repr__`` or ``__str__``, such as a named
     tuple, is returned as it is.
     """
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, QuerySet):
         raise ValueError(  # noqa: TRY004 - as below
             f"a value in a lock key must read the same in every process, and a query set of {value.model.__name__} "
@@ -205,6 +209,24 @@ class _Formatter(string.Formatter):
 _formatter = _Formatter()
 
 
+def _compile(template: str) -> Callable[[Mapping[str, Any]], str]:
+    """Return a function that formats ``template``, which is parsed only once."""
+    parts = list(_formatter.parse(template))
+    if any("{" in (specification or "") for _, _, specification, _ in parts):
+        return lambda arguments: _formatter.vformat(template, (), arguments)
+
+    def write(arguments: Mapping[str, Any]) -> str:
+        texts = []
+        for literal, name, specification, conversion in parts:
+            texts.append(literal)
+            if name is not None:
+                value = arguments[name] if name in arguments else _formatter.get_field(name, (), arguments)[0]
+                texts.append(_formatter.format_field(_formatter.convert_field(value, conversion), specification or ""))
+        return "".join(texts)
+
+    return write
+
+
 def _template(template: str, function: Callable[..., Any]) -> KeyMaker:
     if not template:
         raise ValueError("a lock key must not be empty")
@@ -227,10 +249,12 @@ def _template(template: str, function: Callable[..., Any]) -> KeyMaker:
         constant = paths.check_key(template.format())
         return lambda _args, _kwargs: constant
 
+    write = _compile(template)
+
     def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         arguments = _named(_bound(signature, function, args, kwargs))
         try:
-            return _formatter.vformat(template, (), arguments)
+            return write(arguments)
         except (KeyError, AttributeError, IndexError, TypeError) as error:
             raise ValueError(f"lock key {template!r} cannot be made from this call: {error!r}") from error
         except ValueError as error:
