@@ -234,15 +234,27 @@ def test_run__forwarded_signals() -> None:
     assert {signal.SIGTERM, signal.SIGALRM, signal.SIGXCPU, signal.SIGRTMAX} <= default
 
 
+# A command without children: a shell that gets SIGTERM just before it starts one leaves it running. The handler writes
+# without `print`, which it may interrupt.
+CLEANS_UP = """
+import os, signal, time
+def end(*_):
+    os.write(1, b"cleaning\\n")
+    os._exit(3)
+signal.signal(signal.SIGTERM, end)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
 # What a shell script starts: after SIGTERM it goes on until there is a certain file. The shell itself ends at once.
 TOOL = """
-import pathlib, signal, sys, time
+import os, pathlib, signal, sys, time
 def end(*_):
-    print("cleaning", flush=True)
+    os.write(1, b"cleaning\\n")
     while not pathlib.Path(sys.argv[1]).exists():
         time.sleep(0.02)
-    print("clean", flush=True)
-    sys.exit()
+    os.write(1, b"clean\\n")
+    os._exit(0)
 signal.signal(signal.SIGTERM, end)
 print("ready", flush=True)
 time.sleep(60)
@@ -317,7 +329,7 @@ def test_run__leaves_a_daemon(start: Start) -> None:
 def test_run__stopped_command(start: Start, nodes: Nodes, outsider: KazooClient, way: str) -> None:
     """A command that was stopped hears SIGTERM, because it is continued."""
     key = f"run-stopped-{way}"
-    run = start(key, "--grace", "60", "--", "sh", "-c", "trap 'echo ended; exit 3' TERM; echo $$; sleep 60 & wait")
+    run = start(key, "--grace", "60", "--", sys.executable, "-c", CLEANS_UP)
     pid = int(run.read_line())
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: "T" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
@@ -326,7 +338,7 @@ def test_run__stopped_command(start: Start, nodes: Nodes, outsider: KazooClient,
     else:
         outsider.delete(nodes(key)[0])
     status, out, _errors = run.end()
-    assert (status, out) == (3 if way == "signal" else 76, "ended\n")
+    assert (status, out) == (3 if way == "signal" else 76, "cleaning\n")
 
 
 def test_run__stop_from_the_terminal(start: Start, nodes: Nodes) -> None:
@@ -339,9 +351,8 @@ def test_run__stop_from_the_terminal(start: Start, nodes: Nodes) -> None:
 
 def test_run__lost_lock_ends_the_command(start: Start, nodes: Nodes, outsider: KazooClient) -> None:
     """When the lock is lost the command gets SIGTERM at once and can clean up; the exit code is 76."""
-    code = "trap 'echo cleaning; exit 3' TERM; echo ready; sleep 60 & wait"
-    run = start("run-lost", "--", "sh", "-c", code)
-    assert run.read_line() == "ready"
+    run = start("run-lost", "--", sys.executable, "-c", CLEANS_UP)
+    run.read_line()
     outsider.delete(nodes("run-lost")[0])
     began = time.monotonic()
     status, out, errors = run.end()
