@@ -10,7 +10,7 @@ import pytest
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.single import SingleContender
-from django_zklock.zk.wire.connection import Connection
+from django_zklock.zk.wire.client import Wire
 from tests.support.any_server import Server, packets_received
 from tests.support.tcp_proxy import UP, Proxy, requests
 from tests.support.threads import Runner
@@ -125,13 +125,13 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
 def count_notifications(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows with each notification that this process receives."""
     told: list[None] = []
-    read_watch_event = Connection._read_watch_event
+    on_event = Wire.on_event
 
-    def read(*arguments: object) -> None:
+    def count(wire: Wire, event: int, path: str) -> None:
         told.append(None)
-        read_watch_event(*arguments)
+        on_event(wire, event, path)
 
-    monkeypatch.setattr(Connection, "_read_watch_event", read)
+    monkeypatch.setattr(Wire, "on_event", count)
     return told
 
 
@@ -156,5 +156,5 @@ def test_abandoned_waits__leave_nothing(pool: Pool, make_pool: MakePool) -> None
             Runner(lambda: lock.acquire(timeout=0.001)).outcome()
         session = pool.sessions()[0]
         wait_until(lambda: not session._listeners)
-        assert sum(map(len, session.wire._client._data_watchers.values())) <= 1
+        assert len(list(session.wire._watches)) <= 1
         assert set(threading.enumerate()) <= threads

@@ -8,9 +8,11 @@ import os
 import socket
 import threading
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
+from kazoo.protocol.connection import DELETED_EVENT
 from kazoo.protocol.serialization import SASL, Auth, CloseInstance, Connect
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
@@ -221,20 +223,26 @@ class Wire(Requests):
         """Let the listener add requests to the write that follows."""
         self.notify(self.listener.on_wake)
 
-    def drop_unwanted_watches(self) -> None:
-        """Remove watches from kazoo that were discarded before it has stored them."""
-        self._watches.drop_unwanted()
+    def on_event(self, event: int, path: str) -> None:
+        """Call the watches that this event ends."""
+        # As kazoo: a client that is being closed needs no event.
+        if not self._client._stopped.is_set():
+            self.notify(self._trigger, event, path)
+
+    def _trigger(self, event: int, path: str) -> None:
+        for watch in self._watches.triggered(event, path):
+            self.notify(watch.callback, event == DELETED_EVENT)
 
     def session_replaced(self) -> None:
         """Notify the listener that a new session is about to replace the current one."""
         self._clear_watches()
         reason = "the servers refuse it: they have lost data that this process has seen"
-        self.notify(self.listener.on_ended, reason, final=False)
+        self._end_session(reason, final=False)
 
     def connection_failed(self, reason: str) -> None:
         """Notify the listener that this client will make no further session."""
         self._failed = True
-        self.notify(self.listener.on_ended, reason, final=True)
+        self._end_session(reason, final=True)
 
     def _state_changed(self, state: str) -> None:
         # kazoo calls this between the events of the old connection and those of the new.
@@ -253,19 +261,22 @@ class Wire(Requests):
             self._had_session = False
         if state == KazooState.SUSPENDED:
             with self.listener.monitor:
-                self._watches.suspend()
+                self._watches.suspend(self._client.last_zxid)
             self.notify(self.listener.on_suspended)
             return
         self._clear_watches()
         if client_state == KeeperState.AUTH_FAILED:
             reason = "authentication was refused, check AUTH and SASL in ZKLOCK"
-            self.notify(self.listener.on_ended, reason, final=True)
+            self._end_session(reason, final=True)
         elif client_state == KeeperState.CLOSED:
             # kazoo also reports a failure as closed.
             if not self._failed:
-                self.notify(self.listener.on_ended, "the session was closed", final=True)
+                self._end_session("the session was closed", final=True)
         else:
-            self.notify(self.listener.on_ended, "the session expired", final=False)
+            self._end_session("the session expired", final=False)
+
+    def _end_session(self, reason: str, *, final: bool) -> None:
+        self.notify(partial(self.listener.on_ended, reason, final=final))
 
     def _on_connected(self) -> None:
         self._had_session = True
@@ -275,8 +286,6 @@ class Wire(Requests):
                 # while it is stopped.
                 self._client._stopped.clear()
                 self._send_close()
-        with self.listener.monitor:
-            self._watches.store_lost()
         self.notify(self.listener.on_connected)
 
     def _clear_watches(self) -> None:

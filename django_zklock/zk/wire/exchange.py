@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from functools import partial
 from struct import Struct
 from typing import Any, Protocol
 
@@ -25,7 +24,18 @@ from kazoo.exceptions import (
     UnimplementedError,
 )
 from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, STOP_CONNECTING, WATCH_XID
-from kazoo.protocol.serialization import Create, Create2, Delete, Ping, ReplyHeader, SetData, Sync, Transaction
+from kazoo.protocol.serialization import (
+    Close,
+    Create,
+    Create2,
+    Delete,
+    Ping,
+    ReplyHeader,
+    SetData,
+    Sync,
+    Transaction,
+    Watch,
+)
 from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.waiting import boottime
@@ -55,8 +65,8 @@ class ConnectionOwner(Protocol):
     def before_write(self) -> None:
         """Called before queued requests are written, so that more can be queued."""
 
-    def drop_unwanted_watches(self) -> None:
-        """Called after kazoo has stored the watch of a request."""
+    def on_event(self, event: int, path: str) -> None:
+        """Called for each event of a watch; the path has the chroot in it."""
 
     def session_replaced(self) -> None:
         """Called before a handshake replaces the session by a new one."""
@@ -224,7 +234,8 @@ class Exchange(BufferedConnection):
     def _handle(self, message: bytes) -> Any:
         header, offset = ReplyHeader.deserialize(message, 0)
         if header.xid == WATCH_XID:
-            self._read_watch_event(message, offset)
+            event, _offset = Watch.deserialize(message, offset)
+            self._owner.on_event(event.type, event.path)
         elif header.xid != PING_XID:
             return self._read_response(header, message, offset)
         else:
@@ -234,20 +245,33 @@ class Exchange(BufferedConnection):
         return None
 
     def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
+        """Deliver an answer to the caller of the request, as kazoo's method; watches are stored by the owner."""
         self._match_pending(header)
+        client, error = self.client, header.err
+        request, answer, _xid = client._pending.popleft()
+        if header.zxid > 0:
+            client.last_zxid = header.zxid
         # Before the reply is called, so that its callback sees the renewed lease.
         if self.sent:
             # A refused request may not have reached the leader.
-            done = not header.err
-            written = done and isinstance(self.client._pending[0][0], _WRITES)
-            self.lease.answered(self.sent.popleft(), self.received, proof=done, written=written)
-        if header.err and header.err not in EXCEPTIONS:
-            # kazoo's loop would end with a KeyError.
-            EXCEPTIONS[header.err] = partial(KazooException, f"ZooKeeper's error {header.err}")
-        outcome = super()._read_response(header, buffer, offset)
-        self.session_closed = outcome == CLOSE_RESPONSE
-        self._owner.drop_unwanted_watches()
-        return outcome
+            written = not error and isinstance(request, _WRITES)
+            self.lease.answered(self.sent.popleft(), self.received, proof=not error, written=written)
+        if isinstance(request, Close):
+            self.session_closed = True
+            return CLOSE_RESPONSE
+        if error:
+            # An unknown code is a KeyError or a RuntimeError of kazoo.
+            known = error in EXCEPTIONS
+            answer.set_exception(EXCEPTIONS[error]() if known else KazooException(f"ZooKeeper's error {error}"))
+            return None
+        try:
+            value = request.deserialize(buffer, offset)
+        except Exception as exception:
+            self.logger.exception("Exception raised during deserialization of request: %s", request)
+            answer.set_exception(exception)
+        else:
+            answer.set(Transaction.unchroot(client, value) if request.type == Transaction.type else value)
+        return None
 
     def _match_pending(self, header: Any) -> None:
         """Raise ``ConnectionDropped`` unless the header answers the oldest request under way."""

@@ -55,27 +55,25 @@ class EncodingError(KazooException):
 class InlineResult:
     """Replaces kazoo's asynchronous result: calls the reply on the connection's thread, at most once."""
 
-    __slots__ = ("_reply",)
+    __slots__ = ("_notify", "_reply")
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, notify: Callable[..., None], reply: Reply) -> None:
+        self._notify = notify
         self._reply: Reply | None = reply
 
     def set(self, value: Any = None) -> None:
-        self._deliver(value, None)
-
-    def set_exception(self, error: BaseException) -> None:
-        if isinstance(error, _CONNECTION_ERRORS):
-            self._reply = None
-            return
-        if not isinstance(error, KazooException):
-            error = EncodingError(f"cannot be encoded or decoded: {error!r}")
-        self._deliver(None, error)
-
-    def _deliver(self, value: Any, error: KazooException | None) -> None:
         # kazoo may complete a request twice around a disconnect.
         reply, self._reply = self._reply, None
         if reply is not None:
-            reply(value, error)
+            self._notify(reply, value, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        reply, self._reply = self._reply, None
+        if reply is None or isinstance(error, _CONNECTION_ERRORS):
+            return
+        if not isinstance(error, KazooException):
+            error = EncodingError(f"cannot be encoded or decoded: {error!r}")
+        self._notify(reply, None, error)
 
 
 # These state a fact about the tree, the request or the rights of this client. The same request gets the same answer
@@ -134,13 +132,13 @@ class Requests:
         self._chroot = client.chroot or ""
         self._monitor = monitor
         # Used under the monitor: without a connection, waiters that leave discard their watches in the timers' thread.
-        self._watches = WatchRegistry(client)
+        self._watches = WatchRegistry()
 
-    def notify(self, callback: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    def notify(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call ``callback`` under the monitor; an error in it must not end kazoo's connection thread."""
         try:
             with self._monitor:
-                callback(*arguments, **options)
+                callback(*arguments)
         except Exception:
             logger.exception("event=listener_failed method=%r", callback)
 
@@ -247,19 +245,20 @@ class Requests:
         if watcher is None:
             self._send(request(full, None), reply)
             return lambda: None
-        watch = self._watches.add((request.type, full), partial(self.notify, watcher))
+        watch = self._watches.add((request.type, full), watcher)
 
         def answered(value: Any, error: KazooException | None) -> None:
-            if error is not None:
+            if error is None:
+                watch.is_set = True
+            else:
                 self._watches.discard(watch)
             reply(value, error)
-            self._watches.answered(watch)
 
         self._send(request(full, watch), answered)
         return partial(self._remove_watch, watch)
 
     def _remove_watch(self, watch: Watch) -> None:
-        if self._watches.remove(watch) and self._client._live.is_set() and not self._watches.is_watched(watch.key):
+        if self._watches.discard(watch) and self._client._live.is_set() and not self._watches.is_watched(watch.key):
             self._send(remove_request(watch), lambda _value, _error: None)
 
     def acl_of(self, path: str, reply: Callable[[list[str] | None, Any], None]) -> None:
@@ -313,6 +312,6 @@ class Requests:
             answered(None, None)
 
     def _send(self, request: Any, reply: Reply) -> None:
-        self._client._queue.append((request, InlineResult(partial(self.notify, reply))))
+        self._client._queue.append((request, InlineResult(self.notify, reply)))
         if not self._client._connection.collecting:
             self._client._connection.wake()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import chain
+from typing import ClassVar
 
-from kazoo.client import KazooClient
+from kazoo.protocol.connection import CHANGED_EVENT, CHILD_EVENT, DELETED_EVENT
 from kazoo.protocol.serialization import GetChildren, GetData, int_struct, long_struct, write_string
-from kazoo.protocol.states import EventType, WatchedEvent
 
 Watcher = Callable[[bool], None]
 """Called once, on the connection's thread: with true if the watched node was deleted, else if what was read changed."""
@@ -18,6 +18,12 @@ WatchKey = tuple[int, str]
 
 # The numbers of ZooKeeper's WatcherType, by the type of the request that sets the watch.
 WATCHER_TYPES = {GetChildren.type: 1, GetData.type: 2}
+# Which watches of a node an event ends. The event of a creation is for the watches of `exists`, which we never set.
+_ENDED_BY = {
+    CHANGED_EVENT: (GetData.type,),
+    CHILD_EVENT: (GetChildren.type,),
+    DELETED_EVENT: (GetData.type, GetChildren.type),
+}
 
 
 class _Request:
@@ -72,19 +78,15 @@ class SetWatches(_Request):
 
 
 class Watch:
-    """One watch. kazoo keeps it by its path and calls it with the event."""
+    """One watch: the request that sets it, and what to call with its event."""
 
-    __slots__ = ("_callback", "_registry", "key")
+    __slots__ = ("callback", "is_set", "key")
 
-    def __init__(self, registry: WatchRegistry, key: WatchKey, callback: Watcher) -> None:
+    def __init__(self, key: WatchKey, callback: Watcher) -> None:
         self.key = key
-        self._registry = registry
-        self._callback = callback
-
-    def __call__(self, event: WatchedEvent) -> None:
-        # EventType.NONE is kazoo's own, for the end of the connection: the listener was notified of that before.
-        if self._registry.discard(self) and event.type != EventType.NONE:
-            self._callback(event.type == EventType.DELETED)
+        self.callback = callback
+        # The server has set it.
+        self.is_set = False
 
 
 class WatchRegistry:
@@ -94,13 +96,9 @@ class WatchRegistry:
     the last of ours is discarded.
     """
 
-    def __init__(self, client: KazooClient) -> None:
-        self._client = client
-        self._watches: set[Watch] = set()
-        # The number of watches with each key.
-        self._counts: dict[WatchKey, int] = {}
-        # Discarded before kazoo has stored them.
-        self._unwanted: list[Watch] = []
+    def __init__(self) -> None:
+        # In the order of their requests.
+        self._watches: dict[WatchKey, dict[Watch, None]] = {}
         # The watches of the last connection that are not yet set on this one, and the newest transaction whose events
         # that connection has delivered.
         self._lost: set[Watch] = set()
@@ -108,81 +106,71 @@ class WatchRegistry:
 
     def add(self, key: WatchKey, callback: Watcher) -> Watch:
         """Return a new watch, whose request is about to be sent."""
-        watch = Watch(self, key, callback)
-        self._watches.add(watch)
-        self._counts[key] = self._counts.get(key, 0) + 1
+        watch = Watch(key, callback)
+        self._watches.setdefault(key, {})[watch] = None
         return watch
 
     def discard(self, watch: Watch) -> bool:
-        """Remove a watch from the registry; return whether it was there."""
-        if watch not in self._watches:
+        """Remove a watch; return whether it was there."""
+        same = self._watches.get(watch.key)
+        if same is None or watch not in same:
             return False
-        self._watches.discard(watch)
-        left = self._counts.pop(watch.key) - 1
-        if left:
-            self._counts[watch.key] = left
+        del same[watch]
+        if not same:
+            del self._watches[watch.key]
+        self._lost.discard(watch)
         return True
 
-    def __contains__(self, watch: object) -> bool:
-        return watch in self._watches
+    def __contains__(self, watch: Watch) -> bool:
+        return watch in self._watches.get(watch.key, ())
+
+    def __iter__(self) -> Iterator[Watch]:
+        return chain.from_iterable(list(self._watches.values()))
 
     def is_watched(self, key: WatchKey) -> bool:
         """Return whether there is any watch with that key."""
-        return key in self._counts
-
-    def remove(self, watch: Watch) -> bool:
-        """Discard a watch, here and in kazoo; return whether it was there."""
-        if not self.discard(watch):
-            return False
-        self._drop(watch)
-        self._lost.discard(watch)
-        return True
+        return key in self._watches
 
     def clear(self) -> None:
         """Remove all watches, because the session is gone."""
         self._watches.clear()
-        self._counts.clear()
         self._lost.clear()
 
-    # kazoo stores a watch after the reply to its request, and calls all it has at the end of a connection.
+    def triggered(self, event: int, path: str) -> Iterator[Watch]:
+        """Remove and yield, one by one, the watches that the server has had and that this event ends.
 
-    def answered(self, watch: Watch) -> None:
-        """Note that the reply was called. kazoo stores the watch after it, even if it was discarded."""
-        if watch not in self._watches:
-            self._unwanted.append(watch)
+        A watch that is requested and not answered yet is not among them: the server sends the event of a change before
+        the answer to a read that sees the change.
+        """
+        for kind in _ENDED_BY.get(event, ()):
+            for watch in [each for each in self._watches.get((kind, path), ()) if each.is_set]:
+                # The call of one may discard others.
+                if self.discard(watch):
+                    yield watch
 
-    def drop_unwanted(self) -> None:
-        """Remove from kazoo the watches that were discarded before it has stored them."""
-        while self._unwanted:
-            self._drop(self._unwanted.pop())
+    # A watch outlives its connection.
 
-    def suspend(self) -> None:
-        """Keep the watches that the server has set, for the next connection; discard the others."""
-        tables = (self._client._data_watchers, self._client._child_watchers)
-        stored = {watch for table in tables for watches in table.values() for watch in watches}
-        for table in tables:
-            # kazoo would call them all, for the end of the connection.
-            table.clear()
-        for watch in self._watches.difference(stored):
-            self.discard(watch)
+    def suspend(self, seen: int) -> None:
+        """Keep the watches that the server has set, for the next connection; discard the others.
+
+        ``seen`` is the newest transaction that the connection has reported.
+        """
+        for watch in list(self):
+            if not watch.is_set:
+                self.discard(watch)
         if not self._lost:
-            self._seen = self._client.last_zxid
-        self._lost = set(self._watches)
+            self._seen = seen
+        self._lost = set(self)
 
     @property
     def restoring(self) -> bool:
         """Whether watches of the last connection are not yet set on this one."""
         return bool(self._lost)
 
-    def store_lost(self) -> None:
-        """Make kazoo call the watches of the last connection for events on this one."""
-        for watch in self._lost:
-            kazoo_watchers(self._client, watch).setdefault(watch.key[1], set()).add(watch)
-
     def set_requests(self) -> list[SetWatches]:
         """Return the requests that set the watches of the last connection again."""
         requests = []
-        keys = sorted({watch.key for watch in self._lost & self._watches})
+        keys = sorted({watch.key for watch in self._lost})
         while keys:
             size = count = 0
             while count < len(keys) and size < MAX_PATHS:
@@ -198,22 +186,8 @@ class WatchRegistry:
         """Note that the server has set the watches of the last connection again."""
         self._lost.clear()
 
-    def _drop(self, watch: Watch) -> None:
-        stored, path = kazoo_watchers(self._client, watch), watch.key[1]
-        same_path = stored.get(path)
-        if same_path is not None:
-            same_path.discard(watch)
-            if not same_path:
-                del stored[path]
-
 
 def remove_request(watch: Watch) -> RemoveWatches:
     """Return the request to remove a watch at the server."""
     request_type, path = watch.key
     return RemoveWatches(path, WATCHER_TYPES[request_type])
-
-
-def kazoo_watchers(client: KazooClient, watch: Watch) -> dict[str, set[Any]]:
-    """Return the dictionary in which kazoo stores such watches by their path."""
-    stored: dict[str, set[Any]] = client._child_watchers if watch.key[0] == GetChildren.type else client._data_watchers
-    return stored

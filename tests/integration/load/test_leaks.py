@@ -75,9 +75,8 @@ def tables(pool: Pool) -> dict[str, int]:
         "tenants": len(session._listeners),
         "inbox": len(session._inbox),
         "deleting": len(session.deleting),
-        "watches": len(wire._watches._watches),
-        "unwanted watches": len(wire._watches._unwanted),
-        "kazoo's watches": len(client._data_watchers) + len(client._child_watchers),
+        "watches": len(list(wire._watches)),
+        "watches to restore": len(wire._watches._lost),
         "requests": len(client._queue) + len(client._pending) + len(wire._connection.sent),
     }
 

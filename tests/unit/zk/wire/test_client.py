@@ -265,9 +265,8 @@ class Watching:
 
     @property
     def kept(self) -> int:
-        """How many watches kazoo keeps."""
-        client = self.plug.wire._client
-        return sum(len(here) for table in (client._data_watchers, client._child_watchers) for here in table.values())
+        """How many watches this client keeps."""
+        return len(list(self.plug.wire._watches))
 
 
 def watches_at(server: ZooKeeper) -> int:
@@ -432,8 +431,8 @@ def test_watch__restored(
         proxy.refusing = True
         proxy.cut()
         wait_until(lambda: plug.listener.events == ["connected", "suspended"])
-        # kazoo has forgotten it without a call.
-        assert (watcher.kept, watcher.told) == (0, [])
+        # It is kept, and the end of the connection is no call.
+        assert (watcher.kept, watcher.told) == (1, [])
         if change == "set":
             onlooker.client.set(path, b"new")
         elif change == "delete":
@@ -530,7 +529,7 @@ def test_watch__missing_node(plugs: Any, root: str) -> None:
     value, error = plug.ask("get", root)
     assert value is None
     assert isinstance(error, NoNodeError)
-    assert not plug.wire._client._data_watchers
+    assert not list(plug.wire._watches)
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0.1, 0.8), (3.0, 3.0), (1000.0, 60.0)])

@@ -8,16 +8,16 @@ import inspect
 import itertools
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped
-from kazoo.protocol.connection import PING_XID, WATCH_XID, ConnectionHandler
+from kazoo.protocol.connection import DELETED_EVENT, PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import Ping, int_struct, reply_header_struct, write_string
-from kazoo.protocol.states import KeeperState, WatchedEvent
+from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.connection import Connection
@@ -25,7 +25,7 @@ from django_zklock.zk.wire.exchange import Exchange
 from django_zklock.zk.wire.handler import make_handler
 from tests.support.threads import Runner
 
-DELETED, CONNECTED = 2, 3
+CONNECTED = 3
 
 
 def message(content: bytes) -> bytes:
@@ -34,7 +34,7 @@ def message(content: bytes) -> bytes:
 
 def deleted(path: str) -> bytes:
     """Return the notification of a watch: the node was deleted."""
-    event = int_struct.pack(DELETED) + int_struct.pack(CONNECTED) + write_string(path)
+    event = int_struct.pack(DELETED_EVENT) + int_struct.pack(CONNECTED) + write_string(path)
     return message(reply_header_struct.pack(WATCH_XID, -1, 0) + event)
 
 
@@ -49,13 +49,18 @@ class Owner:
     client: KazooClient
     writes: int = 0
     queued: list[Any] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    watched: dict[str, Callable[[], Any]] = field(default_factory=dict)
 
     def before_write(self) -> None:
         self.writes += 1
         while self.queued:
             self.client._queue.append(self.queued.pop())
 
-    def drop_unwanted_watches(self) -> None: ...
+    def on_event(self, event: int, path: str) -> None:
+        assert event == DELETED_EVENT
+        self.deleted.append(path)
+        self.watched.get(path, lambda: None)()
 
     def session_replaced(self) -> None: ...
 
@@ -69,14 +74,9 @@ class Ends:
     connection: Connection
     owner: Owner
     server: socket.socket
-    deleted: list[str] = field(default_factory=list)
 
-    def watch(self, path: str, call: Any = lambda: None) -> None:
-        def triggered(event: WatchedEvent) -> None:
-            self.deleted.append(event.path)
-            call()
-
-        self.connection.client._data_watchers[path].add(triggered)
+    def watch(self, path: str, call: Callable[[], Any]) -> None:
+        self.owner.watched[path] = call
 
     def exchange(self) -> None:
         """Let the loop read and send once."""
@@ -112,8 +112,6 @@ def ends() -> Iterator[Ends]:
 def test_messages__in_pieces(ends: Ends, size: int) -> None:
     """Every complete message is handled when it is there, whatever the pieces in which the bytes arrive."""
     paths = [f"/{number}" for number in range(5)]
-    for path in paths:
-        ends.watch(path)
     messages = [PONG, *(each for path in paths for each in (deleted(path), PONG))]
     stream = b"".join(messages)
     ends_at = list(itertools.accumulate(map(len, messages)))
@@ -122,10 +120,10 @@ def test_messages__in_pieces(ends: Ends, size: int) -> None:
         ends.server.sendall(stream[start : start + size])
         ends.exchange()
         complete = bisect.bisect_right(ends_at, start + size)
-        assert ends.deleted == paths[: complete // 2]
+        assert ends.owner.deleted == paths[: complete // 2]
         # A part of a message says nothing about the server.
         assert (ends.connection.received > before) == (complete > bisect.bisect_right(ends_at, start))
-    assert ends.deleted == paths
+    assert ends.owner.deleted == paths
     # The next handshake reads no message of this connection.
     assert ends.connection._position == len(ends.connection._buffer)
 
@@ -164,7 +162,7 @@ def test_wake__while_reading_fails(ends: Ends) -> None:
     ends.server.sendall(deleted("/a") + OUT_OF_TURN)
     with pytest.raises(ConnectionDropped):
         ends.exchange()
-    assert ends.deleted == ["/a"]
+    assert ends.owner.deleted == ["/a"]
     assert ends.is_woken
 
 
@@ -286,6 +284,9 @@ def test_loop__replaced() -> None:
     # What ours does as theirs.
     used = {"_connect", "reset", "ping_outstanding", "_socket_error_handling", "_session_callback", "logger"}
     assert used <= set(ConnectionHandler._connect_attempt.__code__.co_names)
+    answered = {"_pending", "popleft", "zxid", "last_zxid", "xid", "err", "EXCEPTIONS", "set_exception", "deserialize"}
+    unchrooted = {"Transaction", "unchroot", "set", "Close", "CLOSE_RESPONSE"}
+    assert answered | unchrooted <= set(ConnectionHandler._read_response.__code__.co_names)
 
 
 def test_ping__unanswered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,84 +3,85 @@
 from __future__ import annotations
 
 import struct
-from types import SimpleNamespace
 
 import pytest
+from kazoo.protocol.connection import CHANGED_EVENT, CHILD_EVENT, CREATED_EVENT, DELETED_EVENT
 from kazoo.protocol.serialization import GetChildren, GetData
-from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
-from django_zklock.zk.wire.watches import Watch, WatchRegistry, kazoo_watchers, remove_request
+from django_zklock.zk.wire.watches import Watch, WatchKey, WatchRegistry, remove_request
 
 DATA, CHILDREN = (GetData.type, "/k"), (GetChildren.type, "/k")
 
 
 @pytest.fixture
 def registry() -> WatchRegistry:
-    return WatchRegistry(SimpleNamespace(_child_watchers={}, _data_watchers={}))
+    return WatchRegistry()
 
 
-@pytest.fixture
-def calls() -> list[bool]:
-    return []
+def ignore(_deleted: bool) -> None: ...
 
 
-def event(kind: str) -> WatchedEvent:
-    return WatchedEvent(type=kind, state=KeeperState.CONNECTED, path="/k")
+def add(registry: WatchRegistry, key: WatchKey) -> Watch:
+    """Return a watch that the server has set."""
+    watch = registry.add(key, ignore)
+    watch.is_set = True
+    return watch
 
 
 @pytest.mark.parametrize(
-    ("kind", "deleted"), [(EventType.DELETED, True), (EventType.CHANGED, False), (EventType.CHILD, False)]
+    ("event", "ended"),
+    [
+        (CREATED_EVENT, []),
+        (CHANGED_EVENT, [DATA]),
+        (CHILD_EVENT, [CHILDREN]),
+        (DELETED_EVENT, [DATA, CHILDREN]),
+        (99, []),
+    ],
 )
-def test_call__deleted(registry: WatchRegistry, calls: list[bool], kind: str, deleted: bool) -> None:
-    """A watch is called once, with whether the node was deleted, and is not in the registry after that."""
-    watch = registry.add(DATA, calls.append)
-    watch(event(kind))
-    watch(event(kind))
-    assert calls == [deleted]
-    assert watch not in registry
-    assert not registry.is_watched(DATA)
+def test_triggered(registry: WatchRegistry, event: int, ended: list[WatchKey]) -> None:
+    """An event ends the watches of its kind on its node, once."""
+    watches = [add(registry, key) for key in (DATA, CHILDREN, (GetData.type, "/j"))]
+    assert [watch.key for watch in registry.triggered(event, "/k")] == ended
+    assert list(registry.triggered(event, "/k")) == []
+    assert list(registry) == [watch for watch in watches if watch.key not in ended]
 
 
-def test_call__removed_first(registry: WatchRegistry) -> None:
-    """The watch is removed before its callback runs, so that the callback can add the next one."""
-    seen: list[bool] = []
-    registry.add(DATA, lambda _deleted: seen.append(registry.is_watched(DATA)))(event(EventType.CHANGED))
-    assert seen == [False]
+def test_triggered__not_set(registry: WatchRegistry) -> None:
+    """A watch whose read is not answered stays: the event is of a change before that read."""
+    requested, set_before = registry.add(DATA, ignore), add(registry, DATA)
+    assert list(registry.triggered(DELETED_EVENT, "/k")) == [set_before]
+    assert requested in registry
 
 
-def test_call__of_kazoo_alone(registry: WatchRegistry, calls: list[bool]) -> None:
-    """An event of kazoo about the connection removes the watch without a call."""
-    watch = registry.add(DATA, calls.append)
-    watch(event(EventType.NONE))
-    assert calls == []
-    assert not registry.is_watched(DATA)
+def test_triggered__removed_first(registry: WatchRegistry) -> None:
+    """A watch is removed before its call, which can add the next one or discard others."""
+    first, second, third = (add(registry, DATA) for _ in range(3))
+    called = []
+    for watch in registry.triggered(CHANGED_EVENT, "/k"):
+        called.append(watch)
+        assert watch not in registry
+        if watch is first:
+            assert registry.discard(second)
+            added = add(registry, DATA)
+    assert called == [first, third]
+    assert list(registry) == [added]
 
 
-def test_call__discarded(registry: WatchRegistry, calls: list[bool]) -> None:
-    """A watch that was discarded, alone or with all others, is not called, even if kazoo still has it."""
-    given_up, forgotten = registry.add(DATA, calls.append), registry.add(CHILDREN, calls.append)
-    assert registry.discard(given_up)
-    registry.clear()
-    given_up(event(EventType.DELETED))
-    forgotten(event(EventType.DELETED))
-    assert calls == []
-
-
-def test_discard__once(registry: WatchRegistry, calls: list[bool]) -> None:
-    """A watch cannot be discarded twice, nor after its call, nor after all were cleared."""
-    first, second, third = (registry.add(DATA, calls.append) for _ in range(3))
+def test_discard__once(registry: WatchRegistry) -> None:
+    """A watch cannot be discarded twice, nor after its event, nor after all were cleared."""
+    first, second, third = (add(registry, key) for key in (DATA, CHILDREN, DATA))
     assert registry.discard(first)
     assert not registry.discard(first)
-    second(event(EventType.CHANGED))
+    assert list(registry.triggered(CHILD_EVENT, "/k")) == [second]
     assert not registry.discard(second)
     registry.clear()
     assert not registry.discard(third)
 
 
-def test_key__shared(registry: WatchRegistry, calls: list[bool]) -> None:
+def test_key__shared(registry: WatchRegistry) -> None:
     """A key is watched until the last of its watches is discarded; other keys are not affected."""
-    first, second = registry.add(DATA, calls.append), registry.add(DATA, calls.append)
-    other, elsewhere = registry.add(CHILDREN, calls.append), registry.add((GetData.type, "/j"), calls.append)
+    first, second = add(registry, DATA), add(registry, DATA)
+    other, elsewhere = add(registry, CHILDREN), add(registry, (GetData.type, "/j"))
     assert registry.discard(first)
     assert (first in registry, second in registry) == (False, True)
     assert registry.is_watched(DATA)
@@ -90,28 +91,38 @@ def test_key__shared(registry: WatchRegistry, calls: list[bool]) -> None:
     assert elsewhere in registry
 
 
-def test_clear__then_anew(registry: WatchRegistry, calls: list[bool]) -> None:
-    """After a clear the registry is empty, and old watches do not affect new ones."""
-    old = registry.add(DATA, calls.append)
-    registry.clear()
-    new = registry.add(DATA, calls.append)
-    assert not registry.discard(old)
-    old(event(EventType.DELETED))
-    assert new in registry
-    new(event(EventType.DELETED))
-    assert calls == [True]
+def test_suspend__keeps_what_is_set(registry: WatchRegistry) -> None:
+    """The watches that the server has set are set again on the next connection; the others are discarded."""
+    kept, requested = add(registry, DATA), registry.add(CHILDREN, ignore)
+    registry.suspend(7)
+    assert requested not in registry
+    assert registry.restoring
+    (request,) = registry.set_requests()
+    assert (request.seen, request.data, request.children) == (7, ("/k",), ())
+    # A second connection ends before they are set again, so events after the first one may still be missing.
+    add(registry, CHILDREN)
+    registry.suspend(9)
+    (request,) = registry.set_requests()
+    assert (request.seen, request.data, request.children) == (7, ("/k",), ("/k",))
+    registry.restored()
+    assert registry.set_requests() == []
+    assert kept in registry
+    registry.suspend(11)
+    assert registry.set_requests()[0].seen == 11
+
+
+def test_suspend__event_before_the_answer(registry: WatchRegistry) -> None:
+    """Nothing is left to restore when the events of all lost watches are here, or nobody wants them."""
+    first, second = add(registry, DATA), add(registry, CHILDREN)
+    registry.suspend(7)
+    assert list(registry.triggered(CHANGED_EVENT, "/k")) == [first]
+    assert registry.restoring
+    assert registry.discard(second)
+    assert not registry.restoring
 
 
 @pytest.mark.parametrize(("key", "number"), [(CHILDREN, 1), (DATA, 2)])
-def test_remove_request__record(registry: WatchRegistry, calls: list[bool], key: tuple[int, str], number: int) -> None:
+def test_remove_request__record(registry: WatchRegistry, key: WatchKey, number: int) -> None:
     """The request has the path and ZooKeeper's number for the kind of watch."""
-    request = remove_request(registry.add(key, calls.append))
+    request = remove_request(registry.add(key, ignore))
     assert (request.type, request.serialize()) == (18, struct.pack("!i2si", 2, b"/k", number))
-
-
-def test_kazoo_watchers(registry: WatchRegistry, calls: list[bool]) -> None:
-    """Each kind of watch belongs to the dictionary in which kazoo stores it."""
-    client = SimpleNamespace(_child_watchers={}, _data_watchers={})
-    watches: list[Watch] = [registry.add(key, calls.append) for key in (CHILDREN, DATA)]
-    assert kazoo_watchers(client, watches[0]) is client._child_watchers
-    assert kazoo_watchers(client, watches[1]) is client._data_watchers
