@@ -9,21 +9,16 @@ import string
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any
 
-from django.db.models import Model, QuerySet
-
+from django_zklock.key_value import key_text, reject_none, sort_entries, stable
 from django_zklock.zk import paths
 
 KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], "str | tuple[str, ...]"]
 """Takes the positional and the keyword arguments of a call and returns the key, or the keys to take together."""
 
-_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+>")
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-# Most values are of these types, and none of them has an order or an address.
-_PLAIN = frozenset({bool, float, int, str})
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _CONTEXT_ARGUMENTS = {"self", "cls", "request"}
 _PERCENT = re.compile(r"%(\(\w+\))?[sdr]")
@@ -110,100 +105,13 @@ def _warn(function: Callable[..., Any], message: str) -> None:
     warnings.warn_explicit(message, UserWarning, file, line, module=function.__module__, registry=_warned)
 
 
-def key_text(value: object) -> str:
-    """Return the text that stands for ``value`` in a key: the same in every process.
-
-    A model instance becomes ``app_label.model:pk``; a proxy model counts as its concrete model. Equal dicts have the
-    same text, whatever the order of their entries, also inside of other dicts, lists and tuples.
-
-    Raise ``ValueError`` for ``None``, for an unsaved instance, for a query set, and for a value whose text is empty or
-    differs from process to process: an address in memory, or the members of a set in their random order.
-    """
-    _reject_none(value)
-    if isinstance(value, Model):
-        return _instance_text(value)
-    return _stable(str(_ordered(value)), value)
-
-
-def _instance_text(instance: Model) -> str:
-    meta = instance._meta  # noqa: SLF001 - Django's documented API
-    # A composite primary key is a tuple, and a part of it may be None.
-    if instance.pk is None or (isinstance(instance.pk, tuple) and None in instance.pk):
-        raise ValueError(f"an unsaved {meta.label} has no primary key to lock by")
-    concrete = meta.concrete_model or type(instance)
-    return f"{concrete._meta.label_lower}:{instance.pk}"  # noqa: SLF001
-
-
-class _InstanceText(str):
-    """The text of a model instance inside of a container, which would show it by ``repr``."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def _ordered_member(value: Any) -> Any:
-    return _InstanceText(_instance_text(value)) if isinstance(value, Model) else _ordered(value)
-
-
-def _ordered(value: Any) -> Any:
-    """Return ``value`` with the entries of the dicts in it sorted, and with the text of model instances in it.
-
-    Raise ``ValueError`` for a set or a query set. A container with its own ``__repr__`` or ``__str__``, such as a named
-    tuple, is returned as it is.
-    """
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, QuerySet):
-        raise ValueError(  # noqa: TRY004 - as below
-            f"a value in a lock key must read the same in every process, and a query set of {value.model.__name__} "
-            f"depends on what is in the database; use the field of its filter, or a sorted list of primary keys"
-        )
-    if isinstance(value, AbstractSet):
-        raise ValueError(  # noqa: TRY004 - the content of the value is wrong, as in _stable()
-            f"a value in a lock key must read the same in every process, and a set has no order, got {value!r}; "
-            f"use a sorted list"
-        )
-    kind: Any = type(value)
-    if isinstance(value, Mapping):
-        entries = [(_ordered_member(key), _ordered_member(each)) for key, each in value.items()]
-        if (kind.__repr__, kind.__str__) == (dict.__repr__, object.__str__):
-            return dict(sorted(entries, key=lambda entry: repr(entry[0])))
-    elif isinstance(value, (list, tuple)):
-        members = [_ordered_member(each) for each in value]
-        for plain in (list, tuple):
-            if (kind.__repr__, kind.__str__) == (plain.__repr__, object.__str__):
-                return plain(members)
-    return value
-
-
-def _reject_none(value: object) -> None:
-    if value is None:
-        raise ValueError(
-            "a value in a lock key must not be None, which all calls without the value would share; a callable as the "
-            "key can replace it"
-        )
-
-
-def _stable(text: str, value: object) -> str:
-    if not text:
-        raise ValueError(f"a value in a lock key must not be empty, got {value!r}")
-    if _ADDRESS.search(text):
-        raise ValueError(
-            f"a value in a lock key must read the same in every process, got {text!r}; use an attribute of it, or give "
-            f"{type(value).__name__} a __str__"
-        )
-    return text
-
-
 class _Formatter(string.Formatter):
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        _reject_none(value)
-        return super().convert_field(_ordered(value) if conversion else value, conversion)
+        reject_none(value)
+        return super().convert_field(sort_entries(value) if conversion else value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        return _stable(format(value, format_spec), value) if format_spec else key_text(value)
+        return stable(format(value, format_spec), value) if format_spec else key_text(value)
 
 
 _formatter = _Formatter()
@@ -249,10 +157,10 @@ def _template(template: str, function: Callable[..., Any]) -> KeyMaker:
         constant = paths.check_key(template.format())
         return lambda _args, _kwargs: constant
 
-    write = _compile(template)
+    write, arguments_of = _compile(template), _argument_finder(signature, function)
 
     def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        arguments = _named(_bound(signature, function, args, kwargs))
+        arguments = arguments_of(args, kwargs)
         try:
             return write(arguments)
         except (KeyError, AttributeError, IndexError, TypeError) as error:
@@ -326,6 +234,28 @@ def _bound(
         raise TypeError(f"{function.__qualname__}() {error}") from None
     bound.apply_defaults()
     return bound
+
+
+def _argument_finder(
+    signature: inspect.Signature, function: Callable[..., Any]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Mapping[str, Any]]:
+    """Return a function that returns all arguments of a call by name."""
+    parameters = signature.parameters
+    kinds = [parameter.kind for parameter in parameters.values()]
+    positions = sum(kind in _BY_POSITION for kind in kinds)
+    has_names_only = all(kind in _BY_NAME for kind in kinds)
+    defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
+
+    def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
+        if has_names_only and len(args) <= positions:
+            # Without `bind`, which takes longer than all the rest, unless it has to say what is wrong.
+            by_position = dict(zip(parameters, args, strict=False))
+            named = defaults | by_position | kwargs
+            if named.keys() == parameters.keys() and by_position.keys().isdisjoint(kwargs):
+                return named
+        return _named(_bound(signature, function, args, kwargs))
+
+    return find
 
 
 def _named(bound: inspect.BoundArguments) -> dict[str, Any]:

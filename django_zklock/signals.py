@@ -112,10 +112,12 @@ class SignalListener(LockListener):
         return _SIGNALS[event].has_listeners(Lock)
 
     def notify(self, event: str, lock: LockValue, /, **facts: Any) -> None:
-        send(_SIGNALS[event], **_arguments(event, lock, facts))
+        if self.wants(event):
+            send(_SIGNALS[event], **_arguments(event, lock, facts))
 
     async def anotify(self, event: str, lock: LockValue, /, **facts: Any) -> None:
-        await asend(_SIGNALS[event], **_arguments(event, lock, facts))
+        if self.wants(event):
+            await asend(_SIGNALS[event], **_arguments(event, lock, facts))
 
 
 _SIGNALS = {"acquired": acquired, "contended": contended, "released": released, "lost": lost, "revoked": revoked}

@@ -85,20 +85,14 @@ class Identity:
 
     def encode(self, room: int = MAX_BYTES) -> bytes:
         """Return the node data for this identity; long texts are cut until it fits in ``room`` bytes, at least 512."""
-        return _encode_identity(self, room)
-
-
-# A thread that acquires again mostly has the same identity.
-@lru_cache(maxsize=128)
-def _encode_identity(identity: Identity, room: int) -> bytes:
-    data = b""
-    for limit in (MAX_FIELD, 64, 16, 4):
-        values = _cut(identity.as_dict(), limit)
-        values["v"] = VERSION
-        data = _dump(values)
-        if len(data) <= room:
-            break
-    return data
+        data = b""
+        for limit in (MAX_FIELD, 64, 16, 4):
+            values = _cut(self.as_dict(), limit)
+            values["v"] = VERSION
+            data = _dump(values)
+            if len(data) <= room:
+                break
+        return data
 
 
 _HOST = socket.gethostname()
@@ -107,6 +101,17 @@ _HOST = socket.gethostname()
 def current_identity(work: Work | None) -> Identity:
     """Return the identity of the calling thread."""
     return Identity(host=_HOST, pid=os.getpid(), thread=threading.current_thread().name, work=work)
+
+
+def encode_current(work: Work | None, room: int = MAX_BYTES) -> bytes:
+    """Return the node data for the identity of the calling thread, in at most ``room`` bytes."""
+    return _encode_current(os.getpid(), threading.current_thread().name, work, room)
+
+
+# A thread that acquires again mostly has the same identity. The first two arguments are for the cache.
+@lru_cache(maxsize=128)
+def _encode_current(_pid: int, _thread: str, work: Work | None, room: int) -> bytes:
+    return current_identity(work).encode(room)
 
 
 def decode_identity(data: bytes) -> Identity | None:

@@ -109,6 +109,8 @@ class Session:
         self._strict = strict
         self._max_silence = STRICT_MAX_SILENCE if strict else MAX_SILENCE
         self._inbox: deque[Callable[[], object]] = deque()
+        # Calls are being taken out of the inbox, so another one needs no wake-up.
+        self._is_emptying = False
         # Guarded by monitor. A dict keeps the order: after a reconnect the oldest is called first.
         self._listeners: dict[SessionListener, None] = {}
         # The number of the last heartbeat; None until the first connection.
@@ -130,7 +132,9 @@ class Session:
     def post(self, call: Callable[[], object]) -> None:
         """Run ``call`` under the monitor, soon and in the order of the calls. Never blocks, never raises."""
         self._inbox.append(call)
-        # Read after the append: if the connection is lost in between, on_suspended finds the call.
+        # Both are read after the append: if one changes in between, on_wake or on_suspended finds the call.
+        if self._is_emptying:
+            return
         if self.connected:
             self.wire.wake()
         else:
@@ -203,12 +207,21 @@ class Session:
     # WireListener, under monitor.
 
     def on_wake(self) -> None:
-        while self._inbox:
-            call = self._inbox.popleft()
+        inbox = self._inbox
+        while inbox:
+            self._is_emptying = True
             try:
-                call()
-            except Exception:
-                logger.exception("event=post_failed session=%s call=%r", self.name, call)
+                while inbox:
+                    self._run(inbox.popleft())
+            finally:
+                # Before the last look: what is posted from now on wakes the connection.
+                self._is_emptying = False
+
+    def _run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception:
+            logger.exception("event=post_failed session=%s call=%r", self.name, call)
 
     def on_connected(self) -> None:
         self._cancel_timers()

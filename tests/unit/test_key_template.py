@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 from billing.models import Account
 from django.contrib.auth.models import User
-from django.utils.functional import SimpleLazyObject
 
-from django_zklock.key_template import compile_key, key_text, metric_name
+from django_zklock.key_template import compile_key, metric_name
 
 
 class Proxy(Account):
@@ -265,40 +264,24 @@ def test_template__unknown_option() -> None:
         key_of("{name}", every)
 
 
-def test_template__wrong_call() -> None:
-    """Wrong arguments raise the error of the function, before a lock is taken."""
-    with pytest.raises(TypeError, match=r"bill\(\) missing a required argument: 'invoice_id'"):
-        key_of("{invoice_id}", bill)
-
-
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("args", "kwargs", "message"),
     [
-        (Account(pk=7), "billing.account:7"),
-        (Proxy(pk=7), "billing.account:7"),
-        (SimpleLazyObject(lambda: User(pk=3)), "auth.user:3"),
-        (0, "0"),
-        (False, "False"),
-        (("a", 1), "('a', 1)"),
+        ((), {}, "missing a required argument: 'invoice_id'"),
+        ((), {"lines": 1}, "missing a required argument: 'invoice_id'"),
+        ((), {"invoice": 1}, "missing a required argument: 'invoice_id'"),
+        ((1,), {"invoice": 1}, "got an unexpected keyword argument 'invoice'"),
+        ((1,), {"invoice_id": 1}, "multiple values for argument 'invoice_id'"),
+        ((1, 2, 3), {}, "too many positional arguments"),
     ],
 )
-def test_key_text__value(value: object, text: str) -> None:
-    """A model instance becomes the label of its concrete model and the primary key; others become their text."""
-    assert key_text(value) == text
+def test_template__wrong_call(args: tuple[int, ...], kwargs: dict[str, int], message: str) -> None:
+    """A call that does not match the signature is the TypeError of the function itself."""
 
+    def bill(invoice_id: int, lines: int = 0, *, dry: bool = False) -> None: ...
 
-def test_key_text__composite_primary_key() -> None:
-    """A composite primary key of which a part is missing belongs to an unsaved instance."""
-
-    class Line(Account):
-        class Meta:
-            proxy = True
-            app_label = "billing"
-
-        pk = (1, None)  # type: ignore[assignment]
-
-    with pytest.raises(ValueError, match="unsaved"):
-        key_text(Line())
+    with pytest.raises(TypeError, match=rf"bill\(\) {message}"):
+        key_of("{invoice_id}", bill, *args, **kwargs)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from kazoo.protocol.serialization import (
     Create2,
     Delete,
     Ping,
-    ReplyHeader,
     SetData,
     Sync,
     Transaction,
@@ -53,6 +52,8 @@ _SEEN_BY_LEADER = (*_WRITES, Sync)
 MAX_READ = 65536
 # The length of what follows it, the number of the request, and its type.
 _REQUEST_HEADER = Struct(">iii")
+# The number of the request, the newest transaction that the server has seen, and the code of an error.
+_ANSWER_HEADER = Struct(">iqi")
 
 
 class UnsupportedServerError(Exception):
@@ -174,8 +175,6 @@ class Exchange(BufferedConnection):
         # From here on no byte wakes the loop until it reads the queue.
         self._woken = self._generation
         try:
-            if self._read_sock in ready:
-                self._read_sock.recv(4096)
             if self._socket in ready and self._read_messages() == CLOSE_RESPONSE:
                 return CLOSE_RESPONSE
         except BaseException:
@@ -183,6 +182,9 @@ class Exchange(BufferedConnection):
             self.wake()
             raise
         self._send_queued(self._write_timeout)
+        # Read while the server works. One byte has woken the loop; another one may announce what is queued since then.
+        if self._read_sock in ready and len(self._read_sock.recv(MAX_READ)) > 1:
+            self._send_queued(self._write_timeout)
         return None
 
     def _read_messages(self) -> Any:
@@ -204,7 +206,8 @@ class Exchange(BufferedConnection):
         if not queue:
             return
         packet = bytearray()
-        batch = []
+        now = boottime()
+        sent, forwarded = Sent(now), self.lease.forwarded(now)
         while queue:
             request, answer = queue.popleft()
             try:
@@ -215,16 +218,12 @@ class Exchange(BufferedConnection):
             self._xid = (self._xid % 2147483647) + 1
             packet += _REQUEST_HEADER.pack(8 + len(payload), self._xid, request.type)
             packet += payload
-            batch.append((request, answer, self._xid))
-        if not batch:
-            return
-        # Pending before written: if the write fails, kazoo fails them all together.
-        pending.extend(batch)
-        now = boottime()
-        sent, forwarded = Sent(now), self.lease.forwarded(now)
-        self.sent.extend(forwarded if isinstance(request, _SEEN_BY_LEADER) else sent for request, _, _ in batch)
-        self._write(packet, timeout)
-        self._written = time.monotonic()
+            # Pending before written: if the write fails, kazoo fails them all together.
+            pending.append((request, answer, self._xid))
+            self.sent.append(forwarded if isinstance(request, _SEEN_BY_LEADER) else sent)
+        if packet:
+            self._write(packet, timeout)
+            self._written = time.monotonic()
 
     def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
         if isinstance(request, Ping) and xid == PING_XID:
@@ -232,25 +231,24 @@ class Exchange(BufferedConnection):
         super()._submit(request, timeout, xid)
 
     def _handle(self, message: bytes) -> Any:
-        header, offset = ReplyHeader.deserialize(message, 0)
-        if header.xid == WATCH_XID:
-            event, _offset = Watch.deserialize(message, offset)
+        xid, zxid, error = _ANSWER_HEADER.unpack_from(message)
+        if xid == WATCH_XID:
+            event, _offset = Watch.deserialize(message, _ANSWER_HEADER.size)
             self._owner.on_event(event.type, event.path)
-        elif header.xid != PING_XID:
-            return self._read_response(header, message, offset)
-        else:
+        elif xid == PING_XID:
             self.ping_outstanding.clear()
             if self.pings:
                 self.lease.answered(self.pings.popleft(), self.received, proof=False)
+        else:
+            self._check_answer(xid, error)
+            if zxid > 0:
+                self.client.last_zxid = zxid
+            return self._answer(error, message)
         return None
 
-    def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
-        """Deliver an answer to the caller of the request, as kazoo's method; watches are stored by the owner."""
-        self._match_pending(header)
-        client, error = self.client, header.err
-        request, answer, _xid = client._pending.popleft()
-        if header.zxid > 0:
-            client.last_zxid = header.zxid
+    def _answer(self, error: int, message: bytes) -> Any:
+        """Deliver an answer to the caller of the oldest request."""
+        request, answer, _xid = self.client._pending.popleft()
         # Before the reply is called, so that its callback sees the renewed lease.
         if self.sent:
             # A refused request may not have reached the leader.
@@ -265,26 +263,26 @@ class Exchange(BufferedConnection):
             answer.set_exception(EXCEPTIONS[error]() if known else KazooException(f"ZooKeeper's error {error}"))
             return None
         try:
-            value = request.deserialize(buffer, offset)
+            value = request.deserialize(message, _ANSWER_HEADER.size)
         except Exception as exception:
             self.logger.exception("Exception raised during deserialization of request: %s", request)
             answer.set_exception(exception)
         else:
-            answer.set(Transaction.unchroot(client, value) if request.type == Transaction.type else value)
+            answer.set(Transaction.unchroot(self.client, value) if request.type == Transaction.type else value)
         return None
 
-    def _match_pending(self, header: Any) -> None:
-        """Raise ``ConnectionDropped`` unless the header answers the oldest request under way."""
-        pending = self.client._pending
-        if header.err in _CONNECTION_CODES:
+    def _check_answer(self, xid: int, error: int) -> None:
+        """Raise ``ConnectionDropped`` unless this answers the oldest request under way."""
+        if error in _CONNECTION_CODES:
             # No reply is called for these errors; the end of the connection notifies all callers.
-            raise ConnectionDropped(f"the answer to request {header.xid} is {EXCEPTIONS[header.err].__name__}")
-        if header.err == UnimplementedError.code:
+            raise ConnectionDropped(f"the answer to request {xid} is {EXCEPTIONS[error].__name__}")
+        if error == UnimplementedError.code:
             # Such an answer overtakes those to earlier requests, and the server closes the connection after it
             # (``UnimplementedRequestProcessor``).
             reason = "the server does not know one of our requests; ZooKeeper 3.6 or newer is required"
             self._owner.connection_failed(reason)
             raise UnsupportedServerError(reason)
-        if not pending or pending[0][2] != header.xid:
+        pending = self.client._pending
+        if not pending or pending[0][2] != xid:
             # kazoo would end the session. A new connection is enough to match requests and answers again.
-            raise ConnectionDropped(f"the answer to request {header.xid} came out of turn")
+            raise ConnectionDropped(f"the answer to request {xid} came out of turn")
