@@ -215,6 +215,10 @@ class LockedCall:
             return found
         if self._is_command(args):
             return Work(kind="command", name=type(args[0]).__module__.rpartition(".")[2])
+        return self._function_work
+
+    @functools.cached_property
+    def _function_work(self) -> Work:
         return Work(kind="function", name=self.name)
 
     def _is_command(self, args: tuple[Any, ...]) -> bool:
