@@ -12,7 +12,8 @@ changes the following; for each change ``tests/unit/zk/wire`` has a test that fa
   (kazoo waits before each read and each write, and reads each message in two pieces.)
 - An error code that kazoo does not know is an answer and does not end the connection's thread.
 - The negotiated session timeout and the send time of the newest answered request are recorded.
-- Watches survive a connection: they are set again on the next one, in few requests. (kazoo forgets them.)
+- Answers and events go to our own code and not through kazoo's tables of watches. Watches survive a connection: they
+  are set again on the next one, in few requests. (kazoo forgets them.)
 - An ensemble that has lost its data refuses a client that has seen more; then a new session begins. (kazoo retries with
   the old session for ever.)
 - The time that one server gets to accept a connection grows from round to round.
