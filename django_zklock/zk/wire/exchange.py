@@ -234,6 +234,7 @@ class Exchange(BufferedConnection):
         xid, zxid, error = _ANSWER_HEADER.unpack_from(message)
         if xid == WATCH_XID:
             event, _offset = Watch.deserialize(message, _ANSWER_HEADER.size)
+            self.logger.debug("Received %s", event)
             self._owner.on_event(event.type, event.path)
         elif xid == PING_XID:
             self.ping_outstanding.clear()
@@ -260,7 +261,9 @@ class Exchange(BufferedConnection):
         if error:
             # An unknown code is a KeyError or a RuntimeError of kazoo.
             known = error in EXCEPTIONS
-            answer.set_exception(EXCEPTIONS[error]() if known else KazooException(f"ZooKeeper's error {error}"))
+            exception = EXCEPTIONS[error]() if known else KazooException(f"ZooKeeper's error {error}")
+            self.logger.debug("Answer to %s: %r", type(request).__name__, exception)
+            answer.set_exception(exception)
             return None
         try:
             value = request.deserialize(message, _ANSWER_HEADER.size)
@@ -268,6 +271,7 @@ class Exchange(BufferedConnection):
             self.logger.exception("Exception raised during deserialization of request: %s", request)
             answer.set_exception(exception)
         else:
+            self.logger.debug("Answer to %s: %r", type(request).__name__, value)
             answer.set(Transaction.unchroot(self.client, value) if request.type == Transaction.type else value)
         return None
 

@@ -128,7 +128,7 @@ def test_logs(level: int, caplog: pytest.LogCaptureFixture) -> None:
     assert hexlify(password).decode() not in caplog.text
     assert repr(password) not in caplog.text
     # The rest is there.
-    assert "GetChildren" in caplog.text or "Received response" in caplog.text
+    assert "Answer to GetChildren: " in caplog.text
 
 
 def test_logs__requests(caplog: pytest.LogCaptureFixture) -> None:
