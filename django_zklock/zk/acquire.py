@@ -108,8 +108,8 @@ class Acquisition:
         Raises ``LockTimeout``, ``AlreadyAwaited``, ``ZooKeeperUnavailable`` or another ``ZkLockError``.
         """
         contender = self.contender
-        if contender.lost is not None:
-            # It was granted and lost again before this caller polled.
+        if self.expired:
+            # This caller slept since the grant: it has to wait again, and nothing has happened under the lock.
             contender.session.post(contender.leave)
             self._response_deadline = self._new_response_deadline()
             self.contender = self._new_contender()
@@ -132,6 +132,12 @@ class Acquisition:
             self._in_queue = self._contention = True
         self._check_deadlines()
         return False
+
+    @property
+    def expired(self) -> bool:
+        """Whether the lock was granted, and was lost or its lease is over."""
+        contender = self.contender
+        return contender.lost is not None or (contender.state is State.HELD and contender.session.lease_expired)
 
     @property
     def held(self) -> Held | None:

@@ -87,6 +87,25 @@ def test_loss__seen_by_the_holder(pool: Pool, monkeypatch: pytest.MonkeyPatch) -
     assert "the lease ran out" in losses.told[0][1]
 
 
+def test_poll__lease_over(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that slept between the grant and its return gets no hold whose lease is over: it acquires anew."""
+    attempt = Acquisition(Lock("k", pool), None, lambda: None, owners.caller())
+    attempt.start()
+    wait_until(lambda: attempt.contender.state is State.HELD)
+    first = attempt.contender
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "lease_expired", True)
+        assert not attempt.poll()
+    wait_until(attempt.poll)
+    assert attempt.contender is not first
+    wait_until(lambda: first.state is State.GONE)
+    held = attempt.held
+    assert held is not None
+    held.check()
+    assert held.token == attempt.contender.token
+    held.release()
+
+
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_holder__read_if_wanted(make_pool: MakePool, *, is_wanted: bool) -> None:
     """The fourth waiter does not watch the holder: it reads the first node only for a listener."""

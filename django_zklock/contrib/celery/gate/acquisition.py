@@ -36,14 +36,7 @@ class GateAcquisition(Acquisition):
     @property
     def granted(self) -> bool:
         """Whether the lock is held and its lease runs."""
-        contender = self.contender
-        return contender.state is State.HELD and contender.lost is None and not contender.session.lease_expired
-
-    @property
-    def expired(self) -> bool:
-        """Whether the lock was granted, and was lost or its lease is over."""
-        contender = self.contender
-        return contender.lost is not None or (contender.state is State.HELD and contender.session.lease_expired)
+        return self.contender.state is State.HELD and not self.expired
 
     def poll(self) -> bool:
         """Poll like every acquisition, but leave a grant with the contender."""
