@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,12 +51,12 @@ def test_write__after_the_next_holder(start: Callable[[], Player], account: Acco
     """What a holder writes that has slept through the end of its session, and knows it not, is refused."""
     player = start()
     token = int(player.hear().split()[1])
-    os.kill(player.process.pid, signal.SIGSTOP)
+    player.stop()
     with Lock("k", make_pool()).acquire(timeout=10) as held:
         assert held.token > token
         assert account.set("the next one's", held.token)
         player.say("go on")
-        os.kill(player.process.pid, signal.SIGCONT)
+        player.resume()
         assert player.hear() == "refused True"
         assert account.balance == "the next one's"
         held.check()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -89,10 +87,10 @@ def test_process__frozen(play: MakePlayer, make_pool: MakePool) -> None:
     """A holder that was frozen for longer than its session has lost, knows it at once, and does not recover."""
     player = play("hold", timeout=1.0)
     player.hear()
-    os.kill(player.process.pid, signal.SIGSTOP)
+    player.stop()
     later = Lock("k", make_pool()).acquire(timeout=30)
     player.say("check")
-    os.kill(player.process.pid, signal.SIGCONT)
+    player.resume()
     assert player.hear() == "lost"
     assert player.hear() == "still lost"
     assert player.wait()[0] == 0
@@ -106,11 +104,11 @@ def test_waiter__frozen(play: MakePlayer, make_pool: MakePool, onlooker: Onlooke
     held = lock.acquire()
     player = play("hold", timeout=1.0)
     onlooker.wait_count(lock.paths[0], 2)
-    os.kill(player.process.pid, signal.SIGSTOP)
+    player.stop()
     held.release()
     onlooker.wait_empty(lock.paths[0])
     other = lock.acquire()
-    os.kill(player.process.pid, signal.SIGCONT)
+    player.resume()
     onlooker.wait_count(lock.paths[0], 2)
     other.check()
     other.release()

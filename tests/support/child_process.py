@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -46,6 +48,14 @@ class Player:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
+
+    def stop(self) -> None:
+        """Stop the process, and return when all its threads stand still."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def wait(self, timeout: float = 20.0) -> tuple[int, str]:
         """Wait for the end; return the status and what went to standard error."""
