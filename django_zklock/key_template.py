@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from django_zklock.key_value import key_text, reject_none, sort_entries, stable
+from django_zklock.key_value import key_text, reject_none, stable, stable_form
 from django_zklock.zk import paths
 
 KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], "str | tuple[str, ...]"]
@@ -108,7 +108,7 @@ def _warn(function: Callable[..., Any], message: str) -> None:
 class _Formatter(string.Formatter):
     def convert_field(self, value: Any, conversion: Any) -> Any:
         reject_none(value)
-        return super().convert_field(sort_entries(value) if conversion else value, conversion)
+        return super().convert_field(stable_form(value) if conversion else value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> str:
         return stable(format(value, format_spec), value) if format_spec else key_text(value)
@@ -119,16 +119,17 @@ _formatter = _Formatter()
 
 def _compile(template: str) -> Callable[[Mapping[str, Any]], str]:
     """Return a function that formats ``template``, which is parsed only once."""
-    parts = list(_formatter.parse(template))
-    if any("{" in (specification or "") for _, _, specification, _ in parts):
+    parsed = list(_formatter.parse(template))
+    if any("{" in (specification or "") for _, _, specification, _ in parsed):
         return lambda arguments: _formatter.vformat(template, (), arguments)
+    parts = [(*part, part[1] is not None and part[1].isidentifier()) for part in parsed]
 
     def write(arguments: Mapping[str, Any]) -> str:
         texts = []
-        for literal, name, specification, conversion in parts:
+        for literal, name, specification, conversion, is_argument in parts:
             texts.append(literal)
             if name is not None:
-                value = arguments[name] if name in arguments else _formatter.get_field(name, (), arguments)[0]
+                value = arguments[name] if is_argument else _formatter.get_field(name, (), arguments)[0]
                 texts.append(_formatter.format_field(_formatter.convert_field(value, conversion), specification or ""))
         return "".join(texts)
 

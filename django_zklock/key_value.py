@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import types
+from collections import deque
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -17,29 +20,19 @@ _PLAIN = frozenset({bool, float, int, str})
 def key_text(value: object) -> str:
     """Return the text that stands for ``value`` in a key: the same in every process.
 
-    A model instance becomes ``app_label.model:pk``; a proxy model counts as its concrete model. Equal dicts have the
-    same text, whatever the order of their entries, also inside of other dicts, lists and tuples.
+    A model instance becomes ``app_label.model:pk``; a proxy model counts as its concrete model. Equal mappings have the
+    same text, whatever their types and the order of their entries. Both apply at any depth of mappings, lists, tuples,
+    deques and dataclasses. A container whose class has a ``__str__`` of its own has that text.
 
     Raise ``ValueError`` for ``None``, for an unsaved instance, for a query set, and for a value whose text is empty or
     differs from process to process: an address in memory, or the members of a set in their random order.
     """
     reject_none(value)
-    if isinstance(value, Model):
-        return _instance_text(value)
-    return stable(str(sort_entries(value)), value)
+    return stable(str(stable_form(value)), value)
 
 
-def _instance_text(instance: Model) -> str:
-    meta = instance._meta  # noqa: SLF001 - Django's documented API
-    # A composite primary key is a tuple, and a part of it may be None.
-    if instance.pk is None or (isinstance(instance.pk, tuple) and None in instance.pk):
-        raise ValueError(f"an unsaved {meta.label} has no primary key to lock by")
-    concrete = meta.concrete_model or type(instance)
-    return f"{concrete._meta.label_lower}:{instance.pk}"  # noqa: SLF001
-
-
-class _InstanceText(str):
-    """The text of a model instance inside of a container, which would show it by ``repr``."""
+class _Text(str):
+    """A text that looks the same by ``repr``, which is how a container shows its members."""
 
     __slots__ = ()
 
@@ -47,18 +40,16 @@ class _InstanceText(str):
         return str(self)
 
 
-def _ordered_member(value: Any) -> Any:
-    return _InstanceText(_instance_text(value)) if isinstance(value, Model) else sort_entries(value)
+def stable_form(value: Any) -> Any:
+    """Return what has the same ``str`` and ``repr`` in every process, for all that :func:`key_text` knows.
 
-
-def sort_entries(value: Any) -> Any:
-    """Return ``value`` with the entries of the dicts in it sorted, and with the text of model instances in it.
-
-    Raise ``ValueError`` for a set or a query set. A container with its own ``__repr__`` or ``__str__``, such as a named
-    tuple, is returned as it is.
+    Any other value is returned as it is. Raise ``ValueError`` for an unsaved instance, a query set and a set.
     """
-    if type(value) in _PLAIN:
+    kind: Any = type(value)
+    if kind in _PLAIN:
         return value
+    if isinstance(value, Model):
+        return _Text(_instance_text(value))
     if isinstance(value, QuerySet):
         raise ValueError(  # noqa: TRY004 - as below
             f"a value in a lock key must read the same in every process, and a query set of {value.model.__name__} "
@@ -69,17 +60,38 @@ def sort_entries(value: Any) -> Any:
             f"a value in a lock key must read the same in every process, and a set has no order, got {value!r}; "
             f"use a sorted list"
         )
-    kind: Any = type(value)
+    form = value
     if isinstance(value, Mapping):
-        entries = [(_ordered_member(key), _ordered_member(each)) for key, each in value.items()]
-        if (kind.__repr__, kind.__str__) == (dict.__repr__, object.__str__):
-            return dict(sorted(entries, key=lambda entry: repr(entry[0])))
-    elif isinstance(value, (list, tuple)):
-        members = [_ordered_member(each) for each in value]
-        for plain in (list, tuple):
-            if (kind.__repr__, kind.__str__) == (plain.__repr__, object.__str__):
-                return plain(members)
-    return value
+        # The items of Django's MultiValueDict are only the last value of each list.
+        items = dict.items(form) if issubclass(kind, dict) else form.items()
+        entries = [(stable_form(key), stable_form(each)) for key, each in items]
+        form = dict(sorted(entries, key=lambda entry: repr(entry[0])))
+    elif fields := _fields(value):
+        texts = [f"{name}={stable_form(getattr(value, name))!r}" for name in fields]
+        form = _Text(f"{kind.__qualname__}({', '.join(texts)})")
+    elif isinstance(value, (list, tuple, deque)):
+        members = [stable_form(each) for each in value]
+        form = tuple(members) if isinstance(value, tuple) else members
+    # A function: what C has written, as for `MappingProxyType`, is not meant as a key.
+    return value if isinstance(kind.__str__, types.FunctionType) else form
+
+
+def _fields(value: Any) -> tuple[str, ...]:
+    """Return the names that are in the text of a named tuple or a dataclass, if Python has written its ``__repr__``."""
+    kind = type(value)
+    # Python wraps what it writes for a dataclass.
+    if dataclasses.is_dataclass(kind) and hasattr(kind.__repr__, "__wrapped__"):
+        return tuple(field.name for field in dataclasses.fields(kind) if field.repr)
+    return getattr(kind, "_fields", ()) if isinstance(value, tuple) else ()
+
+
+def _instance_text(value: Model) -> str:
+    meta = value._meta  # noqa: SLF001 - Django's documented API
+    # A composite primary key is a tuple, and a part of it may be None.
+    if value.pk is None or (isinstance(value.pk, tuple) and None in value.pk):
+        raise ValueError(f"an unsaved {meta.label} has no primary key to lock by")
+    concrete = meta.concrete_model or type(value)
+    return f"{concrete._meta.label_lower}:{value.pk}"  # noqa: SLF001
 
 
 def reject_none(value: object) -> None:

@@ -7,7 +7,7 @@ import functools
 import operator
 import types
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -164,6 +164,8 @@ def test_compile_key__neither_template_nor_callable(key: Any) -> None:
         ("{invoice_id!r}", Stateless(), "must read the same in every process"),
         ("{invoice_id}", Account(), "unsaved billing.Account"),
         ("{invoice_id}", [Account()], "unsaved billing.Account"),
+        ("{invoice_id!s}", Account(), "unsaved billing.Account"),
+        ("{invoice_id!r}", Account(), "unsaved billing.Account"),
         ("{invoice_id.pk}", 5, "cannot be made from this call: AttributeError"),
         ("{invoice_id[1]}", (5,), "cannot be made from this call: IndexError"),
         ("{invoice_id[a]}", {}, "cannot be made from this call: KeyError"),
@@ -191,6 +193,8 @@ def test_template__unusable_value(template: str, value: object, message: str) ->
         {frozenset({"a"}): 1},
         OrderedDict(a={"b"}),
         Point(x={"a"}, y=1),
+        Order(1, lines=frozenset({"a"})),  # type: ignore[arg-type]
+        deque([{"a"}]),
     ],
     ids=repr,
 )
@@ -236,7 +240,7 @@ def test_template__equal_dicts(template: str, key: str, value: object) -> None:
     [
         ([Account(pk=7), {"to": Proxy(pk=8)}], "[billing.account:7, {'to': billing.account:8}]"),
         ({2: "a", "1": "b", None: "c"}, "{'1': 'b', 2: 'a', None: 'c'}"),
-        (OrderedDict(b=1, a=2), str(OrderedDict(b=1, a=2))),
+        (OrderedDict(b=1, a=2), "{'a': 2, 'b': 1}"),
         (Point(x=["a"], y=1), "Point(x=['a'], y=1)"),
         (Tags("ba"), "b+a"),
         (Labels(b=1, a=2), "b+a"),
@@ -246,8 +250,13 @@ def test_template__equal_dicts(template: str, key: str, value: object) -> None:
     ],
 )
 def test_template__container(value: object, key: str) -> None:
-    """Dict keys of mixed types are sorted, and a container with its own text keeps it."""
+    """Dict keys of mixed types are sorted, and a container with a text of its own keeps it."""
     assert key_of("{invoice_id}", bill, value) == key
+
+
+def test_template__attribute_of_an_argument() -> None:
+    """A field with a dot is an attribute, also where `**options` has an entry of that very name."""
+    assert key_of("{invoice.pk}", every, invoice=Order(5), **{"invoice.pk": 7}) == "5"
 
 
 def test_template__separator_in_a_value() -> None:
