@@ -105,7 +105,7 @@ def test_task__forgets(place: Sandbox, forgets: bool) -> None:
         if not forgets:
             held.release()
 
-    run: Callable[[], Any] = app.task(zk_locked("task")(body)).apply
+    run: Callable[[], Any] = app.task(shared=False)(zk_locked("task")(body)).apply
     if forgets:
         with pytest.warns(ResourceWarning, match="lock 'forgotten' was acquired"):
             run()

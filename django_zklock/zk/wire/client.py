@@ -240,9 +240,10 @@ class Wire(Requests):
         self._end_session(reason, final=False)
 
     def connection_failed(self, reason: str) -> None:
-        """Notify the listener that this client will make no further session."""
-        self._failed = True
-        self._end_session(reason, final=True)
+        """Notify the listener, once, that this client will make no further session."""
+        if not self._failed:
+            self._failed = True
+            self._end_session(reason, final=True)
 
     def _state_changed(self, state: str) -> None:
         # kazoo calls this between the events of the old connection and those of the new.

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import deque
 from struct import Struct
+from struct import error as StructError  # noqa: N812 - it is a class
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
@@ -54,6 +55,9 @@ MAX_READ = 65536
 _REQUEST_HEADER = Struct(">iii")
 # The number of the request, the newest transaction that the server has seen, and the code of an error.
 _ANSWER_HEADER = Struct(">iqi")
+
+# What the decoding of bytes raises that are not of the protocol.
+UNDECODABLE = (StructError, UnicodeDecodeError)
 
 
 class UnsupportedServerError(Exception):
@@ -141,8 +145,10 @@ class Exchange(BufferedConnection):
         except UnsupportedServerError:
             # The owner knows.
             raise
-        except Exception:
+        except Exception as error:
             self.logger.exception("Unhandled exception in connection loop")
+            # Before kazoo reports that the client is closed, which says nothing.
+            self._owner.connection_failed(f"the connection failed: {error!r}")
             raise
         else:
             client._session_callback(KeeperState.CLOSED)
@@ -231,9 +237,12 @@ class Exchange(BufferedConnection):
         super()._submit(request, timeout, xid)
 
     def _handle(self, message: bytes) -> Any:
-        xid, zxid, error = _ANSWER_HEADER.unpack_from(message)
-        if xid == WATCH_XID:
-            event, _offset = Watch.deserialize(message, _ANSWER_HEADER.size)
+        try:
+            xid, zxid, error = _ANSWER_HEADER.unpack_from(message)
+            event = Watch.deserialize(message, _ANSWER_HEADER.size)[0] if xid == WATCH_XID else None
+        except UNDECODABLE as exception:
+            raise ConnectionDropped(f"what the server has sent cannot be decoded: {exception!r}") from exception
+        if event is not None:
             self.logger.debug("Received %s", event)
             self._owner.on_event(event.type, event.path)
         elif xid == PING_XID:
@@ -269,6 +278,9 @@ class Exchange(BufferedConnection):
             value = request.deserialize(message, _ANSWER_HEADER.size)
         except Exception as exception:
             self.logger.exception("Exception raised during deserialization of request: %s", request)
+            if isinstance(request, _WRITES):
+                # It may have been executed; on the next connection its caller finds out.
+                raise ConnectionDropped("the answer to a write cannot be decoded") from exception
             answer.set_exception(exception)
         else:
             self.logger.debug("Answer to %s: %r", type(request).__name__, value)

@@ -16,13 +16,14 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.connection import DELETED_EVENT, PING_XID, WATCH_XID, ConnectionHandler
-from kazoo.protocol.serialization import Ping, int_struct, reply_header_struct, write_string
+from kazoo.protocol.serialization import Create, GetData, Ping, int_struct, reply_header_struct, write_string
 from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.connection import Connection
 from django_zklock.zk.wire.exchange import Exchange
 from django_zklock.zk.wire.handler import make_handler
+from django_zklock.zk.wire.requests import EncodingError, InlineResult
 from tests.support.threads import Runner
 
 CONNECTED = 3
@@ -134,6 +135,36 @@ def test_messages__none(ends: Ends) -> None:
     ends.server.close()
     with pytest.raises(ConnectionDropped):
         ends.exchange()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        message(b""),
+        message(b"\0" * 15),
+        bytes(int_struct.pack(-5)),
+        message(reply_header_struct.pack(WATCH_XID, -1, 0) + b"\0"),
+        message(reply_header_struct.pack(WATCH_XID, -1, 0) + int_struct.pack(2) * 2 + message(b"\xff")),
+    ],
+)
+def test_messages__garbage(ends: Ends, garbage: bytes) -> None:
+    """Bytes that are not of the protocol end the connection, and not its thread."""
+    ends.server.sendall(garbage)
+    with pytest.raises(ConnectionDropped, match="cannot be decoded"):
+        ends.exchange()
+
+
+@pytest.mark.parametrize("is_write", [True, False])
+def test_answer__undecodable(ends: Ends, *, is_write: bool) -> None:
+    """A write whose answer cannot be decoded is in doubt, as after a lost connection; a read has failed."""
+    errors: list[object] = []
+    request = Create("/k", b"", (), 0) if is_write else GetData("/k", None)
+    answer = InlineResult(lambda _reply, _value, error: errors.append(error), lambda _value, _error: None)
+    ends.connection.client._pending.append((request, answer, 1))
+    ends.server.sendall(message(reply_header_struct.pack(1, 1, 0) + b"\0"))
+    with pytest.raises(ConnectionDropped) if is_write else contextlib.nullcontext():
+        ends.exchange()
+    assert [isinstance(error, EncodingError) for error in errors] == [True] * (not is_write)
 
 
 def test_reply__its_requests_leave_at_once(ends: Ends) -> None:
