@@ -11,7 +11,7 @@ from kazoo.exceptions import AuthFailedError, ConnectionDropped
 from kazoo.protocol.serialization import CloseInstance, Connect
 
 from django_zklock.zk.waiting import boottime
-from django_zklock.zk.wire.exchange import UNDECODABLE, ConnectionOwner, Exchange, UnsupportedServerError
+from django_zklock.zk.wire.exchange import ConnectionOwner, Exchange, UnsupportedServerError
 
 
 class _ServesError(Exception):
@@ -67,8 +67,8 @@ class Connection(Exchange):
     def _connect(self, *arguments: Any) -> Any:
         try:
             timeouts = self._connect_in_doubt(*arguments) if self._doubting else self._shake_hands(*arguments)
-        except UNDECODABLE as error:
-            self.failure = f"this is no ZooKeeper server: {error!r}"
+        except RuntimeError as error:  # kazoo's, for an answer to another request
+            self.failure = f"the answer to the authentication came out of turn: {error}"
             raise ConnectionDropped(self.failure) from error
         except Exception as error:
             self.failure = str(error) or type(error).__name__

@@ -57,7 +57,7 @@ _REQUEST_HEADER = Struct(">iii")
 _ANSWER_HEADER = Struct(">iqi")
 
 # What the decoding of bytes raises that are not of the protocol.
-UNDECODABLE = (StructError, UnicodeDecodeError)
+_UNDECODABLE = (StructError, UnicodeDecodeError)
 
 
 class UnsupportedServerError(Exception):
@@ -240,7 +240,7 @@ class Exchange(BufferedConnection):
         try:
             xid, zxid, error = _ANSWER_HEADER.unpack_from(message)
             event = Watch.deserialize(message, _ANSWER_HEADER.size)[0] if xid == WATCH_XID else None
-        except UNDECODABLE as exception:
+        except _UNDECODABLE as exception:
             raise ConnectionDropped(f"what the server has sent cannot be decoded: {exception!r}") from exception
         if event is not None:
             self.logger.debug("Received %s", event)

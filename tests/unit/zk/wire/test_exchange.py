@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped
-from kazoo.protocol.connection import DELETED_EVENT, PING_XID, WATCH_XID, ConnectionHandler
-from kazoo.protocol.serialization import Create, GetData, Ping, int_struct, reply_header_struct, write_string
+from kazoo.protocol.connection import AUTH_XID, DELETED_EVENT, PING_XID, WATCH_XID, ConnectionHandler
+from kazoo.protocol.serialization import Auth, Create, GetData, Ping, int_struct, reply_header_struct, write_string
 from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.wire import ConnectionOptions
@@ -261,6 +261,17 @@ def test_handshake__after_a_refused_one(ends: Ends, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ConnectionHandler, "_connect", lambda _self: ends.connection._read(5, 1.0))
     ends.server.sendall(b"hello")
     assert ends.connection._shake_hands() == b"hello"
+
+
+def test_handshake__out_of_turn(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer to another request than the authentication ends the attempt, and not the connection's thread."""
+    ends.server.sendall(OUT_OF_TURN)
+    monkeypatch.setattr(
+        ConnectionHandler, "_connect", lambda self: self._invoke(1.0, Auth(0, "digest", "a:b"), AUTH_XID)
+    )
+    with pytest.raises(ConnectionDropped, match="out of turn"):
+        ends.connection._connect()
+    assert ends.connection.failure is not None
 
 
 def test_write__sends_nothing(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
