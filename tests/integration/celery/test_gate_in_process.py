@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from django_zklock.contrib.celery.gate.worker import MAX_READY
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
@@ -57,6 +60,25 @@ def test_granted_without_a_slot__lets_others(workshop: Any, key: str) -> None:
     workshop.wait_count(key, 2)
     workshop.stranger.release(key)
     assert workshop.result(task)["key"] == key
+    workshop.wait_empty(key)
+
+
+def test_granted_without_a_slot__many(workshop: Any, key: str) -> None:
+    """Many tasks whose locks are granted while the pool is busy pass the lock on quickly, not one each second."""
+    count = 20
+    workshop.stranger.take(key)
+    tasks = [workshop.send("shared_below", key) for _ in range(count)]
+    workshop.wait_count(key, 1 + count)
+    # It waits in the only slot, behind all of them.
+    wanting = workshop.send("past_the_gate", key, f"{key}:gate")
+    workshop.wait_count(key, 2 + count)
+    workshop.stranger.release(key)
+    began = time.monotonic()
+    workshop.entered(f"{key}:gate")
+    assert time.monotonic() - began < count * MAX_READY
+    workshop.let_go(f"{key}:gate")
+    for task in [wanting, *tasks]:
+        workshop.result(task)
     workshop.wait_empty(key)
 
 

@@ -151,6 +151,11 @@ class Gate(GateWorker):
         stages = {Stage.QUEUED, Stage.PARKED, Stage.READY}
         return sum(request.stage in stages for request in list(self.requests.values()))
 
+    @property
+    def is_stuck(self) -> bool:
+        # A pool of processes has no queue of its own.
+        return self.scoreboard is None and any(request.is_stuck for request in list(self.requests.values()))
+
     def as_dict(self) -> dict[str, Any]:
         """Return the state of the gate, for ``celery inspect``."""
         return {

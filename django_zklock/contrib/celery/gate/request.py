@@ -121,7 +121,7 @@ class LockedRequest(TaskRun):
                 self._release_slot()
             elif now is Stage.READY:
                 self._enter_next()
-                if self.worker.has_no_slot:
+                if self.worker.has_no_slot or self.worker.is_stuck:
                     self._if_followed(self._release_ready)
         self.worker.schedule_check(self.next_check)
 
@@ -177,6 +177,21 @@ class LockedRequest(TaskRun):
             self.finish()
         else:
             self._slot_generation = None
+            if self.worker.is_stuck:
+                self._withdraw_if_followed()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is in the queue of a pool in this process for too long: its threads or greenlets are busy."""
+        is_queued = self.stage is Stage.RUNNING and self.pid is None and self.worker.scoreboard is None
+        return is_queued and time.monotonic() - self._moved > MAX_READY
+
+    def _withdraw_if_followed(self) -> None:
+        """Withdraw a hold that the task has not taken, if others wait for it."""
+        holds = self.attempts.current is not None and self.attempts.refusal is None
+        is_claimed = self._claimed or (self._slot is not None and self._slot.claimed_by is not None)
+        if holds and not is_claimed and not self._withdrawing:
+            self._if_followed(self._withdraw)
 
     def _sign(self) -> str | None:
         """Return the ticket for the task, as a header; ``None`` if the task acquires its lock as without the gate."""
@@ -249,6 +264,8 @@ class LockedRequest(TaskRun):
         """Check for revocation, expiry, age, and for a run that Celery has dropped."""
         if self.stage is Stage.RUNNING:
             self.check_run(now)
+            if now - self._moved > MAX_READY:
+                self._withdraw_if_followed()
         elif self.stage is Stage.OVER:
             return
         elif self.request.revoked():

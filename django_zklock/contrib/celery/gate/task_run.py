@@ -19,7 +19,7 @@ from django_zklock.contrib.celery.gate import ticket as tickets
 from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
 from django_zklock.contrib.celery.gate.child_watcher import ended_child_failure
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentSlot
-from django_zklock.contrib.celery.gate.worker import ACQUIRING, MAX_READY, AttemptId, GateWorker, Stage
+from django_zklock.contrib.celery.gate.worker import ACQUIRING, AttemptId, GateWorker, Stage
 from django_zklock.contrib.celery.retry import CONFLICTS, OUTAGES
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.held import Held
@@ -274,13 +274,9 @@ class TaskRun:
     # What no callback reports.
 
     def check_run(self, now: float) -> None:
-        """Finish a run that Celery has dropped, and withdraw a hold that others wait for and the task does not take."""
+        """Finish a run that Celery has dropped, and write the child of a long one into the nodes."""
         self.reconcile()
         self._note_child(now)
-        holds = self.attempts.current is not None and self.attempts.refusal is None
-        is_claimed = self._claimed or (self._slot is not None and self._slot.claimed_by is not None)
-        if holds and not is_claimed and not self._withdrawing and now - self._moved > MAX_READY:
-            self._if_followed(self._withdraw)
 
     def _note_child(self, now: float) -> None:
         """Write into the nodes which child runs the task, when it has run for a while."""

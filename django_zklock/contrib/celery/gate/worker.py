@@ -106,6 +106,11 @@ class GateWorker(ABC):
     def count_waiting(self) -> int:
         """Return how many requests have no slot."""
 
+    @property
+    @abstractmethod
+    def is_stuck(self) -> bool:
+        """Whether a request has waited too long in the pool's own queue."""
+
     @abstractmethod
     def _check(self, due: float) -> None:
         """Check all requests, in the loop, and schedule the next check."""
