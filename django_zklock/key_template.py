@@ -154,11 +154,17 @@ def _template(template: str, function: Callable[..., Any]) -> KeyMaker:
                 f"lock key {template!r} names {name!r}, which is no argument of {function.__qualname__}; "
                 f"it has: {', '.join(signature.parameters) or 'none'}"
             )
+    arguments_of = _argument_finder(signature, function)
     if not fields:
         constant = paths.check_key(template.format())
-        return lambda _args, _kwargs: constant
 
-    write, arguments_of = _compile(template), _argument_finder(signature, function)
+        def make_constant(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+            # A wrong call fails before it waits for the lock, as with any other key.
+            arguments_of(args, kwargs)
+            return constant
+
+        return make_constant
+    write = _compile(template)
 
     def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         arguments = arguments_of(args, kwargs)
@@ -228,7 +234,7 @@ def _callable(key: Callable[..., Any], function: Callable[..., Any]) -> KeyMaker
 def _bound(
     signature: inspect.Signature, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> inspect.BoundArguments:
-    """Return the arguments of a call with the defaults, or raise the same ``TypeError`` as the call itself."""
+    """Return the arguments of a call with the defaults; raise ``TypeError``, as the call would."""
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:

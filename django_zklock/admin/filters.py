@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
@@ -25,9 +26,11 @@ class ChoiceFilter(admin.SimpleListFilter):
         self, request: HttpRequest, params: dict[str, Any], model: type[Lock], model_admin: admin.ModelAdmin[Any]
     ) -> None:
         super().__init__(request, params, model, model_admin)
-        # Ignore an unknown value in the address.
-        if self.value() not in dict(self.lookup_choices):
+        if not self.value():
             self.used_parameters.clear()
+        elif self.value() not in dict(self.lookup_choices):
+            # As Django's own filters: a list of all locks would be taken for the answer.
+            raise IncorrectLookupParameters(f"{self.parameter_name} has no value {self.value()!r}")
 
     def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, Any]]:
         return list(self.values)
@@ -71,8 +74,10 @@ class AliasFilter(ChoiceFilter):
     parameter_name = "alias"
 
     def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, Any]]:
-        aliases = [reader.alias for reader in readers()]
-        return [(alias, alias) for alias in aliases] if len(aliases) > 1 else []
+        return [(reader.alias, reader.alias) for reader in readers()]
+
+    def has_output(self) -> bool:
+        return len(self.lookup_choices) > 1
 
 
 class TextFilter(admin.ListFilter):

@@ -183,7 +183,7 @@ class LockAdmin(LockModelAdmin):
         try:
             changelist = self.get_changelist_instance(request)
         except (IncorrectLookupParameters, SuspiciousOperation):
-            return _json_error(HTTPStatus.BAD_REQUEST, "unknown parameter of the list")
+            return _json_error(HTTPStatus.BAD_REQUEST, "unknown parameter of the list, or unknown value of a filter")
         assert isinstance(changelist, LockChangeList)
         failed, moment = changelist.failed_readers, time.time()
         content = {

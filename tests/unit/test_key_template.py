@@ -254,6 +254,14 @@ def test_template__container(value: object, key: str) -> None:
     assert key_of("{invoice_id}", bill, value) == key
 
 
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, "a", 3), {}), ((1,), {"shops": "a"})])
+def test_template__constant_and_a_wrong_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A wrong call is an error before the lock is acquired, also if the key has no field."""
+    assert key_of("report", bill, 1, force=True) == "report"
+    with pytest.raises(TypeError, match="bill"):
+        key_of("report", bill, *args, **kwargs)
+
+
 def test_template__attribute_of_an_argument() -> None:
     """A field with a dot is an attribute, also where `**options` has an entry of that very name."""
     assert key_of("{invoice.pk}", every, invoice=Order(5), **{"invoice.pk": 7}) == "5"

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandParser
 
 from django_zklock.management.subcommands import break_, devserver, doctor, prune, revoke, run, show, watch
 from django_zklock.management.subcommands import list as list_
 from django_zklock.management.subcommands._output import Terminal
-from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, INTERRUPTED
+from django_zklock.management.subcommands.exit_codes import INTERRUPTED
 
 # Each module has a text HELP, a function `add_arguments` that adds options to a parser, and a function `run` that takes
 # a terminal and these options and returns the exit code.
@@ -25,9 +25,9 @@ SUBCOMMANDS: Mapping[str, ModuleType] = {
 
 
 class _SubcommandParser(CommandParser):
-    """Has Django's own options too, and does not parse what follows "--".
+    """Has Django's own options too, and does not parse the command of `run`, which follows "--".
 
-    argparse would drop a second "--" that belongs to the command of `run`.
+    argparse would drop a second "--" that belongs to the command.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -48,13 +48,23 @@ class _SubcommandParser(CommandParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        own = list(args or ())
-        end = own.index("--") if "--" in own else len(own)
-        parsed, unknown = super().parse_known_args(own[:end], namespace)
-        parsed.command = own[end + 1 :]
-        if unknown and end == len(own) and self.prog.endswith(" run"):
+        own, command = list(args or ()), list[str]()
+        if is_run := self.prog.endswith(" run"):
+            own, command = _split(own)
+            if command and command[0].startswith("-"):
+                # No command is named like that, so it is the key.
+                own, command = [*own, "--", command[0]], _split(command[1:])[1]
+        parsed, unknown = super().parse_known_args(own, namespace)
+        if unknown and is_run and not command:
             self.error(f'unrecognized arguments: {" ".join(unknown)}; the command to run stands after "--"')
+        parsed.command = command
         return parsed, unknown
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words before the first "--" and those after it."""
+    end = words.index("--") if "--" in words else len(words)
+    return words[:end], words[end + 1 :]
 
 
 class Command(BaseCommand):
@@ -75,8 +85,6 @@ class Command(BaseCommand):
         if subcommand != "devserver":
             # The error is printed once, by Django. Without a handler Python would print the log records as well.
             logging.getLogger("django_zklock").addHandler(logging.NullHandler())
-        if subcommand != "run" and options["command"]:
-            raise CommandError(f'{subcommand} takes no arguments after "--"', returncode=COULD_NOT_RUN)
         # Django checks sys.stdout for a terminal; self.stdout may be another stream.
         coloured = force_color or self.stdout.isatty()
         try:

@@ -72,9 +72,12 @@ class LockedProcess:
     def forwarding_signals(self) -> Iterator[None]:
         """Forward signals to the group and end it when the lock is lost; without a process a signal exits."""
         kept = {number: signal.signal(number, self._forward) for number in FORWARDED}
-        # A process stopped by Ctrl-Z could not keep its lock, while the command would go on. This is a function and
-        # not SIG_IGN, which the command would inherit.
-        kept[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, _ignore_signal)
+        # A process that its terminal has stopped could not keep its lock, while the command would go on. This is a
+        # function and not SIG_IGN, which the command would inherit.
+        for number in (signal.SIGTSTP, signal.SIGTTIN):
+            kept[number] = signal.signal(number, _ignore_signal)
+        # With a function the system would send it again and again. The command has no terminal that sends it.
+        kept[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         signals.lost.connect(self._on_lost, weak=False)
         try:
             yield

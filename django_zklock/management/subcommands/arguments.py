@@ -55,7 +55,7 @@ def add_filters(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--older-than",
         metavar="SECONDS",
-        type=seconds,
+        type=age,
         default=0.0,
         help="only locks held at least this time: 90, 15m, 2h, 1d",
     )
@@ -80,6 +80,14 @@ def seconds(text: str) -> float | None:
         raise ArgumentTypeError(
             f"must be a number of seconds, not negative, or a time like 15m, 2h or 1d, got {text!r}"
         ) from error
+
+
+def age(text: str) -> float:
+    """Return the seconds of a time as :func:`seconds` does, but not for ever."""
+    found = seconds(text)
+    if found is None:
+        raise ArgumentTypeError(f"must be a finite time, got {text!r}")
+    return found
 
 
 def count(text: str) -> int:

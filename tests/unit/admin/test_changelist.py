@@ -262,7 +262,7 @@ def test_other_pages__have_no_address(name: str) -> None:
 
 
 def test_list__filters(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
-    """Locks are filtered by state, kind, age, host and task; an unknown value filters nothing."""
+    """Locks are filtered by state, kind, age, host and task; an empty value filters nothing."""
     contended = hold("contended", Work(kind="task", name="billing.bill", id="77"))
     outsider.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     revoked = hold("revoked", mode="read")
@@ -284,7 +284,7 @@ def test_list__filters(viewer: Client, hold: Hold, outsider: KazooClient) -> Non
     assert keys(host="elsewhere") == set()
     assert keys(task="billing") == {"contended"}
     assert keys(task="billing", kind="lease") == set()
-    assert keys(state="nonsense", older="soon") == {"contended", "revoked", "plain"}
+    assert keys(state="", older="", alias="default") == {"contended", "revoked", "plain"}
 
 
 def test_list__filters_find_nothing(viewer: Client, hold: Hold) -> None:
@@ -298,9 +298,12 @@ def test_list__filters_find_nothing(viewer: Client, hold: Hold) -> None:
 
 
 def test_list__unknown_parameters(viewer: Client, zklock: str) -> None:
-    """Unknown parameters lead to the unfiltered list."""
-    response = viewer.get(LIST, {"nonsense": "1"})
-    assert (response.status_code, response["Location"]) == (302, f"{LIST}?e=1")
+    """Unknown parameters, and values that a filter does not have, lead to the unfiltered list."""
+    for parameters in ({"nonsense": "1"}, {"state": "bad"}, {"older": "soon"}, {"kind": "x"}, {"alias": "nope"}):
+        response = viewer.get(LIST, parameters)
+        assert (response.status_code, response["Location"]) == (302, f"{LIST}?e=1")
+        # A program would take all locks for the answer.
+        assert viewer.get(f"{LIST}json/", parameters).status_code == 400
     # No such column, or not a sortable one.
     for order in ("99", "-1", "7", "x.0"):
         assert viewer.get(LIST, {"o": order}).status_code == 200

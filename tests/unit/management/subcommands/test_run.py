@@ -341,11 +341,12 @@ def test_run__stopped_command(start: Start, nodes: Nodes, outsider: KazooClient,
     assert (status, out) == (3 if way == "signal" else 76, "cleaning\n")
 
 
-def test_run__stop_from_the_terminal(start: Start, nodes: Nodes) -> None:
-    """Ctrl-Z does not stop it: a stopped process could not keep the lock."""
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU])
+def test_run__stop_from_the_terminal(start: Start, nodes: Nodes, number: signal.Signals) -> None:
+    """Its terminal does not stop it, by Ctrl-Z or in the background: a stopped process could not keep the lock."""
     run = start("run-stop", "--", "sh", "-c", "echo ready; sleep 1")
     assert run.read_line() == "ready"
-    run.process.send_signal(signal.SIGTSTP)
+    run.process.send_signal(number)
     assert run.end() == (0, "", "")
 
 
@@ -428,6 +429,14 @@ def test_run__in_process(zklock: str) -> None:
         call_command("zklock", "run", "key", "--", "false")
     assert caught.value.code == 1
     assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP)]
+
+
+@pytest.mark.parametrize("dashed", ["-5", "--timeout"])
+@pytest.mark.parametrize("command", [["true"], ["env", "--", "true"]])
+def test_run__key_with_a_dash(zklock: str, outsider: KazooClient, dashed: str, command: list[str]) -> None:
+    """A key like an option stands after a "--" of its own; the command keeps its own."""
+    call_command("zklock", "run", "--timeout", "5", "--", dashed, "--", *command)
+    assert outsider.exists(f"{zklock}/{dashed}")
 
 
 def test_run__lost_in_process(zklock: str, outsider: KazooClient) -> None:
