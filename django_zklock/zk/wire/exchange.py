@@ -7,6 +7,7 @@ of each request and answer.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import deque
 from struct import Struct
@@ -99,6 +100,8 @@ class Exchange(BufferedConnection):
         # first.
         self.sent: deque[Sent] = deque()
         self.pings: deque[Sent] = deque()
+        # Why connections have failed since the last one.
+        self._reported: set[str] = set()
         # Seconds for a write, when there is a connection, and the time of the last one (monotonic clock).
         self._write_timeout = self._written = 0.0
 
@@ -124,13 +127,17 @@ class Exchange(BufferedConnection):
         self._report(KeeperState.CONNECTING)
         try:
             read_timeout, connect_timeout = self._connect(host, hostip, port)
+            self._reported.clear()
             retry.reset()
             self.ping_outstanding.clear()
             self._write_timeout = connect_timeout / 1000.0
             with self._socket_error_handling():
                 self._serve(read_timeout / 2000.0)
         except (ConnectionDropped, self.handler.timeout_exception) as error:
-            self.logger.warning("Connection dropped: %s", error)
+            # Once for each reason in an outage, in which there are attempts all the time.
+            level = logging.DEBUG if str(error) in self._reported else logging.WARNING
+            self._reported.add(str(error))
+            self.logger.log(level, "Connection dropped: %s", error)
             self._report(KeeperState.CONNECTING)
             return None
         except AuthFailedError as error:

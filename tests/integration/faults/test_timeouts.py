@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from services.port import free_port
 
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
@@ -213,6 +214,21 @@ def test_host__cannot_be_resolved(make_pool: MakePool, monkeypatch: pytest.Monke
         Lock("k", pool).acquire(2)
     with pytest.raises(ZooKeeperUnavailable, match=f"^{cause}"):
         snapshots.one_lock(pool, "k", timeout=2)
+
+
+def test_connecting__reason_logged_once(make_pool: MakePool, caplog: pytest.LogCaptureFixture) -> None:
+    """Of the many attempts in an outage only the first that fails for a reason is a warning."""
+
+    def levels() -> list[str]:
+        return [record.levelname for record in caplog.records if record.message.startswith("Connection dropped")]
+
+    caplog.set_level("DEBUG", "django_zklock.kazoo")
+    pool = make_pool(f"127.0.0.1:{free_port()}", connect_timeout=0.5)
+    with pytest.raises(ZooKeeperUnavailable):
+        Lock("k", pool).acquire()
+    wait_until(lambda: len(levels()) >= 3)
+    assert set(levels()[1:]) == {"DEBUG"}
+    assert levels()[0] == "WARNING"
 
 
 def test_last_words() -> None:
