@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 
 logger = DeferredLogger("django_zklock.heartbeat")
 
+# Two heartbeats take a little longer than the margin of a lease (see wire.lease), as each builds on the one before the
+# last. A heartbeat leaves a lease of 0.69 of the session timeout, and 0.55 are left when the next is due.
+HEARTBEATS_PER_SESSION = 7
+# Without listeners every other heartbeat renews the lease, so that the next lock needs no request for it.
+IDLE_HEARTBEATS = 2
+# The share of the session timeout after which silence means a dead link. It is checked at each heartbeat, so a request
+# of one heartbeat is found unanswered at the second one after it; a quarter of the timeout is left to reconnect.
+MAX_SILENCE = 0.25
+# Where the loss of a connection is the loss of its locks, silence is tolerated for one heartbeat more. The lease allows
+# that.
+STRICT_MAX_SILENCE = 0.4
 # With this number of reads or more they share requests. A request costs ten times as much as a read in it.
 MIN_SHARED_READS = 16
 LEASE_EXPIRED = "the lease ran out"

@@ -17,9 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from django_zklock.zk import wire
+from django_zklock.zk import heartbeat, wire
 from django_zklock.zk.background import DeferredLogger, TimerHandle, TimerThread
-from django_zklock.zk.heartbeat import HeartbeatReads, LeaseRenewal
 from django_zklock.zk.paths import RecentPaths
 from django_zklock.zk.retries import Retries
 from django_zklock.zk.waiting import boottime
@@ -30,17 +29,6 @@ if TYPE_CHECKING:
 
 logger = DeferredLogger("django_zklock.session")
 
-# Two heartbeats take a little longer than the margin of a lease (see wire.lease), as each builds on the one before the
-# last. A heartbeat leaves a lease of 0.69 of the session timeout, and 0.55 are left when the next is due.
-HEARTBEATS_PER_SESSION = 7
-# Without listeners every other heartbeat renews the lease, so that the next lock needs no request for it.
-IDLE_HEARTBEATS = 2
-# The share of the session timeout after which silence means a dead link. It is checked at each heartbeat, so a request
-# of one heartbeat is found unanswered at the second one after it; a quarter of the timeout is left to reconnect.
-MAX_SILENCE = 0.25
-# Where the loss of a connection is the loss of its locks, silence is tolerated for one heartbeat more. The lease allows
-# that.
-STRICT_MAX_SILENCE = 0.4
 # For an older queue the first acquisition asks for its parent once more.
 MAX_KNOWN_QUEUES = 10_000
 
@@ -95,8 +83,8 @@ class Session:
         self.closing = False
         self.wire = wire.Wire(options, self, connect_timeout=connect_timeout)
         self.retries = Retries(name, post=self.post, call_later=timers.call_later)
-        self.renewal = LeaseRenewal(self.wire, self.retries, post=self.post, renewed=self._read_held_nodes)
-        self.reads = HeartbeatReads(self.wire)
+        self.renewal = heartbeat.LeaseRenewal(self.wire, self.retries, post=self.post, renewed=self._read_held_nodes)
+        self.reads = heartbeat.HeartbeatReads(self.wire)
         # Full paths of the nodes whose deletion we have requested, guarded by monitor.
         self.deleting: set[str] = set()
         # What the contenders of a queue share, by its path. An entry exists while a contender refers to it.
@@ -107,7 +95,7 @@ class Session:
         self._timer_thread = timers
         self._connect_timeout = connect_timeout
         self._strict = strict
-        self._max_silence = STRICT_MAX_SILENCE if strict else MAX_SILENCE
+        self._max_silence = heartbeat.STRICT_MAX_SILENCE if strict else heartbeat.MAX_SILENCE
         self._inbox: deque[Callable[[], object]] = deque()
         # Calls are being taken out of the inbox, so another one needs no wake-up.
         self._is_emptying = False
@@ -238,7 +226,7 @@ class Session:
         )
         if self._heartbeats is None:
             self._heartbeats = 0
-            self._timer_thread.call_later(self.timeout / HEARTBEATS_PER_SESSION, self._heartbeat)
+            self._timer_thread.call_later(self.timeout / heartbeat.HEARTBEATS_PER_SESSION, self._heartbeat)
         if self._listeners and self.wire.lease.wants_write:
             self.renewal.catch_up()
         # Held nodes are read before anything else.
@@ -324,7 +312,7 @@ class Session:
         with self.monitor:
             if self.ended is not None or self.closing:
                 return
-            self._timer_thread.call_later(self.timeout / HEARTBEATS_PER_SESSION, self._heartbeat)
+            self._timer_thread.call_later(self.timeout / heartbeat.HEARTBEATS_PER_SESSION, self._heartbeat)
             self._heartbeats = (self._heartbeats or 0) + 1
             if not self.connected:
                 return
@@ -332,7 +320,7 @@ class Session:
                 self.wire.drop("nothing has been received for too long")
             elif self._listeners and self.lease_expired:
                 self.post(self._regain_lease)
-            elif self._listeners or self._heartbeats % IDLE_HEARTBEATS == 0:
+            elif self._listeners or self._heartbeats % heartbeat.IDLE_HEARTBEATS == 0:
                 self.post(self._renew_lease)
 
     def _start_timer(self, delay: float, call: Callable[[], None]) -> None:

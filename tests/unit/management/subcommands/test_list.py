@@ -288,6 +288,15 @@ def test_list__narrow_terminal(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> N
     assert f"task billing.bill [5b7e3c52…] (pid {os.getpid()} on {os.uname().nodename})\n" in narrow
 
 
+@pytest.mark.parametrize("options", [[], ["--all"]])
+def test_list__eighty_columns(hold: Hold, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
+    """A row fits into eighty columns, whatever the key and the holder are."""
+    monkeypatch.setenv("COLUMNS", "80")
+    hold("k" * 300, Work(kind="task", name="n" * 200, id="5b7e3c52-8f0a-4c1d-9a5e-1f2d3c4b5a69"))
+    for line in re.sub(r"\x1b\[[\d;]*m", "", run("list", *options, out=Screen())).splitlines():
+        assert len(line) <= 80, line
+
+
 class Narrow(Screen):
     """A terminal with few characters."""
 
