@@ -194,7 +194,7 @@ def _ticks(session: Session, servers: Sequence[Server], configurations: Sequence
     minimum = MIN_TICKS * max(ticks)
     if session.timeout < minimum:
         return examined.warning(
-            f"less than {MIN_TICKS} ticks of {max(ticks):g} s: a holder that is cut off together with a leader "
+            f"less than {MIN_TICKS} ticks of {max(ticks):g} s: a holder that is cut off together with its follower "
             "may trust its lock slightly too long",
             f"Set SESSION_TIMEOUT to at least {minimum:g} s, or a smaller tickTime in zoo.cfg.",
         )

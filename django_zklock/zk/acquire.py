@@ -171,7 +171,7 @@ class Acquisition:
     @property
     def _waits_surely(self) -> bool:
         """Whether our node is behind another one, also if ZooKeeper cannot be reached at this moment."""
-        return self.contender.answered and not self.contender.session.lease_expired
+        return self.contender.answered and not self.contender.session.silent
 
     def _is_normal_delay(self) -> bool:
         """Whether ZooKeeper seems healthy, and only the timeout was too short for an answer."""

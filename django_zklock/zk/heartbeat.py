@@ -1,4 +1,4 @@
-"""What a session does at each heartbeat: renew the lease, and read the nodes that are held."""
+"""What a session does at each heartbeat: show that it lives, renew the lease, and read the nodes that are held."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger
+from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST
 
 if TYPE_CHECKING:
@@ -16,11 +17,13 @@ if TYPE_CHECKING:
 
 logger = DeferredLogger("django_zklock.heartbeat")
 
-# Two heartbeats take a little longer than the margin of a lease (see wire.lease), as each builds on the one before the
-# last. A heartbeat leaves a lease of 0.69 of the session timeout, and 0.55 are left when the next is due.
+# A heartbeat comes a little later than the margin of a lease (see wire.lease) after the one before, on which its proof
+# builds. A proof leaves a lease of 0.83 of the session timeout. That is enough for the heartbeat that follows too, so
+# every second one is a proof, and more than a half is left when it is due.
 HEARTBEATS_PER_SESSION = 7
-# Without listeners every other heartbeat renews the lease, so that the next lock needs no request for it.
-IDLE_HEARTBEATS = 2
+# The share of the session timeout that a heartbeat leaves as it is. A busy process sends heartbeats late, so this is
+# less than the 0.69 that are left one heartbeat after a proof.
+ENOUGH = 0.66
 # The share of the session timeout after which silence means a dead link. It is checked at each heartbeat, so a request
 # of one heartbeat is found unanswered at the second one after it; a quarter of the timeout is left to reconnect.
 MAX_SILENCE = 0.25
@@ -35,9 +38,10 @@ Reply = Callable[[Any, "KazooException | None"], None]
 
 
 class LeaseRenewal:
-    """Renews the lease of a session by requests that the leader answers; :mod:`.wire.lease` says why.
+    """Renews the lease of a session by writes, where something needs it; :mod:`.wire.lease` says why.
 
-    Every method runs under the session's monitor.
+    ``needed`` says whether something does, and ``beaten`` is called at the end of each heartbeat. Every method runs
+    under the session's monitor.
     """
 
     def __init__(
@@ -46,14 +50,18 @@ class LeaseRenewal:
         retries: Retries,
         *,
         post: Callable[[Callable[[], object]], None],
-        renewed: Callable[[], object],
+        needed: Callable[[], bool],
+        beaten: Callable[[], object],
     ) -> None:
         self._wire = wire_
         self._retries = retries
         self._post = post
-        self._renewed = renewed
+        self._needed = needed
+        self._beaten = beaten
         # Grows with each connection, which makes replies on earlier ones void.
         self._generation = 0
+        # A write that is not answered yet renews the lease.
+        self._is_proving = False
         # Whether the server has caught up since this connection began; None as long as that was not requested.
         self._caught_up: bool | None = None
         self._when_caught_up: list[Callable[[], object]] = []
@@ -61,25 +69,74 @@ class LeaseRenewal:
     def reset(self) -> None:
         """Forget everything about a connection that is lost."""
         self._generation += 1
+        self._is_proving = False
         self._caught_up = None
         self._when_caught_up.clear()
 
-    def renew(self) -> None:
-        """Send two requests, the second when the first is answered, and call ``renewed`` after the second answer."""
-        self._wire.sync("/", partial(self._half_renewed, self._generation))
+    def beat(self) -> None:
+        """Send a request that the leader sees, and behind its answer a write if the lease is needed and short.
 
-    def _half_renewed(self, asked: int, _value: object, error: KazooException | None) -> None:
-        if self._is_done(asked, error):
-            self._wire.sync("/", partial(self._on_renewed, asked))
+        The first keeps the session alive, and any later write is a proof by it. So a session that only waits sends no
+        writes: the one that lets it hold a lock renews its lease too.
+        """
+        self._wire.sync("/", partial(self._seen, self._generation))
 
-    def _on_renewed(self, asked: int, _value: object, error: KazooException | None) -> None:
-        if self._is_done(asked, error):
-            self._renewed()
+    def _seen(self, asked: int, _value: object, error: KazooException | None) -> None:
+        if not self._is_done(asked, error):
+            return
+        lease = self._wire.lease
+        if self._needed() and lease.end - boottime() < ENOUGH * (lease.timeout or 0.0):
+            self._wire.write_nothing(partial(self._proven, asked))
+        else:
+            self._beaten()
+
+    def _proven(self, asked: int, _value: object, error: KazooException | None) -> None:
+        if not self._is_done(asked, error):
+            return
+        if self._needed() and self._is_over:
+            self._wire.drop(LEASE_EXPIRED)
+        else:
+            self._beaten()
 
     def _is_done(self, asked: int, error: KazooException | None) -> bool:
         if asked == self._generation and error is not None and wire.is_temporary(error):
-            self._retries.add(self.renew, error)
+            self._retries.add(self.beat, error)
         return asked == self._generation and error is None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the lease is over although a write was answered.
+
+        Then this process was stopped, and no recent answer is left to build a proof on. A new connection renews the
+        lease at once, and every contender asks again on it.
+        """
+        return boottime() >= self._wire.lease.end
+
+    def prove(self) -> None:
+        """Send a write, whose answer renews the lease before the requests that follow it are answered."""
+        if not self._is_proving:
+            self._is_proving = True
+            self._wire.write_nothing(partial(self._on_proof, self._generation))
+
+    def _on_proof(self, asked: int, _value: object, _error: KazooException | None) -> None:
+        if asked == self._generation:
+            self._is_proving = False
+
+    def regain(self, again: Callable[[], object]) -> None:
+        """Renew a lease that has ended, and call ``again``; if a write does not renew it, a new connection does."""
+        self._wire.write_nothing(partial(self._on_regained, self._generation, again))
+
+    def _on_regained(
+        self, asked: int, again: Callable[[], object], _value: object, error: KazooException | None
+    ) -> None:
+        if asked != self._generation:
+            return
+        if error is not None and wire.is_temporary(error):
+            self._retries.add(partial(self.regain, again), error)
+        elif self._is_over:
+            self._wire.drop(LEASE_EXPIRED)
+        else:
+            again()
 
     def catch_up(self, call: Callable[[], object] | None = None) -> None:
         """Make sure, once for each connection, that its server has a majority behind it, and renew the lease.
@@ -108,17 +165,6 @@ class LeaseRenewal:
         calls, self._when_caught_up = self._when_caught_up, []
         for call in calls:
             self._post(call)
-
-    def regain(self, again: Callable[[], object] = lambda: None) -> None:
-        """Renew a lease that has expired.
-
-        If this connection has not renewed it yet, it does, and ``again`` is called. Otherwise the connection is
-        replaced by another one, on which every contender asks again.
-        """
-        if self._wire.lease.wants_write and not self._caught_up:
-            self.catch_up(again)
-        else:
-            self._wire.drop(LEASE_EXPIRED)
 
 
 class HeartbeatReads:

@@ -39,6 +39,11 @@ class SessionListener:
     # Thousands may wait in one process.
     __slots__ = ()
 
+    @property
+    def needs_lease(self) -> bool:
+        """Whether the lease is to be kept: for a hold, or for a grant that needs no request then."""
+        return False
+
     def suspended(self) -> None:
         """The connection is lost, and with it all open requests and all watches."""
 
@@ -52,7 +57,7 @@ class SessionListener:
         """There has been no connection for too long, or the session has ended for good."""
 
     def heartbeat(self) -> None:
-        """Time to read the held nodes: there is a connection again, or the lease has been renewed (each T/7)."""
+        """Time to read the held nodes: there is a connection again, or it is the end of a heartbeat (each T/7)."""
 
     def lose(self, reason: str, /) -> None:
         """What is held can no longer be trusted."""
@@ -83,7 +88,9 @@ class Session:
         self.closing = False
         self.wire = wire.Wire(options, self, connect_timeout=connect_timeout)
         self.retries = Retries(name, post=self.post, call_later=timers.call_later)
-        self.renewal = heartbeat.LeaseRenewal(self.wire, self.retries, post=self.post, renewed=self._read_held_nodes)
+        self.renewal = heartbeat.LeaseRenewal(
+            self.wire, self.retries, post=self.post, needed=self._needs_lease, beaten=self._read_held_nodes
+        )
         self.reads = heartbeat.HeartbeatReads(self.wire)
         # Full paths of the nodes whose deletion we have requested, guarded by monitor.
         self.deleting: set[str] = set()
@@ -101,8 +108,8 @@ class Session:
         self._is_emptying = False
         # Guarded by monitor. A dict keeps the order: after a reconnect the oldest is called first.
         self._listeners: dict[SessionListener, None] = {}
-        # The number of the last heartbeat; None until the first connection.
-        self._heartbeats: int | None = None
+        # Since the first connection.
+        self._beats = False
         self._timers: list[TimerHandle] = []
 
     def __repr__(self) -> str:
@@ -150,8 +157,13 @@ class Session:
 
     @property
     def lease_expired(self) -> bool:
-        """Whether the session may have ended at the server unknown to us."""
+        """Whether the session may have ended at the server unknown to us, or nothing needs the lease."""
         return boottime() >= self.lease_end
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing was received for the session timeout, so that the session has probably ended."""
+        return boottime() >= self.wire.received + self.timeout
 
     @property
     def watching(self) -> bool:
@@ -224,8 +236,8 @@ class Session:
             self.server,
             self.timeout,
         )
-        if self._heartbeats is None:
-            self._heartbeats = 0
+        if not self._beats:
+            self._beats = True
             self._timer_thread.call_later(self.timeout / heartbeat.HEARTBEATS_PER_SESSION, self._heartbeat)
         if self._listeners and self.wire.lease.wants_write:
             self.renewal.catch_up()
@@ -313,15 +325,12 @@ class Session:
             if self.ended is not None or self.closing:
                 return
             self._timer_thread.call_later(self.timeout / heartbeat.HEARTBEATS_PER_SESSION, self._heartbeat)
-            self._heartbeats = (self._heartbeats or 0) + 1
             if not self.connected:
                 return
             if self.wire.unanswered_for() > self.timeout * self._max_silence:
                 self.wire.drop("nothing has been received for too long")
-            elif self._listeners and self.lease_expired:
-                self.post(self._regain_lease)
-            elif self._listeners or self._heartbeats % heartbeat.IDLE_HEARTBEATS == 0:
-                self.post(self._renew_lease)
+            else:
+                self.post(self._beat)
 
     def _start_timer(self, delay: float, call: Callable[[], None]) -> None:
         self._timers.append(self._timer_thread.call_later(max(0.0, delay), call))
@@ -333,13 +342,12 @@ class Session:
 
     # On the connection's thread.
 
-    def _regain_lease(self) -> None:
-        if self.connected and self.lease_expired:
-            self.renewal.regain()
-
-    def _renew_lease(self) -> None:
+    def _beat(self) -> None:
         if self.connected:
-            self.renewal.renew()
+            self.renewal.beat()
+
+    def _needs_lease(self) -> bool:
+        return any(listener.needs_lease for listener in self._listeners)
 
     def _read_held_nodes(self) -> None:
         self._call_listeners(lambda listener: listener.heartbeat())

@@ -61,6 +61,10 @@ class SingleContender(NodeContender):
             and self._predecessors.is_ready
         )
 
+    @property
+    def needs_lease(self) -> bool:
+        return self.state is State.HELD or self.is_next
+
     # For callers.
 
     def refresh_holder(self) -> None:
@@ -177,8 +181,8 @@ class SingleContender(NodeContender):
     def _grant(self, *, is_followed: bool) -> None:
         """Hold. ``is_followed`` says that there may be another lease behind ours already."""
         if self.session.lease_expired:
-            # This process slept after the answer was sent, or the leader has not answered: another contender may hold
-            # by now. The queue is listed again with a new lease, because no event would report it once more.
+            # This process slept after the answer was sent, or no majority has accepted a write: another contender may
+            # hold by now. The queue is listed again with a new lease, because no event would report it once more.
             self._predecessors.end()
             self.session.renewal.regain(partial(self._request_again, self._generation))
             return
@@ -273,6 +277,9 @@ class SingleContender(NodeContender):
             self._listed_in = None
             self._predecessors.update(WatchPlan(1, following[0].name, following, grants_on_delete=True))
         else:
+            if self.session.lease_expired:
+                # A session that has only waited for long has no lease. The listing may grant the lock.
+                self.session.renewal.prove()
             self.list_queue()
 
     def _start_again(self) -> None:

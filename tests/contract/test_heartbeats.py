@@ -8,11 +8,13 @@ import pytest
 from kazoo.client import KazooClient
 
 from django_zklock.testing import ZooKeeperServer
+from django_zklock.testing.protocol import Opcode
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST
-from tests.support.tree_reader import MakePool, wait_until
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 MANY = 2 * MAX_READS_PER_REQUEST + 3
 
@@ -63,3 +65,66 @@ def test_heartbeat__few_requests(testserver: ZooKeeperServer, make_pool: MakePoo
     testserver.requests.clear()
     testserver.requests.wait_for("getData", 6)
     assert testserver.requests.count("multiRead") == 0
+
+
+def written_by(server: ZooKeeperServer, pool: Pool, beats: int) -> int:
+    """Return how many writes the session of ``pool`` sends in that number of heartbeats."""
+    (session,) = pool.sessions()
+
+    def count(opcode: Opcode) -> int:
+        return sum(each.opcode is opcode and each.session == session.id for each in server.requests.all())
+
+    server.requests.clear()
+    wait_until(lambda: count(Opcode.SYNC) >= beats)
+    return count(Opcode.MULTI)
+
+
+def test_heartbeat__holder(testserver: ZooKeeperServer, make_pool: MakePool) -> None:
+    """A session that holds a lock proves by writes that a majority counts it."""
+    pool = make_pool(testserver.hosts, session_timeout=2.0)
+    with Lock("k", pool).acquire(5):
+        (session,) = pool.sessions()
+        begun = session.lease_end
+        assert written_by(testserver, pool, 8) >= 2
+        assert session.lease_end > begun
+
+
+def test_heartbeat__waiter(testserver: ZooKeeperServer, make_pool: MakePool) -> None:
+    """A session that only waits writes nothing, unless its turn is the next, and neither does one that is idle."""
+    holder, following, last, idle = (make_pool(testserver.hosts, session_timeout=2.0) for _ in range(4))
+    Lock("other", idle).acquire(5).release(wait=True)
+    with Lock("k", holder).acquire(5):
+        second = waiting(testserver, Lock("k", following), 2)
+        third = waiting(testserver, Lock("k", last), 3)
+        assert written_by(testserver, last, 8) == 0
+        assert written_by(testserver, idle, 8) == 0
+        assert written_by(testserver, following, 8) >= 2
+    second.result().release()
+    third.result().release()
+
+
+def waiting(server: ZooKeeperServer, lock: Lock, count: int) -> Runner:
+    """Wait for ``lock`` in a thread, and return when its queue has that number of nodes."""
+    runner = Runner(lock.acquire)
+    wait_until(lambda: len(server.paths(lock.paths[0])) == count)
+    return runner
+
+
+def test_waiter__without_a_lease(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Who has waited for longer than its lease is granted the lock all the same, and with a lease."""
+    timeout = 4.0
+    first, second = (Lock("k", make_pool(session_timeout=timeout)).acquire for _ in range(2))
+    held = first(5)
+    runner = Runner(second)
+    onlooker.wait_count(held.lock.paths[0], 2)
+    pool = make_pool(session_timeout=timeout)
+    last = Runner(Lock("k", pool).acquire)
+    onlooker.wait_count(held.lock.paths[0], 3)
+    (session,) = pool.sessions()
+    wait_until(lambda: session.lease_expired, 2 * timeout + 15)
+    held.release()
+    runner.result().release()
+    granted = last.result()
+    assert not session.lease_expired
+    granted.check()
+    granted.release()

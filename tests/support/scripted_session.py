@@ -163,6 +163,9 @@ class Script:
         if call not in self.put_off:
             self.put_off.append(call)
 
+    def prove(self) -> None:
+        self.requests.append(("write", None, None))
+
     def regain(self, _again: Callable[[], object]) -> None:
         """The contender wants another connection; the test breaks this one if it is to have it."""
         self.requests.append(("drop", None, None))

@@ -7,6 +7,8 @@ import select
 import socket
 import struct
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
@@ -24,6 +26,10 @@ class Link:
     server: socket.socket
     held: dict[str, bytearray] = field(default_factory=lambda: {UP: bytearray(), DOWN: bytearray()})
     passed: dict[str, int] = field(default_factory=lambda: {UP: 0, DOWN: 0})
+    # What is still under way, with the time at which it arrives, oldest first.
+    under_way: dict[str, deque[tuple[float, bytes]]] = field(default_factory=lambda: {UP: deque(), DOWN: deque()})
+    # The directions whose sender has closed the connection, which the other end does not know yet.
+    ended: set[str] = field(default_factory=set)
 
     def close(self) -> None:
         self.client.close()
@@ -34,17 +40,21 @@ class Proxy:
     """Listens on a loopback port and passes everything on to ``target``; a thread does the work.
 
     ``pause(UP)`` holds back what clients send, ``pause(DOWN)`` what the server answers; the connections stay open
-    and the proxy goes on reading, so nobody sees a full buffer. ``on_chunk`` hears of each piece before it is passed
-    on and may return ``True`` to cut the connection instead; ``edit`` may replace it. ``chunks`` are the pieces as they
-    were read.
+    and the proxy goes on reading, so nobody sees a full buffer. ``lag[UP]`` and ``lag[DOWN]`` are how many seconds
+    everything takes that is read from then on. With ``holds_ends`` a paused direction also holds back that its sender
+    has closed the connection, as a network does that delivers nothing; else both ends are closed. ``on_chunk`` hears of
+    each piece before it is passed on and may return ``True`` to cut the connection instead; ``edit`` may replace it.
+    ``chunks`` are the pieces as they were read.
     """
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    def __init__(self, target: tuple[str, int], *, holds_ends: bool = False) -> None:
         self.target = target
+        self._holds_ends = holds_ends
         self.chunks: list[tuple[str, bytes]] = []
         self.on_chunk: Callable[[str, bytes], bool] | None = None
         self.edit: Callable[[str, bytes], bytes] | None = None
         self.refusing = False
+        self.lag = {UP: 0.0, DOWN: 0.0}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.hosts = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._paused: set[str] = set()
@@ -60,16 +70,24 @@ class Proxy:
         with self._lock:
             self._paused |= set(directions)
 
-    def resume(self, *, drop: bool = False) -> None:
-        """Pass on what was held back and all that follows; with ``drop``, forget what was held back."""
+    def resume(self, *directions: str, drop: bool = False) -> None:
+        """Pass on what was held back in these directions, or in both, and what follows.
+
+        With ``drop``, forget what was held back.
+        """
         with self._lock:
-            self._paused.clear()
+            self._paused -= set(directions or (UP, DOWN))
             for link in list(self._links):
                 for direction, target in ((UP, link.server), (DOWN, link.client)):
+                    if direction in self._paused:
+                        continue
                     pending, link.held[direction] = link.held[direction], bytearray()
                     if pending and not drop:
                         with contextlib.suppress(OSError):
                             target.sendall(pending)
+                if link.ended - self._paused:
+                    link.close()
+                    self._links.remove(link)
 
     @property
     def connected(self) -> bool:
@@ -103,9 +121,14 @@ class Proxy:
     def _run(self) -> None:
         while not self._closing:
             with self._lock:
-                links = {sock: link for link in self._links for sock in (link.client, link.server)}
+                links = {
+                    sock: link
+                    for link in self._links
+                    for sock, direction in ((link.client, UP), (link.server, DOWN))
+                    if direction not in link.ended
+                }
             try:
-                readable, _, _ = select.select([self._listener, self._woken, *links], [], [], 1.0)
+                readable, _, _ = select.select([self._listener, self._woken, *links], [], [], self._deliver())
             except (OSError, ValueError):  # cut meanwhile
                 continue
             for sock in readable:
@@ -134,21 +157,45 @@ class Proxy:
         with self._lock:
             if link not in self._links:
                 return
-            direction, target = (UP, link.server) if sock is link.client else (DOWN, link.client)
+            direction = UP if sock is link.client else DOWN
             try:
                 chunk = sock.recv(65536)
+                if not chunk and self._holds_ends and direction in self._paused:
+                    link.ended.add(direction)
+                    return
                 if not chunk or (self.on_chunk is not None and self.on_chunk(direction, chunk)):
                     raise ConnectionResetError
                 self.chunks.append((direction, chunk))
                 if self.edit is not None:
                     chunk = self.edit(direction, chunk)
-                if direction in self._paused:
-                    link.held[direction] += chunk
+                if self.lag[direction] or link.under_way[direction]:
+                    link.under_way[direction].append((time.monotonic() + self.lag[direction], chunk))
                 else:
-                    target.sendall(chunk)
+                    self._arrive(link, direction, chunk)
             except OSError:
                 link.close()
                 self._links.remove(link)
+
+    def _arrive(self, link: Link, direction: str, chunk: bytes) -> None:
+        if direction in self._paused:
+            link.held[direction] += chunk
+        else:
+            (link.server if direction == UP else link.client).sendall(chunk)
+
+    def _deliver(self) -> float:
+        """Let arrive what is due; return the seconds until the next is due, at most one."""
+        now, wait = time.monotonic(), 1.0
+        with self._lock:
+            for link in list(self._links):
+                try:
+                    for direction, pieces in link.under_way.items():
+                        while pieces and pieces[0][0] <= now:
+                            self._arrive(link, direction, pieces.popleft()[1])
+                        wait = min(wait, pieces[0][0] - now) if pieces else wait
+                except OSError:
+                    link.close()
+                    self._links.remove(link)
+        return wait
 
 
 def requests(chunk: bytes) -> Iterator[int]:

@@ -4,22 +4,29 @@ Only the leader of an ensemble ends sessions. A follower answers reads and pings
 have sent something in its answer to the leader's next ping, which comes every half tick. So the answer to a read proves
 nothing about the leader, and a follower that is cut off from the leader still answers for ``syncLimit`` ticks.
 
-The proof is this. Let P1 and P2 be requests that the leader must see (writes and ``sync``), both over one connection,
-with P2 sent after the answer to P1 arrived. Let the answer to some request A arrive at least ``margin`` before P1 was
-sent. The requests that a follower forwards and its answers to pings share one ordered stream, and so do the pings and
-answers in the other direction. The leader handled P1 after it was sent. Within the ``margin`` before that, the leader
-sent a ping. The follower received the ping after A and before the answer to P1. Its answer to the ping, which reports
-the session, reached the leader before P2. So when P2 is answered, the leader counts the session timeout from the
-sending of A or later.
+Nor does an answer of the leader prove that it still leads. It answers a ``sync`` alone, without its followers. It may
+notice late that they have left it: what they sent before may arrive at any time, as TCP sends it again. They may have
+elected another leader by then. Only a write needs a majority.
+
+The proof is this. Let P1 be a request that the leader must see (``sync`` or a write), and P2 a write that is sent over
+the same connection after the answer to P1 arrived. Let the answer to some request A arrive at least ``margin`` before
+P1 was sent. The requests that a follower forwards and its answers to pings share one ordered stream, and so do the
+pings and answers in the other direction. The leader handled P1 after it was sent. Within the ``margin`` before that,
+the leader sent a ping. The follower received the ping after A and before the answer to P1. Its answer to the ping,
+which reports the session, reached the leader before P2. So when P2 is answered, that leader counts the session timeout
+from the sending of A or later. And a majority has accepted P2 from that leader after P2 was sent. So every later leader
+began after that, and a leader that begins gives each session the whole timeout (``SessionTrackerImpl``). So the session
+lives until the timeout after A, at any leader.
 
 A new session is created by a majority of the servers; its timeout counts from the sending of the handshake. When a
 session moves to a new connection, the server tells its leader, but that leader may have lost its followers: a leader
 that was stopped for a while still accepts sessions for a moment when it goes on. So the handshake counts only after a
 write over that connection is answered: then a majority has committed it.
 
-``margin`` must cover half a tick, and the time for which a leader that has lost its followers still answers ``sync``: a
-tick and a half (``Leader.lead``, ``LearnerHandler.synced``, ZooKeeper 3.6 to 3.9). A client does not know the length of
-a tick. A quarter of the session timeout is enough where the timeout is at least six ticks.
+``margin`` must cover the time between two pings of the leader, which is half a tick (``Leader.lead``, ZooKeeper 3.6 to
+3.9), and some delay. A client does not know the length of a tick. Where the timeout is at least six ticks, an eighth of
+it is three quarters of a tick. Behind an observer master (``observerMasterPort``) a report takes two pings, so the
+timeout must be twelve ticks.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-MARGIN = 1 / 4
+MARGIN = 1 / 8
 # The maximum drift between the clocks of client and leader over one session timeout, as a share of it.
 CLOCK_SHARE = 1 / 50
 # The resolution of the recorded times of answers, as a share of the margin.
@@ -36,7 +43,7 @@ NEVER = float("-inf")
 
 
 class Sent(NamedTuple):
-    """One request under way: when it was sent, and what its answer proves if the leader must see the request."""
+    """One request under way: when it was sent, and what its answer proves if it is a write or a ``sync``."""
 
     at: float
     # The sending time of the newest request that was answered a margin before this one was sent.
@@ -87,17 +94,18 @@ class Lease:
     def answered(self, sent: Sent, now: float, *, proof: bool, written: bool = False) -> None:
         """Record an answer.
 
-        ``proof`` means that the leader has executed the request, ``written`` that a majority has committed it.
+        ``proof`` means that the leader has seen the request, ``written`` that a majority has committed it.
         """
         answers = self._answered
         if not answers or now - answers[-1][0] >= self._margin * _RESOLUTION:
             answers.append((now, sent.at))
         if proof:
             self._first = max(self._first, sent.before)
+        if written:
             self._renew(sent.proves)
-        if written and self._handshake is not None:
-            self._renew(self._handshake)
-            self._handshake = None
+            if self._handshake is not None:
+                self._renew(self._handshake)
+                self._handshake = None
 
     def _newest_before(self, moment: float) -> float:
         answers = self._answered

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,9 +25,9 @@ from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.xdist_group("peers"), pytest.mark.timeout(300)]
 
-# Session timeout, tick and syncLimit. In the first two a follower that is cut off goes on answering for longer than a
+# Session timeout, tick and syncLimit. In the first two a server that is cut off goes on answering for longer than a
 # session lives; the third has ZooKeeper's own defaults.
-SHORT = (4.0, 0.5, 12)
+SHORT = (4.0, 0.5, 20)
 WHOLE = [SHORT, (6.0, 1.0, 8), (15.0, 2.0, 5)]
 _numbers = itertools.count()
 logger = logging.getLogger("partitions")
@@ -54,6 +55,28 @@ def slow_and_silence(peers: Peers, node: ZooKeeper) -> None:
     peers.silence(node, "from")
 
 
+def late_answers(peers: Peers, leader: ZooKeeper) -> None:
+    """The link falls silent; what the followers had said before arrives shortly before they give the leader up.
+
+    The leader takes it for new, and goes on for ``syncLimit`` ticks, while they elect another one.
+    """
+    peers.silence(leader, "to")
+    time.sleep(0.75 * peers.tick_time)
+    peers.silence(leader)
+    peers.refuse(leader)
+    time.sleep(0.93 * peers.sync_limit * peers.tick_time - 0.9 * peers.tick_time)
+    peers.deliver(leader)
+
+
+def slow_answers(peers: Peers, leader: ZooKeeper) -> None:
+    """What the followers say takes more than half of the time after which they are given up; then they hear nothing."""
+    delay = 0.6 * peers.sync_limit * peers.tick_time
+    peers.lag(leader, delay)
+    time.sleep(delay + 8 * peers.tick_time)
+    peers.silence(leader, "from")
+    peers.refuse(leader)
+
+
 def kill(_peers: Peers, node: ZooKeeper) -> None:
     node.kill()
 
@@ -61,10 +84,10 @@ def kill(_peers: Peers, node: ZooKeeper) -> None:
 # All of it takes half an hour; see `make partitions`.
 COMPLETE = bool(os.environ.get("ZKLOCK_PARTITIONS"))
 AT_FOLLOWER: list[Disturb] = [silence, silence_what_it_says, kill]
-AT_LEADER: list[Disturb] = [silence, cut]
+AT_LEADER: list[Disturb] = [silence, cut, late_answers]
 if COMPLETE:
     AT_FOLLOWER += [silence_what_it_hears, cut, slow_and_silence]
-    AT_LEADER += [silence_what_it_hears, silence_what_it_says, kill]
+    AT_LEADER += [silence_what_it_hears, silence_what_it_says, slow_answers, kill]
 
 
 @pytest.fixture(scope="module", params=WHOLE if COMPLETE else [SHORT], ids=lambda each: f"T{each[0]:g}")
@@ -112,7 +135,9 @@ def pool(hosts: str, timeout: float) -> contextlib.closing[Pool]:
 
 def lost_before_another_holds(peers: Peers, node: ZooKeeper, disturb: Disturb, timeout: float) -> None:
     """Hold by way of ``node``, disturb that, and compare the end of the lease with the moment when another holds."""
-    with pool(node.hosts, timeout) as here, pool(peers.others(node), timeout) as there:
+    # The waiter's session is long, so that it does not end at a leader that is cut off: the leader would propose that,
+    # and notice that no follower answers.
+    with pool(node.hosts, timeout) as here, pool(peers.others(node), 60 * peers.tick_time) as there:
         key = str(next(_numbers))
         held = Lock(key, here).acquire(timeout=60)
         session = here.session(held.lock.paths[0])

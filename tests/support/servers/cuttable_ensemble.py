@@ -29,6 +29,7 @@ class Peers:
 
     def __init__(self, *, tick_time: float, sync_limit: int) -> None:
         self.tick_time = tick_time
+        self.sync_limit = sync_limit
         self._proxies: dict[tuple[int, int], list[Proxy]] = {}
         self._ends: dict[tuple[int, int], Proxy] = {}
         self._disturbed = False
@@ -37,6 +38,8 @@ class Peers:
             tick_time=tick_time,
             min_session_timeout=2 * tick_time,
             sync_limit=sync_limit,
+            # The first round of an election may fail, and then the next one begins after this time.
+            settings={"initLimit": "6"},
             peer=self._between,
             # A server that looks for a leader in vain tells the others more and more seldom, in the end once a minute.
             properties={"zookeeper.fastleader.maxNotificationInterval": "1000"},
@@ -44,7 +47,7 @@ class Peers:
         self._closing.callback(self.ensemble.close)
 
     def _between(self, of: int, to: int, port: int) -> int:
-        proxy = self._closing.enter_context(Proxy(("127.0.0.1", port)))
+        proxy = self._closing.enter_context(Proxy(("127.0.0.1", port), holds_ends=True))
         self._proxies.setdefault((of, to), []).append(proxy)
         self._ends[of, port] = proxy
         proxy.edit = lambda way, chunk: self._greet(to, chunk) if way == UP else chunk
@@ -90,6 +93,22 @@ class Peers:
             if way in {"to", "both"}:
                 proxy.pause(DOWN if connects else UP)
 
+    def refuse(self, node: ZooKeeper) -> None:
+        """Let nothing make a new link between ``node`` and the others."""
+        self._disturbed = True
+        for proxy, _connects in self._links(node):
+            proxy.refusing = True
+
+    def deliver(self, node: ZooKeeper) -> None:
+        """Let what the others have said to ``node`` arrive now, and again nothing that follows.
+
+        The packets of a silent link arrive late in this way, when TCP sends them again.
+        """
+        for proxy, connects in self._links(node):
+            way = DOWN if connects else UP
+            proxy.resume(way)
+            proxy.pause(way)
+
     def cut(self, node: ZooKeeper) -> None:
         """Close all links between ``node`` and the others, and refuse new ones."""
         self._disturbed = True
@@ -98,7 +117,7 @@ class Peers:
             proxy.cut()
 
     def slow(self, node: ZooKeeper, delay: float) -> None:
-        """Let each piece between ``node`` and the others take ``delay`` seconds."""
+        """Let at most one piece between ``node`` and the others pass in ``delay`` seconds."""
 
         def pause(_way: str, _chunk: bytes) -> bool:
             time.sleep(delay)
@@ -107,6 +126,12 @@ class Peers:
         self._disturbed = True
         for proxy, _connects in self._links(node):
             proxy.on_chunk = pause
+
+    def lag(self, node: ZooKeeper, seconds: float) -> None:
+        """Let everything that the others say to ``node`` take that long."""
+        self._disturbed = True
+        for proxy, connects in self._links(node):
+            proxy.lag[DOWN if connects else UP] = seconds
 
     def heal(self, timeout: float = 120.0) -> None:
         """Undo all of it, start what was killed, and wait until one server leads and the others follow."""
@@ -122,6 +147,7 @@ class Peers:
             for proxy in some:
                 proxy.refusing = False
                 proxy.on_chunk = None
+                proxy.lag.update({UP: 0.0, DOWN: 0.0})
                 # What was held back belongs to connections that both ends have given up, or soon will.
                 proxy.resume(drop=True)
                 proxy.cut()

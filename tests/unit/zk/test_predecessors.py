@@ -233,6 +233,7 @@ def test_lease__over_at_the_grant(script: Script) -> None:
     settle(script, name)
     script.lease_expired = True
     script.tell(f"/k/{other(3)}", deleted=True)
+    script.answer("write")
     script.answer("children", [name])
     assert (contender.state, script.asked) == (State.WAITING, ["drop"])
     script.break_connection()
@@ -240,6 +241,19 @@ def test_lease__over_at_the_grant(script: Script) -> None:
     script.reconnect()
     script.answer("children", [name])
     assert contender.state is State.HELD
+
+
+def test_lease__renewed_with_the_listing(script: Script) -> None:
+    """A waiter without a lease holds after one round trip: a write renews the lease, and the listing follows it."""
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    script.lease_expired = True
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert (contender.state, script.asked) == (State.WAITING, ["write", "children"])
+    script.lease_expired = False
+    script.answer("write")
+    script.answer("children", [name])
+    assert (contender.state, script.asked) == (State.HELD, [])
 
 
 def test_left__hears_nothing(script: Script) -> None:
