@@ -7,11 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from django_zklock.exceptions import AlreadyAwaited, LockConflict, ZkLockError, ZooKeeperUnavailable
+from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity, Work
 
 logger = logging.getLogger("django_zklock.conflict")
+
+# Seconds by which a session may outlive its timeout at the servers: they look for ended sessions once a tick, and hear
+# from each other within another one. A client is not told their tickTime; this is twice ZooKeeper's default, 3000 ms.
+TWO_TICKS = 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,22 +65,25 @@ class AcquireRetries:
     1. The holder is not known, because its node was deleted before its data was read. It may have been case 2.
     2. The holder is an earlier delivery of the same task. Its process may be dead while its session has not ended,
        or it ends soon. Skipping the call would lose the task, so the call waits, under every policy, until the
-       session must have ended.
+       session must have ended: for the session timeout that the servers have granted, two ticks, and the connect
+       timeout. Two ticks are 6 s, or one session timeout where that is less: by default the servers grant none that is
+       shorter than two ticks (minSessionTimeout).
 
     ``work`` is what the call is a part of.
     """
 
     def __init__(self, lock: Lock, timeout: float | None, work: Work | None) -> None:
         self.timeout = timeout
+        self._pool = lock.pool
         self._work = work
-        options = lock.pool.options
-        # The timeout of the retry for each case that has not occurred.
-        self._retries = {"unknown": 0.0, "itself": options.connection.session_timeout + options.connect_timeout}
+        # The cases that have not occurred.
+        self._cases = {"unknown", "itself"}
 
     def should_retry(self, error: ZkLockError) -> bool:
         """Return whether to acquire again after ``error``, and set :attr:`timeout` for it."""
-        # After AlreadyAwaited the waiter that has the place runs after this call in any case.
-        if isinstance(error, (AlreadyAwaited, ZooKeeperUnavailable)):
+        # A LockConflict says that the caller itself is in the way, so another attempt could only hide the explanation,
+        # or that another call waits already, which then runs after this one.
+        if not isinstance(error, LockTimeout):
             return False
         own, other = self._work, error.holder.work if error.holder else None
         if error.holder is None:
@@ -85,9 +92,18 @@ class AcquireRetries:
             case = "itself"
         else:
             return False
-        if case not in self._retries:
+        if case not in self._cases:
             return False
-        self.timeout = self._retries.pop(case)
+        self._cases.remove(case)
+        self.timeout = 0.0 if case == "unknown" else self._session_end()
         if case == "itself":
             logger.warning("event=met_itself key=%r work=%r consequence=waits_for_session_end", error.key, str(own))
         return True
+
+    def _session_end(self) -> float:
+        """Return the seconds after which a session of a process with the same settings has ended, if it is dead."""
+        options = self._pool.options
+        # The servers may grant another timeout than was requested. The refusal came over one of these sessions.
+        granted = [session.timeout for session in self._pool.sessions()]
+        timeout = max(granted, default=options.connection.session_timeout)
+        return timeout + min(timeout, TWO_TICKS) + options.connect_timeout

@@ -252,7 +252,8 @@ class LockedCall:
         if policy == "skip":
             return self._skip(lock, args, refusal)
         unavailable = refusal if isinstance(refusal, ZooKeeperUnavailable) else None
-        if not callable(policy) and (unavailable is not None or policy != "raise"):
+        # A LockConflict has its own explanation: the caller itself is in the way.
+        if not callable(policy) and (policy != "raise" or isinstance(refusal, (LockConflict, ZooKeeperUnavailable))):
             raise refusal
         conflict = Conflict(
             key=lock.key,

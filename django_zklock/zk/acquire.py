@@ -12,7 +12,7 @@ from weakref import ref
 
 from django_zklock.zk import failures
 from django_zklock.zk.contender import State
-from django_zklock.zk.held import Held
+from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.owners import Caller
 from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, Deadline, boottime
 
@@ -41,8 +41,8 @@ class Acquisition:
 
     # Thousands may wait in one process.
     __slots__ = (
-        "__weakref__", "_asked_at", "_began", "_contention", "_deadline", "_held", "_holder_deadline", "_holder_reads",
-        "_in_queue", "_kept", "_may_be_taken", "_owner", "_pending_signals", "_response_deadline", "_thread", "_wake",
+        "__weakref__", "_asked_at", "_began", "_contention", "_deadline", "_holder_deadline", "_holder_reads",
+        "_in_queue", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_thread", "_wake",
         "_wants_holder", "contender", "is_pending", "lock", "timeout",
     )  # fmt: skip
 
@@ -62,9 +62,8 @@ class Acquisition:
         self._wants_holder = lock.listener.wants("contended") if wants_holder is None else wants_holder
         # From its start until it is granted, refused or abandoned.
         self.is_pending = False
-        # A weak reference: this object lives as long as the node, and a forgotten hold is to be noticed.
-        self._held: Callable[[], Held | None] = _nothing
-        self._kept: Held | None = None
+        # What was granted, and learns of changes from then on.
+        self._possession: Possession | None = None
         self._owner: Callable[[], Owner | None] = _nothing if caller is None else ref(caller.owner)
         self._thread: Callable[[], Owner | None] = (
             _nothing if caller is None or caller.thread is None else ref(caller.thread)
@@ -79,9 +78,6 @@ class Acquisition:
         # Until when the holder is read after the deadline, and how often it had been read before that.
         self._holder_deadline: Deadline | None = None
         self._holder_reads = 0
-        # The signals that are sent at most once. The thread that sends one takes it out: the caller's or a background
-        # thread.
-        self._pending_signals = ["lost", "revoked"]
         self._contention = False
         self.contender = self._new_contender()
         if caller is not None:
@@ -142,13 +138,14 @@ class Acquisition:
     @property
     def held(self) -> Held | None:
         """What was granted."""
-        return self._held()
+        return None if self._possession is None else self._possession.outermost()
 
     def keep(self, held: Held) -> None:
         """Send the signals about ``held``, which is the result of this acquisition."""
         self.is_pending = False
-        self._held = ref(held)
-        self._send_signals()
+        self._possession = held._possession
+        # The lock may have been lost, or a release requested, before the assignment.
+        self._possession.on_change()
 
     def _check_deadlines(self) -> None:
         contender = self.contender
@@ -171,7 +168,7 @@ class Acquisition:
     @property
     def _waits_surely(self) -> bool:
         """Whether our node is behind another one, also if ZooKeeper cannot be reached at this moment."""
-        return self.contender.answered and not self.contender.session.silent
+        return self.contender.state is State.WAITING and not self.contender.session.silent
 
     def _is_normal_delay(self) -> bool:
         """Whether ZooKeeper seems healthy, and only the timeout was too short for an answer."""
@@ -218,33 +215,13 @@ class Acquisition:
     def _registered(self) -> list[Held]:
         # Not self.held: the exception may have come after the hold was registered with its owner and before keep().
         owner = self._owner()
-        return [] if owner is None else [held for held in owner.holds if held._contender is self.contender]
+        return [] if owner is None else [held for held in owner.holds if held._possession.contender is self.contender]
 
     def _changed(self) -> None:
         # Under the monitor.
         self._wake()
-        self._send_signals()
-
-    def _send_signals(self) -> None:
-        contender, held = self.contender, self.held
-        if held is None:
-            return
-        if contender.lost is not None and contender.loss_reason_pending:
-            # Keeps the hold alive until the reason is known: the block may end before.
-            self._kept = held
-        elif contender.lost is not None and self._take_signal("lost"):
-            held._report_loss(contender.lost)
-            self._kept = None
-        if contender.revoked is not None and self._take_signal("revoked"):
-            held._notify("revoked", contender.revoked)
-
-    def _take_signal(self, name: str) -> bool:
-        """Return whether the signal was not sent yet; taking it out is atomic."""
-        try:
-            self._pending_signals.remove(name)
-        except ValueError:
-            return False
-        return True
+        if self._possession is not None:
+            self._possession.on_change()
 
     def _timed_out(self) -> Exception:
         return failures.timed_out(self.lock, self.contender, self.timeout)

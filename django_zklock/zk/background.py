@@ -255,7 +255,10 @@ class TimerThread:
         self._starting = threading.RLock()
 
     def call_later(self, delay: float, call: Callable[[], None]) -> TimerHandle:
-        """Call ``call`` after ``delay`` seconds (monotonic clock)."""
+        """Call ``call`` after ``delay`` seconds (monotonic clock).
+
+        Raises ``RuntimeError`` if the thread cannot be started; the next call tries again, for this one too.
+        """
         timer, due = TimerHandle(call), time.monotonic() + delay
         self._incoming.append((due, next(self._counter), timer))
         with self._starting:

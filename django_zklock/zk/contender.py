@@ -63,8 +63,8 @@ class Contender(SessionListener, ABC):
     # Thousands may wait in one process.
     __slots__ = (
         "_creation", "_generation", "_is_left_behind", "_notify", "_on_deleted", "_paths", "_retry_generation",
-        "data", "error", "has_deadline", "holder", "holder_reads", "loss_reason_pending", "lost", "refusal", "rule",
-        "session", "state", "taken", "token", "wait", "wants_holder",
+        "answered", "data", "error", "has_deadline", "holder", "holder_reads", "loss_reason_pending", "lost", "refusal",
+        "revoked", "rule", "session", "state", "taken", "token", "wait", "wants_holder",
     )  # fmt: skip
 
     def __init__(
@@ -90,10 +90,15 @@ class Contender(SessionListener, ABC):
         self.has_deadline = False
         # The holder is read as soon as we wait; an error that names the holder reads it in any case.
         self.wants_holder = True
+        # ZooKeeper has answered with our position in the queue, or with the holder. Never cleared: a waiter whose
+        # session ends has been answered, and queues again.
+        self.answered = False
         # The lock is held by another contender, and `wait` is false.
         self.taken = False
         # Why the hold can no longer be trusted; never cleared.
         self.lost: str | None = None
+        # Why a release was requested; never cleared.
+        self.revoked: str | None = None
         # The lock is lost, and the reason is being read from the lock's node. Signals wait for it.
         self.loss_reason_pending = False
         # The owner of the first node in the queue when it was last read, and how often it was read.
@@ -114,19 +119,9 @@ class Contender(SessionListener, ABC):
     # For callers.
 
     @property
-    def answered(self) -> bool:
-        """Whether ZooKeeper has answered with our position in the queue, or with the holder."""
-        return self.holder_reads > 0 or self.state is State.WAITING
-
-    @property
     @abstractmethod
     def node_paths(self) -> dict[str, str]:
         """The full path of the node in each queue, by the path of the lock."""
-
-    @property
-    @abstractmethod
-    def revoked(self) -> str | None:
-        """The reason for which a release was requested; never cleared."""
 
     def join(self) -> None:
         """Join the queue."""
@@ -293,5 +288,6 @@ class Contender(SessionListener, ABC):
         """Keep the owner of the first node in the queue."""
         self.holder = holder
         self.holder_reads += 1
+        self.answered = True
         self.wants_holder = False
         self._notify()

@@ -1,4 +1,4 @@
-"""Possession of a lock: given once, to one owner, and able to say that it is over."""
+"""Possession of a lock, and the handles on it: each is given once, to one owner, and can say that it is over."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from weakref import ref
 
-from django_zklock.exceptions import LockLost, NotHeld
-from django_zklock.zk import loss, owners
+from django_zklock.exceptions import AsyncUnsafe, LockLost, NotHeld
+from django_zklock.zk import owners
+from django_zklock.zk.contender import State
 from django_zklock.zk.hints import Hinted
-from django_zklock.zk.waiting import AutoResetEvent
+from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent
 
 if TYPE_CHECKING:
     from typing import Self
@@ -27,6 +28,192 @@ if TYPE_CHECKING:
     from django_zklock.zk.owners import Caller, Owner
 
 logger = logging.getLogger("django_zklock.held")
+
+# Seconds that an error waits for the reason of a loss, which takes one round trip.
+REASON_TIMEOUT = 1.0
+
+
+class _Handles(NamedTuple):
+    """The handles on a possession at one moment. ``successor`` has those of the next one, as soon as it is decided."""
+
+    handles: frozenset[object]
+    successor: dict[None, _Handles]
+
+
+class Possession:
+    """What a contender has got, from its grant until the last handle on it is released.
+
+    The handles are the hold that was acquired, the outermost one, and those nested in it: one ``Held`` each. Any thread
+    may use a possession. It has only a weak reference to the outermost hold, because it lives as long as the node, and
+    a forgotten hold is to be noticed.
+    """
+
+    __slots__ = (
+        "_handles", "_is_loss_reported", "_kept", "_loss_callbacks", "_pending_signals", "_seen_loss",
+        "contender", "lock", "nodes", "outermost", "pid",
+    )  # fmt: skip
+
+    def __init__(self, outermost: Held, contender: Contender) -> None:
+        self.contender = contender
+        self.lock = outermost.lock
+        self.outermost = ref(outermost)
+        # The full path of the node in each queue, by the path of the lock.
+        self.nodes = contender.node_paths
+        self.pid = os.getpid()
+        self._handles = _Handles(frozenset({outermost._handle}), {})
+        # The loss that this process has seen by its own means.
+        self._seen_loss: str | None = None
+        self._is_loss_reported = False
+        self._loss_callbacks: list[Callable[[], None]] = []
+        # The signals that are sent at most once. The thread that sends one takes it out.
+        self._pending_signals = ["lost", "revoked"]
+        # The outermost hold, until the reason of its loss is known.
+        self._kept: Held | None = None
+
+    # The handles. A hold may be released by another thread than that of its owner, which takes the lock again at that
+    # moment: either the nested hold is granted and the node stays, or the node is deleted and the owner queues anew.
+    # `dict.setdefault` decides, which is atomic: of two threads that change the same set one succeeds, and the other
+    # one tries again with the result. So no mutex is needed, which a fork could copy or an exception leave locked.
+
+    @property
+    def _latest(self) -> _Handles:
+        # `_handles` may lag behind: a thread may be interrupted between a decision and its note.
+        latest = self._handles
+        while (successor := latest.successor.get(None)) is not None:
+            latest = successor
+        return latest
+
+    def _replace(self, change: Callable[[frozenset[object]], frozenset[object]]) -> tuple[bool, bool]:
+        """Change the set of handles; return whether there were any before and after."""
+        while True:
+            latest = self._latest
+            mine = _Handles(change(latest.handles), {})
+            self._handles = decided = latest.successor.setdefault(None, mine)
+            if decided is mine:
+                return bool(latest.handles), bool(mine.handles)
+
+    def nest(self, handle: object) -> bool:
+        """Add ``handle``; return ``False`` if the last handle has been released."""
+        _, is_open = self._replace(lambda handles: handles | {handle} if handles else handles)
+        return is_open
+
+    def drop(self, handle: object) -> bool:
+        """Remove ``handle``, and leave if it was the last one; return ``True`` to the first that removes the last.
+
+        May be repeated after an exception has interrupted it.
+        """
+        if self.pid != os.getpid():
+            return False
+        was_open, is_open = self._replace(lambda handles: handles - {handle})
+        if not is_open:
+            self.contender.session.post(self.contender.leave)
+        return was_open and not is_open
+
+    # The loss.
+
+    def loss(self) -> str | None:
+        """Return why the lock is lost, or ``None``."""
+        if self.pid != os.getpid():
+            return "it was inherited over a fork; only the parent process holds it"
+        contender = self.contender
+        # Read before `lost`: the lease may belong to the next session, but then the end of ours was reported before.
+        lease_expired, state = contender.session.lease_expired, contender.state
+        if self._seen_loss is None and contender.lost is None:
+            if lease_expired:
+                # Kept, because the caller acts on it: a late answer must not take it back.
+                self._seen_loss = "the lease ran out: this process or its connection stood still for too long"
+                contender.session.post(partial(self._lose, self._seen_loss, self.outermost()))
+            elif state is not State.HELD and self._latest.handles:
+                # The last handle goes before the contender leaves, so something else has made it leave.
+                self._seen_loss = "this process has given it up elsewhere"
+        return self._seen_loss or contender.lost
+
+    def _lose(self, reason: str, _held: Held | None) -> None:
+        # The hold is an argument so that it lives until the loss is reported.
+        self.contender.lose(reason)
+
+    def wait_for_reason(self) -> bool:
+        """Wait for the reason of a loss if it is being read, unless that would block an event loop.
+
+        Return ``False`` if it is still not known.
+        """
+        if self.contender.loss_reason_pending and owners.running_loop() is None:
+            known = AutoResetEvent()
+            forget = self.when_lost(known.set)
+            known.wait(REASON_TIMEOUT)
+            forget()
+        return not self.contender.loss_reason_pending
+
+    async def await_reason(self) -> None:
+        """Wait for the reason of a loss if it is being read, in a task."""
+        if self.contender.loss_reason_pending:
+            known = AsyncAutoResetEvent()
+            forget = self.when_lost(known.set)
+            await known.wait(REASON_TIMEOUT)
+            forget()
+
+    def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Call ``call`` once, in the background, as soon as it is known that the lock is lost. It must not block.
+
+        If it is known already, the call is made here and now. Returns a function that takes that back.
+        """
+        waiting = self._loss_callbacks
+
+        def forget() -> None:
+            with contextlib.suppress(ValueError):  # called already
+                waiting.remove(call)
+
+        waiting.append(call)
+        if self._is_loss_reported:
+            self._call_when_lost()
+        return forget
+
+    def _call_when_lost(self) -> None:
+        while True:
+            try:
+                # Taking one out is atomic, so each is called once.
+                call = self._loss_callbacks.pop(0)
+            except IndexError:
+                return
+            try:
+                call()
+            except Exception:
+                logger.exception("event=when_lost_failed key=%r call=%r", self.lock.key, call)
+
+    # The signals.
+
+    def on_change(self) -> None:
+        """Report, once each and in the background, that the lock is lost or revoked, if the hold was not forgotten."""
+        contender, held = self.contender, self.outermost()
+        if held is None:
+            return
+        if contender.lost is not None and contender.loss_reason_pending:
+            # Keeps the hold alive until the reason is known: the block may end before.
+            self._kept = held
+        elif contender.lost is not None and self._take_signal("lost"):
+            self.lock.pool.actions.submit(partial(self._report_loss, held, contender.lost))
+            self._kept = None
+        if contender.revoked is not None and self._take_signal("revoked"):
+            self._notify("revoked", held, contender.revoked)
+
+    def _take_signal(self, name: str) -> bool:
+        """Return whether the signal was not sent yet; taking it out is atomic."""
+        try:
+            self._pending_signals.remove(name)
+        except ValueError:
+            return False
+        return True
+
+    def _report_loss(self, held: Held, reason: str) -> None:
+        self._is_loss_reported = True
+        self._call_when_lost()
+        # In other threads than the calls above: the calls of other locks must not wait for a slow listener.
+        self._notify("lost", held, reason)
+
+    def _notify(self, event: str, held: Held, reason: str) -> None:
+        """Notify the listener in the background."""
+        call = partial(self.lock.listener.notify, event, self.lock, held=held, reason=reason)
+        self.lock.pool.listeners.submit(call)
 
 
 class Held(Hinted):
@@ -44,8 +231,7 @@ class Held(Hinted):
     """
 
     __slots__ = (
-        "__weakref__", "_contender", "_handle", "_handles", "_is_loss_reported", "_loss_callbacks", "_outermost",
-        "_owner", "_paths", "_pid", "_seen_loss",
+        "__weakref__", "_handle", "_outermost", "_owner", "_possession",
         "key", "keys", "lock", "node", "released", "rule", "since", "token", "waited",
     )  # fmt: skip
 
@@ -56,31 +242,22 @@ class Held(Hinted):
         *,
         waited: float,
         caller: Caller | None = None,
-        outer: Held | None = None,
+        outermost: Held | None = None,
     ) -> None:
         self.key = lock.key
         self.keys = lock.keys
-        nodes = contender.node_paths
-        self.node = nodes[lock.paths[0]]
         # The rule of the node, which for a nested hold may be stronger than the rule of its lock.
         self.rule = contender.rule
         self.token = contender.token or 0
         self.since = time.time()
         self.waited = waited
         self.lock = lock
-        self._contender = contender
-        self._paths = frozenset(nodes)
-        self._pid = os.getpid()
-        self._seen_loss: str | None = None
-        # The outermost hold on this node, `None` if this is it. Listeners get the outermost hold.
-        self._outermost: Held | None = None if outer is None else outer._root
-        self._is_loss_reported = False
-        self._loss_callbacks: list[Callable[[], None]] = []
-        # One for each hold on this node, shared by all of them. Adding to and discarding from a set is atomic, and the
-        # hold that empties it releases the node.
+        # What stands for this hold in the possession, which must not refer to the hold itself.
         self._handle = object()
-        self._handles: set[object] = set() if outer is None else outer._handles
-        self._handles.add(self._handle)
+        # The outermost hold on this node, which listeners get; `None` if this is it.
+        self._outermost = outermost
+        self._possession: Possession = Possession(self, contender) if outermost is None else outermost._possession
+        self.node = self._possession.nodes[lock.paths[0]]
         caller = caller or owners.caller()
         owner, thread = caller.owner, caller.thread
         # A weak reference, because the owner refers to its holds.
@@ -93,7 +270,7 @@ class Held(Hinted):
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Nothing refers to this hold any more, so it can never be released. At exit this module may be empty.
-        if getattr(self, "released", True) or _is_finalizing() or self._loss() is not None:
+        if getattr(self, "released", True) or _is_finalizing() or self.lost:
             return
         warnings.warn(
             f"lock {self.key!r} was never released, and the task, thread or job that acquired it has ended: node "
@@ -104,7 +281,7 @@ class Held(Hinted):
         )
 
     def __repr__(self) -> str:
-        state = "released" if self.released else self._loss() or "held"
+        state = "released" if self.released else self._possession.loss() or "held"
         return f"<Held {self.key!r} token={self.token} {state}>"
 
     def __reduce__(self) -> NoReturn:
@@ -122,7 +299,7 @@ class Held(Hinted):
     @property
     def lost(self) -> bool:
         """Whether another process holds this lock, or may hold it by now. Once true it stays true. No I/O."""
-        return self._loss() is not None
+        return self._possession.loss() is not None
 
     def check(self) -> None:
         """Make sure that the lock is still held. No I/O: cheap enough for an inner loop.
@@ -140,56 +317,17 @@ class Held(Hinted):
 
     def _loss_error(self) -> LockLost:
         """Return the error that says how the lock was lost."""
-        known = loss.wait_for_reason(self._contender, self._when_lost)
+        known = self._possession.wait_for_reason()
         later = "" if known else " (the signal `lost` will say why, if a reason was given)"
         return LockLost(
-            f"lock {self.key!r} was lost after {time.time() - self.since:.1f} s: {self._loss()}{later}; "
+            f"lock {self.key!r} was lost after {time.time() - self.since:.1f} s: {self._possession.loss()}{later}; "
             f"another process may hold it now, so stop, or fence with token {self.token}",
             key=self.key,
         )
 
     def _when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Call ``call`` once, in the background, as soon as it is known that the lock is lost. It must not block.
-
-        If it is known already, the call is made here and now. Returns a function that takes that back.
-        """
-        waiting = self._root._loss_callbacks
-
-        def forget() -> None:
-            with contextlib.suppress(ValueError):  # called already
-                waiting.remove(call)
-
-        waiting.append(call)
-        if self._root._is_loss_reported:
-            self._root._call_when_lost()
-        return forget
-
-    def _report_loss(self, reason: str) -> None:
-        """Make the calls of :meth:`_when_lost`, and then notify the listener, all in the background."""
-        self.lock.pool.actions.submit(partial(self._report_loss_now, reason))
-
-    def _report_loss_now(self, reason: str) -> None:
-        self._is_loss_reported = True
-        self._call_when_lost()
-        # In other threads than the calls above: the calls of other locks must not wait for a slow listener.
-        self._notify("lost", reason)
-
-    def _notify(self, event: str, reason: str) -> None:
-        """Notify the listener in the background."""
-        call = partial(self.lock.listener.notify, event, self.lock, held=self, reason=reason)
-        self.lock.pool.listeners.submit(call)
-
-    def _call_when_lost(self) -> None:
-        while True:
-            try:
-                # Taking one out is atomic, so each is called once.
-                call = self._loss_callbacks.pop(0)
-            except IndexError:
-                return
-            try:
-                call()
-            except Exception:
-                logger.exception("event=when_lost_failed key=%r call=%r", self.key, call)
+        """Call ``call`` when the lock is lost, see :meth:`Possession.when_lost`."""
+        return self._possession.when_lost(call)
 
     @property
     def revoked(self) -> str | None:
@@ -197,53 +335,73 @@ class Held(Hinted):
 
         Known within a seventh of the session timeout after the request.
         """
-        return self._contender.revoked
+        return self._possession.contender.revoked
 
     def release(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - the public contract
         """Release the lock. The server gets the request at once, or when it can be reached again; this does not wait.
 
         With ``wait`` the call returns when the server has confirmed, or after the connect timeout of the connection.
         Never raises because of the server; releasing twice does nothing. In a process that inherited the hold over a
-        fork it only forgets the hold.
+        fork it only forgets the hold. In a thread whose event loop runs, ``wait`` raises
+        :exc:`~django_zklock.exceptions.AsyncUnsafe` after the release, instead of waiting.
         """
+        contender = self._possession.contender
+        # Such as that of a session that was closed. At exit no thread may be left to make the call below.
+        is_gone = contender.state is State.GONE
         try:
-            was_last = self._release_node()
+            was_last = self._let_go()
         except BaseException:  # raised in this thread: a time limit, Ctrl-C
-            self._release_node()
+            self._let_go()
             raise
         if not was_last:
             return
         self._root.lock.listener.notify("released", self._root.lock, held=self._root)
-        if wait:
-            gone = AutoResetEvent()
-            self._contender.session.post(partial(self._contender.on_deleted, gone.set))
-            timeout = self.lock.pool.options.connect_timeout
-            if not gone.wait(timeout):
-                logger.warning("event=release_unconfirmed key=%r waited=%s", self.key, timeout)
+        if not wait or is_gone:
+            return
+        if owners.must_not_block():
+            raise AsyncUnsafe(
+                f"lock {self.key!r} is released, but blocking code cannot wait for the confirmation in the thread of "
+                f"a running event loop, which would stop: use `await held.arelease()`, which does not wait for it, or "
+                f"`await asyncio.to_thread(held.release, wait=True)`",
+                key=self.key,
+            )
+        gone = AutoResetEvent()
+        contender.session.post(partial(contender.on_deleted, gone.set))
+        timeout = self.lock.pool.options.connect_timeout
+        if not gone.wait(timeout):
+            logger.warning("event=release_unconfirmed key=%r waited=%s", self.key, timeout)
 
     async def arelease(self) -> None:
         """Release the lock like :meth:`release` without ``wait``."""
-        if self._release_node():
+        if self._let_go():
             await self._root.lock.listener.anotify("released", self._root.lock, held=self._root)
-
-    def _covers(self, lock: LockValue) -> bool:
-        """Whether this hold is on every node that ``lock`` would need."""
-        return self._paths.issuperset(lock.paths) and self._is_ours(lock)
 
     def _overlaps(self, lock: LockValue) -> bool:
         """Whether this hold is on a node that ``lock`` would need."""
-        return not self._paths.isdisjoint(lock.paths) and self._is_ours(lock)
+        return not self._possession.nodes.keys().isdisjoint(lock.paths) and self._counts_for(lock)
 
-    def _is_ours(self, lock: LockValue) -> bool:
-        if self.released or self._pid != os.getpid():
+    def _counts_for(self, lock: LockValue) -> bool:
+        """Whether this is held, by this process, and in the tree of ``lock``."""
+        if self.released or self._possession.pid != os.getpid():
             return False
         # A pool that was closed has lost all that it had, and another one may have taken its place.
         pool = self.lock.pool
         return pool is lock.pool or (pool.tree == lock.pool.tree and not self.lost)
 
-    def _nest(self, lock: LockValue, owner: Owner) -> Held:
-        """Return a nested hold on the same node."""
-        return Held(lock, self._contender, waited=0.0, caller=owners.Caller(owner, None), outer=self)
+    def _nest(self, lock: LockValue, owner: Owner) -> Held | None:
+        """Return a nested hold on the same node; ``None`` if another thread has released the last one meanwhile."""
+        # Known to its owner before it is added: wherever an exception strikes, the owner finds and releases it.
+        held = Held(
+            lock,
+            self._possession.contender,
+            waited=0.0,
+            caller=owners.Caller(owner, None),
+            outermost=self._root,
+        )
+        if self._possession.nest(held._handle):
+            return held
+        held._let_go()
+        return None
 
     @property
     def _is_orphaned(self) -> bool:
@@ -253,7 +411,7 @@ class Held(Hinted):
 
     def _shares_node(self, other: Held) -> bool:
         """Whether ``other`` is a hold on the same node."""
-        return self._handles is other._handles
+        return self._possession is other._possession
 
     def __enter__(self) -> Self:
         return self
@@ -287,42 +445,23 @@ class Held(Hinted):
         """Do the same as :meth:`_finish`."""
         try:
             if raising and not self.released:
-                await loss.await_reason(self._contender, self._when_lost)
+                await self._possession.await_reason()
                 self.check()
         finally:
             await self.arelease()
 
-    def _release_node(self) -> bool:
+    def _let_go(self) -> bool:
         """Drop this handle; return ``True`` if that released the node too, for the first time.
 
         Local state comes first: from then on this is no held lock, whatever the network does. Every step may be done
         again, so that a release that an exception has interrupted can be repeated.
         """
-        first, self.released = not self.released, True
+        self.released = True
         owner = self._owner()
-        if owner is not None and self in owner.holds:
-            owner.holds.remove(self)
-        self._handles.discard(self._handle)
-        if self._handles or self._pid != os.getpid():
-            return False
-        self._contender.session.post(self._contender.leave)
-        return first
-
-    def _loss(self) -> str | None:
-        if self._pid != os.getpid():
-            return "it was inherited over a fork; only the parent process holds it"
-        contender = self._contender
-        # Read first: the lease may belong to the next session, but then the end of ours was reported before.
-        lease_expired = contender.session.lease_expired
-        if self._seen_loss is None and contender.lost is None and lease_expired:
-            # Kept, because the caller acts on it: a late answer must not take it back.
-            self._seen_loss = "the lease ran out: this process or its connection stood still for too long"
-            contender.session.post(partial(self._lose, self._seen_loss))
-        return self._seen_loss or contender.lost
-
-    def _lose(self, reason: str) -> None:
-        # A method of the hold, which keeps the hold alive until the loss is reported.
-        self._contender.lose(reason)
+        if owner is not None:
+            with contextlib.suppress(ValueError):  # another thread has released it too
+                owner.holds.remove(self)
+        return self._possession.drop(self._handle)
 
 
 def held_stack() -> list[Held]:
@@ -336,7 +475,7 @@ def current(key: str | None = None, alias: str | None = None) -> Held | None:
     for held in reversed(owners.caller().available()):
         # A hold that was inherited over a fork does not count.
         if (
-            held._covers(held.lock)
+            held._counts_for(held.lock)
             and (key is None or key in held.keys)
             and (alias is None or held.lock.pool.name == alias)
         ):

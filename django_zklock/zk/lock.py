@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from typing import Never
 
     from django_zklock.zk.owners import Caller
-
-# Django's own switch, for shells and notebooks that run an event loop.
-ASYNC_UNSAFE = "DJANGO_ALLOW_ASYNC_UNSAFE"
 
 
 def _no_work() -> Work | None:
@@ -258,7 +254,7 @@ class Lock(hints.Hinted):
 
     def _check_no_loop(self, instead: str) -> None:
         """Raise ``AsyncUnsafe`` if waiting would stop an event loop."""
-        if owners.running_loop() is None or os.environ.get(ASYNC_UNSAFE):
+        if not owners.must_not_block():
             return
         raise AsyncUnsafe(
             f"lock {self.key!r} cannot be used by blocking code in the thread of a running event loop, which would "

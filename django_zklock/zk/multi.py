@@ -119,11 +119,6 @@ class MultiContender(Contender):
     def node_paths(self) -> dict[str, str]:
         return {path: node for member in self._members.values() for path, node in member.node_paths.items()}
 
-    @property
-    def revoked(self) -> str | None:
-        """The reason for which the release of one of the locks was requested."""
-        return next((member.revoked for member in self._members.values() if member.revoked is not None), None)
-
     # For callers.
 
     def refresh_holder(self) -> None:
@@ -191,9 +186,13 @@ class MultiContender(Contender):
             self._leaving.pop(member, None)
         if self.state in {State.LEAVING, State.GONE}:
             self._finish_if_gone()
-        elif self._members.get(member.path) is not member:
             return
-        elif self.state is State.HELD:
+        if self._members.get(member.path) is not member:
+            return
+        # Kept here, because a thousand members may report one after the other, and none of them may look at all.
+        if self.revoked is None:
+            self.revoked = member.revoked
+        if self.state is State.HELD:
             if member.lost is not None and (
                 self.lost is None or (self.loss_reason_pending and not member.loss_reason_pending)
             ):
@@ -229,7 +228,7 @@ class MultiContender(Contender):
             self.state = State.HELD
             self._notify()
         elif self._waiting:
-            self.state = State.WAITING
+            self.state, self.answered = State.WAITING, True
             self._notify()
 
     def start_again(self) -> None:

@@ -26,7 +26,7 @@ NODE_DELETED = "its node was deleted"
 class NodeContender(Contender):
     """A contender with one node. ``node`` is its name, if it has one; ``path`` is the path of the lock."""
 
-    __slots__ = ("_own_watch_requested", "_own_watch_set", "node", "path", "revoked")
+    __slots__ = ("_own_watch_requested", "_own_watch_set", "node", "path")
 
     def __init__(
         self, session: Session, path: LockPath, rule: Rule, *, data: bytes, wait: bool, notify: Callable[[], None]
@@ -34,7 +34,6 @@ class NodeContender(Contender):
         super().__init__(session, (path,), rule, data=data, wait=wait, notify=notify)
         self.path = path.path
         self.node: str | None = None
-        self.revoked: str | None = None
         self._own_watch_requested = False
         self._own_watch_set = False
 

@@ -8,6 +8,7 @@ task, and in Python 3.14 perhaps a new thread, gets a copy of its creator's cont
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from typing import Any, NamedTuple
 from weakref import WeakSet, ref
 
 from django_zklock.zk import bridges
+
+# Django's own switch, for shells and notebooks that run an event loop.
+ASYNC_UNSAFE = "DJANGO_ALLOW_ASYNC_UNSAFE"
 
 # By the id of the task, greenlet, thread or job, with which the entry goes: two that compare equal are two owners.
 _owners: dict[int, Owner] = {}
@@ -176,6 +180,11 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         greenlet = greenlet.parent
         frame = None if greenlet is None else greenlet.gr_frame
     return None
+
+
+def must_not_block() -> bool:
+    """Whether waiting in the calling thread would stop an event loop."""
+    return running_loop() is not None and not os.environ.get(ASYNC_UNSAFE)
 
 
 def _of(what: Any, frame: FrameType | None = None) -> Owner:

@@ -13,14 +13,18 @@ if TYPE_CHECKING:
 
 
 def nested_hold(lock: LockValue, caller: Caller) -> Held | None:
-    """Return a hold nested in one that the caller has, ``None`` if it has none; raise ``LockConflict``."""
+    """Return a hold nested in one that the caller has, ``None`` if it has none; raise ``LockConflict``.
+
+    Another thread may release what the caller has at any moment, so each hold is looked at once, and the nesting itself
+    decides.
+    """
     overlapping: list[Held] = [held for held in reversed(caller.available()) if held._overlaps(lock)]
     if not overlapping:
         return None
     if not lock.reentrant:
         _check_room(lock, overlapping)
         return None
-    outer = next((held for held in overlapping if held._covers(lock)), None)
+    outer = next((held for held in overlapping if held._possession.nodes.keys() >= set(lock.paths)), None)
     if outer is None:
         raise _conflict(lock, _some_held(lock, overlapping))
     if outer.lock.pool is not lock.pool:
@@ -36,8 +40,9 @@ def nested_hold(lock: LockValue, caller: Caller) -> Held | None:
             f"taken as {lock.rule} inside of that: it could wait for itself. Take the stronger one first",
         )
     if outer.lost:
-        outer.check()
-    return outer._nest(lock, caller.owner)
+        raise outer._loss_error()
+    # If another thread has released it meanwhile, the caller may have other holds, and else it has none.
+    return outer._nest(lock, caller.owner) or nested_hold(lock, caller)
 
 
 def check_acquisitions(lock: LockValue, caller: Caller) -> None:

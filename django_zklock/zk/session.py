@@ -8,6 +8,7 @@ cannot leave a transition half done, and a signal handler may release a lock.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -125,7 +126,10 @@ class Session:
         self.wire.start()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Run ``call`` under the monitor, soon and in the order of the calls. Never blocks, never raises."""
+        """Run ``call`` under the monitor, soon and in the order of the calls. Never blocks, never raises.
+
+        Where no thread can be started, as at the exit of the interpreter, calls wait for the next post or connection.
+        """
         self._inbox.append(call)
         # Both are read after the append: if one changes in between, on_wake or on_suspended finds the call.
         if self._is_emptying:
@@ -133,7 +137,10 @@ class Session:
         if self.connected:
             self.wire.wake()
         else:
-            self._timer_thread.call_later(0, self._run_inbox_offline)
+            # At the exit of the interpreter, from Python 3.12 on, no thread can be started any more. If the pool is
+            # closed by then, its timer thread has ended, and its nodes are gone with the session.
+            with contextlib.suppress(RuntimeError):
+                self._timer_thread.call_later(0, self._run_inbox_offline)
 
     @property
     def in_use(self) -> bool:

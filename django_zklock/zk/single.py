@@ -219,7 +219,7 @@ class SingleContender(NodeContender):
             self._waking_next = False
 
     def _wait_in_queue(self, plan: WatchPlan) -> None:
-        self.state = State.WAITING
+        self.state, self.answered = State.WAITING, True
         if not self._own_watch_requested:
             self._watch_own_node()
         self._predecessors.update(plan)

@@ -331,7 +331,7 @@ def test_strict__suspended(proxy: Proxy, make_pool: MakePool) -> None:
     proxy.refusing = True
     proxy.cut()
     wait_until(lambda: held.lost)
-    assert "suspended" in str(held._loss())
+    assert "suspended" in str(held._possession.loss())
     assert not other.lost
     proxy.refusing = False
     wait_until(lambda: strict.sessions()[0].connected and lease.sessions()[0].connected)

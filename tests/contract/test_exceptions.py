@@ -17,7 +17,7 @@ import pytest
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
-from django_zklock.zk.held import Held, held_stack
+from django_zklock.zk.held import Held, Possession, held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
@@ -149,7 +149,7 @@ def codes(*functions: object) -> set[CodeType]:
 
 
 ACQUIRING = codes(Lock._acquire, Acquisition.__init__, Acquisition.start, Acquisition.poll, Contender.__init__)
-HOLDING = codes(Held.__init__, Held._release_node)
+HOLDING = codes(Held.__init__, Held._let_go)
 BLOCK = codes(Lock.__enter__, Lock._find_block, Held._finish)
 
 
@@ -170,6 +170,33 @@ def test_every_instant__uncontended(pool: Pool, make_pool: MakePool) -> None:
         probe(pool, other, "k")
 
     assert visit_all(cycle, check) >= ACQUIRING | HOLDING | BLOCK
+
+
+@by_instant
+def test_every_instant__nested(pool: Pool, make_pool: MakePool) -> None:
+    """The same for a nested hold: none is left on the node, which goes with the outer one."""
+    other = make_pool()
+    lock = Lock("k", pool)
+    lock.acquire().release()
+
+    def cycle() -> None:
+        held = inner = None
+        try:
+            held = lock.acquire()
+            inner = lock.acquire()
+        finally:
+            try:
+                if held is not None:
+                    held.release()
+            finally:
+                if inner is not None:
+                    inner.release()
+
+    def check() -> None:
+        assert held_stack() == []
+        probe(pool, other, "k")
+
+    assert visit_all(cycle, check) >= ACQUIRING | HOLDING | codes(Held._nest, Possession.nest, Possession.drop)
 
 
 @by_instant

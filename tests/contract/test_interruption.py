@@ -147,7 +147,7 @@ def test_thread__not_lost(ensemble: Ensemble) -> None:
         held = body()
         assert held.node == outer.node
         # A long hold keeps no reference to the calls inside of it.
-        assert outer._loss_callbacks == []
+        assert outer._possession._loss_callbacks == []
     with pytest.raises(LockLost, match="was lost after"), zk_lock("k") as outer:  # noqa: PT012
         body()
         # What the body may have left is called before this.
@@ -366,7 +366,7 @@ def test_task__not_lost(ensemble: Ensemble) -> None:
         loop = asyncio.get_running_loop()
         async with zk_lock("k") as outer:
             assert await body() == "done"
-            assert outer._loss_callbacks == []
+            assert outer._possession._loss_callbacks == []
         assert await body() == "done"
         with pytest.raises(LockLost, match="was lost after"):  # noqa: PT012
             async with zk_lock("k") as outer:

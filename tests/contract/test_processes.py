@@ -83,6 +83,28 @@ def test_process__exits(play: MakePlayer, make_pool: MakePool, order: str, statu
     assert time.monotonic() - began < GRACE + 5
 
 
+RELEASES_AT_EXIT = """
+import atexit, threading, time
+holds = []
+def release():
+    while any(thread.name == "zklock-timers" for thread in threading.enumerate()):
+        time.sleep(0.01)
+    for held in holds:
+        held.release(wait=True)
+atexit.register(release)
+"""
+
+
+def test_process__releases_after_its_pools_are_closed(play: MakePlayer, make_pool: MakePool) -> None:
+    """A release in a function that ``atexit`` calls after ours raises nothing, and the exit is not delayed."""
+    player = play("hold_to_the_end", timeout=30.0, before=RELEASES_AT_EXIT)
+    player.hear()
+    began = time.monotonic()
+    assert player.wait() == (0, "")
+    assert time.monotonic() - began < GRACE
+    Lock("k", make_pool()).acquire(timeout=30).release()
+
+
 def test_process__frozen(play: MakePlayer, make_pool: MakePool) -> None:
     """A holder that was frozen for longer than its session has lost, knows it at once, and does not recover."""
     player = play("hold", timeout=1.0)

@@ -97,7 +97,7 @@ def test_remove__reason_of_each_error(
 ) -> None:
     """A holder that checks each millisecond gets the reason of each break in the very error that ends its work."""
     # A round trip may take long on a busy machine.
-    monkeypatch.setattr("django_zklock.zk.loss.REASON_TIMEOUT", 20.0)
+    monkeypatch.setattr("django_zklock.zk.held.REASON_TIMEOUT", 20.0)
     pool, breaker = make_pool(), make_pool()
     with Lock("k", pool).acquire(5) as held:
         keep_line(outsider, held)

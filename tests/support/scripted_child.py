@@ -54,6 +54,13 @@ def hold(pool: Pool) -> None:
         held.release()
 
 
+def hold_to_the_end(pool: Pool) -> None:
+    """Hold, and leave the hold to a function that was registered to run at the exit."""
+    held = Lock("k", pool).acquire(timeout=20)
+    say("held", held.token)
+    sys.modules["__main__"].holds.append(held)
+
+
 def count(pool: Pool, counter: str, rounds: str) -> None:
     """Read, add one and write back, without any other protection than the lock."""
     path = Path(counter)
@@ -246,7 +253,7 @@ def patched_late(pool: Pool, fork: str) -> None:
         gevent.spawn(turned.set)
         say("turned", turned.wait(10), type(session.wire._client.handler).__name__)
         held._when_lost(lost.set)
-        session.post(lambda: held._contender.lose("to see whether it is told"))
+        session.post(lambda: held._possession.contender.lose("to see whether it is told"))
         say("told", lost.wait(10))
         held.release()
     os._exit(0 if pool.close(5.0) else 1)
@@ -267,7 +274,19 @@ def compute(pool: Pool) -> None:
 
 
 PARTS = {
-    part.__name__: part for part in (hold, count, fork, fork_in_c, children, alarm, greenlets, patched_late, compute)
+    part.__name__: part
+    for part in (
+        hold,
+        hold_to_the_end,
+        count,
+        fork,
+        fork_in_c,
+        children,
+        alarm,
+        greenlets,
+        patched_late,
+        compute,
+    )
 }
 
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 
 from django_zklock import (
     LockConflict,
@@ -479,7 +480,7 @@ def test_release_inside__is_no_loss(make: Make, ensemble: Ensemble) -> None:
     def body() -> str:
         held = current_lock()
         assert held is not None
-        held.release(wait=True)
+        held.release()
         return "done"
 
     assert make(body=body)() == "done"
@@ -555,6 +556,42 @@ def test_not_reentrant__raises(make: Make, on_conflict: str, error: type[Excepti
     inner = _sync(body=never, reentrant=False, on_conflict=on_conflict)
     with pytest.raises(error, match="lock 'k' is"):
         make(body=inner)()
+
+
+@pytest.mark.parametrize("on_conflict", ["wait", "raise"])
+@pytest.mark.parametrize("timeout", [3, UNSET])
+def test_holder_needs_this_thread__says_so(ensemble: Ensemble, on_conflict: str, timeout: int | Unset) -> None:
+    """A call that would wait for a task whose code runs in the same thread is told that, and not to wait longer."""
+    if timeout is UNSET and on_conflict == "raise":
+        timeout = 3
+    inner = _sync(body=never, on_conflict=on_conflict, timeout=timeout)
+    refusals: list[LockConflict] = []
+
+    def call() -> None:
+        with pytest.raises(LockConflict, match="was taken in this very thread by another task or greenlet") as caught:
+            inner()
+        refusals.append(caught.value)
+
+    async def main() -> None:
+        taken, over = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            held = await sync_to_async(Lock("k", ensemble.pool).acquire)(10)
+            taken.set()
+            await over.wait()
+            held.release()
+
+        async def ask() -> None:
+            await taken.wait()
+            try:
+                await sync_to_async(call)()
+            finally:
+                over.set()
+
+        await asyncio.gather(hold(), ask())
+
+    asyncio.run(main())
+    assert len(refusals) == 1
 
 
 def test_not_reentrant__skips(make: Make) -> None:

@@ -12,12 +12,15 @@ import pytest
 from django_zklock.exceptions import LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import Opcode, ZooKeeperServer, acl
 from django_zklock.testing.tree import Change, Created, Deleted
+from django_zklock.zk.acquire import Acquisition
+from django_zklock.zk.contender import State
 from django_zklock.zk.creation import MAX_ENSURES
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Kind, name_prefix
 from django_zklock.zk.rules import semaphore
+from django_zklock.zk.waiting import Deadline
 from tests.support.byte_cuts import HEADER, LANES, LENGTH, TEXT, idle, session_of, sweep
 from tests.support.loss_recorder import Losses
 from tests.support.server_hooks import Moments
@@ -325,6 +328,84 @@ def test_session_expired__holding(server: ZooKeeperServer, make_pool: MakePool) 
     lock.acquire(timeout=5).release(wait=True)
     wait_until(lambda: losses.told)
     assert [told for told, _ in losses.told] == [held]
+
+
+def test_session_expired__many_waiting_and_then_an_outage(
+    server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiters without a timeout whose session expires in an outage stop waiting, wherever in the queue they are."""
+    holder, pool = make_pool(), make_pool(connect_timeout=1.0)
+    held = Lock("k", holder).acquire()
+    lock = Lock("k", pool, reentrant=False)
+    # How long each caller sleeps, unless something happens.
+    sleeps: dict[Acquisition, float | None] = {}
+    next_wakeup = Acquisition.next_wakeup
+
+    def next_wakeup_noted(attempt: Acquisition) -> float | None:
+        sleeps[attempt] = next_wakeup(attempt)
+        return sleeps[attempt]
+
+    monkeypatch.setattr(Acquisition, "next_wakeup", next_wakeup_noted)
+    waiters = []
+    for number in range(5):
+        waiters.append(Runner(lock.acquire))
+        wait_until(lambda number=number: settled_waiters(pool) == number + 1)  # type: ignore[misc]
+    for attempt in list(sleeps):
+        attempt._wake()
+    wait_until(lambda: set(sleeps.values()) == {None})
+    before, ended = session_of(pool), pool.sessions()[0].on_ended
+    with contextlib.ExitStack() as outage:
+
+        def end_and_cut_off(reason: str, *, final: bool) -> None:
+            # The client has learned of the end of its session, and cannot begin another one.
+            outage.enter_context(server.faults.refuse())
+            ended(reason, final=final)
+
+        monkeypatch.setattr(pool.sessions()[0], "on_ended", end_and_cut_off)
+        server.faults.expire(before)
+        for waiter in waiters:
+            assert isinstance(waiter.outcome(30), ZooKeeperUnavailable)
+    held.release()
+
+
+def test_session_expired__soon_after_joining(
+    server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiters without a timeout join again, wherever they are, also if the limit for the first answer passes then."""
+    holder, pool = make_pool(), make_pool()
+    held = Lock("k", holder).acquire()
+    lock = Lock("k", pool, reentrant=False)
+    attempts: list[Acquisition] = []
+    start = Acquisition.start
+
+    def start_noted(attempt: Acquisition) -> None:
+        attempts.append(attempt)
+        start(attempt)
+
+    monkeypatch.setattr(Acquisition, "start", start_noted)
+    waiters = []
+    for number in range(5):
+        waiters.append(Runner(lambda: lock.acquire().release(wait=True)))
+        wait_until(lambda number=number: settled_waiters(pool) == number + 1)  # type: ignore[misc]
+    before = session_of(pool)
+    for attempt in attempts:
+        attempt._response_deadline = Deadline.after(0)
+        assert attempt.next_wakeup() is None
+    with server.faults.refuse():
+        server.faults.expire(before)
+        wait_until(lambda: all(attempt.contender.state is State.JOINING for attempt in attempts))
+        for attempt in attempts:
+            assert attempt.next_wakeup() is None
+            attempt._wake()
+    held.release()
+    for waiter in waiters:
+        waiter.result(30)
+
+
+def settled_waiters(pool: Pool) -> int:
+    """Return how many contenders of the pool wait and request nothing."""
+    listeners = [listener for session in pool.sessions() for listener in list(session._listeners)]
+    return sum(getattr(listener, "_is_watching_all", False) for listener in listeners)
 
 
 def test_session_expired__waiting(server: ZooKeeperServer, make_pool: MakePool) -> None:

@@ -70,7 +70,7 @@ class Room:
         """Return the session of a hold that is inside, if there is one."""
         with self._guard:
             alive = self._alive()
-        return alive[0]._contender.session.id if alive else None
+        return alive[0]._possession.contender.session.id if alive else None
 
     def _alive(self) -> list[Held]:
         nodes: list[str] = []

@@ -61,7 +61,8 @@ def test_loss__told_when_the_reason_is_known(pool: Pool) -> None:
         contender.loss_reason_pending = False
         attempt._changed()
         # Nothing is kept for longer.
-        assert attempt._kept is None
+        assert attempt._possession is not None
+        assert attempt._possession._kept is None
     wait_until(lambda: losses.told)
     assert [(held.key, reason) for held, reason in losses.told] == [("k", "broken by an operator")]
 

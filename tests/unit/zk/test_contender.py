@@ -440,6 +440,20 @@ def test_unavailable__never_answered(script: Script) -> None:
     assert (contender.state, contender.error) == (State.JOINING, None)
 
 
+def test_unavailable__after_the_session(script: Script) -> None:
+    """A waiter without a deadline gives up also if its session has ended, whether or not it has read the holder."""
+    contender = contend(script)
+    contender.wants_holder = False
+    name = create(script)
+    script.answer("children", [name, other(1), other(2), other(3)])
+    settle(script, name)
+    assert (contender.state, contender.holder_reads) == (State.WAITING, 0)
+    script.end_session()
+    assert (contender.state, contender.answered) == (State.JOINING, True)
+    contender.unavailable("away")
+    assert isinstance(contender.error, SessionUnavailable)
+
+
 def test_session_ended__holding(script: Script) -> None:
     """The end of the session is a loss, named once and for all."""
     contender = contend(script)

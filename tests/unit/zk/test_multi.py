@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -666,6 +667,44 @@ def test_session_ended__holding(script: Script, told: list[None]) -> None:
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
 
 
+def test_session_ended__holding_many() -> None:
+    """The work for the loss of each of many keys does not grow with their number, though every change is looked at."""
+
+    def steps(keys: int) -> int:
+        script, count = Script(), 0
+        session: Any = script
+        places = [LockPath(f"/{number}", b"") for number in range(keys)]
+
+        def look() -> None:
+            assert several.revoked is None
+
+        several = MultiContender(session, places, EXCLUSIVE, data=b"me", wait=True, notify=look)
+        several.join()
+        names = [f"{stem.rpartition('/')[2]}{5:010d}" for stem in script.requests[0][1]]
+        script.answer("create_all", (names, 50))
+        for name in names:
+            script.answer("children", [name])
+        assert several.state is State.HELD
+
+        def seen(frame: FrameType, event: str, _argument: object) -> Any:
+            # A loop over all members need not call anything.
+            nonlocal count
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+            count += event == "opcode"
+            return seen
+
+        before = sys.gettrace()
+        sys.settrace(seen)
+        try:
+            script.end_session("expired")
+        finally:
+            sys.settrace(before)
+        assert several.lost == "expired"
+        return count
+
+    assert steps(240) < 6 * steps(60)
+
+
 def test_session_ended__leaving(script: Script) -> None:
     """With the session all nodes are gone."""
     several, _ = hold(script)
@@ -699,6 +738,22 @@ def test_unavailable(script: Script, holding: bool) -> None:
     else:
         assert sorted(answer_deletes(script)) == sorted(nodes_of(names))
         assert (several.state, script.listeners) == (State.GONE, {})
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_unavailable__after_the_session(script: Script, is_answered: bool) -> None:
+    """Who waits without a deadline gives up also if its session has ended, unless it was never answered."""
+    several = contend(script)
+    several.wants_holder = False
+    if is_answered:
+        names = create(script)
+        list_all(script, names, a=other(1))
+        assert (several.state, several.holder_reads) == (State.WAITING, 0)
+    script.break_connection()
+    script.end_session()
+    assert (several.state, several.answered) == (State.JOINING, is_answered)
+    several.unavailable("away")
+    assert isinstance(several.error, SessionUnavailable) is is_answered
 
 
 # Holding.

@@ -20,8 +20,8 @@ from django_zklock.locked_call import LockedCall, Outcome
 from django_zklock.work import current_work
 from django_zklock.zk import node_data
 from django_zklock.zk.background import TimerThread
-from django_zklock.zk.contender import Contender
-from django_zklock.zk.held import Held
+from django_zklock.zk.contender import Contender, State
+from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.rules import Rule
 from django_zklock.zk.waiting import boottime
@@ -165,7 +165,7 @@ class TicketOffer:
         held = Held(lock, cast("Contender", contender), waited=ticket.waited)
         held.since = ticket.since
         self._send_acquired(held)
-        contender.report_to(held)
+        contender.report_to(held._possession)
         return held
 
     def _send_acquired(self, held: Held) -> None:
@@ -213,6 +213,11 @@ class ParentContender:
         return self._lost
 
     @property
+    def state(self) -> State:
+        """Whether it holds or has left."""
+        return State.LEAVING if self._left else State.HELD
+
+    @property
     def revoked(self) -> str | None:
         """Why the holder is asked to release."""
         return self._slot.reason(HoldState.REVOKED) if self._slot.state is HoldState.REVOKED else None
@@ -234,20 +239,16 @@ class ParentContender:
         else:
             _timers.call_later(GONE_POLL_INTERVAL, partial(self.on_deleted, call))
 
-    def report_to(self, held: Held) -> None:
-        """Report to ``held`` that it is revoked or lost, until it is lost or released."""
-        is_revoked = False
+    def report_to(self, possession: Possession) -> None:
+        """Report to ``possession`` that it is revoked or lost, until it is lost or released."""
 
         def check() -> None:
-            nonlocal is_revoked
             if self._left:
                 return
-            if not is_revoked and (reason := self.revoked) is not None:
-                is_revoked = True
-                held._notify("revoked", reason)
-            if held.lost:
-                held._report_loss(self.lost or "the lease ran out")
-            else:
+            # This finds the end of the lease.
+            possession.loss()
+            possession.on_change()
+            if self.lost is None:
                 _timers.call_later(self._check_interval, check)
 
         _timers.call_later(self._check_interval, check)
