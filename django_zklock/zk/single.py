@@ -51,6 +51,11 @@ class SingleContender(NodeContender):
         # We hold a lease, and the write that wakes the lease behind ours is not answered yet.
         self._waking_next = False
 
+    def _move_to(self, session: Session) -> None:
+        self.listing = shared_listing(session, self.path)
+        self._predecessors = PredecessorWatches(self, self.listing)
+        super()._move_to(session)
+
     @property
     def is_next(self) -> bool:
         """Whether it waits, and is granted the lock without a request when its predecessor is deleted."""
