@@ -70,8 +70,8 @@ class Contender(SessionListener, ABC):
     # Thousands may wait in one process.
     __slots__ = (
         "_creation", "_generation", "_is_left_behind", "_notify", "_on_deleted", "_paths", "_reserved",
-        "_retry_generation", "_size", "data", "error", "has_deadline", "holder", "holder_reads", "loss_reason_pending", "lost", "refusal", "rule",
-        "session", "state", "taken", "token", "wait", "wants_holder",
+        "_retry_generation", "_size", "data", "error", "has_deadline", "holder", "holder_reads",
+        "loss_reason_pending", "lost", "refusal", "rule", "session", "state", "taken", "token", "wait", "wants_holder",
     )  # fmt: skip
 
     def __init__(
@@ -161,7 +161,7 @@ class Contender(SessionListener, ABC):
         if not self.session.has_room(self._size):
             self._join_elsewhere()
             return
-        self._reserve()
+        self.reserve()
         self.state = State.JOINING
         self.session.add_listener(self)
         if self.session.connected and self.state is State.JOINING:
@@ -181,7 +181,7 @@ class Contender(SessionListener, ABC):
         """Belong to another session. From here on its thread may call us."""
         self.session = session
 
-    def _reserve(self) -> None:
+    def reserve(self) -> None:
         """Count our nodes in the session, until they are deleted."""
         self._reserved = self._size
         self.session.used += self._size

@@ -259,7 +259,7 @@ class MultiContender(Contender):
         for member in members:
             if self.state is not State.LEAVING:
                 # What is reserved for us is for the nodes that we create next. These exist until they are deleted.
-                member._reserve()
+                member.reserve()
             member.leave()
 
     def _finish_if_gone(self) -> None:

@@ -95,6 +95,10 @@ class Pool:
         """Return the started sessions for locks, overflow sessions too."""
         return [session for slot, session in self._begun().items() if slot != INSPECTION]
 
+    def overflow_sessions(self) -> list[Session]:
+        """Return those of :meth:`sessions` that were started because a home was full."""
+        return [session for slot, session in self._begun().items() if "+" in slot]
+
     @property
     def inspecting(self) -> Session | None:
         """The session for inspection, if it is started."""
@@ -124,6 +128,9 @@ class Pool:
             contents.closed = True
             sessions = list(contents.sessions.values())
         end = time.monotonic() + timeout
+        # A server needs a while for a session with thousands of nodes, and so the servers end all at the same time.
+        for session in sessions:
+            session.begin_close()
         closed = [session.close(max(0.0, end - time.monotonic())) for session in sessions]
         contents.clock.stop()
         if not all(closed):
@@ -232,8 +239,8 @@ class Pool:
         contents.clock.call_later(IDLE_TIMEOUT / 4, partial(session.post, look))
 
     def _close_if_idle(self, contents: _Contents, slot: str, session: Session) -> None:
-        # Under the session's monitor, so that no contender joins meanwhile. Guarded, so that the session is not given to
-        # a caller while it is closed. A contender that was given it before finds no room in it, and asks again.
+        # Under the session's monitor, so that no contender joins meanwhile: one that was given the session before this
+        # finds no room in it later, and asks again. Guarded, so that no caller is given a session that is closed.
         with contents.beginning if slot == INSPECTION else contents.overflowing:
             if contents.sessions.get(slot) is not session:
                 return

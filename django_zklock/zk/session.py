@@ -187,6 +187,11 @@ class Session:
         """Whether the server has all our watches, so that no event means no change."""
         return self.connected and not self.wire.restoring
 
+    def begin_close(self) -> None:
+        """Request the end of the session without waiting, before several are closed one after the other."""
+        self.closing = True
+        self.wire.begin_close()
+
     def close(self, timeout: float) -> bool:
         """End the session at the server, which frees its locks; ``False`` if that was not confirmed in time."""
         self.closing = True

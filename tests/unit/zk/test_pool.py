@@ -152,6 +152,8 @@ class Stub:
 
     def start(self) -> None: ...
 
+    def begin_close(self) -> None: ...
+
     def close(self, timeout: float) -> bool:
         return timeout >= 0
 
