@@ -128,7 +128,10 @@ class Pool:
             contents.closed = True
             sessions = list(contents.sessions.values())
         end = time.monotonic() + timeout
-        # A server needs a while for a session with thousands of nodes, and so the servers end all at the same time.
+        # All at the same time, because a server needs a while for a session with thousands of nodes. No contender of
+        # one session is granted a lock that the end of another one has freed.
+        for session in sessions:
+            session.closing = True
         for session in sessions:
             session.begin_close()
         closed = [session.close(max(0.0, end - time.monotonic())) for session in sessions]

@@ -189,7 +189,6 @@ class Session:
 
     def begin_close(self) -> None:
         """Request the end of the session without waiting, before several are closed one after the other."""
-        self.closing = True
         self.wire.begin_close()
 
     def close(self, timeout: float) -> bool:

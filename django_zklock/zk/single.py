@@ -191,6 +191,9 @@ class SingleContender(NodeContender):
             self._predecessors.end()
             self.session.renewal.regain(partial(self._request_again, self._generation))
             return
+        if self.session.closing:
+            # The holder was another contender of this process, in a session that has ended first.
+            return
         self.state = State.HELD
         self._predecessors.end()
         if self.rule.conflicts == ALL:
