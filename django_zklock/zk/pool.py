@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import threading
@@ -15,11 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from django_zklock.zk import background, paths
-from django_zklock.zk.background import BackgroundCalls, TimerThread
+from django_zklock.zk.background import BackgroundCalls, DeferredLogger, TimerThread
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import MAX_REQUEST, ConnectionOptions
 
-logger = logging.getLogger("django_zklock.pool")
+logger = DeferredLogger("django_zklock.pool")
 
 CLOSE_TIMEOUT = 2.0
 # The session for inspection and overflow sessions are closed when they were not used for this time, in seconds.
