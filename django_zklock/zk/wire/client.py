@@ -186,7 +186,7 @@ class Wire(Requests):
     def begin_close(self) -> None:
         """Request the end of the session, if there is a connection, and do not wait; :meth:`close` does the rest."""
         with self._ending:
-            if self._client._live.is_set() and not self._close_sent:
+            if self._client._live.is_set():
                 self._send_close()
 
     def close(self, timeout: float) -> bool:
@@ -197,7 +197,7 @@ class Wire(Requests):
         with self._ending:
             self._closing = True
             if client._live.is_set():
-                self.begin_close()
+                self._send_close()
             else:
                 client._stopped.set()
         finished = bool(connection.connection_stopped.wait(timeout))
@@ -211,6 +211,8 @@ class Wire(Requests):
         return finished and (connection.session_closed or not self._had_session)
 
     def _send_close(self) -> None:
+        if self._close_sent:
+            return
         self._client._queue.append((CloseInstance, None))
         self._close_sent = True
         self._connection.wake()
