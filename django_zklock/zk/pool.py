@@ -237,8 +237,8 @@ class Pool:
         return session
 
     def _end_when_idle(self, contents: _Contents, slot: str, session: Session) -> None:
-        look = partial(self._close_if_idle, contents, slot, session)
-        contents.clock.call_later(IDLE_TIMEOUT / 4, partial(session.post, look))
+        check = partial(self._close_if_idle, contents, slot, session)
+        contents.clock.call_later(IDLE_TIMEOUT / 4, partial(session.post, check))
 
     def _close_if_idle(self, contents: _Contents, slot: str, session: Session) -> None:
         # Under the session's monitor, so that no contender joins meanwhile: one that was given the session before this

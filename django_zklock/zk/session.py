@@ -216,7 +216,7 @@ class Session:
     # For listeners, under monitor.
 
     def leave_behind(self, size: int) -> None:
-        """Count nodes that nobody will delete before the session ends."""
+        """Count nodes that stay until the session ends."""
         self.used += size
         self._left_behind += size
 
