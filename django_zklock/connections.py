@@ -38,12 +38,16 @@ class Connections:
     def __iter__(self) -> Iterator[str]:
         return iter(conf.aliases())
 
+    def pools(self) -> list[Pool]:
+        """Return the pools that were used in this process."""
+        return list(self._pools.values())
+
     def close_all(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End every session of this process and so release its locks, in at most ``timeout`` seconds for each pool.
 
         Pending log records are written.
         """
-        for pool in list(self._pools.values()):
+        for pool in self.pools():
             pool.close(timeout)
         background.flush_log(timeout)
 

@@ -18,7 +18,7 @@ from services.zookeeper import ZooKeeper
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import background
 from django_zklock.zk.held import held_stack
-from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.pool import SESSION_BUDGET, Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support.any_server import Server
 from tests.support.curator import Curator
@@ -218,6 +218,7 @@ def make_pool(server: Server, root: str) -> Iterator[MakePool]:
         connect_timeout: float = 5.0,
         strict: bool = False,
         size: int = 1,
+        budget: int = SESSION_BUDGET,
         root: str = root,
         **connection: Any,
     ) -> Pool:
@@ -229,6 +230,7 @@ def make_pool(server: Server, root: str) -> Iterator[MakePool]:
                 connect_timeout=connect_timeout,
                 strict=strict,
                 size=size,
+                budget=budget,
             ),
         )
         pools.append(pool)

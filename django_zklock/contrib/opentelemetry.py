@@ -1,4 +1,4 @@
-"""Metrics of locks by OpenTelemetry, fed by :mod:`django_zklock.signals`.
+"""Metrics of locks by OpenTelemetry, fed by :mod:`django_zklock.signals` and by the sessions of this process.
 
 Attributes describe the kind of lock and never the key: a key for each invoice would create a time series for each, and
 a key can contain personal data.
@@ -6,13 +6,15 @@ a key can contain personal data.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
 from django.dispatch import Signal
-from opentelemetry.metrics import Histogram, Meter, MeterProvider, get_meter
+from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
 
 from django_zklock import signals
+from django_zklock.connections import connections
 from django_zklock.zk.held import Held
 
 # Seconds, from a round trip to ZooKeeper to an hour.
@@ -30,6 +32,8 @@ _COUNTERS = {
     signals.dropped: ("zklock.drops", "{task}", "Locks of tasks that Celery dropped, released by the worker."),
 }
 _SIGNALS = (*_COUNTERS, signals.released)
+# The instruments of the last call of `instrument`.
+_used: list[Instruments] = []
 
 
 class Instruments:
@@ -47,10 +51,23 @@ class Instruments:
             meter, "zklock.wait.duration", "Time from the request to the grant of locks that were granted."
         )
         self._hold_duration = _histogram(meter, "zklock.hold.duration", "How long locks were held.")
+        # An observed instrument stays with its meter.
+        self.is_used = True
+        meter.create_observable_up_down_counter(
+            "zklock.nodes.size",
+            [self._observe_nodes],
+            unit="By",
+            description="What the nodes of holders and waiters take of the budgets of their sessions.",
+        )
         # The ids of the active holds. Removal is atomic, so that a loss and a release at the same time end a hold once,
         # and a hold that was acquired before `instrument` is not counted. The ids keep no hold alive: a forgotten one
         # can be collected, which warns. It stays in the count, like its node at the server.
         self._active: set[int] = set()
+
+    def _observe_nodes(self, _options: CallbackOptions) -> Iterator[Observation]:
+        if self.is_used:
+            for pool in connections.pools():
+                yield Observation(sum(each.used for each in pool.sessions()), {"zklock.alias": pool.name})
 
     def measure(self, signal: Signal, **facts: Any) -> None:
         """Measure what ``signal`` says. A loss ends the hold, although its body may still run."""
@@ -88,6 +105,7 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
     """
     uninstrument()
     instruments = Instruments(get_meter("django_zklock", version("django-zklock"), meter_provider))
+    _used.append(instruments)
     for signal in _SIGNALS:
         # A weak reference would be the only one.
         signal.connect(instruments.measure, weak=False, dispatch_uid=_RECEIVER)
@@ -95,5 +113,7 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
 
 def uninstrument() -> None:
     """Stop measuring; do nothing if nothing is measured."""
+    while _used:
+        _used.pop().is_used = False
     for signal in _SIGNALS:
         signal.disconnect(dispatch_uid=_RECEIVER)

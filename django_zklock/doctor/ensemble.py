@@ -141,10 +141,10 @@ def examine_sessions(pool: Pool, connected: Session | None, servers: Sequence[Se
 
 
 def _pool(pool: Pool) -> Finding:
-    sessions = pool.sessions()
+    sessions, overflow = pool.sessions(), pool.overflow_sessions()
     size = pool.options.size
     noun = "session" if size == 1 else "sessions"
-    examined = Examination("pool.sessions", f"{len(sessions)} of at most {size} {noun} in this process")
+    examined = Examination("pool.sessions", f"{len(sessions) - len(overflow)} of at most {size} {noun} in this process")
     disconnected = [session.server for session in sessions if not session.connected]
     if disconnected:
         return examined.error(
@@ -152,6 +152,14 @@ def _pool(pool: Pool) -> Finding:
             "Check the servers. Locks of a session are lost when it has been disconnected for its timeout.",
         )
     at = ", ".join(f"0x{session.id or 0:x} at {session.server}" for session in sessions)
+    if overflow:
+        used = sum(session.used for session in sessions)
+        return examined.info(
+            f"connected: {at}; {len(overflow)} of them because the nodes of the locks and waiters of this process "
+            f"take {used:,} bytes, and one session may have {pool.options.budget:,}",
+            "Look for locks that are not released. If the process needs that many, it needs nothing else: the other "
+            "sessions are closed when they are idle.",
+        )
     return examined.ok(f"connected: {at}")
 
 

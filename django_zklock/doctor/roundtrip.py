@@ -30,6 +30,7 @@ def examine(pool: Pool) -> list[Finding]:
     """Acquire a lock with a unique key and release it, in at most CONNECT_TIMEOUT plus one second."""
     key = f"zklock-doctor:{socket.gethostname()}:{uuid.uuid4().hex}"
     lock = Lock(key, pool, work=lambda: Work(kind="label", name="zklock doctor"))
+    # The lock is in this session: the doctor's process has few locks, so their home has room.
     session = pool.session(lock.paths[0])
     findings = []
     try:

@@ -202,13 +202,13 @@ class Acquisition:
         self.is_pending = False
         for held in self._registered():
             held.release()
-        self.contender.session.post(self.contender.leave)
+        self.contender.post(self.contender.leave)
 
     async def aend(self) -> None:
         """Leave like :meth:`end`, and wait for the receivers of signals."""
         self.is_pending = False
         registered = self._registered()
-        self.contender.session.post(self.contender.leave)
+        self.contender.post(self.contender.leave)
         for held in registered:
             await held.arelease()
 

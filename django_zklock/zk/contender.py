@@ -17,11 +17,13 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.creation import Created, Creation, LockPath, Outcome
+from django_zklock.zk.queue import name_prefix
 from django_zklock.zk.session import Session, SessionListener
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from django_zklock.zk.wire import KazooException
 
 logger = DeferredLogger("django_zklock.contender")
+
+# All GUIDs have this length.
+ANY_GUID = "00000000-0000-8000-8000-000000000000"
 
 
 class State(enum.Enum):
@@ -54,17 +59,20 @@ class SessionUnavailable(Exception):  # noqa: N818 - internal, translated at the
 class Contender(SessionListener, ABC):
     """One attempt to hold a lock, as a state machine that is driven by callbacks.
 
-    Callers post :meth:`join`, :meth:`leave`, :meth:`refresh_holder` and :meth:`on_deleted`. These and all other methods
-    run under ``session.monitor``. Any thread may read the attributes without an underscore; ``notify`` is called under
-    the monitor, without arguments, whenever one of them has changed. ``paths`` are the locks to acquire, in a fixed
-    order, and ``data`` is that of each node.
+    Callers :meth:`post` the calls :meth:`join`, :meth:`leave`, :meth:`refresh_holder` and :meth:`on_deleted`. These and
+    all other methods run under ``session.monitor``. Any thread may read the attributes without an underscore;
+    ``notify`` is called under the monitor, without arguments, whenever one of them has changed. ``paths`` are the locks
+    to acquire, in a fixed order, and ``data`` is that of each node.
+
+    A contender that finds its session full when it joins moves to another one. From then on ``session`` stays the same.
     """
 
     # Thousands may wait in one process.
     __slots__ = (
-        "_creation", "_generation", "_is_left_behind", "_notify", "_on_deleted", "_paths", "_retry_generation",
-        "answered", "data", "error", "has_deadline", "holder", "holder_reads", "loss_reason_pending", "lost", "refusal",
-        "revoked", "rule", "session", "state", "taken", "token", "wait", "wants_holder",
+        "_creation", "_generation", "_is_left_behind", "_notify", "_on_deleted", "_paths", "_reserved",
+        "_retry_generation", "_size", "answered", "data", "error", "has_deadline", "holder", "holder_reads",
+        "loss_reason_pending", "lost", "refusal", "revoked", "rule", "session", "state", "taken", "token", "wait",
+        "wants_holder",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +113,10 @@ class Contender(SessionListener, ABC):
         self.holder: Identity | None = None
         self.holder_reads = 0
         self._paths = paths
+        # The bytes that our nodes need of the session's budget, and those that are reserved for us.
+        name = name_prefix(ANY_GUID, rule.kind, rule.limit)
+        self._size = session.wire.closing_size([f"{each.path}/{name}" for each in paths])
+        self._reserved = 0
         self._notify = notify
         # Only while nodes are being created.
         self._creation: Creation | None = None
@@ -123,14 +135,52 @@ class Contender(SessionListener, ABC):
     def node_paths(self) -> dict[str, str]:
         """The full path of the node in each queue, by the path of the lock."""
 
+    def post(self, call: Callable[[], object]) -> None:
+        """Run ``call`` under the monitor of our session, soon. Never blocks, never raises.
+
+        T1 gives up and posts :meth:`leave` to session A. Before that call has its turn, :meth:`join` runs in A, finds A
+        full and moves on to B, where it may run while A comes to :meth:`leave`. So the call follows us to B.
+        """
+        session = self.session
+        session.post(partial(self._run_in, session, call))
+
+    def _run_in(self, session: Session, call: Callable[[], object]) -> None:
+        if session is self.session:
+            call()
+        else:
+            self.post(call)
+
     def join(self) -> None:
-        """Join the queue."""
+        """Join the queue, in this session or, if it is full, in another one."""
         if self.state is not State.NEW:
             return
+        if not self.session.has_room(self._size):
+            self._join_elsewhere()
+            return
+        self.reserve()
         self.state = State.JOINING
         self.session.add_listener(self)
         if self.session.connected and self.state is State.JOINING:
             self._create()
+
+    def _join_elsewhere(self) -> None:
+        try:
+            session = self.session.overflow(self._size)
+        except (ConnectionError, RuntimeError) as error:  # the pool is closed; no thread can be started
+            self._fail(SessionUnavailable(str(error)))
+            return
+        self._move_to(session)
+        # Only that session knows for sure whether it has room: others may have come before us.
+        session.post(self.join)
+
+    def _move_to(self, session: Session) -> None:
+        """Belong to another session. From here on its thread may call us."""
+        self.session = session
+
+    def reserve(self) -> None:
+        """Count our nodes in the session, until they are deleted."""
+        self._reserved = self._size
+        self.session.used += self._size
 
     def leave(self) -> None:
         """Leave the queue or release the lock. Nodes are deleted now, or as soon as there is a connection."""
@@ -257,6 +307,7 @@ class Contender(SessionListener, ABC):
             logger.error("event=leave_refused contender=%r error=%r", self, error)
             # A node may be left, so its deletion is never confirmed.
             self._is_left_behind, self._on_deleted = True, ()
+            self.session.leave_behind(self._size)
             self._finish()
         else:
             self._fail(error)
@@ -279,6 +330,8 @@ class Contender(SessionListener, ABC):
             return
         self.state = State.GONE
         self.loss_reason_pending = False
+        self.session.used -= self._reserved
+        self._reserved = 0
         self.session.remove_listener(self)
         self._notify()
         for call in self._on_deleted:

@@ -84,7 +84,7 @@ class Lock(hints.Hinted):
     def _new_contender(self, *, wait: bool, notify: Callable[[], None]) -> Contender:
         """Return a contender for one acquisition; it joins the queue later."""
         data = node_data.encode_current(self._work(), self._data_room)
-        # A transaction belongs to one session. Locks of the same keys use the same session.
+        # A transaction belongs to one session, so all nodes of a lock are in one. The contender may move to another.
         session = self.pool.session(min(self.paths))
         if len(self.paths) == 1:
             return SingleContender(

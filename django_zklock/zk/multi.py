@@ -112,6 +112,11 @@ class MultiContender(Contender):
         # The members of earlier creations, and all members once we leave, until their nodes are deleted.
         self._leaving: dict[MemberContender, None] = {}
 
+    def _move_to(self, session: Session) -> None:
+        self._listings = [shared_listing(session, each.path) for each in self._paths]
+        self._taken_listing = self._listings[0]
+        super()._move_to(session)
+
     def __repr__(self) -> str:
         return f"<MultiContender {self.state.value} {' '.join(each.path for each in self._paths)}>"
 
@@ -246,11 +251,14 @@ class MultiContender(Contender):
         self._finish_if_gone()
 
     def _release_members(self) -> None:
-        members, self._members = list(self._members.values()), {}
-        self._blocked, self._waiting = {}, {}
+        members = [member for member in self._members.values() if member.state is not State.GONE]
+        self._members, self._blocked, self._waiting = {}, {}, {}
         # Before one of them reports that its node is deleted.
-        self._leaving.update((member, None) for member in members if member.state is not State.GONE)
+        self._leaving.update(dict.fromkeys(members))
         for member in members:
+            if self.state is not State.LEAVING:
+                # What is reserved for us is for the nodes that we create next. These exist until they are deleted.
+                member.reserve()
             member.leave()
 
     def _finish_if_gone(self) -> None:

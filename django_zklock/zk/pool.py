@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import threading
@@ -15,16 +14,19 @@ from dataclasses import dataclass
 from functools import partial
 
 from django_zklock.zk import background, paths
-from django_zklock.zk.background import BackgroundCalls, TimerThread
+from django_zklock.zk.background import BackgroundCalls, DeferredLogger, TimerThread
 from django_zklock.zk.session import Session
-from django_zklock.zk.wire import ConnectionOptions
+from django_zklock.zk.wire import MAX_REQUEST, ConnectionOptions
 
-logger = logging.getLogger("django_zklock.pool")
+logger = DeferredLogger("django_zklock.pool")
 
 CLOSE_TIMEOUT = 2.0
-# The session for inspection is closed when it was not used for this time, in seconds.
+# The session for inspection and overflow sessions are closed when they were not used for this time, in seconds.
 IDLE_TIMEOUT = 60.0
 INSPECTION = "inspection"
+# Bytes of the paths of all nodes of a session. A server reads a transaction of twice jute.maxbuffer, or less if it sets
+# jute.maxbuffer.extrasize; half of it is safe on every server that leaves jute.maxbuffer alone.
+SESSION_BUDGET = MAX_REQUEST // 2
 # Two, because one may be busy with a connection that is slow to close.
 ACTION_THREADS = 2
 LISTENER_THREADS = 8
@@ -32,22 +34,28 @@ LISTENER_THREADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
-    """The options of a pool. Times are seconds; ``root`` is a path without a slash at its end."""
+    """The options of a pool. Times are seconds; ``root`` is a path without a slash at its end.
+
+    ``budget`` is how many bytes the paths of the nodes of one session may have, see
+    :class:`~django_zklock.zk.session.Session`. Only tests set it.
+    """
 
     connection: ConnectionOptions
     root: str = "/django_zklock"
     size: int = 1
+    budget: int = SESSION_BUDGET
     connect_timeout: float = 5.0
     strict: bool = False
 
 
 class Pool:
-    """A fixed number of lazy, multiplexed sessions; a key always goes to the same one.
+    """A fixed number of lazy, multiplexed home sessions, and more while these are full.
 
-    One session carries any number of locks, so ``size`` spreads load over servers and does not limit concurrency.
-    Operations on the locks of others use a session of their own, see :meth:`inspection`. Any thread may use a pool. In
-    a forked child it is empty, and makes new sessions at first use. It is closed when the interpreter exits, so that a
-    normal end of the process frees its locks at once.
+    A key always has the same home, so ``size`` spreads load over servers and does not limit concurrency. A contender
+    that finds its home full joins in an overflow session of that home, see :class:`~django_zklock.zk.session.Session`;
+    so one key may have contenders in several sessions. Operations on the locks of others use a session of their own,
+    see :meth:`inspection`. Any thread may use a pool. In a forked child it is empty, and makes new sessions at first
+    use. It is closed when the interpreter exits, so that a normal end of the process frees its locks at once.
     """
 
     def __init__(self, name: str, options: PoolOptions, *, tree: Hashable | None = None) -> None:
@@ -68,7 +76,10 @@ class Pool:
         return f"{self.options.root}/{paths.escape(key)}"
 
     def session(self, path: str) -> Session:
-        """Return the session for ``path``, and start it if necessary. Does not wait for a connection."""
+        """Return the home session of ``path``, and start it if necessary. Does not wait for a connection.
+
+        A contender of ``path`` may be in another session; its ``session`` says in which.
+        """
         return self._session(str(zlib.crc32(path.encode()) % self.options.size))
 
     def inspection(self) -> Session:
@@ -80,8 +91,12 @@ class Pool:
         return self._session(INSPECTION)
 
     def sessions(self) -> list[Session]:
-        """Return the started sessions for locks."""
+        """Return the started sessions for locks, overflow sessions too."""
         return [session for slot, session in self._begun().items() if slot != INSPECTION]
+
+    def overflow_sessions(self) -> list[Session]:
+        """Return those of :meth:`sessions` that were started because a home was full."""
+        return [session for slot, session in self._begun().items() if "+" in slot]
 
     @property
     def inspecting(self) -> Session | None:
@@ -108,10 +123,16 @@ class Pool:
         contents = self._contents.pop(os.getpid(), None)
         if contents is None:
             return True
-        with contents.beginning:
+        with contents.beginning, contents.overflowing:
             contents.closed = True
             sessions = list(contents.sessions.values())
         end = time.monotonic() + timeout
+        # All at the same time, because a server needs a while for a session with thousands of nodes. No contender of
+        # one session is granted a lock that the end of another one has freed.
+        for session in sessions:
+            session.closing = True
+        for session in sessions:
+            session.begin_close()
         closed = [session.close(max(0.0, end - time.monotonic())) for session in sessions]
         contents.clock.stop()
         if not all(closed):
@@ -156,45 +177,83 @@ class Pool:
         with contents.beginning:
             if contents.closed:
                 return None
-            if slot == INSPECTION:
-                contents.inspected = time.monotonic()
             session = contents.sessions.get(slot)
             if session is None or session.ended is not None:
-                if session is not None:
-                    # Its thread is about to end, and this closes its descriptors. In the background, because an event
-                    # loop may wait for this call.
-                    contents.actions.submit(partial(session.close, CLOSE_TIMEOUT))
-                session = Session(
-                    self.options.connection,
-                    timers=contents.clock,
-                    name=f"{self.name}-{slot}",
-                    connect_timeout=self.options.connect_timeout,
-                    # No lock depends on the connection of the session for inspection.
-                    strict=self.options.strict and slot != INSPECTION,
-                )
-                try:
-                    session.start()
-                    contents.sessions[slot] = session
-                except BaseException:  # raised in this thread: no other code would ever end that session
-                    session.close(0)
-                    raise
-                if slot == INSPECTION:
-                    self._end_when_idle(contents, session)
-                _expect_exit()
+                session = self._start_session(contents, slot, home=slot)
+            session.used_at = time.monotonic()
             return session
 
-    def _end_when_idle(self, contents: _Contents, session: Session) -> None:
-        contents.clock.call_later(IDLE_TIMEOUT / 4, partial(self._close_if_idle, contents, session))
+    def _overflow(self, contents: _Contents, home: str, size: int) -> Session:
+        """Return a session of that home that has room for ``size`` bytes, and start one if none has.
 
-    def _close_if_idle(self, contents: _Contents, session: Session) -> None:
-        # On the timer thread. Guarded, so that the session is not returned to a caller while it is closed.
-        with contents.beginning:
-            if contents.sessions.get(INSPECTION) is not session:
+        Called under the monitor of a session that has no room, for each contender that joins there. Thousands may come
+        at once: the first one starts a session, and the others find it. If it is full when they get there, they ask
+        again.
+        """
+        with contents.overflowing:
+            if contents.closed:
+                raise ConnectionError("the session was closed")
+            # One slot more than there are sessions, so that one is free.
+            slots = [home, *(f"{home}+{number}" for number in range(1, len(contents.sessions) + 1))]
+            usable = {
+                slot: session
+                for slot in slots
+                if (session := contents.sessions.get(slot)) is not None and session.ended is None
+            }
+            session = next((each for each in usable.values() if each.has_room(size)), None)
+            if session is None:
+                # Never the home: that is started by the threads of users, under `beginning`.
+                slot = next(slot for slot in slots[1:] if slot not in usable)
+                session = self._start_session(contents, slot, home=home)
+                logger.info("event=session_full pool=%s budget=%d next=%s", self.name, self.options.budget, slot)
+            session.used_at = time.monotonic()
+            return session
+
+    def _start_session(self, contents: _Contents, slot: str, *, home: str) -> Session:
+        ended = contents.sessions.get(slot)
+        if ended is not None:
+            # Its thread is about to end, and this closes its descriptors. In the background, because an event loop may
+            # wait for this call.
+            contents.actions.submit(partial(ended.close, CLOSE_TIMEOUT))
+        session = Session(
+            self.options.connection,
+            timers=contents.clock,
+            name=f"{self.name}-{slot}",
+            connect_timeout=self.options.connect_timeout,
+            budget=self.options.budget,
+            overflow=partial(self._overflow, contents, home),
+            # No lock depends on the connection of the session for inspection.
+            strict=self.options.strict and slot != INSPECTION,
+        )
+        try:
+            session.start()
+            contents.sessions[slot] = session
+        except BaseException:  # raised in this thread: no other code would ever end that session
+            session.close(0)
+            raise
+        if slot == INSPECTION or slot != home:
+            self._end_when_idle(contents, slot, session)
+        _expect_exit()
+        return session
+
+    def _end_when_idle(self, contents: _Contents, slot: str, session: Session) -> None:
+        check = partial(self._close_if_idle, contents, slot, session)
+        contents.clock.call_later(IDLE_TIMEOUT / 4, partial(session.post, check))
+
+    def _close_if_idle(self, contents: _Contents, slot: str, session: Session) -> None:
+        # Under the session's monitor, so that no contender joins meanwhile: one that was given the session before this
+        # finds no room in it later, and asks again. Guarded, so that no caller is given a session that is closed.
+        with contents.beginning if slot == INSPECTION else contents.overflowing:
+            if contents.sessions.get(slot) is not session:
                 return
-            if session.in_use or time.monotonic() - contents.inspected < IDLE_TIMEOUT:
-                self._end_when_idle(contents, session)
+            now = time.monotonic()
+            if session.in_use:
+                session.used_at = now
+            if now - session.used_at < IDLE_TIMEOUT:
+                self._end_when_idle(contents, slot, session)
                 return
-            del contents.sessions[INSPECTION]
+            session.closing = True
+            del contents.sessions[slot]
         contents.actions.submit(partial(session.close, CLOSE_TIMEOUT))
 
 
@@ -203,12 +262,17 @@ class _Contents:
 
     def __init__(self) -> None:
         self.clock = TimerThread()
-        # Guards `sessions` and `closed`. Reentrant, for a signal handler that acquires a lock.
+        # Guard `sessions` and `closed`. Both are reentrant, for a signal handler that acquires a lock.
+        #
+        # T1, in the main thread, starts a home and has `beginning` when a signal handler interrupts it, which waits for
+        # a lock in another home. That one is full, and its thread must start an overflow session without `beginning`.
+        # So threads of sessions take `overflowing`, under the monitor of a session; threads of users take it only to
+        # close the pool.
         self.beginning = threading.RLock()
+        self.overflowing = threading.RLock()
         self.closed = False
+        # Homes are "0", "1", …, and the overflow sessions of "0" are "0+1", "0+2", …
         self.sessions: dict[str, Session] = {}
-        # When the session for inspection was last used, on the monotonic clock.
-        self.inspected = 0.0
         self.actions = BackgroundCalls("zklock-actions", threads=ACTION_THREADS, call_later=self.clock.call_later)
         self.listeners = BackgroundCalls("zklock-listeners", threads=LISTENER_THREADS, call_later=self.clock.call_later)
 

@@ -65,10 +65,16 @@ class SessionListener:
 
 
 class Session:
-    """A session that any number of locks share.
+    """A session that many locks share: as many as its end can be written for in one transaction.
+
+    When a session ends, ZooKeeper writes one transaction with the paths of all its nodes. A server that cannot read a
+    transaction of that length does not follow and does not start any more, so ``budget`` limits the bytes of these
+    paths. A contender for which there is no room asks ``overflow`` for another session, with the bytes that it needs;
+    that returns the session, or raises ``ConnectionError`` or ``RuntimeError`` if there is none.
 
     Readable from any thread: ``connected``, ``id``, ``epoch`` (+1 whenever the connection is lost), ``ended`` (why this
-    object can serve no caller any more, or ``None``), ``server``. Times are seconds.
+    object can serve no caller any more, or ``None``), ``server``, ``used`` (bytes of the budget), ``has_room``. Times
+    are seconds.
     """
 
     def __init__(
@@ -78,6 +84,8 @@ class Session:
         timers: TimerThread,
         name: str,
         connect_timeout: float,
+        budget: int,
+        overflow: Callable[[int], Session],
         strict: bool = False,
     ) -> None:
         self.name = name
@@ -93,6 +101,15 @@ class Session:
             self.wire, self.retries, post=self.post, needed=self._needs_lease, beaten=self._read_held_nodes
         )
         self.reads = heartbeat.HeartbeatReads(self.wire)
+        self.budget = budget
+        self.overflow = overflow
+        # Bytes of nodes that exist or may exist: of holders and waiters, of creations without an answer, of deletions
+        # without a confirmation. Guarded by monitor.
+        self.used = 0
+        # The part of `used` for nodes that stay until the session ends, because their deletion was refused for good.
+        self._left_behind = 0
+        # When the pool has last given it to a caller or found it in use, on the monotonic clock.
+        self.used_at = 0.0
         # Full paths of the nodes whose deletion we have requested, guarded by monitor.
         self.deleting: set[str] = set()
         # What the contenders of a queue share, by its path. An entry exists while a contender refers to it.
@@ -177,6 +194,10 @@ class Session:
         """Whether the server has all our watches, so that no event means no change."""
         return self.connected and not self.wire.restoring
 
+    def begin_close(self) -> None:
+        """Request the end of the session without waiting, before several are closed one after the other."""
+        self.wire.begin_close()
+
     def close(self, timeout: float) -> bool:
         """End the session at the server, which frees its locks; ``False`` if that was not confirmed in time."""
         self.closing = True
@@ -191,7 +212,20 @@ class Session:
         self.connected = False
         self.wire.abandon_after_fork()
 
+    def has_room(self, size: int) -> bool:
+        """Whether nodes of ``size`` bytes fit into the budget; an empty session has room for every contender.
+
+        The nodes of one contender are created by one request, which is shorter than what a server reads, and longer
+        than their share of the transaction at the end.
+        """
+        return not self.closing and (self.used == 0 or self.used + size <= self.budget)
+
     # For listeners, under monitor.
+
+    def leave_behind(self, size: int) -> None:
+        """Count nodes that stay until the session ends."""
+        self.used += size
+        self._left_behind += size
 
     def add_listener(self, listener: SessionListener) -> None:
         """Call ``listener`` from now on."""
@@ -278,6 +312,8 @@ class Session:
             level = logging.DEBUG if self.closing else logging.WARNING
             logger.log(level, "event=session_ended session=%s id=0x%x reason=%s", self.name, self.id, reason)
         self.id = None
+        self.used -= self._left_behind
+        self._left_behind = 0
         if final:
             self.ended = reason
         self._call_listeners(lambda listener: listener.session_ended(reason))

@@ -51,6 +51,11 @@ class SingleContender(NodeContender):
         # We hold a lease, and the write that wakes the lease behind ours is not answered yet.
         self._waking_next = False
 
+    def _move_to(self, session: Session) -> None:
+        self.listing = shared_listing(session, self.path)
+        self._predecessors = PredecessorWatches(self, self.listing)
+        super()._move_to(session)
+
     @property
     def is_next(self) -> bool:
         """Whether it waits, and is granted the lock without a request when its predecessor is deleted."""
@@ -185,6 +190,9 @@ class SingleContender(NodeContender):
             # hold by now. The queue is listed again with a new lease, because no event would report it once more.
             self._predecessors.end()
             self.session.renewal.regain(partial(self._request_again, self._generation))
+            return
+        if self.session.closing:
+            # The holder was another contender of this process, in a session that has ended first.
             return
         self.state = State.HELD
         self._predecessors.end()

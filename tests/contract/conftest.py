@@ -38,10 +38,13 @@ def own_server(kind_of_server: str) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(params=["one session", "many sessions"])
+@pytest.fixture(params=["one session", "many sessions", "full sessions"])
 def standing(request: pytest.FixtureRequest, onlooker: Onlooker, make_pool: MakePool) -> Standing:
-    """Return a line whose people share a session, as threads of a process do, and one where each has its own."""
+    """Return a line whose people share a session, as threads of a process do, and two where each has its own.
+
+    The last one is of one process, where each session has room for one contender.
+    """
     if request.param == "many sessions":
         return Standing(onlooker, make_pool)
-    pool = make_pool()
+    pool = make_pool(budget=1) if request.param == "full sessions" else make_pool()
     return Standing(onlooker, lambda: pool)

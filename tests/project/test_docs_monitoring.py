@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from django_zklock.connections import connections
 from tests.support.doc_blocks import PAGES, ROOT
 from tests.support.reference_pages import sections
 
@@ -30,6 +31,8 @@ def exported() -> set[str]:
 
     from django_zklock.contrib.opentelemetry import _SIGNALS, Instruments
 
+    # A metric of pools; none of them is connected.
+    assert connections["default"].sessions() == []
     provider = MeterProvider([PrometheusMetricReader()])
     instruments = Instruments(provider.get_meter("test"))
     facts = {"alias": "default", "kind": "exclusive", "template": "t", "reason": "conflict", "duration": 1.0}

@@ -89,6 +89,10 @@ class Script:
         self.server = "here"
         self.known_queues: Any = AllQueues()
         self.deleting: set[str] = set()
+        # It has no room; and where contenders go then.
+        self.full = False
+        self.next_session: Script | Exception | None = None
+        self.used = 0
         self.listeners: dict[Any, None] = {}
         self.requests: list[tuple[str, Any, Any]] = []
         self.watches: dict[str, list[Callable[[bool], None]]] = {}
@@ -108,6 +112,21 @@ class Script:
     def listing(self, path: str) -> SharedListing:
         session: Any = self
         return shared_listing(session, path)
+
+    def closing_size(self, stems: Sequence[str]) -> int:
+        return len(stems)
+
+    def has_room(self, _size: int) -> bool:
+        return not self.full
+
+    def overflow(self, _size: int) -> Script:
+        assert self.next_session is not None
+        if isinstance(self.next_session, Exception):
+            raise self.next_session
+        return self.next_session
+
+    def leave_behind(self, size: int) -> None:
+        self.used += size
 
     def add_listener(self, listener: Any) -> None:
         self.listeners[listener] = None

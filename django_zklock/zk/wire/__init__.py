@@ -25,7 +25,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from django_zklock.zk.wire.options import KAZOO_OPTIONS, MAX_READS_PER_REQUEST, ConnectionOptions, parse_acl
+from django_zklock.zk.wire.options import (
+    KAZOO_OPTIONS,
+    MAX_READS_PER_REQUEST,
+    MAX_REQUEST,
+    ConnectionOptions,
+    parse_acl,
+)
 
 if TYPE_CHECKING:
     from kazoo.exceptions import (
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
 
     from django_zklock.zk.wire.client import Wire, WireListener
     from django_zklock.zk.wire.multi_read import Read
-    from django_zklock.zk.wire.requests import MAX_REQUEST, creation_size, is_temporary
+    from django_zklock.zk.wire.requests import creation_size, is_temporary
 
 # The modules of the names that need kazoo. They are imported at the first use of any of them, so that a process without
 # locks does not import kazoo.

@@ -110,6 +110,8 @@ class Wire(Requests):
         # Guards the close request: close() and the end of the handshake may come in either order.
         self._ending = threading.RLock()
         self._closing = False
+        # The close request was queued on this connection.
+        self._close_sent = False
         # There is a session, connected or not, or there was one until it was closed.
         self._had_session = False
         # The listener was notified why the connection failed for good.
@@ -181,6 +183,12 @@ class Wire(Requests):
             else:
                 plain.shutdown(socket.SHUT_RDWR)
 
+    def begin_close(self) -> None:
+        """Request the end of the session, if there is a connection, and do not wait; :meth:`close` does the rest."""
+        with self._ending:
+            if self._client._live.is_set():
+                self._send_close()
+
     def close(self, timeout: float) -> bool:
         """End the session, so that the server deletes its nodes now; return ``False`` without an answer in time."""
         client, connection = self._client, self._connection
@@ -203,7 +211,10 @@ class Wire(Requests):
         return finished and (connection.session_closed or not self._had_session)
 
     def _send_close(self) -> None:
+        if self._close_sent:
+            return
         self._client._queue.append((CloseInstance, None))
+        self._close_sent = True
         self._connection.wake()
 
     def abandon_after_fork(self) -> None:
@@ -254,6 +265,7 @@ class Wire(Requests):
         # reconnect, when no caller needs their replies.
         self._client._queue.clear()
         with self._ending:
+            self._close_sent = False
             if self._closing:
                 # The connection ended before the close request could leave; a reconnect has no purpose.
                 self._client._stopped.set()

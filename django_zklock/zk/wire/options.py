@@ -15,6 +15,10 @@ KAZOO_OPTIONS = frozenset({"randomize_hosts"})
 # The maximum of reads in one request. Requests behind it wait for all its reads, about 10 microseconds each.
 MAX_READS_PER_REQUEST = 128
 
+# Bytes that every server reads, unless its jute.maxbuffer is set: of a request, after which a server drops the
+# connection with all other requests in it, and of a transaction that it gets from another server or from its log.
+MAX_REQUEST = 0xFFFFF
+
 HIDDEN = "********"
 
 _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}

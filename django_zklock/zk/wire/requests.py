@@ -34,11 +34,12 @@ logger = DeferredLogger("django_zklock.wire")
 EPHEMERAL_SEQUENTIAL = 3
 CONTAINER = 4
 
-# The length of a request that every server reads, unless its jute.maxbuffer is set. After a longer one the server drops
-# the connection, with all other requests in it.
-MAX_REQUEST = 0xFFFFF
 # A server adds the sequence to the path of a creation when it writes its log and sends it to the other servers.
 LOG_OVERHEAD = 10
+# The most characters of a sequence: below -1 billion, after 4 billion creations, it has 11.
+MAX_SEQUENCE = 11
+# The length of a path, before the path.
+LENGTH_FIELD = 4
 
 Reply = Callable[[Any, "KazooException | None"], None]
 """Called with a value, or with the error that the server answered. On the connection's thread."""
@@ -141,6 +142,14 @@ class Requests:
                 callback(*arguments)
         except Exception:
             logger.exception("event=listener_failed method=%r", callback)
+
+    def closing_size(self, stems: Sequence[str]) -> int:
+        """Return the bytes that nodes created at these stems take in the transaction that ends their session.
+
+        The server writes one transaction with the full paths of all nodes of the session (``CloseSessionTxn``).
+        """
+        each = LENGTH_FIELD + len(self._chroot.encode()) + MAX_SEQUENCE
+        return len(stems) * each + sum(len(stem.encode()) for stem in stems)
 
     def create(self, path: str, data: bytes, reply: Callable[[tuple[str, ZnodeStat] | None, Any], None]) -> None:
         """Create an ephemeral sequential node; the reply has its name and stat."""

@@ -793,6 +793,21 @@ def test_lead__nobody_before(make_scheduler: MakeScheduler) -> None:
     assert list(scheduler.schedule) == ["hourly"]
 
 
+def test_lead__in_a_full_process(server: ZooKeeperServer, make_scheduler: MakeScheduler) -> None:
+    """The leader writes in the session that has the lead, so that it writes nothing after the end of that session."""
+    pool = connections["default"]
+    object.__setattr__(pool.options, "budget", 1)
+    home = Lock("other", pool).acquire(timeout=10)
+    led = leading(make_scheduler())
+    (session,) = pool.overflow_sessions()
+    assert server.owner(led.held.node) == session.id
+    server.requests.clear()
+    assert led.last_runs.claim("hourly", led.held.token)
+    writes = [each for each in server.requests.all() if each.opcode.label in {"create", "setData"}]
+    assert {each.session for each in writes} == {session.id}
+    home.release()
+
+
 @pytest.mark.parametrize(("ago", "sends"), [(2 * HOUR, ["hourly"]), (HOUR / 2, [])])
 def test_lead__after_another(
     server: ZooKeeperServer, root: str, make_scheduler: MakeScheduler, ago: float, sends: list[str]

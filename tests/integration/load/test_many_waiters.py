@@ -18,6 +18,8 @@ MEMORY = 100.0
 # For each a creation, the watches on its own node and the one before, a read of the holder's or the next one's node,
 # and a deletion; and room for what is asked now and then.
 REQUESTS = 6
+# Their nodes take 0.7 MB, and one session has room for 0.5 MB: there is a second one, with a thread.
+THREADS = 1
 # A list of all names is shared by those who ask together; one for each would be gigabytes.
 LISTS = 0.1
 
@@ -31,7 +33,9 @@ def test_ten_thousand_waiters(root: str) -> None:
         done = subprocess.run(arguments, cwd=HOME, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
-        assert (found["served"], found["in order"], found["threads"], found["left"]) == (COUNT, True, 0, []), found
+        assert (found["served"], found["in order"], found["threads"], found["left"]) == (COUNT, True, THREADS, []), (
+            found
+        )
         assert max(found["waiting"], found["most"]) < MEMORY, found
         requests = server.requests.counts()
         assert sum(requests.values()) < REQUESTS * COUNT, requests

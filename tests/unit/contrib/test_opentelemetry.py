@@ -173,6 +173,23 @@ def test_hold__in_asyncio(ensemble: Ensemble, meter: Meter) -> None:
     assert meter.count("zklock.acquisitions") == meter.count("zklock.hold.duration") == 1
 
 
+def test_nodes(ensemble: Ensemble, meter: Meter) -> None:
+    """The nodes of holders and waiters are measured by alias, while the locks are measured at all."""
+    with zk_lock("invoice:42"):
+        (session,) = ensemble.pool.sessions()
+        size = session.used
+        assert size > 0
+        waiting = Runner(lambda: zk_lock("invoice:42").acquire(timeout=20).release())
+        wait_until(lambda: session.used == 2 * size)
+        assert [(point.value, dict(point.attributes)) for point in meter.points("zklock.nodes.size")] == [
+            (2 * size, {"zklock.alias": "default"})
+        ]
+    waiting.result()
+    meter.wait("zklock.nodes.size", 0)
+    uninstrument()
+    assert meter.points("zklock.nodes.size") == []
+
+
 def test_contention(stranger: Stranger, meter: Meter) -> None:
     """A wait is counted when it begins, and its duration when it ends."""
     stranger.take("invoice:42")

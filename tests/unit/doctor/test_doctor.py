@@ -15,6 +15,7 @@ from services.port import LOOPBACK, free_port
 from django_zklock import doctor
 from django_zklock.connections import connections
 from django_zklock.doctor import LEVELS, Finding, configuration, ensemble, roundtrip
+from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops.ensemble import Configuration, Server
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import ConnectionOptions, parse_acl
@@ -372,6 +373,19 @@ def test_sessions__several(configure: Callable[..., None]) -> None:
     finding = examine_one("pool.sessions")
     assert finding.level == "ok"
     assert finding.subject == "1 of at most 3 sessions in this process"
+
+
+def test_sessions__full(make_pool: MakePool) -> None:
+    """If a process has more locks than one session has room for, the finding says so, and is no warning."""
+    pool = make_pool(budget=1)
+    held = [Lock(key, pool).acquire(timeout=10) for key in ("a", "b")]
+    home = pool.sessions()[0]
+    (finding,) = by_id(ensemble.examine_sessions(pool, home, servers("standalone")))["pool.sessions"]
+    assert (finding.level, finding.subject) == ("info", "1 of at most 1 session in this process")
+    used = sum(session.used for session in pool.sessions())
+    assert f"1 of them because the nodes of the locks and waiters of this process take {used} bytes" in finding.found
+    for each in held:
+        each.release()
 
 
 # Security.

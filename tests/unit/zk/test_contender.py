@@ -36,6 +36,119 @@ def test_join__abandoned_before_it_began(script: Script) -> None:
     assert (contender.state, script.asked, script.listeners) == (State.GONE, [], {})
 
 
+# Full sessions.
+
+
+@pytest.fixture
+def moving(script: Script) -> tuple[SingleContender, Script]:
+    """Return a contender whose session is full, and the session to which it moves; both keep what is posted."""
+    elsewhere = Script()
+    script.full, script.next_session = True, elsewhere
+    contender = SingleContender(script, LockPath("/k"), EXCLUSIVE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    script.hold_back()
+    elsewhere.hold_back()
+    script.post(contender.join)
+    return contender, elsewhere
+
+
+def test_join__full(script: Script, moving: tuple[SingleContender, Script]) -> None:
+    """A contender that finds its session full joins in another one, with everything that it needs of a session."""
+    contender, elsewhere = moving
+    script.flush()
+    session: object = contender.session
+    assert (session is elsewhere, contender.state) == (True, State.NEW)
+    elsewhere.flush()
+    assert (script.asked, elsewhere.asked) == ([], ["create", "children"])
+    name = create(elsewhere)
+    elsewhere.answer("children", [other(1), name])
+    assert set(elsewhere.watches) == {f"/k/{name}", f"/k/{other(1)}"}
+    assert (script.used, elsewhere.used) == (0, 1)
+
+
+def test_join__full_again(script: Script, moving: tuple[SingleContender, Script]) -> None:
+    """If others have filled the next session meanwhile, the contender moves on."""
+    contender, elsewhere = moving
+    third = Script()
+    elsewhere.full, elsewhere.next_session = True, third
+    script.flush()
+    elsewhere.flush()
+    assert (contender.state, third.asked) == (State.JOINING, ["create", "children"])
+    assert (script.used, elsewhere.used, third.used) == (0, 0, 1)
+
+
+def test_leave__follows(script: Script, moving: tuple[SingleContender, Script]) -> None:
+    """Who leaves while the contender moves on leaves it in the session that it is in by then, under its monitor."""
+    contender, elsewhere = moving
+    contender.post(contender.leave)
+    script.flush()
+    assert (contender.state, elsewhere.asked) == (State.NEW, [])
+    elsewhere.flush()
+    assert (contender.state, elsewhere.asked) == (State.LEAVING, ["create", "children"])
+    script.end_session()
+    elsewhere.end_session()
+    assert (contender.state, elsewhere.used) == (State.GONE, 0)
+
+
+def test_leave__arrives_first(script: Script, moving: tuple[SingleContender, Script]) -> None:
+    """Who leaves after the move and before the contender joins there is gone, and joins nowhere."""
+    contender, elsewhere = moving
+    script.flush()
+    contender.post(contender.leave)
+    assert elsewhere.posted is not None
+    elsewhere.posted.reverse()
+    elsewhere.flush()
+    assert (contender.state, elsewhere.asked, elsewhere.used) == (State.GONE, [], 0)
+
+
+@pytest.mark.parametrize("error", [ConnectionError("the session was closed"), RuntimeError("can't start new thread")])
+def test_join__no_other_session(script: Script, error: Exception) -> None:
+    """If no other session can be had the contender fails, with the reason."""
+    script.full, script.next_session = True, error
+    contender = contend(script)
+    assert (contender.state, script.used) == (State.GONE, 0)
+    assert isinstance(contender.error, SessionUnavailable)
+    assert str(contender.error) == str(error)
+
+
+def test_used__creation_in_doubt(script: Script) -> None:
+    """A node that may exist counts, until it is known that it does not."""
+    contender = contend(script)
+    script.break_connection()
+    contender.leave()
+    script.reconnect()
+    script.answer("sync")
+    assert (contender.state, script.used) == (State.LEAVING, 1)
+    script.answer("children", [])
+    assert (contender.state, script.used) == (State.GONE, 0)
+
+
+@pytest.mark.parametrize("error", [None, NoAuthError()])
+def test_used__deletion(script: Script, error: Exception | None) -> None:
+    """A node counts until its deletion is confirmed, and one that nobody may delete as long as the session lives."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [name])
+    contender.leave()
+    assert script.used == 1
+    script.answer("delete", error=error)
+    assert (contender.state, script.used) == (State.GONE, 0 if error is None else 1)
+
+
+def test_used__session_ended(script: Script) -> None:
+    """At the end of the session a holder's node is gone; a waiter's is created again, and so it stays counted."""
+    contender, _name = line_up(script, other(1))
+    script.end_session()
+    assert (contender.state, script.used) == (State.JOINING, 1)
+    holder = contend(Script())
+    name = create(holder.session)  # type: ignore[arg-type]
+    holder.session.answer("children", [name])  # type: ignore[attr-defined]
+    holder.session.end_session()  # type: ignore[attr-defined]
+    assert (holder.state, holder.session.used) == (State.GONE, 0)
+
+
+# Joining.
+
+
 def test_create__no_parent(script: Script) -> None:
     """A missing parent is made as a container, with the next create right behind it."""
     contender = contend(script)

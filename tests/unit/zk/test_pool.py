@@ -140,6 +140,18 @@ def test_session__begun_while_the_pool_closes(make_pool: MakePool) -> None:
     assert asking.result() in pool.sessions()
 
 
+def test_close__all_at_once(own_server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """The end of every session is requested before the answer to the first: a server that is slow delays them once."""
+    pool = make_pool(own_server.hosts, budget=1, session_timeout=30.0)
+    for key in "abc":
+        Lock(key, pool).acquire(timeout=10)
+    with own_server.faults.black_hole("replies"):
+        closing = Runner(lambda: pool.close(60))
+        wait_until(lambda: own_server.sessions() == [])
+        assert closing.running
+    assert closing.result() is True
+
+
 # Forks, without Python's knowledge: a process that has another number. Nothing is connected here.
 
 
@@ -148,9 +160,12 @@ class Stub:
 
     def __init__(self, *_arguments: Any, **_options: Any) -> None:
         self.ended: str | None = None
+        self.closing = False
         self.forgotten = 0
 
     def start(self) -> None: ...
+
+    def begin_close(self) -> None: ...
 
     def close(self, timeout: float) -> bool:
         return timeout >= 0

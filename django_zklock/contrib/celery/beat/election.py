@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 from django_zklock.exceptions import ZkLockError
 from django_zklock.zk import owners
@@ -12,6 +13,9 @@ from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.waiting import AutoResetEvent
+
+if TYPE_CHECKING:
+    from django_zklock.zk.session import Session
 
 logger = logging.getLogger("django_zklock.beat")
 
@@ -85,8 +89,13 @@ class LeaderElection:
         attempt = self._leave()
         if attempt is not None and attempt.contender.session.connected:
             gone = AutoResetEvent()
-            attempt.contender.session.post(partial(attempt.contender.on_deleted, gone.set))
+            attempt.contender.post(partial(attempt.contender.on_deleted, gone.set))
             gone.wait(self.lock.pool.options.connect_timeout)
+
+    @property
+    def session(self) -> Session | None:
+        """The session that has the lead."""
+        return self._attempt.contender.session if self._attempt is not None else None
 
     def _leave(self) -> Acquisition | None:
         attempt, self._attempt = self._attempt, None

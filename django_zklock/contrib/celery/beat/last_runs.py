@@ -81,12 +81,15 @@ class LastRun:
 class LastRunStore:
     """The last runs of the entries of one schedule; used by one thread, that of the leader.
 
+    ``session`` is the one that has the lead, so that no write outlives the lead; by default the home of the lock.
+
     Methods with requests raise ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, and ``ZkLockError`` if
     it refuses.
     """
 
-    def __init__(self, lock: LockValue) -> None:
+    def __init__(self, lock: LockValue, session: Session | None = None) -> None:
         self._lock = lock
+        self._session = session
         self._path = f"{lock.paths[0]}/{paths.BEAT_RECORD}"
         # By the names of their nodes.
         self._runs: dict[str, LastRun] = {}
@@ -192,7 +195,7 @@ class LastRunStore:
     # Request scripts. They run on the connection's thread, and so change no attributes.
 
     def _ask(self, script: Callable[[Session], RequestScript[T]], *, mutates: bool = False) -> T:
-        session = self._lock.pool.session(self._lock.paths[0])
+        session = self._session or self._lock.pool.session(self._lock.paths[0])
         begun: list[int | None] = []
 
         def of_one_session() -> RequestScript[T]:

@@ -144,7 +144,7 @@ class LeaderScheduler(Scheduler):
         if self._scheduler is not None and (self._scheduler.held is not held or self._clock_was_set()):
             self._dismiss()
         if self._scheduler is None and held is not None:
-            last_runs = LastRunStore(held.lock)
+            last_runs = LastRunStore(held.lock, self._election.session)
             self._clock_difference = time.time() - boottime()
             try:
                 last_runs.load()

@@ -778,6 +778,31 @@ def test_close__as_the_session_gets_known(handshake: Handshake) -> None:
     assert handshake.server.requests.count("close") == 1
 
 
+def test_begin_close(handshake: Handshake) -> None:
+    """The end of a session that is requested before is not requested again; close waits for the answer."""
+    handshake.end()
+    wait_until(handshake.plug.wire._client._live.is_set)
+    handshake.plug.wire.begin_close()
+    wait_until(lambda: handshake.server.sessions() == [])
+    assert handshake.plug.wire.close(10.0) is True
+    assert handshake.server.requests.count("close") == 1
+
+
+def test_begin_close__connection_lost(handshake: Handshake) -> None:
+    """If the connection ends before the request is sent, close requests the end of the session on the next one."""
+    handshake.end()
+    wire = handshake.plug.wire
+    wait_until(wire._client._live.is_set)
+    with wire.listener.monitor:  # nothing is written meanwhile
+        wire.begin_close()
+        wire.drop("a test")
+        wait_until(lambda: not handshake.server.sessions()[0].connected)
+    wait_until(lambda: handshake.server.sessions()[0].connected)
+    wait_until(wire._client._live.is_set)
+    assert wire.close(10.0) is True
+    assert handshake.server.sessions() == []
+
+
 def test_close__is_not_confirmed(handshake: Handshake) -> None:
     """If the connection ends before the answer, close returns that the end of the session is not confirmed."""
     handshake.end()
