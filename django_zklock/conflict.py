@@ -82,7 +82,7 @@ class AcquireRetries:
     def should_retry(self, error: ZkLockError) -> bool:
         """Return whether to acquire again after ``error``, and set :attr:`timeout` for it."""
         # A LockConflict says that the caller itself is in the way, so another attempt could only hide the explanation,
-        # or that another call waits already, which then runs after this one.
+        # or that another call waits that will run the same. Its run serves this call too.
         if not isinstance(error, LockTimeout):
             return False
         own, other = self._work, error.holder.work if error.holder else None

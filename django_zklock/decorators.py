@@ -64,8 +64,9 @@ def zk_locked(
     - ``"raise"`` raises ``LockConflict``;
     - ``"skip"`` does not run the function, logs, sends the signal ``skipped`` and returns
       ``{"zklock": "skipped", …}``;
-    - ``"coalesce"`` waits, but skips the call if another call waits already, which then runs for both; after the
-      timeout it raises ``LockTimeout``;
+    - ``"coalesce"`` waits, but skips the call if another call of the function (the same dotted name, key and mode or
+      limit, in a task of the same name) waits already, which then runs for both, with its own arguments; after the
+      timeout it raises ``LockTimeout``. A call with a timeout may give up, so none is skipped for it;
     - ``"retry"`` (Celery only) sends the task back to the queue and does not count this as a retry of the task;
     - a callable is called with a :class:`~django_zklock.Conflict`, and its result is that of the call.
 

@@ -43,7 +43,7 @@ class LockConflict(ZkLockError):  # noqa: N818
 
 
 class AlreadyAwaited(LockConflict):
-    """Another call waits for the lock already, and this one waits only if it is alone (``on_conflict="coalesce"``)."""
+    """Another call waits for the lock already, and will run the same function (``on_conflict="coalesce"``)."""
 
 
 class LockLost(ZkLockError):  # noqa: N818

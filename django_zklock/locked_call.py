@@ -197,8 +197,11 @@ class LockedCall:
                 if not retries.should_retry(error):
                     return None, error
 
-    def lock(self, key: str | Sequence[str], work: Callable[[], Work | None]) -> Lock:
-        """Return the lock of a call whose key is ``key``; ``work`` returns what the call is a part of."""
+    def lock(self, key: str | Sequence[str], work: Callable[[], Work | None], *, may_expire: bool = False) -> Lock:
+        """Return the lock of one call whose key is ``key``; ``work`` returns what the call is a part of.
+
+        With ``may_expire`` the call may be given up while it waits, so no other call is skipped for it.
+        """
         return Lock(
             key,
             connections[self.using],
@@ -207,7 +210,8 @@ class LockedCall:
             listener=signals.listener,
             work=work,
             template=self.template,
-            sole_waiter=self.on_conflict == "coalesce",
+            coalesces=self.name if self.on_conflict == "coalesce" else None,
+            may_expire=may_expire,
         )
 
     def _work(self, args: tuple[Any, ...]) -> Work:

@@ -15,8 +15,8 @@ Every signal is sent with ``sender`` (the class :class:`~django_zklock.zk.lock.L
     The holder is asked to release the lock. Sent from a background thread.
 ``refused`` (``holder``, ``function``, ``reason``)
     A decorated function did not get its lock and does not run, whatever its policies decide. ``reason`` is "conflict"
-    (another owner holds the lock), "coalesced" (another call waits already) or "unavailable" (ZooKeeper could not be
-    reached).
+    (another owner holds the lock), "coalesced" (another call of the function waits already) or "unavailable" (ZooKeeper
+    could not be reached).
 ``skipped`` (``holder``, ``function``, ``reason``)
     A decorated function did not run, and the call returned a result that says so instead of raising an error.
 ``dropped`` (``task``, ``id``)

@@ -92,7 +92,7 @@ class Acquisition:
         return self._deadline if self.timeout else Deadline.after(self.lock.pool.options.connect_timeout)
 
     def _new_contender(self) -> Contender:
-        contender = self.lock._new_contender(wait=self.timeout != 0, notify=self._changed)
+        contender = self.lock._new_contender(wait=self.timeout != 0, notify=self._changed, stays=self.timeout is None)
         # A timeout also limits the wait for ZooKeeper during an outage.
         contender.has_deadline = bool(self.timeout)
         contender.wants_holder = self._wants_holder

@@ -29,6 +29,7 @@ from django_zklock.zk.session import Session, SessionListener
 if TYPE_CHECKING:
     from django_zklock.zk.listing import SharedListing
     from django_zklock.zk.node_data import Identity
+    from django_zklock.zk.queue import Mark
     from django_zklock.zk.rules import Rule
     from django_zklock.zk.wire import KazooException
 
@@ -71,8 +72,8 @@ class Contender(SessionListener, ABC):
     __slots__ = (
         "_creation", "_generation", "_is_left_behind", "_notify", "_on_deleted", "_paths", "_reserved",
         "_retry_generation", "_size", "answered", "data", "error", "has_deadline", "holder", "holder_reads",
-        "loss_reason_pending", "lost", "refusal", "revoked", "rule", "session", "state", "taken", "token", "wait",
-        "wants_holder",
+        "loss_reason_pending", "lost", "mark", "refusal", "revoked", "rule", "session", "state", "taken", "token",
+        "wait", "wants_holder",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +90,8 @@ class Contender(SessionListener, ABC):
         self.rule = rule
         self.data = data
         self.wait = wait
+        # What the name of its node says about the call, if other calls may be skipped for it.
+        self.mark: Mark | None = None
         self.state = State.NEW
         self.token: int | None = None
         self.error: Exception | None = None
@@ -242,6 +245,7 @@ class Contender(SessionListener, ABC):
             self._paths,
             self.rule,
             data=self.data,
+            mark=self.mark,
             wait=self.wait,
             sent=self.list_queue,
             ended=self._creation_ended,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.listing import SharedListing, shared_listing
-from django_zklock.zk.queue import Queue, name_prefix, new_guid
+from django_zklock.zk.queue import Mark, Queue, name_prefix, new_guid
 from django_zklock.zk.requests import Reply, Request, RequestScript, ScriptRun, or_error
 from django_zklock.zk.rules import Rule
 from django_zklock.zk.session import Session
@@ -51,7 +51,7 @@ Outcome = Created | SharedListing | None
 
 
 class Creation:
-    """Creates the nodes of one contender. Every method is called under the session's monitor.
+    """Creates the nodes of one contender, with ``mark``. Every method is called under the session's monitor.
 
     ``sent`` is called when the request to create is sent with the next write. Requests that are made then are sent
     together with it. ``ended`` is called once, with the outcome and ``None``, or with ``None`` and the error with which
@@ -59,7 +59,8 @@ class Creation:
     """
 
     __slots__ = (
-        "_data", "_guid", "_is_abandoned", "_listings", "_paths", "_rule", "_run", "_sent", "_session", "_wait",
+        "_data", "_guid", "_is_abandoned", "_listings", "_mark", "_paths", "_rule", "_run", "_sent", "_session",
+        "_wait",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +70,7 @@ class Creation:
         rule: Rule,
         *,
         data: bytes,
+        mark: Mark | None,
         wait: bool,
         sent: Callable[[], None],
         ended: Callable[[Outcome, Exception | None], None],
@@ -79,6 +81,7 @@ class Creation:
         self._listings = [shared_listing(session, each.path) for each in paths]
         self._rule = rule
         self._data = data
+        self._mark = mark
         self._wait = wait
         self._sent = sent
         self._is_abandoned = False
@@ -158,7 +161,7 @@ class Creation:
 
     def _create(self, *before: Request) -> RequestScript[Created]:
         """Create the nodes by a new GUID: a node that turns up late is never taken for the new one."""
-        self._guid = new_guid()
+        self._guid = new_guid(self._mark)
         prefix = name_prefix(self._guid, self._rule.kind, self._rule.limit)
         stems = [f"{each.path}/{prefix}" for each in self._paths]
         try:

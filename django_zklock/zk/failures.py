@@ -17,14 +17,14 @@ _LOCAL_SERVER = re.compile(r"\s*(localhost|127(\.\d+){3}|\[::1\])(:\d+)?\s*")
 
 
 def timed_out(lock: LockValue, contender: Contender, timeout: float | None) -> LockTimeout | LockConflict:
-    """Return the error of a lock that was not granted in time, or that another caller waits for already."""
+    """Return the error of a lock that was not granted in time, or for which another call waits already."""
     holder = contender.holder
     by = f"held by {holder}" if holder else "its holder left no readable identity"
     if not contender.answered and not contender.taken:
         by = "ZooKeeper had not answered by then, so its holder is not known"
     if contender.taken and timeout != 0:
         return AlreadyAwaited(
-            f"lock {lock.key!r} is taken, and another caller waits for it already; {by}",
+            f"lock {lock.key!r} is taken, and another call of the function waits for it already; {by}",
             key=lock.key,
             timeout=timeout,
             holder=holder,

@@ -23,8 +23,8 @@ class LockValue(Protocol):
     template: str | None
     listener: LockListener
 
-    def _new_contender(self, *, wait: bool, notify: Callable[[], None]) -> Contender:
-        """Return a contender for one acquisition."""
+    def _new_contender(self, *, wait: bool, notify: Callable[[], None], stays: bool = False) -> Contender:
+        """Return a contender for one acquisition; with ``stays`` its caller has no timeout."""
 
 
 class LockListener:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
@@ -18,6 +19,7 @@ from django_zklock.zk.multi import MultiContender
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.queue import Mark
 from django_zklock.zk.rules import EXCLUSIVE, Rule
 from django_zklock.zk.single import SingleContender
 from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
@@ -42,8 +44,11 @@ class Lock(hints.Hinted):
     A reentrant lock (the default) can be acquired again by its owner: the asyncio task, greenlet or thread that holds
     it. Another task or thread than the one that entered a block may leave it. ``key`` is text, also for several keys:
     for messages, all ``keys`` separated by commas. ``template`` is what the keys of similar locks have in common, a
-    label for metrics. With ``sole_waiter`` acquiring raises ``AlreadyAwaited`` instead of waiting if another contender
-    waits already.
+    label for metrics.
+
+    With ``coalesces``, the name of what runs under the lock, the lock is for one call: acquiring raises
+    ``AlreadyAwaited`` instead of waiting if another call waits already to run the same. Only a call that waits without
+    a timeout counts, and none that ``may_expire``.
     """
 
     def __init__(
@@ -57,7 +62,8 @@ class Lock(hints.Hinted):
         listener: LockListener | None = None,
         work: Callable[[], Work | None] = _no_work,
         template: str | None = None,
-        sole_waiter: bool = False,
+        coalesces: str | None = None,
+        may_expire: bool = False,
     ) -> None:
         self.keys = _several(key) if isinstance(key, (list, tuple)) else (paths.check_key(key),)
         self.key = ", ".join(self.keys)
@@ -68,9 +74,12 @@ class Lock(hints.Hinted):
         self.listener = listener or LockListener()
         self._work = work
         self.template = paths.check_template(template)
-        if sole_waiter and len(self.keys) > 1:
-            raise TypeError(f"sole_waiter is for one key only, got {', '.join(self.keys)}")
-        self._sole_waiter = sole_waiter
+        if coalesces is not None and len(self.keys) > 1:
+            raise TypeError(f"coalesces is for one key only, got {', '.join(self.keys)}")
+        self._coalesces = coalesces
+        self._may_expire = may_expire
+        # Names the call, if its work has no id.
+        self._call_id = "" if coalesces is None else secrets.token_hex(8)
         self.paths = tuple(map(pool.path, self.keys))
         self._data_room = node_data.MAX_BYTES
         if len(self.paths) > 1:
@@ -81,9 +90,10 @@ class Lock(hints.Hinted):
     def __repr__(self) -> str:
         return f"<Lock {self.key!r} {self.rule.kind.value} pool={self.pool.name!r}>"
 
-    def _new_contender(self, *, wait: bool, notify: Callable[[], None]) -> Contender:
+    def _new_contender(self, *, wait: bool, notify: Callable[[], None], stays: bool = False) -> Contender:
         """Return a contender for one acquisition; it joins the queue later."""
-        data = node_data.encode_current(self._work(), self._data_room)
+        work = self._work()
+        data = node_data.encode_current(work, self._data_room)
         # A transaction belongs to one session, so all nodes of a lock are in one. The contender may move to another.
         session = self.pool.session(min(self.paths))
         if len(self.paths) == 1:
@@ -93,11 +103,20 @@ class Lock(hints.Hinted):
                 self.rule,
                 data=data,
                 wait=wait,
-                sole_waiter=self._sole_waiter,
+                coalesces=self._mark(work),
+                stays=stays and not self._may_expire,
                 notify=notify,
             )
         lock_paths = [LockPath(path, _label(key)) for path, key in zip(self.paths, self.keys, strict=True)]
         return MultiContender(session, lock_paths, self.rule, data=data, wait=wait, notify=notify)
+
+    def _mark(self, work: Work | None) -> Mark | None:
+        if self._coalesces is None:
+            return None
+        # Tasks may share a function and do different work: the `run` of their base class, or the function of a factory.
+        task = work.name if work is not None and work.kind == "task" else ""
+        call = work.id if work is not None and work.id else self._call_id
+        return Mark.of(f"{self._coalesces} {task} {self.rule}", call)
 
     def acquire(self, timeout: Timeout | Unset = UNSET, **unknown: Never) -> Held:
         """Wait for the lock and return the hold.

@@ -5,12 +5,14 @@ The names are Apache Curator's (``InterProcessMutex``, ``InterProcessReadWriteLo
 
 A name tells more than the kind. Curator's GUIDs are UUIDs of version 4 and ours of version 8 (RFC 9562: for custom
 use), so a node of ours is recognized without a read. A lease of ours has the limit of its caller in its name,
-``_c_<guid>-4-lease-``, so that every contender can keep the limits of all holders.
+``_c_<guid>-4-lease-``, so that every contender can keep the limits of all holders. The GUID of a call for which others
+may be skipped contains a :class:`Mark`.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import os
 import re
 from bisect import bisect_left
@@ -50,6 +52,24 @@ _NAME = re.compile(
 )
 
 
+class Mark(NamedTuple):
+    """What the GUID of a waiter says, so that a call of the same function may be skipped for it (``"coalesce"``).
+
+    ``run`` is a hash of what will run, in the last 12 digits of the GUID. ``call`` is one of the call, in the first 8;
+    the deliveries of one task have the same.
+    """
+
+    run: str
+    call: str
+
+    @classmethod
+    def of(cls, run: str, call: str) -> Mark:
+        """Return the mark of a call that runs what ``run`` names; ``call`` names the call."""
+        # A producer of tasks may choose an id that is no valid Unicode.
+        of_run, of_call = (hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest() for text in (run, call))
+        return cls(of_run[:12], of_call[:8])
+
+
 class Node(NamedTuple):
     """One node of a queue, as far as its name tells. ``limit`` is the limit of a lease of ours."""
 
@@ -63,6 +83,11 @@ class Node(NamedTuple):
     def is_ours(self) -> bool:
         """Whether this package has created it."""
         return self.guid[13:15] == "-8"
+
+    @property
+    def mark(self) -> Mark:
+        """Its mark; if it has none, one that equals no other, as its digits are random."""
+        return Mark(self.guid[24:], self.guid[:8])
 
     @property
     def may_downgrade(self) -> bool:
@@ -82,9 +107,11 @@ class Node(NamedTuple):
         return self.may_be_downgraded and other.may_downgrade and self.sequence == other.sequence
 
 
-def new_guid() -> str:
-    """Return an id for one creation: a UUID of version 8."""
+def new_guid(mark: Mark | None = None) -> str:
+    """Return an id for one creation: a UUID of version 8, with 122 random bits, or with ``mark`` and 42."""
     digits = os.urandom(16).hex()
+    if mark is not None:
+        digits = f"{mark.call}{digits[8:20]}{mark.run}"
     # The variant is in the two highest bits of a digit.
     variant = "89ab"[int(digits[16], 16) % 4]
     return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"

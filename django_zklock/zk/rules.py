@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from django_zklock.zk.queue import LEASES, MAX_LIMIT, Kind, Node, Queue
+from django_zklock.zk.queue import LEASES, MAX_LIMIT, Kind, Mark, Node, Queue
 
 # Kinds of which several may hold at once.
 SHARED = frozenset({Kind.READ, Kind.LEASE})
@@ -85,18 +85,25 @@ class Rule:
             return WatchPlan(len(leases), leases[0].name, watch_children=True)
         return WatchPlan(len(leases), leases[0].name, (leases[-1],), woken_by_predecessor=True)
 
-    def proof_of_waiter(self, own: str, queue: Queue) -> tuple[str, ...]:
-        """Return nodes whose existence proves that another contender of this kind waits before ``own``, if one does.
+    def proof_of_waiter(self, own: str, queue: Queue, mark: Mark) -> tuple[str, ...]:
+        """Return nodes whose existence proves that a contender waits which will run what ``mark`` names, if one does.
 
-        The last one before ``own`` is that contender, as it came after all holders.
+        The one of ``own`` may leave while all of them exist. It stays if an earlier delivery of its own task waits: the
+        process of that delivery may be dead. Scenario: the tasks T1 and T2 wait, and the processes of both die. If the
+        second delivery of each left for the node that is left of the other task, neither would run.
         """
-        others = queue.before(own, frozenset({self.kind}))
-        if not others or self.holds(others[-1].name, queue):
+        waiters = [
+            node
+            for node in queue.before(own, frozenset({self.kind}))
+            if node.mark.run == mark.run and not self.holds(node.name, queue)
+        ]
+        if not waiters or any(node.mark.call == mark.call for node in waiters):
             return ()
-        last = others[-1].name
+        # The others may be about to leave, for this one.
+        waiter = waiters[0].name
         # While the holding leases exist, the first waiting lease waits, and so does every lease behind it.
-        blockers = queue.before(last, self.conflicts)[:1] or queue.before(last, LEASES)[: queue.room + 1]
-        return tuple(node.name for node in blockers)
+        blockers = queue.before(waiter, self.conflicts)[-1:] or queue.before(waiter, LEASES)[: queue.room + 1]
+        return (*(node.name for node in blockers), waiter)
 
     def covers(self, rule: Rule) -> bool:
         """Whether holding a key by this rule includes holding it by ``rule``, so that a nested lock needs no node."""

@@ -13,7 +13,7 @@ from django_zklock.zk.creation import Created, LockPath
 from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.node import NodeContender
 from django_zklock.zk.predecessors import PredecessorWatches
-from django_zklock.zk.queue import LEASES, Queue
+from django_zklock.zk.queue import LEASES, Mark, Queue
 from django_zklock.zk.rules import ALL, GRANTED, Rule, WatchPlan
 from django_zklock.zk.session import Session
 
@@ -26,10 +26,11 @@ logger = DeferredLogger("django_zklock.contender")
 class SingleContender(NodeContender):
     """One attempt to hold the lock of one key.
 
-    With ``sole_waiter`` it leaves instead of waiting if another contender of its kind waits already.
+    With ``coalesces`` it leaves instead of waiting if a contender waits already that will run the same. With ``stays``
+    others may leave for it: it waits until it holds.
     """
 
-    __slots__ = ("_listed_in", "_predecessors", "_sole_waiter", "_waking_next", "listing")
+    __slots__ = ("_coalesces", "_listed_in", "_predecessors", "_waking_next", "listing")
 
     def __init__(
         self,
@@ -39,12 +40,14 @@ class SingleContender(NodeContender):
         *,
         data: bytes,
         wait: bool,
-        sole_waiter: bool = False,
+        coalesces: Mark | None = None,
+        stays: bool = False,
         notify: Callable[[], None],
     ) -> None:
         super().__init__(session, path, rule, data=data, wait=wait, notify=notify)
         self.listing = shared_listing(session, self.path)
-        self._sole_waiter = sole_waiter
+        self._coalesces = coalesces
+        self.mark = coalesces if stays else None
         self._predecessors = PredecessorWatches(self, self.listing)
         # The generation in which a listing was requested and not answered yet.
         self._listed_in: int | None = None
@@ -178,8 +181,8 @@ class SingleContender(NodeContender):
         elif not self.wait:
             self.taken = True
             self._abort()
-        elif self._sole_waiter and self.state is State.JOINING:
-            self._wait_if_sole(plan, self.rule.proof_of_waiter(self.node, queue))
+        elif self._coalesces is not None and self.state is State.JOINING:
+            self._wait_or_leave(plan, self.rule.proof_of_waiter(self.node, queue, self._coalesces))
         else:
             self._wait_in_queue(plan)
 
@@ -232,10 +235,10 @@ class SingleContender(NodeContender):
             self._watch_own_node()
         self._predecessors.update(plan)
 
-    def _wait_if_sole(self, plan: WatchPlan, proof: tuple[str, ...]) -> None:
+    def _wait_or_leave(self, plan: WatchPlan, proof: tuple[str, ...]) -> None:
         """Wait, or leave while the nodes of ``proof`` exist, which prove that another contender waits."""
         if proof:
-            # Check and delete in one transaction: the other waiter may be granted in between, and waits no more then.
+            # Check and delete in one transaction: the other waiter may be granted or leave in between.
             others = [f"{self.path}/{name}" for name in proof]
             done = partial(self._left_as_redundant, self._generation)
             self.session.wire.delete_if_all_exist(self._own_path, others, done)

@@ -18,20 +18,30 @@ from kazoo.security import make_acl
 from django_zklock import LockTimeout, ZkLockError, zk_locked
 from django_zklock.exceptions import AlreadyAwaited
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.queue import Kind, name_prefix, new_guid
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble, Recorder, Stranger
 from tests.support.tcp_proxy import UP, Proxy, requests
 from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Onlooker
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
 
 MULTI = 14
 
 
-def sole(make_pool: MakePool, rule: Rule = EXCLUSIVE) -> Lock:
-    return Lock("k", make_pool(), rule=rule, sole_waiter=True)
+def coalescing(pool: Pool, rule: Rule = EXCLUSIVE, *, runs: str = "work", task: str = "") -> Lock:
+    """Return the lock of one call, which runs ``runs``, in the task of that id if there is one."""
+    work = Work(kind="task", name="t", id=task) if task else None
+    return Lock("k", pool, rule=rule, coalesces=runs, work=lambda: work)
+
+
+def waiting(lock: Lock) -> Runner:
+    """Wait for the lock without a timeout, in a thread."""
+    return Runner(partial(lock.acquire, None))
 
 
 # The line.
@@ -44,73 +54,146 @@ def sole(make_pool: MakePool, rule: Rule = EXCLUSIVE) -> Lock:
 )
 def test_line__one_waits(make_pool: MakePool, onlooker: Onlooker, rule: Rule, room: int) -> None:
     """As many hold as may, one waits, and the others are told who holds and leave no node."""
-    holding = [sole(make_pool, rule).acquire(timeout=5) for _ in range(room)]
-    waiting = Runner(partial(sole(make_pool, rule).acquire, 20))
+    holding = [coalescing(make_pool(), rule).acquire(timeout=5) for _ in range(room)]
+    second = waiting(coalescing(make_pool(), rule))
     path = holding[0].lock.paths[0]
     onlooker.wait_count(path, room + 1)
     for _ in range(3):
-        with pytest.raises(AlreadyAwaited, match=r"'k' is taken, and another caller waits for it already; held by pid"):
-            sole(make_pool, rule).acquire(timeout=10)
+        with pytest.raises(
+            AlreadyAwaited, match=r"'k' is taken, and another call of the function waits for it already; held by pid"
+        ):
+            coalescing(make_pool(), rule).acquire(timeout=10)
     onlooker.wait_count(path, room + 1)
-    assert waiting.running
+    assert second.running
     holding.pop().release()
-    later = waiting.result()
+    later = second.result()
     # Now it holds, and there is room for one who waits.
-    another = Runner(partial(sole(make_pool, rule).acquire, 20))
+    another = waiting(coalescing(make_pool(), rule))
     onlooker.wait_count(path, room + 1)
     later.release()
     another.result().release()
 
 
+def test_line__crowd(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Of many that come at once while one runs, one waits and all others leave."""
+    pools = [make_pool() for _ in range(3)]
+    with coalescing(pools[0]).acquire(timeout=5) as held:
+        crowd = [waiting(coalescing(pools[number % 3])) for number in range(12)]
+        wait_until(lambda: sum(each.running for each in crowd) == 1)
+        (last,) = (each for each in crowd if each.running)
+        assert all(isinstance(each.error, AlreadyAwaited) for each in crowd if each is not last)
+        onlooker.wait_count(held.lock.paths[0], 2)
+    last.result().release()
+
+
+@pytest.mark.parametrize("other", ["another function", "a block", "a timeout", "an older version", "Curator"])
+def test_line__who_waits_does_something_else(
+    make_pool: MakePool, outsider: KazooClient, onlooker: Onlooker, other: str
+) -> None:
+    """A call waits behind all that will not run its function, or may give up before that, and is skipped for none."""
+    first = Lock("k", make_pool()).acquire(timeout=5)
+    path = first.lock.paths[0]
+    second: Runner | str
+    if other == "another function":
+        second = waiting(coalescing(make_pool(), runs="other"))
+    elif other == "a block":
+        second = waiting(Lock("k", make_pool()))
+    elif other == "a timeout":
+        second = Runner(partial(coalescing(make_pool()).acquire, 60))
+    else:
+        guid = new_guid() if other == "an older version" else str(uuid.uuid4())
+        second = outsider.create(f"{path}/{name_prefix(guid, Kind.EXCLUSIVE)}", ephemeral=True, sequence=True)
+    onlooker.wait_count(path, 2)
+    third = waiting(coalescing(make_pool()))
+    onlooker.wait_count(path, 3)
+    # Behind others it counts as well.
+    with pytest.raises(AlreadyAwaited):
+        coalescing(make_pool()).acquire(timeout=10)
+    onlooker.wait_count(path, 3)
+    first.release()
+    if isinstance(second, str):
+        outsider.delete(second)
+    else:
+        second.result().release()
+    third.result().release()
+
+
+def test_line__own_earlier_delivery(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A task that is delivered again waits behind its first delivery: that process may be dead, and never run it."""
+    with Lock("k", make_pool()).acquire(timeout=5) as held:
+        path = held.lock.paths[0]
+        first = waiting(coalescing(make_pool(), task="1"))
+        onlooker.wait_count(path, 2)
+        again = waiting(coalescing(make_pool(), task="1"))
+        onlooker.wait_count(path, 3)
+        with pytest.raises(AlreadyAwaited):
+            coalescing(make_pool(), task="2").acquire(timeout=10)
+    first.result().release()
+    again.result().release()
+
+
 def test_line__others_who_wait_are_of_another_kind(make_pool: MakePool, onlooker: Onlooker) -> None:
     """Only who wants the same counts: a reader waits although a writer does, and one more reader does not."""
-    with sole(make_pool).acquire(timeout=5) as held:
-        writer = Runner(partial(sole(make_pool, WRITE).acquire, 20))
+    with coalescing(make_pool()).acquire(timeout=5) as held:
+        writer = waiting(coalescing(make_pool(), WRITE))
         onlooker.wait_count(held.lock.paths[0], 2)
-        reader = Runner(partial(sole(make_pool, READ).acquire, 20))
+        reader = waiting(coalescing(make_pool(), READ))
         onlooker.wait_count(held.lock.paths[0], 3)
         with pytest.raises(AlreadyAwaited):
-            sole(make_pool, READ).acquire(timeout=10)
+            coalescing(make_pool(), READ).acquire(timeout=10)
     writer.result().release()
     reader.result().release()
 
 
+@pytest.mark.parametrize("event", ["gets in", "leaves"])
 @pytest.mark.parametrize(("rule", "room"), [(EXCLUSIVE, 1), (semaphore(2), 2)], ids=["exclusive", "two leases"])
-def test_line__who_waits_gets_in_meanwhile(
-    server: Server, make_pool: MakePool, onlooker: Onlooker, rule: Rule, room: int
+def test_line__who_waits_is_gone_meanwhile(
+    server: Server, make_pool: MakePool, onlooker: Onlooker, rule: Rule, room: int, event: str
 ) -> None:
-    """Who is about to leave stays if the one that waited begins to run just then: that is too early to run for both."""
+    """Who is about to leave stays if the one that waited does no more: it runs, too early for both, or never will."""
     with Proxy(server.address) as proxy:
-        holding = [sole(make_pool, rule).acquire(timeout=5) for _ in range(room)]
-        second = Runner(partial(sole(make_pool, rule).acquire, 20))
+        holding = [coalescing(make_pool(), rule).acquire(timeout=5) for _ in range(room)]
         path = holding[0].lock.paths[0]
-        onlooker.wait_count(path, room + 1)
-        late = Lock("k", make_pool(proxy.hosts), rule=rule, sole_waiter=True)
+        second = waiting(coalescing(make_pool(), rule))
+        (*_, behind) = onlooker.wait_count(path, room + 1)
+        late = coalescing(make_pool(proxy.hosts), rule)
         asked = threading.Event()
 
         def watch(direction: str, chunk: bytes) -> bool:
             if direction == UP and not asked.is_set() and MULTI in requests(chunk):
                 asked.set()
-                onlooker.client.delete(holding[-1].node)
+                if event == "gets in":
+                    onlooker.client.delete(holding[-1].node)
+                else:
+                    # It joins again, behind the late one.
+                    onlooker.client.delete(f"{path}/{behind}")
             return False
 
         proxy.on_chunk = watch
-        waiting = Runner(partial(late.acquire, 20))
-        held = second.result()
-        assert asked.is_set()
-        onlooker.wait_count(path, room + 1)
-        assert waiting.running
-        held.release()
-        waiting.result().release()
+        third = waiting(late)
+        if event == "gets in":
+            held = second.result()
+            assert asked.is_set()
+            onlooker.wait_count(path, room + 1)
+            assert third.running
+            held.release()
+        else:
+            with pytest.raises(AlreadyAwaited):
+                second.result()
+            assert asked.is_set()
+            assert third.running
+        for each in holding:
+            each.release()
+        third.result().release()
 
 
 def test_line__reply_lost(server: Server, make_pool: MakePool, onlooker: Onlooker) -> None:
     """If nobody knows whether it has left, it looks again, and leaves no node."""
     with Proxy(server.address) as proxy:
-        first, second = Lock("k", make_pool()).acquire(timeout=5), Runner(partial(Lock("k", make_pool()).acquire, 20))
+        first, second = coalescing(make_pool()).acquire(timeout=5), waiting(coalescing(make_pool()))
         path = first.lock.paths[0]
         onlooker.wait_count(path, 2)
-        late = Lock("k", make_pool(proxy.hosts), sole_waiter=True)
+        late = coalescing(make_pool(proxy.hosts))
         asked = threading.Event()
 
         def watch(direction: str, chunk: bytes) -> bool:
@@ -120,13 +203,13 @@ def test_line__reply_lost(server: Server, make_pool: MakePool, onlooker: Onlooke
             return False
 
         proxy.on_chunk = watch
-        waiting = Runner(partial(late.acquire, 20))
+        third = Runner(partial(late.acquire, 20))
         assert asked.wait(10)
         onlooker.wait_count(path, 2)
         proxy.resume(drop=True)
         proxy.cut()
         with pytest.raises(AlreadyAwaited):
-            waiting.result()
+            third.result()
         onlooker.wait_count(path, 2)
     first.release()
     second.result().release()
@@ -137,16 +220,17 @@ def test_line__may_not_ask(make_pool: MakePool, outsider: KazooClient, onlooker:
     with Lock("k", make_pool()).acquire(timeout=5) as held:
         path = held.lock.paths[0]
         outsider.set_acls(held.node, [make_acl("world", "anyone", delete=True)])
-        outsider.create(f"{path}/_c_{uuid.uuid4()}-lock-", ephemeral=True, sequence=True)
+        guid = new_guid(coalescing(held.lock.pool)._mark(None))
+        outsider.create(f"{path}/{name_prefix(guid, Kind.EXCLUSIVE)}", ephemeral=True, sequence=True)
         with pytest.raises(ZkLockError, match="refused: NoAuthError"):
-            sole(make_pool).acquire(timeout=10)
+            coalescing(make_pool()).acquire(timeout=10)
         onlooker.wait_count(path, 2)
 
 
 def test_several_keys__refused(make_pool: MakePool) -> None:
     """Of several keys nobody could say who waits for which."""
     with pytest.raises(TypeError, match="for one key only, got a, b"):
-        Lock(["a", "b"], make_pool(), sole_waiter=True)
+        Lock(["a", "b"], make_pool(), coalesces="work")
     with pytest.raises(TypeError, match="for one key"):
         zk_locked(["a", "b"], on_conflict="coalesce")
 
@@ -199,6 +283,41 @@ def test_call__times_out(make: Callable[..., Callable[..., Any]], stranger: Stra
     with pytest.raises(LockTimeout):
         make(lambda: "done", timeout=0.5)()
     ensemble.wait_count("k", 1)
+
+
+def test_call__another_function(stranger: Stranger, ensemble: Ensemble) -> None:
+    """A call waits behind a call of another function, whatever the policy of that one is."""
+
+    @zk_locked("k", on_conflict="coalesce")
+    def one() -> str:
+        return "one"
+
+    @zk_locked("k", on_conflict="coalesce")
+    def two() -> str:
+        return "two"
+
+    held = stranger.take("k")
+    first = Runner(one)
+    ensemble.wait_count("k", 2)
+    second = Runner(two)
+    ensemble.wait_count("k", 3)
+    for call in (one, two):
+        result: Any = call()
+        assert result["reason"] == "coalesced"
+    held.release()
+    assert (first.result(), second.result()) == ("one", "two")
+
+
+def test_call__may_give_up(make: Callable[..., Callable[..., Any]], stranger: Stranger, ensemble: Ensemble) -> None:
+    """No call is skipped for a call with a timeout: the first waits in vain, and the second runs."""
+    held = stranger.take("k")
+    first = Runner(make(lambda: "done", timeout=2))
+    ensemble.wait_count("k", 2)
+    second = Runner(make(lambda: "done", timeout=60))
+    ensemble.wait_count("k", 3)
+    assert isinstance(first.outcome(), LockTimeout)
+    held.release()
+    assert second.result() == "done"
 
 
 def test_call__crowd(make: Callable[..., Callable[..., Any]]) -> None:

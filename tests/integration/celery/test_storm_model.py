@@ -134,7 +134,7 @@ def test_undisturbed() -> None:
         ({}, without("received"), "has run 1 times"),
         ({"countdown": 1.0}, add(), "began 0.20 s after it was sent"),
         ({}, replace("acquired", lost=True), "a lock that is lost was given to a body"),
-        ({"policy": "coalesce"}, skipped("coalesced", "b"), "nothing of its key has run"),
+        ({"policy": "coalesce"}, skipped("coalesced", "b"), "has not run for another one"),
         ({}, add({"at": 9.0, "what": "silent", "worker": 1, "stack": [OWN]}), "worker 1 does not answer"),
         ({}, add({"at": 9.0, "what": "ended", "worker": 1, "traceback": [OWN]}), "worker 1 has ended by itself"),
     ],

@@ -317,15 +317,15 @@ def test_semaphore__telling_the_next(
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-def test_sole_waiter(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, done: bool) -> None:
-    """A call that waits only if no other does leaves, also if its leave is refused at first."""
+def test_coalesced(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, done: bool) -> None:
+    """A call leaves for one that waits to run the same, also if its leave is refused at first."""
     held = Lock("k", make_pool()).acquire(timeout=10)
-    waiter = waiting_in(Lock("k", make_pool()))
+    waiter = Runner(lambda: Lock("k", make_pool(), coalesces="work").acquire(None))
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
     pool = make_pool()
     refusal = refusals.refuse("multi", code=code, done=done)
     with pytest.raises(AlreadyAwaited):
-        Lock("k", pool, sole_waiter=True).acquire(timeout=30)
+        Lock("k", pool, coalesces="work").acquire(timeout=30)
     assert refusal.count == 2
     wait_until(lambda: idle(pool))
     assert len(server.paths(held.lock.paths[0])) == 2

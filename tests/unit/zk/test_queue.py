@@ -55,6 +55,22 @@ def test_node__ours() -> None:
     assert not parsed("8" * 32 + "__lock__").is_ours
 
 
+def test_node__mark() -> None:
+    """The GUID of a marked node is a UUID like every one of ours, tells the mark, and is new each time."""
+    mark = queue.Mark.of("shop.tasks.rebuild", "5b7e")
+    guids = {queue.new_guid(mark) for _ in range(100)}
+    assert len(guids) == 100
+    for guid in guids:
+        assert (uuid.UUID(guid).version, uuid.UUID(guid).variant) == (8, uuid.RFC_4122)
+        node = parsed(queue.name_prefix(guid, Kind.LEASE, 4))
+        assert (node.mark, node.is_ours, node.limit) == (mark, True, 4)
+    # Processes on all hosts and of all versions have to agree.
+    assert mark == ("df1f250ba2e6", "cbdbba92")
+    assert parsed(queue.name_prefix(queue.new_guid(), Kind.EXCLUSIVE)).mark.run != mark.run
+    assert queue.Mark.of("shop.tasks.other", "5b7e").run != mark.run
+    assert queue.Mark.of("shop.tasks.rebuild", "\ud800").call != mark.call
+
+
 def parsed(stem: str) -> queue.Node:
     node = queue.parse_name(f"{stem}0000000001")
     assert node is not None

@@ -7,10 +7,11 @@ L lease, a digit for a lease of that limit; the node in question stands behind t
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
-from django_zklock.zk.queue import Kind, Node, Queue, parse_name
+from django_zklock.zk.queue import Kind, Mark, Node, Queue, name_prefix, new_guid, parse_name
 from django_zklock.zk.rules import EXCLUSIVE, GRANTED, READ, RULES, WRITE, Rule, WatchPlan, rule, semaphore
 from tests.support.scripted_session import curators, other
 
@@ -329,3 +330,58 @@ def test_rule__limit_and_mode(mode: str) -> None:
     """A semaphore has no mode."""
     with pytest.raises(TypeError, match=f"limit=2 makes a semaphore.* leave out mode='{mode}' or the limit"):
         rule(mode, 2)
+
+
+# Whom a call may be skipped for.
+
+
+def proof_in(of: Rule, line: str) -> list[int]:
+    """Return the places of the nodes that prove that another call waits which runs the same as ours, the last one.
+
+    A letter in round brackets is a node of a call that runs the same; in square brackets, of a delivery of our own
+    call.
+    """
+    mark = Mark.of("work", "ours")
+    marks = {"(": Mark.of("work", "another"), "[": mark, "": None}
+    nodes = []
+    for place, (bracket, letter) in enumerate(re.findall(r"([(\[]?)(\w)[)\]]?", line)):
+        kind, limit = (Kind.LEASE, int(letter)) if letter.isdigit() else (KINDS[letter], None)
+        nodes.append(parse_name(name_prefix(new_guid(marks[bracket]), kind, limit) + f"{place:010d}"))
+    queue = Queue([node for node in nodes if node is not None])
+    proof = of.proof_of_waiter(list(queue)[-1].name, queue, mark)
+    return [place for place, node in enumerate(queue) if node.name in proof]
+
+
+@pytest.mark.parametrize(
+    ("of", "line", "proof"),
+    [
+        # The one that waits, and a node for which it waits.
+        (EXCLUSIVE, "X(X)[X]", [0, 1]),
+        (EXCLUSIVE, "(X)(X)[X]", [0, 1]),
+        (EXCLUSIVE, "R(X)[X]", [0, 1]),
+        # Wherever it is; the first one, as those behind it may leave for it.
+        (EXCLUSIVE, "XX(X)XR[X]", [1, 2]),
+        (EXCLUSIVE, "XX(X)(X)[X]", [1, 2]),
+        # One that holds began too early; one without the mark, or of another kind, does something else.
+        (EXCLUSIVE, "(X)[X]", []),
+        (EXCLUSIVE, "(X)X[X]", []),
+        (EXCLUSIVE, "XX[X]", []),
+        (EXCLUSIVE, "X(W)[X]", []),
+        # Behind an earlier delivery of its own call it stays, but not if that one holds.
+        (EXCLUSIVE, "X[X][X]", []),
+        (EXCLUSIVE, "X(X)[X][X]", []),
+        (EXCLUSIVE, "X[X](X)[X]", []),
+        (EXCLUSIVE, "[X](X)[X]", [0, 1]),
+        (READ, "R(R)W[R]", []),
+        (READ, "RW(R)W[R]", [1, 2]),
+        (semaphore(2), "2(2)[2]", []),
+        (semaphore(2), "22(2)[2]", [0, 1, 2]),
+        (semaphore(2), "2(2)(2)[2]", [0, 1, 2]),
+        (semaphore(2), "2X(2)[2]", [1, 2]),
+        # The low limit keeps out those behind it too.
+        (semaphore(9), "991(9)[9]", [0, 1, 2, 3]),
+    ],
+)
+def test_proof_of_waiter(of: Rule, line: str, proof: list[int]) -> None:
+    """A call is skipped for the first one that waits and runs the same, while these nodes exist."""
+    assert proof_in(of, line) == proof

@@ -117,7 +117,9 @@ class Gate(GateWorker):
         before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
         try:
             with _request_of(request) if own else nullcontext():
-                return call.lock(call.key((*own, *request.args), dict(request.kwargs)), lambda: work)
+                key = call.key((*own, *request.args), dict(request.kwargs))
+            # Celery discards it at that time, also while it waits here.
+            return call.lock(key, lambda: work, may_expire=request.expires is not None)
         finally:
             # If the key callable has queried the database, the children must not inherit the connection.
             for each in databases.all(initialized_only=True):

@@ -236,7 +236,7 @@ class Model:
             ran = {int(each["began"] * 1000) for each in self.by_task[row["id"]] if each["what"] == "end"}
             return None if row["result"] in ran else f"has a result without a body: {row['result']}"
         wanted = {"skip": "skipped conflict", "coalesce": "skipped coalesced"}.get(send.policy)
-        # A coalesced task may be skipped for its own earlier delivery, which runs later.
+        # A coalesced task may meet its own earlier delivery as the holder, and is skipped for another that waits.
         itself = send.policy == "skip" and row["id"] in str(row["result"].get("holder"))
         return f"was skipped: {row['result']}" if itself or reason != wanted else None
 
@@ -360,7 +360,7 @@ class Model:
                 yield "", f"a lock that is lost was given to a body: {row}"
 
     def _coalesced(self) -> Iterator[tuple[str, str]]:
-        """After a task was skipped for a waiting one, a body of that key begins, or the waiting task has failed."""
+        """After a task was skipped for a waiting one, the same body begins for that key, or the waiting task fails."""
         mine = [(task, send) for task, send in self.sends.items() if send.policy == "coalesce"]
         for task, send in mine:
             skips = [row["at"] for row in self.by_task[task] if row["what"] == "done" and _skipped(row)]
@@ -368,12 +368,12 @@ class Model:
             later = (
                 row
                 for other, each in mine
-                if other != task and each.keys == send.keys
+                if other != task and (each.task, each.keys) == (send.task, send.keys)
                 for row in self.by_task[other]
                 if row["at"] > since and (row["what"] == "begin" or (_is_final(row) and not _skipped(row)))
             )
             if skips and next(later, None) is None:
-                yield task, "was skipped, and nothing of its key has run since it was sent"
+                yield task, "was skipped, and has not run for another one since it was sent"
 
     def _outages(self) -> Iterator[tuple[str, str]]:
         """While ZooKeeper is away, each slot fails no more than one task in a connect timeout."""

@@ -132,6 +132,18 @@ def coalesce(key: str) -> dict[str, Any]:
     return facts()
 
 
+def _made_by_a_factory(number: int) -> Any:
+    @shared_task(name=f"workshop.tasks.made{number}")
+    @zk_locked("{key}", on_conflict="coalesce")
+    def made(key: str) -> dict[str, Any]:
+        return facts(number=number)
+
+    return made
+
+
+made1, made2 = map(_made_by_a_factory, (1, 2))
+
+
 @shared_task
 @zk_locked("{key}", timeout=3, on_unavailable="run")
 def give_up_or_run_without(key: str) -> dict[str, Any]:
