@@ -94,6 +94,11 @@ class Proxy:
         """Whether a connection goes through."""
         return bool(self._links)
 
+    def holds_back(self, direction: str) -> bool:
+        """Whether a connection has something that is held back."""
+        with self._lock:
+            return any(link.held[direction] for link in self._links)
+
     def cut(self) -> int:
         """Close every connection; how many there were."""
         with self._lock:

@@ -16,7 +16,8 @@ changes the following; for each change ``tests/unit/zk/wire`` has a test that fa
   are set again on the next one, in few requests. (kazoo forgets them.)
 - An ensemble that has lost its data refuses a client that has seen more; then a new session begins. (kazoo retries with
   the old session for ever.)
-- The time that one server gets to accept a connection grows from round to round.
+- The time that one server gets to accept a connection grows from round to round, but is never more than half of what
+  is left of the lease.
 - A connection can be dropped from another thread, closed within a timeout, and abandoned after a fork.
 """
 

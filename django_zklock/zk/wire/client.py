@@ -83,7 +83,7 @@ class Wire(Requests):
 
     def __init__(self, options: ConnectionOptions, listener: WireListener, *, connect_timeout: float) -> None:
         self.listener = listener
-        handler = make_handler(options, connect_timeout=connect_timeout)
+        handler = make_handler(options)
         # kazoo's default delay grows to an hour. Here a reconnect starts within about a second.
         retry = KazooRetry(
             max_tries=-1,
@@ -103,7 +103,8 @@ class Wire(Requests):
             **options.extra,
         )
         super().__init__(client, parse_acl(options.acl), listener.monitor)
-        self._connection = Connection(client, self, dict(options.sasl) if options.sasl else None)
+        sasl = dict(options.sasl) if options.sasl else None
+        self._connection = Connection(client, self, sasl, connect_timeout=connect_timeout)
         client._connection = self._connection
         self.lease = self._connection.lease
         client.add_listener(self._state_changed)

@@ -10,8 +10,11 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionDropped
 from kazoo.protocol.serialization import CloseInstance, Connect
 
-from django_zklock.zk.waiting import boottime
+from django_zklock.zk.waiting import Deadline, boottime
 from django_zklock.zk.wire.exchange import ConnectionOwner, Exchange, UnsupportedServerError
+
+# Seconds that an attempt to connect has at least, however little is left of the lease.
+MIN_ATTEMPT = 0.05
 
 
 class _ServesError(Exception):
@@ -21,8 +24,19 @@ class _ServesError(Exception):
 class Connection(Exchange):
     """One client's connection: the rounds over its servers, and the handshake with one."""
 
-    def __init__(self, client: KazooClient, owner: ConnectionOwner, sasl_options: dict[str, Any] | None) -> None:
+    def __init__(
+        self,
+        client: KazooClient,
+        owner: ConnectionOwner,
+        sasl_options: dict[str, Any] | None,
+        *,
+        connect_timeout: float,
+    ) -> None:
         super().__init__(client, owner, sasl_options=sasl_options)
+        self.retry_sleeper.sleep_func = self._pause
+        # Seconds for one server in a round: first an equal share of the timeout, and later more.
+        self._connect_timeout = connect_timeout
+        self._server_share = self.server_limit = connect_timeout / len(client.hosts)
         # Why the last connect failed; None if it succeeded.
         self.failure: str | None = None
         # In this round over the servers: one has accepted the session; one has closed the connection instead; the
@@ -56,7 +70,20 @@ class Connection(Exchange):
             return super()._connect_loop(retry)
         finally:
             if not self._accepted:
-                self.handler.extend_connect_limit()
+                # Maybe because all are slow.
+                self.server_limit = min(self._connect_timeout, 2 * self.server_limit)
+
+    def _pause(self, seconds: float) -> None:
+        self.handler.sleep_func(self._within_lease(seconds))
+
+    def _within_lease(self, seconds: float) -> float:
+        """Return at most half of what is left of the lease.
+
+        A server, or a proxy before it, that accepts the connection and never answers must not use up the lease: several
+        attempts, and the pauses between them, fit into what is left.
+        """
+        left = self.lease.end - boottime()
+        return min(seconds, max(MIN_ATTEMPT, left / 2)) if left > 0 else seconds
 
     @property
     def _is_past_its_timeout(self) -> bool:
@@ -77,7 +104,7 @@ class Connection(Exchange):
         self._accepted = True
         # Another round may follow on this one in the same loop.
         self._doubting = False
-        self.handler.reset_connect_limit()
+        self.server_limit = self._server_share
         return timeouts
 
     def _connect_in_doubt(self, *arguments: Any) -> Any:
@@ -107,11 +134,14 @@ class Connection(Exchange):
     def _shake_hands(self, *arguments: Any) -> Any:
         # Of an earlier socket.
         self._clear_buffer()
+        # kazoo allows each server the whole session timeout, and a server that is switched off would use all of it.
+        limit = min(self.client._session_timeout / 1000.0, self.server_limit)
+        self.handler.attempt = Deadline.after(self._within_lease(limit))
         return super()._connect(*arguments)
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
         try:
-            super()._authenticate_with_sasl(host, min(timeout, self.handler.connect_limit))
+            super()._authenticate_with_sasl(host, self.handler.attempt.capped(timeout).remaining())
         except AuthFailedError as error:
             # kazoo takes the end of the connection for a refusal. ZooKeeper answers wrong credentials with an error
             # (``ZooKeeperServer.processSasl``).
@@ -134,7 +164,7 @@ class Connection(Exchange):
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         # kazoo calls this for the handshake only, with an equal share of the session timeout for each server.
-        sent, timeout = boottime(), min(self.client._session_timeout / 1000.0, self.handler.connect_limit)
+        sent, timeout = boottime(), self.handler.attempt.remaining()
         try:
             outcome = super()._invoke(timeout, request, xid)
         except ConnectionDropped as error:

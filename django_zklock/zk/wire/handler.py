@@ -11,32 +11,22 @@ from typing import Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
-from django_zklock.zk.waiting import AutoResetEvent
+from django_zklock.zk.waiting import AutoResetEvent, Deadline
 from django_zklock.zk.wire.options import ConnectionOptions
 
 
 class _InlineHandler:
     """The changes to each of kazoo's handlers. No callback is queued for another thread: ours never block."""
 
-    # The seconds for each step of connecting to one server: first an equal share of the timeout, later more.
-    connect_limit = float("inf")
-    connect_timeout = float("inf")
-    server_share = float("inf")
-
-    def extend_connect_limit(self) -> None:
-        """Allow each server more time: none has accepted, maybe because all are slow."""
-        self.connect_limit = min(self.connect_timeout, 2 * self.connect_limit)
-
-    def reset_connect_limit(self) -> None:
-        """Allow each server its share of the timeout."""
-        self.connect_limit = self.server_share
+    # By then the server that is being connected to must have accepted; the connection sets it.
+    attempt = Deadline(None)
 
     # Returns a new TLS context for each connection: certificates may have been renewed.
     tls: Callable[[], ssl.SSLContext] | None = None
 
     def create_connection(self, address: Any, timeout: float, hostname: str | None = None, **_tls: Any) -> Any:
         # kazoo's own TLS code leaks the socket if the handshake fails.
-        sock = super().create_connection(address, timeout=min(timeout, self.connect_limit))  # type: ignore[misc]
+        sock = super().create_connection(address, timeout=self.attempt.capped(timeout).remaining())  # type: ignore[misc]
         if self.tls is None:
             return sock
         try:
@@ -131,13 +121,9 @@ class ThreadingHandler(_InlineHandler, SequentialThreadingHandler):
         return _Event()
 
 
-def make_handler(options: ConnectionOptions, *, connect_timeout: float) -> Any:
-    """Return the handler for one client, which should connect to any server within ``connect_timeout`` seconds."""
+def make_handler(options: ConnectionOptions) -> Any:
+    """Return the handler for one client."""
     handler = _handler_class()()
-    # kazoo allows each server the whole session timeout, and a server that is switched off would use all of it.
-    handler.connect_timeout = connect_timeout
-    handler.server_share = connect_timeout / len(options.hosts.split(","))
-    handler.reset_connect_limit()
     if options.use_tls:
         handler.tls = partial(tls_context, options)
     return handler

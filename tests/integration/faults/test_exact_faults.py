@@ -509,6 +509,26 @@ def test_notification__swallowed(server: ZooKeeperServer, make_pool: MakePool) -
     waiter.result().release()
 
 
+@pytest.mark.parametrize("silences", [1, 2])
+def test_handshake__swallowed(server: ZooKeeperServer, make_pool: MakePool, silences: int) -> None:
+    """After a short outage a lock is kept, also if new connections are accepted and their handshakes never answered:
+    no attempt takes more than half of what is left of the lease, whatever the connect timeout.
+    """
+    with Proxy(server.address) as proxy:
+        pool = make_pool(proxy.hosts, session_timeout=10.0, connect_timeout=60.0)
+        held = Lock("k", pool).acquire()
+        session = pool.sessions()[0]
+        proxy.pause(DOWN)
+        proxy.cut()
+        for _ in range(silences):
+            wait_until(lambda: proxy.holds_back(DOWN), 10.0 + GRACE)
+            proxy.resume(drop=True)
+            proxy.pause(DOWN)
+        proxy.resume()
+        wait_until(lambda: session.connected, 10.0 + GRACE)
+        held.check()
+
+
 # The end of the numbers.
 
 

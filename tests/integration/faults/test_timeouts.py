@@ -189,8 +189,7 @@ def test_connecting__slow_servers(server: ZooKeeperServer, make_pool: MakePool) 
     held.check()
     held.release(wait=True)
     # The next connection begins with equal shares again.
-    handler = pool.sessions()[0].wire._client.handler
-    assert handler.connect_limit == handler.server_share == pytest.approx(0.4)
+    assert pool.sessions()[0].wire._connection.server_limit == pytest.approx(0.4)
 
 
 def test_connecting__no_longer_than_the_patience(make_pool: MakePool) -> None:
@@ -198,7 +197,7 @@ def test_connecting__no_longer_than_the_patience(make_pool: MakePool) -> None:
     pool = make_pool("127.0.0.1:1,127.0.0.1:2", connect_timeout=0.5)
     with pytest.raises(ZooKeeperUnavailable):
         Lock("k", pool).acquire(timeout=2)
-    assert pool.sessions()[0].wire._client.handler.connect_limit == pytest.approx(0.5)
+    assert pool.sessions()[0].wire._connection.server_limit == pytest.approx(0.5)
 
 
 def test_host__cannot_be_resolved(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,7 @@ def test_events__one_thread_in_wire_order(plugs: Any, onlooker: Onlooker, root: 
 
 def test_events__of_kazoo() -> None:
     """An event for kazoo wakes every thread that waits for it, and a wait has a timeout."""
-    handler = make_handler(ConnectionOptions(hosts="nowhere"), connect_timeout=1.0)
+    handler = make_handler(ConnectionOptions(hosts="nowhere"))
     event = handler.event_object()
     assert (event.is_set(), event.wait(0.01)) == (False, False)
     waiters = [Runner(lambda: event.wait(10)) for _ in range(3)]

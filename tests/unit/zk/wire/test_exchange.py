@@ -95,12 +95,12 @@ class Ends:
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    handler = make_handler(ConnectionOptions(hosts="nowhere:1"), connect_timeout=1.0)
+    handler = make_handler(ConnectionOptions(hosts="nowhere:1"))
     client = KazooClient(hosts="nowhere:1", handler=handler)
     client._state = KeeperState.CONNECTED
     client._stopped.clear()
     owner = Owner(client)
-    connection = Connection(client, owner, None)
+    connection = Connection(client, owner, None, connect_timeout=1.0)
     connection._read_sock, connection._write_sock = handler.create_socket_pair()
     connection._socket, server = socket.socketpair()
     connection._socket.setblocking(False)
@@ -390,7 +390,7 @@ def test_poller__decrypted_bytes() -> None:
         def pending(self) -> int:
             return self.left
 
-    handler = make_handler(ConnectionOptions(hosts="nowhere:1"), connect_timeout=1.0)
+    handler = make_handler(ConnectionOptions(hosts="nowhere:1"))
     near, far = socket.socketpair()
     with far:
         sock = Buffered.__new__(Buffered)
