@@ -23,9 +23,13 @@ changes the following; for each change ``tests/unit/zk/wire`` has a test that fa
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from django_zklock.zk.waiting import DaemonCall, Deadline
 from django_zklock.zk.wire.options import (
     KAZOO_OPTIONS,
     MAX_READS_PER_REQUEST,
@@ -49,9 +53,10 @@ if TYPE_CHECKING:
     from django_zklock.zk.wire.multi_read import Read
     from django_zklock.zk.wire.requests import creation_size, is_temporary
 
-# The modules of the names that need kazoo. They are imported at the first use of any of them, so that a process without
-# locks does not import kazoo.
+# The modules of the names that need kazoo, and what a first connection imports itself. They are imported at the first
+# use of any of the names, so that a process without locks does not import kazoo.
 _HOMES = (
+    "encodings.idna",
     "kazoo.exceptions",
     "kazoo.protocol.states",
     "django_zklock.zk.wire.client",
@@ -80,10 +85,34 @@ __all__ = [
 ]
 
 
+# Held during that import, and by a thread that forks. CPython does not release the lock of a module that is being
+# imported by a thread that the child does not have: the child would wait for it for ever.
+_importing = threading.RLock()
+
+
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # All at once: a later import could run while a caller holds a lock.
-    homes = [vars(import_module(home)) for home in _HOMES]
-    globals().update({each: home[each] for home in homes for each in __all__ if each in home})
+    # In another thread: a signal handler may interrupt this one and take a lock, and would meet half a module here. It
+    # waits instead, as this thread does.
+    DaemonCall(_import_all).result(Deadline(None))
     return globals()[name]
+
+
+def _import_all() -> None:
+    """Import all modules at once: a later import could run while a caller holds a lock."""
+    with _importing:
+        homes = [vars(import_module(home)) for home in _HOMES]
+        globals().update({each: home[each] for home in homes for each in __all__ if each in home})
+
+
+def _after_fork_in_child() -> None:
+    # A server in C, such as uWSGI, may fork without the call before.
+    with contextlib.suppress(RuntimeError):
+        _importing.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_after_fork_in_child
+    )

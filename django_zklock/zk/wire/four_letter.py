@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import socket
+from urllib.parse import urlsplit
 
 from django_zklock.zk.waiting import Deadline
-from django_zklock.zk.wire.options import ConnectionOptions
+from django_zklock.zk.wire.options import ConnectionOptions, tls_context
 
 # The longest answer of a real server, that to "mntr", has about 20 kB.
 MAX_ANSWER = 64 * 1024
 CHUNK_SIZE = 4096
+DEFAULT_PORT = 2181
 
 
 def addresses(hosts: str) -> list[tuple[str, int]]:
     """Return host and port of each server in ``hosts``, without the chroot; raise ``ValueError`` for another text."""
-    from kazoo.hosts import collect_hosts
-
-    found: list[tuple[str, int]] = collect_hosts(hosts)[0]
-    return found
+    servers, _, _chroot = hosts.partition("/")
+    # As kazoo reads them: IPv6 addresses stand in brackets.
+    parts = [urlsplit(f"//{server.strip()}") for server in servers.split(",")]
+    if not all(part.hostname for part in parts):
+        raise ValueError(f"a server has no name: {hosts!r}")
+    return [(part.hostname or "", part.port or DEFAULT_PORT) for part in parts]
 
 
 def send(options: ConnectionOptions, address: tuple[str, int], word: str, deadline: Deadline) -> str:
@@ -29,8 +33,6 @@ def send(options: ConnectionOptions, address: tuple[str, int], word: str, deadli
     with socket.create_connection(address, deadline.remaining()) as plain:
         if not options.use_tls:
             return _exchange(plain, word, deadline)
-        from django_zklock.zk.wire.handler import tls_context
-
         with tls_context(options).wrap_socket(plain, server_hostname=address[0]) as secure:
             return _exchange(secure, word, deadline)
 

@@ -12,7 +12,7 @@ from typing import Any
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 from django_zklock.zk.waiting import AutoResetEvent, Deadline
-from django_zklock.zk.wire.options import ConnectionOptions
+from django_zklock.zk.wire.options import ConnectionOptions, tls_context
 
 
 class _InlineHandler:
@@ -142,19 +142,3 @@ def _handler_class() -> type:
 
         return type("EventletHandler", (_InlineHandler, SequentialEventletHandler), {})
     return ThreadingHandler
-
-
-def tls_context(options: ConnectionOptions) -> ssl.SSLContext:
-    """Return a TLS context with the certificates; raise ``OSError`` if a file is missing or unusable."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Before verify_mode: ssl refuses to turn off verification while host names are checked.
-    context.check_hostname = options.checks_host_name
-    context.verify_mode = ssl.CERT_REQUIRED if options.tls_verify else ssl.CERT_NONE
-    if options.tls_ca is None:
-        context.load_default_certs()
-    else:
-        context.load_verify_locations(options.tls_ca)
-    if options.tls_cert is not None:
-        # If the password is None and the key is encrypted, OpenSSL asks for one at the terminal.
-        context.load_cert_chain(options.tls_cert, options.tls_key, options.tls_key_password or "")
-    return context

@@ -1,13 +1,11 @@
-"""The options of a connection to an ensemble."""
+"""The options of a connection to an ensemble, which need no kazoo."""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from kazoo.security import ACL
+from typing import Any, NamedTuple
 
 # The arguments of KazooClient that a user may set; the others are set here, or would break what this package does.
 KAZOO_OPTIONS = frozenset({"randomize_hosts"})
@@ -21,7 +19,9 @@ MAX_REQUEST = 0xFFFFF
 
 HIDDEN = "********"
 
-_PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
+# The bits in the protocol (``ZooDefs.Perms``).
+_PERMISSIONS = {"c": 4, "d": 8, "r": 1, "w": 2, "a": 16}
+_ALL = 31
 
 
 class Secret(str):
@@ -66,35 +66,57 @@ class ConnectionOptions:
         return self.tls_check_hostname and self.tls_verify
 
 
-def parse_acl(value: str | Sequence[str]) -> list[ACL]:
+class Subject(NamedTuple):
+    """Whom an entry of an ACL is for."""
+
+    scheme: str
+    id: str
+
+
+class AclEntry(NamedTuple):
+    """An entry of an ACL, as kazoo serialises it."""
+
+    perms: int
+    id: Subject
+
+    def __str__(self) -> str:
+        letters = "".join(letter for letter, permission in _PERMISSIONS.items() if self.perms & permission)
+        return f"{self.id.scheme}:{self.id.id}:{letters}"
+
+
+def parse_acl(value: str | Sequence[str]) -> list[AclEntry]:
     """Parse ``"open"``, ``"creator"`` or a list of ``scheme:id:perms`` with perms out of ``cdrwa``.
 
     Raise ``ValueError`` for anything else.
     """
-    from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
-
     if value == "open":
-        return list(OPEN_ACL_UNSAFE)
+        return [AclEntry(_ALL, Subject("world", "anyone"))]
     if value == "creator":
-        return list(CREATOR_ALL_ACL)
+        return [AclEntry(_ALL, Subject("auth", ""))]
     if isinstance(value, str) or not value:
         raise ValueError(f'"open", "creator" or a list of "scheme:id:perms", got {value!r}')
     return [_parse_acl_entry(entry) for entry in value]
 
 
-def acl_entry(acl: ACL) -> str:
-    """Return one entry of a node's ACL as ``scheme:id:perms``, which :func:`parse_acl` parses."""
-    from kazoo.security import Permissions
-
-    letters = "".join(letter for letter, name in _PERMISSIONS.items() if acl.perms & getattr(Permissions, name.upper()))
-    return f"{acl.id.scheme}:{acl.id.id}:{letters}"
-
-
-def _parse_acl_entry(entry: str) -> ACL:
-    from kazoo.security import make_acl
-
+def _parse_acl_entry(entry: str) -> AclEntry:
     scheme, _, rest = str(entry).partition(":")
     credential, _, permissions = rest.rpartition(":")
     if not scheme or not credential or not permissions or not set(permissions) <= set(_PERMISSIONS):
         raise ValueError(f'entries like "world:anyone:r" or "digest:user:hash:cdrwa", got {entry!r}')
-    return make_acl(scheme, credential, **{_PERMISSIONS[letter]: True for letter in permissions})
+    return AclEntry(sum(_PERMISSIONS[letter] for letter in set(permissions)), Subject(scheme, credential))
+
+
+def tls_context(options: ConnectionOptions) -> ssl.SSLContext:
+    """Return a TLS context with the certificates; raise ``OSError`` if a file is missing or unusable."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Before verify_mode: ssl refuses to turn off verification while host names are checked.
+    context.check_hostname = options.checks_host_name
+    context.verify_mode = ssl.CERT_REQUIRED if options.tls_verify else ssl.CERT_NONE
+    if options.tls_ca is None:
+        context.load_default_certs()
+    else:
+        context.load_verify_locations(options.tls_ca)
+    if options.tls_cert is not None:
+        # If the password is None and the key is encrypted, OpenSSL asks for one at the terminal.
+        context.load_cert_chain(options.tls_cert, options.tls_key, options.tls_key_password or "")
+    return context

@@ -26,7 +26,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.wire.multi_read import MultiRead, Read
-from django_zklock.zk.wire.options import ConnectionOptions, acl_entry, parse_acl
+from django_zklock.zk.wire.options import AclEntry, ConnectionOptions, Subject, parse_acl
 from django_zklock.zk.wire.watches import Watch, Watcher, WatchRegistry, remove_request
 
 logger = DeferredLogger("django_zklock.wire")
@@ -274,7 +274,7 @@ class Requests:
         """Read the ACL of a node, as entries ``scheme:id:perms`` with perms out of ``cdrwa``."""
 
         def read(value: tuple[list[Any], ZnodeStat] | None, error: KazooException | None) -> None:
-            reply(None if value is None else [acl_entry(each) for each in value[0]], error)
+            reply(None if value is None else [str(AclEntry(each.perms, Subject(*each.id))) for each in value[0]], error)
 
         self._send(GetACL(self._chroot + path), read)
 
