@@ -16,6 +16,7 @@ from django_zklock.zk.held import Held, held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.waiting import Deadline
 from django_zklock.zk.wire import ConnectionOptions
 
 from . import acl, redirect_settings
@@ -103,9 +104,9 @@ class Sandbox:
         All other nodes of the session are lost too. Raises TimeoutError, and LookupError if the lock is not held.
         """
         self.faults.expire(self.owner(held.node))
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         while not held.lost:
-            if time.monotonic() > deadline:
+            if deadline.passed:
                 msg = f"the session of lock {held.key!r} has expired, but its holder has not noticed in {timeout:g} s"
                 raise TimeoutError(msg)
             time.sleep(POLL_INTERVAL)

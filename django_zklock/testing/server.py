@@ -41,6 +41,14 @@ class SessionInfo:
     ephemerals: tuple[str, ...]
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop whose timers fire while a test freezes the time: sessions end, and delays are over."""
+
+    def time(self) -> float:
+        # freezegun replaces time.monotonic, which asyncio calls.
+        return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 class ZooKeeperServer:
     """A ZooKeeper for tests and laptops: one server, in memory, that speaks the client protocol of 3.8.
 
@@ -264,7 +272,7 @@ class ZooKeeperServer:
             await listener.close()
 
     def _run(self, ready: concurrent.futures.Future[None]) -> None:
-        loop = self._loop = asyncio.new_event_loop()
+        loop = self._loop = _Loop()
 
         async def begin() -> None:
             await self._listen()

@@ -6,7 +6,6 @@ Both call :meth:`Acquisition.poll` and then sleep; they differ in how they sleep
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -14,7 +13,7 @@ from django_zklock.zk import failures
 from django_zklock.zk.contender import State
 from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.owners import Caller
-from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, Deadline, boottime
+from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, Deadline, boottime, monotonic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +68,7 @@ class Acquisition:
             _nothing if caller is None or caller.thread is None else ref(caller.thread)
         )
         self._wake = wake
-        self._began = time.monotonic()
+        self._began = monotonic()
         # On the clock of leases.
         self._asked_at = boottime()
         self._deadline = Deadline.after(timeout)
@@ -114,9 +113,7 @@ class Acquisition:
         if contender.state is State.HELD:
             owner = self._owner()
             assert owner is not None, "the caller of poll() has the owner"
-            held = Held(
-                self.lock, contender, waited=time.monotonic() - self._began, caller=Caller(owner, self._thread())
-            )
+            held = Held(self.lock, contender, waited=monotonic() - self._began, caller=Caller(owner, self._thread()))
             self.keep(held)
             return True
         if contender.error is not None:
@@ -227,7 +224,7 @@ class Acquisition:
         return failures.timed_out(self.lock, self.contender, self.timeout)
 
     def _unanswered(self) -> Exception:
-        return failures.unanswered(self.lock, self.contender, self.timeout, time.monotonic() - self._began)
+        return failures.unanswered(self.lock, self.contender, self.timeout, monotonic() - self._began)
 
 
 def _nothing() -> None:

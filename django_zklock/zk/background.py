@@ -17,13 +17,12 @@ import os
 import queue
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from django_zklock.zk.waiting import AutoResetEvent
+from django_zklock.zk.waiting import AutoResetEvent, monotonic
 
 logger = logging.getLogger("django_zklock.background")
 log_logger = logging.getLogger("django_zklock.logs")
@@ -259,7 +258,7 @@ class TimerThread:
 
         Raises ``RuntimeError`` if the thread cannot be started; the next call tries again, for this one too.
         """
-        timer, due = TimerHandle(call), time.monotonic() + delay
+        timer, due = TimerHandle(call), monotonic() + delay
         self._incoming.append((due, next(self._counter), timer))
         with self._starting:
             if self._thread is None:
@@ -282,7 +281,7 @@ class TimerThread:
             with contextlib.suppress(IndexError):
                 while True:
                     heapq.heappush(heap, self._incoming.popleft())
-            while heap and heap[0][0] <= time.monotonic():
+            while heap and heap[0][0] <= monotonic():
                 self._call(heapq.heappop(heap)[2])
             while heap and heap[0][2].call is None:
                 heapq.heappop(heap)
@@ -295,7 +294,7 @@ class TimerThread:
             # Before the last look at what is incoming: a timer that is added after that sees it, and wakes this thread.
             self._asleep_until = heap[0][0] if heap else math.inf
             if not self._incoming:
-                self._changed.wait(max(0.0, self._asleep_until - time.monotonic()) if heap else None)
+                self._changed.wait(max(0.0, self._asleep_until - monotonic()) if heap else None)
             self._asleep_until = -math.inf
 
     def _call(self, timer: TimerHandle) -> None:

@@ -6,7 +6,6 @@ import atexit
 import os
 import sys
 import threading
-import time
 import weakref
 import zlib
 from collections.abc import Hashable
@@ -16,6 +15,7 @@ from functools import partial
 from django_zklock.zk import background, paths
 from django_zklock.zk.background import BackgroundCalls, DeferredLogger, TimerThread
 from django_zklock.zk.session import Session
+from django_zklock.zk.waiting import monotonic
 from django_zklock.zk.wire import MAX_REQUEST, ConnectionOptions
 
 logger = DeferredLogger("django_zklock.pool")
@@ -126,14 +126,14 @@ class Pool:
         with contents.beginning, contents.overflowing:
             contents.closed = True
             sessions = list(contents.sessions.values())
-        end = time.monotonic() + timeout
+        end = monotonic() + timeout
         # All at the same time, because a server needs a while for a session with thousands of nodes. No contender of
         # one session is granted a lock that the end of another one has freed.
         for session in sessions:
             session.closing = True
         for session in sessions:
             session.begin_close()
-        closed = [session.close(max(0.0, end - time.monotonic())) for session in sessions]
+        closed = [session.close(max(0.0, end - monotonic())) for session in sessions]
         contents.clock.stop()
         if not all(closed):
             logger.warning("event=close_unconfirmed pool=%s timeout=%s", self.name, timeout)
@@ -180,7 +180,7 @@ class Pool:
             session = contents.sessions.get(slot)
             if session is None or session.ended is not None:
                 session = self._start_session(contents, slot, home=slot)
-            session.used_at = time.monotonic()
+            session.used_at = monotonic()
             return session
 
     def _overflow(self, contents: _Contents, home: str, size: int) -> Session:
@@ -206,7 +206,7 @@ class Pool:
                 slot = next(slot for slot in slots[1:] if slot not in usable)
                 session = self._start_session(contents, slot, home=home)
                 logger.info("event=session_full pool=%s budget=%d next=%s", self.name, self.options.budget, slot)
-            session.used_at = time.monotonic()
+            session.used_at = monotonic()
             return session
 
     def _start_session(self, contents: _Contents, slot: str, *, home: str) -> Session:
@@ -246,7 +246,7 @@ class Pool:
         with contents.beginning if slot == INSPECTION else contents.overflowing:
             if contents.sessions.get(slot) is not session:
                 return
-            now = time.monotonic()
+            now = monotonic()
             if session.in_use:
                 session.used_at = now
             if now - session.used_at < IDLE_TIMEOUT:

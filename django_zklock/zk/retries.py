@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from django_zklock.zk.background import DeferredLogger
+from django_zklock.zk.waiting import monotonic
 
 if TYPE_CHECKING:
     from django_zklock.zk.background import TimerHandle
@@ -52,7 +52,7 @@ class Retries:
         self._calls[call] = None
         if self._timer is not None:
             return
-        now = time.monotonic()
+        now = monotonic()
         continues = now < self._ended_at + 2 * LAST_PAUSE
         self._pause = min(2 * self._pause, LAST_PAUSE) if continues else FIRST_PAUSE
         level = logging.DEBUG if continues else logging.WARNING
@@ -69,7 +69,7 @@ class Retries:
 
     def _end_pause(self) -> None:
         self._timer = None
-        self._ended_at = time.monotonic()
+        self._ended_at = monotonic()
         calls, self._calls = self._calls, {}
         for call in calls:
             self._post(call)

@@ -68,9 +68,19 @@ _CLOCK_ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def boottime() -> float:
     """Return the time in seconds on the clock of leases: CLOCK_BOOTTIME where the system has it.
 
-    It goes on while a machine is suspended, as the session timeout does at the server.
+    It goes on while a machine is suspended, as the session timeout does at the server, and while a test freezes the
+    time.
     """
     return time.clock_gettime(_CLOCK_ID)
+
+
+def monotonic() -> float:
+    """Return the time in seconds on the monotonic clock, in a test that freezes the time too.
+
+    freezegun replaces ``time.monotonic``, and a wait would never end. Neither freezegun nor time-machine change
+    ``time.clock_gettime`` for this clock.
+    """
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +92,20 @@ class Deadline:
     @classmethod
     def after(cls, timeout: float | None) -> Deadline:
         """Return the deadline ``timeout`` seconds from now."""
-        return cls(None if timeout is None else time.monotonic() + timeout)
+        return cls(None if timeout is None else monotonic() + timeout)
 
     def remaining(self) -> float | None:
         """Return the seconds left, never below zero; ``None`` when there is no end."""
-        return None if self.at is None else max(0.0, self.at - time.monotonic())
+        return None if self.at is None else max(0.0, self.at - monotonic())
 
     @property
     def passed(self) -> bool:
         """Whether the moment has come."""
-        return self.at is not None and time.monotonic() >= self.at
+        return self.at is not None and monotonic() >= self.at
 
     def capped(self, limit: float) -> Deadline:
         """Return the earlier of this deadline and ``limit`` seconds from now."""
-        other = time.monotonic() + limit
+        other = monotonic() + limit
         return Deadline(other if self.at is None else min(self.at, other))
 
 
@@ -121,16 +131,16 @@ class AutoResetEvent:
         """
         if threading.current_thread() is not threading.main_thread():
             return self._unset.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else monotonic() + timeout
         while not self._unset.acquire(timeout=_until(end)):
-            if end is not None and end <= time.monotonic():
+            if end is not None and end <= monotonic():
                 return False
         return True
 
 
 def _until(end: float | None) -> float:
     """Return how long to wait before the next check for signals, if the whole wait ends at ``end``."""
-    return SIGNAL_CHECK_INTERVAL if end is None else min(max(end - time.monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)
+    return SIGNAL_CHECK_INTERVAL if end is None else min(max(end - monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)
 
 
 class AsyncAutoResetEvent:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections import deque
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - it is a class
@@ -39,7 +38,7 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import KeeperState
 
-from django_zklock.zk.waiting import boottime
+from django_zklock.zk.waiting import boottime, monotonic
 from django_zklock.zk.wire.buffered import BufferedConnection
 from django_zklock.zk.wire.lease import Lease, Sent
 
@@ -171,14 +170,14 @@ class Exchange(BufferedConnection):
     def _serve(self, ping_interval: float) -> None:
         """Exchange messages until the session is closed; raise ``ConnectionDropped`` at the end of the connection."""
         wait = self.handler.poller([self._socket, self._read_sock])
-        self._written = time.monotonic()
+        self._written = monotonic()
         while True:
-            ready = wait(max(0.0, self._written + ping_interval - time.monotonic()))
+            ready = wait(max(0.0, self._written + ping_interval - monotonic()))
             if not ready:
                 if self.ping_outstanding.is_set():
                     raise ConnectionDropped("outstanding heartbeat ping not received")
                 self._send_ping(self._write_timeout)
-                self._written = time.monotonic()
+                self._written = monotonic()
                 continue
             if self._exchange(ready) == CLOSE_RESPONSE:
                 return
@@ -236,7 +235,7 @@ class Exchange(BufferedConnection):
             self.sent.append(forwarded if isinstance(request, _SEEN_BY_LEADER) else sent)
         if packet:
             self._write(packet, timeout)
-            self._written = time.monotonic()
+            self._written = monotonic()
 
     def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
         if isinstance(request, Ping) and xid == PING_XID:
