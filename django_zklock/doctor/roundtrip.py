@@ -17,7 +17,7 @@ from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.requests import RequestScript
 from django_zklock.zk.session import Session
-from django_zklock.zk.waiting import Deadline
+from django_zklock.zk.waiting import Deadline, monotonic
 from django_zklock.zk.wire import KazooException, NoNodeError, ZnodeStat
 
 # Seconds to delete the parent node of the lock.
@@ -59,9 +59,9 @@ def _make_round_trip(lock: Lock, session: Session, deadline: Deadline) -> list[F
 
     # Connect first, so that the measured time is that of the lock alone.
     requests.run(session, connect, action=f"read {root}", timeout=deadline.remaining())
-    began, began_at = time.monotonic(), time.time()
+    began, began_at = monotonic(), time.time()
     held = lock.acquire(deadline.remaining())
-    seconds = time.monotonic() - began
+    seconds = monotonic() - began
     try:
         action = f"read {held.node}"
         stat: ZnodeStat = requests.run(session, read_stat, action=action, timeout=deadline.remaining())

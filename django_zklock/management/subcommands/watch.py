@@ -19,6 +19,7 @@ from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, OK
 from django_zklock.zk import paths
 from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.ops.search import LockFilter
+from django_zklock.zk.waiting import monotonic
 
 HELP = "follow the changes of locks, until Ctrl-C"
 
@@ -73,12 +74,12 @@ def run(
     # An outage is shown and the watch goes on; wrong settings end it.
     with _common.as_command_errors(), suppress(KeyboardInterrupt):
         while not terminal.closed:
-            next_read = time.monotonic() + interval
+            next_read = monotonic() + interval
             try:
                 view.show(find() if key is None else [snapshots.one_lock(pool, key, timeout=timeout)])
             except ZkLockError as error:
                 view.show_error(_common.one_line(error))
-            time.sleep(max(0.0, next_read - time.monotonic()))
+            time.sleep(max(0.0, next_read - monotonic()))
     return OK
 
 

@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 from django_zklock.contrib.celery.beat.last_runs import MAX_SKEW, LastRunStore
 from django_zklock.exceptions import LockLost, ZkLockError
 from django_zklock.zk.held import Held
+from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.beat")
 
@@ -73,7 +74,7 @@ class ClaimingSchedulerMixin(Scheduler):
             return self._postpone(entry)
         name = entry.name or ""
         # Before the claim: a claimed run that cannot be sent is lost.
-        pause = RETRY_INTERVAL if self.held.lost else self._failures.get(name, (0, 0.0))[1] - time.monotonic()
+        pause = RETRY_INTERVAL if self.held.lost else self._failures.get(name, (0, 0.0))[1] - monotonic()
         if pause <= 0 and not self._reach_broker():
             pause = RETRY_INTERVAL
         if pause > 0:
@@ -170,7 +171,7 @@ class ClaimingSchedulerMixin(Scheduler):
             if failures >= MAX_ATTEMPTS:
                 logger.error("event=beat_gives_up entry=%r error=%s", name, error)
                 return
-        self._failures[name] = failures, time.monotonic() + RETRY_INTERVAL
+        self._failures[name] = failures, monotonic() + RETRY_INTERVAL
         self._take_back(entry)
 
     def _take_back(self, entry: ScheduleEntry) -> None:

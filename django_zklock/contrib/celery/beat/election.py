@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from django_zklock.zk import owners
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.waiting import AutoResetEvent
+from django_zklock.zk.waiting import AutoResetEvent, monotonic
 
 if TYPE_CHECKING:
     from django_zklock.zk.session import Session
@@ -62,7 +61,7 @@ class LeaderElection:
         """Wait until :meth:`poll` has something to do, for at most ``seconds``."""
         attempt = self._attempt
         if attempt is None:
-            seconds = min(seconds, self._retry_at - time.monotonic())
+            seconds = min(seconds, self._retry_at - monotonic())
         elif attempt.held is None:
             limit = attempt.next_wakeup()
             seconds = seconds if limit is None else min(seconds, limit)
@@ -75,7 +74,7 @@ class LeaderElection:
     def give_up(self, error: ZkLockError) -> None:
         """Leave the queue, or release the lead; the next attempt begins after ``RETRY_INTERVAL``."""
         self._leave()
-        self._retry_at = time.monotonic() + RETRY_INTERVAL
+        self._retry_at = monotonic() + RETRY_INTERVAL
         level = logging.DEBUG if self._failure_logged else logging.WARNING
         self._failure_logged = True
         logger.log(level, "event=beat_cannot_stand key=%r error=%s", self.lock.key, error)
@@ -105,7 +104,7 @@ class LeaderElection:
 
     def _campaign(self) -> Held | None:
         if self._attempt is None:
-            if time.monotonic() < self._retry_at:
+            if monotonic() < self._retry_at:
                 return None
             self._attempt = Acquisition(self.lock, None, self._event.set, owners.caller(), wants_holder=True)
             self._attempt.start()

@@ -22,7 +22,7 @@ from django_zklock.contrib.celery.beat.last_runs import MAX_SKEW, LastRunStore
 from django_zklock.exceptions import ZkLockError
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
-from django_zklock.zk.waiting import boottime
+from django_zklock.zk.waiting import boottime, monotonic
 
 logger = logging.getLogger("django_zklock.beat")
 
@@ -184,7 +184,7 @@ class LeaderScheduler(Scheduler):
                 connection.release()
 
     def _probe(self, at: float) -> None:
-        pause = at - time.monotonic()
+        pause = at - monotonic()
         if pause > 0:
             self._election.pause(min(pause, self._longest_wait))
             return
@@ -200,7 +200,7 @@ class LeaderScheduler(Scheduler):
 
     def _probe_later(self) -> None:
         """Set the time of the next attempt, and double the interval after that one, until something is sent."""
-        self._probe_at = time.monotonic() + self._probe_interval
+        self._probe_at = monotonic() + self._probe_interval
         self._probe_interval = min(2 * self._probe_interval, MAX_PROBE_INTERVAL)
 
 

@@ -17,7 +17,7 @@ from django_zklock.zk.listing import SharedListing, shared_listing
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.queue import LEASES, Kind, Node, Queue
-from django_zklock.zk.waiting import Deadline
+from django_zklock.zk.waiting import Deadline, monotonic
 
 if TYPE_CHECKING:
     from django_zklock.zk.rules import Rule
@@ -88,7 +88,7 @@ class TaskAttempts:
         # `celery inspect zklocks` names it.
         self.current = GateAcquisition(self._lock, timeout, self._wake, wants_holder=True)
         self.current.start()
-        self.began = min(self.began, time.monotonic())
+        self.began = min(self.began, monotonic())
 
     def end(self) -> None:
         """Leave the queue, or release the lock; safe to call more than once."""

@@ -7,7 +7,6 @@ starts, before its consumer is made, so that nothing has to be configured.
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 from celery import bootsteps
@@ -16,6 +15,7 @@ from celery.signals import task_received
 from django_zklock import locked_call
 from django_zklock.contrib.celery.gate import celery_internals, handover
 from django_zklock.contrib.celery.gate.gate import Gate
+from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -72,4 +72,4 @@ def install(app: Any) -> None:
 
 def _note_delivery(request: Any, **_facts: Any) -> None:
     # The visibility timeout of the broker begins here, before countdowns and rate limits.
-    request.zklock_delivered = time.monotonic()
+    request.zklock_delivered = monotonic()

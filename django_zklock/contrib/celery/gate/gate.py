@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -26,6 +25,7 @@ from django_zklock.contrib.celery.gate.worker import CHECK_INTERVAL, GateWorker,
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -133,7 +133,7 @@ class Gate(GateWorker):
             # An earlier one was scheduled after this.
             return
         self._check_due = math.inf
-        now, delays = time.monotonic(), [CHECK_INTERVAL]
+        now, delays = monotonic(), [CHECK_INTERVAL]
         for request in list(self.requests.values()):
             try:
                 request.check(now)

@@ -30,6 +30,7 @@ from django_zklock.contrib.celery.gate import ticket as tickets
 from django_zklock.contrib.celery.gate.scoreboard import ParentSlot
 from django_zklock.contrib.celery.gate.task_run import TaskRun
 from django_zklock.contrib.celery.gate.worker import ACQUIRING, MAX_READY, Stage
+from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -132,7 +133,7 @@ class LockedRequest(TaskRun):
             self._move(Stage.RUNNING)
         elif attempt.contender.wait and attempt.contender.answered and attempt.contender.session.connected:
             self._move(Stage.PARKED)
-        elif time.monotonic() - self._moved >= MAX_JOINING:
+        elif monotonic() - self._moved >= MAX_JOINING:
             # In an outage of ZooKeeper the slots pace the requests, as without the gate.
             logger.warning(
                 "event=zookeeper_silent key=%r task=%s consequence=the_task_acquires_in_its_slot",
@@ -184,7 +185,7 @@ class LockedRequest(TaskRun):
     def is_stuck(self) -> bool:
         """Whether it is in the queue of a pool in this process for too long: its threads or greenlets are busy."""
         is_queued = self.stage is Stage.RUNNING and self.pid is None and self.worker.scoreboard is None
-        return is_queued and time.monotonic() - self._moved > MAX_READY
+        return is_queued and monotonic() - self._moved > MAX_READY
 
     def _withdraw_if_followed(self) -> None:
         """Withdraw a hold that the task has not taken, if others wait for it."""
@@ -221,7 +222,7 @@ class LockedRequest(TaskRun):
             keys=list(self.lock.keys),
             arguments=tickets.digest(self.request.args, self.request.kwargs),
             since=self._since,
-            waited=time.monotonic() - self.attempts.began,
+            waited=monotonic() - self.attempts.began,
             contended=self.contended,
             session_timeout=contender.session.timeout if contender is not None else 0.0,
             holder=holder.encode().decode() if holder is not None else None,
@@ -257,7 +258,7 @@ class LockedRequest(TaskRun):
         wakeup = attempt.next_wakeup()
         if not joining:
             return wakeup
-        rest = max(0.0, self._moved + MAX_JOINING - time.monotonic())
+        rest = max(0.0, self._moved + MAX_JOINING - monotonic())
         return rest if wakeup is None else min(rest, wakeup)
 
     def check(self, now: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import time
 from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any, Self
@@ -25,6 +24,7 @@ from django_zklock.locked_call import LockedCall
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
+from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -70,7 +70,7 @@ class TaskRun:
         # Whether the child is killed when the lock is lost.
         self._ends_child = call.on_lost == "terminate"
         self._changing = threading.RLock()
-        self._moved = time.monotonic()
+        self._moved = monotonic()
         # When the message was delivered (monotonic clock).
         self._delivered = float(vars(request).get("zklock_delivered", self._moved))
         # The slot of Celery's pool, in which generation of slots; ``None`` once the pool has it.
@@ -125,7 +125,7 @@ class TaskRun:
 
     def _move(self, stage: Stage) -> None:
         self.stage = stage
-        self._moved = time.monotonic()
+        self._moved = monotonic()
         waits = stage in {Stage.PARKED, Stage.READY} or (stage is Stage.QUEUED and self._acquires_in_slot)
         self.worker.set_parked(self.nonce, parked=waits)
 
@@ -148,7 +148,7 @@ class TaskRun:
             "holder": str(holder) if holder is not None else None,
             "token": attempt.contender.token if attempt is not None and attempt.granted else None,
             "pid": self.pid,
-            "seconds": round(time.monotonic() - self._moved, 3),
+            "seconds": round(monotonic() - self._moved, 3),
         }
 
     # The hold.
@@ -184,7 +184,7 @@ class TaskRun:
 
     def _on_accepted(self, pid: int, accepted: float) -> None:
         self.pid = pid
-        self._moved = time.monotonic()
+        self._moved = monotonic()
         self._watch_child()
         # The lock may be lost already.
         self._on_change()

@@ -22,6 +22,7 @@ from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop
 from django_zklock.contrib.celery.gate.scoreboard import Scoreboard
 from django_zklock.contrib.celery.gate.ticket import DEADLINE_HEADER
 from django_zklock.zk.node_data import Work
+from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -130,7 +131,7 @@ class GateWorker(ABC):
 
     def acquire_next(self, on_slot: Callable[[], object], is_over: Callable[[], bool]) -> None:
         """Call ``on_slot`` with the next free slot, in the order of these calls, unless ``is_over`` is true by then."""
-        self._next.append(_NextSlot(time.monotonic(), on_slot, is_over))
+        self._next.append(_NextSlot(monotonic(), on_slot, is_over))
         self.slots.acquire_next(self._on_next_slot)
 
     def _on_next_slot(self) -> None:
@@ -146,7 +147,7 @@ class GateWorker(ABC):
         """Whether a request has waited too long for the next free slot."""
         while self._next and self._next[0].is_over():
             self._next.popleft()
-        return bool(self._next) and time.monotonic() - self._next[0].since > MAX_READY
+        return bool(self._next) and monotonic() - self._next[0].since > MAX_READY
 
     def reset_slots(self) -> None:
         """Drop all calls that wait for a slot, as Celery does when it loses the broker."""
@@ -212,10 +213,10 @@ class GateWorker(ABC):
 
     def schedule_check(self, delay: float | None = None) -> None:
         """Check the requests in ``delay`` seconds, and in ``CHECK_INTERVAL`` at the latest."""
-        due = time.monotonic() + min(CHECK_INTERVAL if delay is None else delay, CHECK_INTERVAL)
+        due = monotonic() + min(CHECK_INTERVAL if delay is None else delay, CHECK_INTERVAL)
         if due < self._check_due:
             self._check_due = due
-            self.loop.call_later(due - time.monotonic(), partial(self._check, due))
+            self.loop.call_later(due - monotonic(), partial(self._check, due))
 
     # Events.
 
@@ -256,13 +257,13 @@ class CountedSlots:
 
     def acquire(self, call: Callable[[], object]) -> None:
         """Call ``call`` when a task could begin, or after ``MAX_POLLING`` seconds."""
-        self._waiting.append((time.monotonic() + MAX_POLLING, call))
+        self._waiting.append((monotonic() + MAX_POLLING, call))
         self._fill()
 
     def acquire_next(self, call: Callable[[], object]) -> None:
         """Call ``call`` now, for the pool's queue; if the pool blocks, when a task could begin."""
         if self._blocks:
-            self._waiting.appendleft((time.monotonic() + MAX_POLLING, call))
+            self._waiting.appendleft((monotonic() + MAX_POLLING, call))
             self._fill()
         else:
             call()
@@ -288,7 +289,7 @@ class CountedSlots:
     def _fill(self) -> None:
         while self._waiting:
             until, call = self._waiting[0]
-            if self._count_free() <= 0 and time.monotonic() < until:
+            if self._count_free() <= 0 and monotonic() < until:
                 break
             self._waiting.popleft()
             call()
