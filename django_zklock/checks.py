@@ -51,6 +51,12 @@ def _check_alias(place: str, options: PoolOptions) -> Iterator[CheckMessage]:
             hint="pip install 'django-zklock[sasl]'",
             id="django_zklock.E003",
         )
+    if connection.acl == "creator" and not (connection.auth or connection.sasl or connection.tls_cert):
+        yield checks.Error(
+            f'{place}["ACL"] is "creator", but nothing says who the creator is: every lock would be refused',
+            hint='Set "AUTH" or "SASL", or "CERT" and "KEY" in "TLS".',
+            id="django_zklock.E004",
+        )
     if (connection.auth or connection.sasl) and connection.acl == "open":
         yield checks.Warning(
             f"{place} has credentials, but its ACL leaves the locks open to every client",

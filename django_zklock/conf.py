@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ from django_zklock.zk.waiting import seconds
 from django_zklock.zk.wire import KAZOO_OPTIONS, ConnectionOptions, parse_acl
 
 DEFAULT_ALIAS = "default"
+
+# A name or an IPv4 address, or an IPv6 address in brackets; of what else kazoo makes another server, or an error.
+_SERVER = re.compile(r"([^\s;,:/?#@\\\[\]]+|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\])(:(?P<port>[0-9]{1,5}))?")
 
 Reader = Callable[[str, Any], Any]
 """Takes the place of a value in the setting, for messages, and the value; returns the checked value."""
@@ -42,20 +46,19 @@ def _hosts(place: str, value: object) -> str:
         value = ",".join(value)
     hosts = _text(place, value)
     # For kazoo and for the Java client, one chroot follows the last server.
-    servers, _, chroot = hosts.partition("/")
+    named, slash, chroot = hosts.partition("/")
+    servers = [server.strip() for server in named.split(",")]
     # A slash at the end of the chroot is legal.
     is_legal = not chroot or paths.is_root(f"/{chroot.removesuffix('/')}")
-    if "," in chroot or not is_legal or not all(map(_is_server, servers.split(","))):
-        raise _wrong(place, 'servers like "zk1:2181,zk2:2181", with a chroot like "/app" at the end at most', value)
-    return hosts
+    if "," in chroot or not is_legal or not all(map(_is_server, servers)):
+        like = 'servers like "zk1:2181,zk2:2181", separated by commas, with a chroot like "/app" at the end at most'
+        raise _wrong(place, like, value)
+    return ",".join(servers) + slash + chroot
 
 
 def _is_server(text: str) -> bool:
-    server = text.strip()
-    host, colon, port = server.rpartition(":")
-    if not colon or server.endswith("]"):
-        return bool(server)
-    return bool(host) and port.isdigit() and 0 < int(port) < 65536
+    server = _SERVER.fullmatch(text)
+    return server is not None and 0 < int(server["port"] or 1) < 65536
 
 
 def _root(place: str, value: object) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.contender import SessionUnavailable
-from django_zklock.zk.formatting import format_silence
+from django_zklock.zk.formatting import advise, format_silence
 
 if TYPE_CHECKING:
     from django_zklock.zk.contender import Contender
     from django_zklock.zk.listener import LockValue
-
-_LOCAL_SERVER = re.compile(r"\s*(localhost|127(\.\d+){3}|\[::1\])(:\d+)?\s*")
 
 
 def timed_out(lock: LockValue, contender: Contender, timeout: float | None) -> LockTimeout | LockConflict:
@@ -59,18 +56,8 @@ def refused(lock: LockValue, contender: Contender, timeout: float | None, error:
 
 
 def _unavailable(lock: LockValue, timeout: float | None, facts: str) -> ZooKeeperUnavailable:
-    advice = "is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right?"
-    # A server that refuses TLS or credentials is one that listens.
-    if "Connection refused" in facts and _are_local(lock.pool.options.connection.hosts):
-        advice += " `manage.py zklock devserver` starts one for development."
     return ZooKeeperUnavailable(
-        f"lock {lock.key!r}: {facts}; {advice}",
+        f"lock {lock.key!r}: {facts}; {advise(facts, lock.pool.options.connection.hosts)}",
         key=lock.key,
         timeout=timeout,
     )
-
-
-def _are_local(hosts: str) -> bool:
-    """Return whether all servers are on this machine, as in development."""
-    servers, _, _chroot = hosts.partition("/")
-    return all(map(_LOCAL_SERVER.fullmatch, servers.split(",")))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+from django_zklock.zk.wire.options import NOT_ACCEPTED
+
+_LOCAL_SERVER = re.compile(r"\s*(localhost|127(\.\d+){3}|\[::1\])(:\d+)?\s*")
 
 MINUTE = 60
 HOUR = 60 * MINUTE
@@ -34,6 +39,28 @@ def format_silence(server: str, waited: float, *, connected: bool, refusal: Exce
         return f"ZooKeeper at {server} has refused for {seconds} s: {refusal!r}"
     what = "no answer from" if connected else "no connection to"
     return f"{what} ZooKeeper at {server} within {seconds} s"
+
+
+def advise(facts: str, hosts: str) -> str:
+    """Return what to do about servers that do not answer, or refuse: ``facts`` is what the error says about them."""
+    doctor = "`manage.py zklock doctor` examines it"
+    if "QuotaExceededError" in facts:
+        return "raise the quota of ROOT or of a node above it, or delete empty queues by `manage.py zklock prune`"
+    if NOT_ACCEPTED in facts:
+        return f"a server runs, but takes no session, as without a quorum; {doctor}"
+    if "no connection" not in facts:
+        return doctor
+    advice = f"is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right? {doctor}"
+    # A server that refuses TLS or credentials is one that listens.
+    if "Connection refused" in facts and are_local(hosts):
+        advice += "; `manage.py zklock devserver` starts one for development"
+    return advice
+
+
+def are_local(hosts: str) -> bool:
+    """Return whether all servers are on this machine, as in development."""
+    servers, _, _chroot = hosts.partition("/")
+    return all(map(_LOCAL_SERVER.fullmatch, servers.split(",")))
 
 
 def format_duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import wire
-from django_zklock.zk.formatting import format_silence
+from django_zklock.zk.formatting import advise, format_silence
 from django_zklock.zk.session import Session, SessionListener
 from django_zklock.zk.waiting import AutoResetEvent
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST
@@ -150,7 +150,7 @@ def run(
         facts = str(error) if isinstance(error, TimeoutError) else f"ZooKeeper at {session.server}: {error}"
         doubt = "; whether that was done is not known" if mutates else ""
         raise ZooKeeperUnavailable(
-            f"{facts}{doubt}; is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right?",
+            f"{facts}{doubt}; {advise(facts, session.wire.hosts)}",
             timeout=timeout,
         ) from error
     raise error

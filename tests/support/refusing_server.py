@@ -11,7 +11,7 @@ from django_zklock.testing import Opcode, ZooKeeperServer
 from django_zklock.testing.client import Client
 from django_zklock.testing.jute import Reader
 
-THROTTLED, SYSTEM_ERROR, OPERATION_TIMEOUT, NO_AUTH, UNHEARD_OF = -127, -1, -7, -102, -4711
+THROTTLED, SYSTEM_ERROR, OPERATION_TIMEOUT, NO_AUTH, QUOTA_EXCEEDED, UNHEARD_OF = -127, -1, -7, -102, -125, -4711
 
 
 class Refusal:

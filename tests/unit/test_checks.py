@@ -140,6 +140,21 @@ def test_w001__credentials_that_protect_nothing(
     assert ids(check(**values)) == found
 
 
+@pytest.mark.parametrize(
+    ("identity", "found"),
+    [
+        ({}, ["django_zklock.E004"]),
+        ({"TLS": {"VERIFY": True}}, ["django_zklock.E004"]),
+        ({"AUTH": [("digest", "u:p")]}, []),
+        ({"SASL": {"mechanism": "DIGEST-MD5"}}, []),
+        ({"TLS": {"CERT": __file__, "KEY": __file__}}, []),
+    ],
+)
+def test_e004__a_creator_without_identity(check: Check, identity: dict[str, Any], found: list[str]) -> None:
+    """Only a session with an identity can own nodes: by credentials, SASL or a client certificate."""
+    assert ids(check(ACL="creator", **identity)) == found
+
+
 def test_w001__says_no_credentials(check: Check) -> None:
     """The message about credentials does not repeat them."""
     (message,) = check(AUTH=[("digest", "shop:hunter2")])

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from kazoo.hosts import collect_hosts
 
 from django_zklock import conf
 from django_zklock.connections import connections
+from django_zklock.zk.wire import four_letter
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -98,6 +100,11 @@ def test_options__unknown_alias(settings: Settings) -> None:
 WRONG: list[tuple[str, list[Any]]] = [
     ("HOSTS", ["", "  ", None, 2181, [], [2181], {"zk1": 2181}]),
     ("HOSTS", ["zk1:", "zk1:x", "zk1:99999", "zk1,,zk2", "/app", "zk1:2181/app,zk2:2181/app"]),
+    (
+        "HOSTS",
+        ["zk1:2181;zk2:2181", "zk1:2181 zk2:2181", "zk1;zk2", "zk1 zk2", "zk1\tzk2:1", "::1", "[::1:2181", "zk@zk1"],
+    ),
+    ("HOSTS", ["zk1:²", "zk1:2181#a", "zk1:2181?a", "http://zk1:2181", "[zk1]:2181", "zk1:21810:1"]),
     ("HOSTS", ["zk1:2181/a/../b", "zk1:2181/.", "zk1:2181//a", "zk1:2181/zookeeper", "zk1:2181/a\0b"]),
     ("ROOT", ["", "django_zklock", "/", "/locks/", "/a//b", None, 1]),
     ("ROOT", ["/zookeeper", "/zookeeper/locks", "/a/../b", "/./a", "/a/..", "/a\0b", "/a\ud800", "/a\U0001f389"]),
@@ -227,3 +234,14 @@ def test_setting_changed__another_setting(settings: Settings) -> None:
     before = connections["default"]
     settings.USE_TZ = False
     assert connections["default"] is before
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    ["zk1", " zk1:2181 , zk_2.example.org:1 ", "10.0.0.1:2181,[::1]:2182,[fe80::1%eth0]", "ünïcode:21/app/x;y"],
+)
+def test_hosts__as_kazoo_reads_them(settings: Settings, hosts: str) -> None:
+    """What is accepted can be read by kazoo, and by our own client of four-letter words in the same way."""
+    configure(settings, HOSTS=hosts)
+    accepted = conf.options("default").connection.hosts
+    assert four_letter.addresses(accepted) == collect_hosts(accepted)[0]

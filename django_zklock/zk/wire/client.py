@@ -154,10 +154,14 @@ class Wire(Requests):
         try:
             host, port = self._connection._socket.getpeername()[:2]
         except (OSError, AttributeError):
-            hosts = ",".join(f"{host}:{port}" for host, port in self._client.hosts)
             failure = self._connection.failure
-            return hosts if failure is None else f"{hosts} ({failure})"
+            return self.hosts if failure is None else f"{self.hosts} ({failure})"
         return f"{host}:{port}"
+
+    @property
+    def hosts(self) -> str:
+        """All servers of the ensemble, without the chroot."""
+        return ",".join(f"{host}:{port}" for host, port in self._client.hosts)
 
     # Life.
 

@@ -12,6 +12,7 @@ from kazoo.protocol.serialization import CloseInstance, Connect
 
 from django_zklock.zk.waiting import Deadline, boottime
 from django_zklock.zk.wire.exchange import ConnectionOwner, Exchange, UnsupportedServerError
+from django_zklock.zk.wire.options import NOT_ACCEPTED
 
 # Seconds that an attempt to connect has at least, however little is left of the lease.
 MIN_ATTEMPT = 0.05
@@ -37,11 +38,13 @@ class Connection(Exchange):
         # Seconds for one server in a round: first an equal share of the timeout, and later more.
         self._connect_timeout = connect_timeout
         self._server_share = self.server_limit = connect_timeout / len(client.hosts)
-        # Why the last connect failed; None if it succeeded.
+        # Why connecting has failed; None if it succeeded.
         self.failure: str | None = None
         # In this round over the servers: one has accepted the session; one has closed the connection instead; the
         # round must find out whether the session is over.
         self._accepted = self._refused = self._doubting = False
+        # In the round before, one has closed the connection instead.
+        self._refused_before = False
         # The handshake under way tests whether a server accepts new sessions, or it replaces the session.
         self._probing = self._renewing = False
 
@@ -65,6 +68,7 @@ class Connection(Exchange):
         after the session timeout has passed, the next round finds out which of the two it is.
         """
         self._doubting = not self._doubting and self._refused and self._is_past_its_timeout
+        self._refused_before = self._refused
         self._refused = self._accepted = False
         try:
             return super()._connect_loop(retry)
@@ -98,7 +102,11 @@ class Connection(Exchange):
             self.failure = f"the answer to the authentication came out of turn: {error}"
             raise ConnectionDropped(self.failure) from error
         except Exception as error:
-            self.failure = str(error) or type(error).__name__
+            failure = str(error) or type(error).__name__
+            # Without a quorum some servers are down, and the others close the connection. That says more, whichever
+            # server was tried last; so it stays until no server has done so for a whole round.
+            if NOT_ACCEPTED in failure or not (self._refused or self._refused_before):
+                self.failure = failure
             raise
         self.failure = None
         self._accepted = True
@@ -171,7 +179,7 @@ class Connection(Exchange):
             if not isinstance(request, Connect):
                 raise
             self._refused = True
-            raise ConnectionDropped(f"the server has closed the connection instead of accepting: {error}") from error
+            raise ConnectionDropped(f"{NOT_ACCEPTED}: {error}") from error
         if isinstance(request, Connect) and outcome[0].time_out > 0:
             if self._probing:
                 # The new session was only a test.

@@ -17,6 +17,9 @@ MAX_READS_PER_REQUEST = 128
 # connection with all other requests in it, and of a transaction that it gets from another server or from its log.
 MAX_REQUEST = 0xFFFFF
 
+# Why a connect has failed: servers do so without a quorum.
+NOT_ACCEPTED = "the server has closed the connection instead of accepting"
+
 HIDDEN = "********"
 
 # The bits in the protocol (``ZooDefs.Perms``).

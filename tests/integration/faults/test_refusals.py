@@ -19,7 +19,15 @@ from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import semaphore
 from django_zklock.zk.wire.requests import EncodingError, is_temporary
-from tests.support.refusing_server import NO_AUTH, OPERATION_TIMEOUT, SYSTEM_ERROR, THROTTLED, UNHEARD_OF, Refusals
+from tests.support.refusing_server import (
+    NO_AUTH,
+    OPERATION_TIMEOUT,
+    QUOTA_EXCEEDED,
+    SYSTEM_ERROR,
+    THROTTLED,
+    UNHEARD_OF,
+    Refusals,
+)
 from tests.support.threads import Runner, waiting_in
 from tests.support.tree_reader import MakePool, wait_until
 
@@ -154,6 +162,21 @@ def test_no_deadline(pool: Pool, make_pool: MakePool, refusals: Refusals) -> Non
     refusals.refuse("create2", times=math.inf)
     with pytest.raises(ZooKeeperUnavailable, match="ThrottledOpError"):
         Lock("k", pool).acquire()
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (QUOTA_EXCEEDED, "raise the quota of ROOT or of a node above it"),
+        (THROTTLED, "`manage.py zklock doctor` examines it"),
+    ],
+)
+def test_advice(make_pool: MakePool, refusals: Refusals, code: int, advice: str) -> None:
+    """The error says what helps against the refusal, and does not ask whether the settings are right."""
+    refusals.refuse("create2", code=code, times=math.inf)
+    with pytest.raises(ZooKeeperUnavailable, match=rf"has refused for 0\.3 s: \w+Error\(\); {advice}") as caught:
+        Lock("k", make_pool()).acquire(timeout=0.3)
+    assert "HOSTS" not in str(caught.value)
 
 
 # Release.

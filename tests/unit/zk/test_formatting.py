@@ -43,3 +43,20 @@ def test_age__two_units_at_most(seconds: float, text: str) -> None:
 def test_visible__nothing_acts_or_hides(text: str, shown: str) -> None:
     """What a terminal acts upon, what cannot be seen and what turns the text around is spelled out."""
     assert formatting.escape_controls(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("hosts", "local"),
+    [
+        ("localhost", True),
+        ("localhost:2181", True),
+        ("127.0.0.1:2181/app", True),
+        ("127.0.0.1:2181, 127.0.0.1:2182,[::1]:2183", True),
+        ("127.0.0.1:2181,zk1:2181", False),
+        ("localhost.example.org:2181", False),
+        ("zk1:2181/localhost", False),
+    ],
+)
+def test_local(hosts: str, local: bool) -> None:
+    """Only for servers on this machine is the development server an answer."""
+    assert formatting.are_local(hosts) is local
