@@ -45,6 +45,7 @@ def serialize_entry(snapshot: LockSnapshot, entry: QueueEntry, now: float) -> di
         "revoked": entry.revoked,
         "waits_for": snapshot.blockers_of(entry),
         "end_command": end_command(entry),
+        "kill_command": kill_command(entry),
     }
 
 
@@ -60,6 +61,18 @@ def end_command(entry: QueueEntry) -> str | None:
     destination = f" -d {shlex.quote(work.worker)}" if work.worker and not work.worker.startswith("-") else ""
     command = f"celery -A {_celery_app()} control{destination} terminate SIGTERM {shlex.quote(work.id)}"
     return escape_controls(command)
+
+
+def kill_command(entry: QueueEntry) -> str | None:
+    """Return the shell command, for the host of this entry, that kills the child process of its Celery task.
+
+    It is the second step, for a child that the first has not ended: Celery forgets the task with the first
+    ``terminate``, whatever the child does, and answers a second one that the task is unknown
+    (``Request._announce_revoked``). ``None`` where :func:`end_command` is, and while the child is not known.
+    """
+    child = entry.identity.work.child if entry.identity and entry.identity.work else None
+    # To `kill`, 0 and negative numbers are groups of processes.
+    return f"kill -9 {child}" if child and child > 1 and end_command(entry) else None
 
 
 def _celery_app() -> str:

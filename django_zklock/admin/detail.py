@@ -33,7 +33,7 @@ from django_zklock.admin.format import (
 from django_zklock.admin.reader import MAX_ENTRIES, AliasReader
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.models import Lock
-from django_zklock.serializers import end_command
+from django_zklock.serializers import end_command, kill_command
 from django_zklock.zk import formatting
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
@@ -162,6 +162,8 @@ def _commands(key: str, alias: str, entry: QueueEntry) -> list[tuple[Any, str]]:
     lines: list[tuple[Any, str]] = [(_("Show in a terminal"), shlex.join(show))]
     if (end_task := end_command(entry)) is not None:
         lines.append((_("End the task"), end_task))
+    if entry.identity is not None and (kill := kill_command(entry)) is not None:
+        lines.append((_("If that does not end it, on %(host)s") % {"host": entry.identity.host}, kill))
     # A line with control characters could do something else than it shows.
     return [(label, line) for label, line in lines if line.isprintable()]
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from django_zklock.serializers import end_command
+from django_zklock.serializers import end_command, kill_command
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops.snapshots import QueueEntry
 
@@ -29,6 +29,14 @@ def test_end_command(monkeypatch: pytest.MonkeyPatch, child: int) -> None:
     monkeypatch.setitem(sys.modules, "celery.app", None)
     line = end_command(entry_of(replace(BILL, child=child)))
     assert line == "celery -A PROJECT control -d celery@web1 terminate SIGTERM 77"
+
+
+@pytest.mark.parametrize(
+    ("child", "line"), [(93, "kill -9 93"), (0, None), (None, None), (1, None), (-1, None), (-93, None)]
+)
+def test_kill_command(child: int | None, line: str | None) -> None:
+    """The child is killed by its pid; what is no pid, in data that any client may have written, is no command."""
+    assert kill_command(entry_of(replace(BILL, child=child))) == line
 
 
 @pytest.mark.celery

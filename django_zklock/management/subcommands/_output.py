@@ -18,7 +18,7 @@ from typing import Any
 from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
 
-from django_zklock.serializers import end_command, serialize_lock
+from django_zklock.serializers import end_command, kill_command, serialize_lock
 from django_zklock.zk.formatting import abbreviate, escape_controls, format_duration
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
@@ -145,7 +145,10 @@ def end_text(entry: QueueEntry) -> str:
     limit = f" (time limit {format_duration(work.time_limit)})" if work.time_limit else ""
     # Without the gate the child itself has the node.
     worker = "its whole worker" if work.child == identity.pid else f"its worker, main process {identity.pid}"
-    return f"To end the task at position {entry.position}{limit}, and not {worker}:\n  {command}\n"
+    text = f"To end the task at position {entry.position}{limit}, and not {worker}:\n  {command}\n"
+    if (kill := kill_command(entry)) is not None:
+        text += f"If that does not end it, on {escape_controls(identity.host)}:\n  {kill}\n"
+    return text
 
 
 def locks_json(found: Found, problems: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,6 +123,25 @@ def test_end_command__ends_the_task_alone(workshop: Any, shell: Shell, key: str)
     app = line.split()[2]
     finished = shell(line.replace(f"-A {app} ", "-A workshop ", 1))
     assert finished.returncode == 0, finished.stdout + finished.stderr
+    workshop.wait_empty(key, SOON)
+    assert workshop.result(workshop.send("idle"))["key"] is None
+
+
+def test_end_command__stopped_child(workshop: Any, shell: Shell, key: str) -> None:
+    """A child that ignores the first line that `show` prints is ended by the second one, and the lock is free."""
+    workshop.send("hold", key, f"{key}:gate")
+    child = workshop.entered(f"{key}:gate")["pid"]
+    wait_until(lambda: work_of(workshop, key).child == child, SOON, "the node names the child")
+    end, kill = serializers.end_command(holder(workshop, key)), serializers.kill_command(holder(workshop, key))
+    assert end is not None
+    assert kill is not None
+    os.kill(child, signal.SIGSTOP)
+    end = end.replace(f"-A {end.split()[2]} ", "-A workshop ", 1)
+    assert shell(end).returncode == 0
+    # As the page says: the worker has forgotten the task.
+    assert "tasks unknown" in shell(end.replace("SIGTERM", "SIGKILL")).stdout
+    assert holder(workshop, key)
+    assert shell(kill).returncode == 0
     workshop.wait_empty(key, SOON)
     assert workshop.result(workshop.send("idle"))["key"] is None
 

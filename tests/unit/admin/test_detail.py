@@ -76,13 +76,15 @@ def test_lock__times_of_the_holder(viewer: Client, hold: Hold, outsider: KazooCl
 def test_lock__command_lines(viewer: Client, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page has command lines to copy, quoted for the shell: one ends a task without its worker."""
     monkeypatch.setattr("django_zklock.serializers._celery_app", lambda: "shop")
-    hold("it's 17", Work(kind="task", name="billing.settle", id="5b7e; reboot", worker="celery@web1", child=0))
+    hold("it's 17", Work(kind="task", name="billing.settle", id="5b7e; reboot", worker="celery@web1", child=93))
     body = body_of(viewer.get(url_of("it's 17")))
     lines = [shlex.split(unescape(line)) for line in re.findall(r"<code>(.*?)</code>", body)]
     assert lines == [
         ["python", "manage.py", "zklock", "show", "it's 17"],
         ["celery", "-A", "shop", "control", "-d", "celery@web1", "terminate", "SIGTERM", "5b7e; reboot"],
+        ["kill", "-9", "93"],
     ]
+    assert f"If that does not end it, on {os.uname().nodename}" in unescape(body)
 
 
 def test_lock__command_lines_of_other_work(viewer: Client, hold: Hold) -> None:

@@ -110,15 +110,17 @@ def test_show__table(hold: Hold, outsider: KazooClient) -> None:
 
 
 def test_show__task_of_a_worker(hold: Hold) -> None:
-    """Below the queue is the line that ends the task of a holder; the child is shown, and not the main process."""
+    """Below the queue are the lines that end the task of a holder; the child is shown, and not the main process."""
     hold("invoice:42", Work(kind="task", name="billing.bill", id="77", worker="celery@web1", child=93))
     out = run("show", "invoice:42")
     assert f"task billing.bill [77] (pid 93 on {os.uname().nodename}, worker celery@web1)" in out
-    text, command = out.splitlines()[-2:]
+    text, command, otherwise, kill = out.splitlines()[-4:]
     assert text == f"To end the task at position 0, and not its worker, main process {os.getpid()}:"
     assert command.endswith(" control -d celery@web1 terminate SIGTERM 77")
     (place,) = json.loads(run("show", "invoice:42", "--format", "json"))["places"]
     assert place["end_command"] == command.strip()
+    assert otherwise == f"If that does not end it, on {os.uname().nodename}:"
+    assert place["kill_command"] == kill.strip() == "kill -9 93"
 
 
 def test_show__json(hold: Hold) -> None:
