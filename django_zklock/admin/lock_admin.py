@@ -157,7 +157,6 @@ class LockAdmin(LockModelAdmin):
             "subtitle": str(lock),
             "original": lock,
             "change": True,
-            "tools_within": django.VERSION < (6, 1),
             "actions": [action for action in (actions.REVOKE, actions.BREAK) if action.is_allowed(request)],
             "log_entries": actions.latest_log_entries(lock, MAX_LOG_ENTRIES),
         }
@@ -173,7 +172,6 @@ class LockAdmin(LockModelAdmin):
         """Show the servers of each alias."""
         context = self._context(request) | {
             "title": _("Ensembles"),
-            "original": _("Ensembles"),
             "ensembles": read_ensembles(readers()),
         }
         return TemplateResponse(request, "admin/django_zklock/lock/ensembles.html", context)
@@ -222,7 +220,23 @@ class LockAdmin(LockModelAdmin):
     def _context(self, request: HttpRequest) -> dict[str, Any]:
         return self.admin_site.each_context(request) | {
             "opts": self.opts,
+            "app_label": self.opts.app_label,
+            "tools_within": django.VERSION < (6, 1),
+            # What Django's own change form has: themes use it outside of the blocks that our pages replace.
+            "add": False,
+            "change": False,
+            "form_url": "",
+            "inline_admin_formsets": [],
             "has_view_permission": True,
+            "has_add_permission": False,
+            "has_change_permission": False,
+            "has_delete_permission": False,
+            "has_editable_inline_admin_formsets": False,
+            "has_file_field": False,
+            "has_absolute_url": False,
+            "save_as": False,
+            "save_on_top": False,
+            "show_save": False,
             # Only our own: the pages have no form fields of a model.
             "media": Media(self.Media),
         }
