@@ -70,7 +70,7 @@ class ConnectionOptions:
 
 
 class Subject(NamedTuple):
-    """Whom an entry of an ACL is for."""
+    """The clients that an entry of an ACL is for."""
 
     scheme: str
     id: str
