@@ -140,7 +140,7 @@ def test_end_command__stopped_child(workshop: Any, shell: Shell, key: str) -> No
     assert shell(end).returncode == 0
     # As the page says: the worker has forgotten the task.
     assert "tasks unknown" in shell(end.replace("SIGTERM", "SIGKILL")).stdout
-    assert holder(workshop, key)
+    assert work_of(workshop, key).child == child
     assert shell(kill).returncode == 0
     workshop.wait_empty(key, SOON)
     assert workshop.result(workshop.send("idle"))["key"] is None
