@@ -40,7 +40,9 @@ class GateAcquisition(Acquisition):
 
     def poll(self) -> bool:
         """Poll like every acquisition, but leave a grant with the contender."""
-        return self.granted or super().poll()
+        # Under the monitor, so that both looks find the same: the thread that polls cannot own a grant that comes between.
+        with self.contender.session.monitor:
+            return self.granted or super().poll()
 
     def _new_response_deadline(self) -> Deadline:
         # The request decides how long a slot waits for ZooKeeper's first answer.

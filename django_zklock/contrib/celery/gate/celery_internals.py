@@ -97,11 +97,23 @@ def time_limit(request: Request, controller: Any) -> float | None:
 class SemaphoreSlots:
     """The slots of a prefork pool in a worker with an event loop, which Celery's semaphore counts.
 
-    Used in the gate's loop.
+    A pool that replaces its children after some tasks returns a slot twice: with the last result of a child, and when
+    the child has ended. Celery would hand over more tasks than there are children, and the lock of such a task would be
+    held while the task waits for the body of another one. So the semaphore counts the children there. One that has yet
+    to start counts too: meanwhile the task asks for its lock. One that has done its last task does not count, and gets
+    no other one.
+
+    Used in the gate's loop. ``count_in_hand`` returns how many slots the gate has.
     """
 
-    def __init__(self, controller: Any) -> None:
+    def __init__(self, controller: Any, count_in_hand: Callable[[], int]) -> None:
         self._controller = controller
+        self._count_in_hand = count_in_hand
+        if controller.max_tasks_per_child or controller.max_memory_per_child:
+            self._release = controller.semaphore.release
+            controller.semaphore.release = self._adjust
+            # A slot is not always returned when a child has no task any more, but the loop turns.
+            controller.hub.on_tick.add(self._on_tick)
 
     def acquire(self, call: Callable[[], object]) -> None:
         """Call ``call`` when a slot is free, after all requests that wait for one."""
@@ -123,6 +135,41 @@ class SemaphoreSlots:
     def submit(self, call: Callable[[], object]) -> None:
         """Call ``call``, which hands a task to the pool, where it cannot block the gate."""
         call()
+
+    def _on_tick(self) -> None:
+        if self._controller.semaphore._waiting:  # noqa: SLF001
+            self._adjust()
+
+    def _adjust(self) -> None:
+        """Let the semaphore have a slot for each child without a task."""
+        semaphore = self._controller.semaphore
+        self._mark_ending()
+        while semaphore._waiting and self._count_children() > 0:  # noqa: SLF001
+            self._release()
+        semaphore.value = self._count_children()
+
+    def _mark_ending(self) -> None:
+        """Let Celery write no task to a child that has done its last one and has not ended yet."""
+        pool, limit = self._controller.pool._pool, self._controller.max_tasks_per_child  # noqa: SLF001
+        if pool is None or not limit:
+            return
+        for fd in pool._all_inqueues - pool._busy_workers:  # noqa: SLF001
+            counter = pool._on_ready_counters.get(pool._fileno_to_inq[fd].pid)  # noqa: SLF001
+            if counter is not None and counter.value >= limit:
+                pool._busy_workers.add(fd)  # noqa: SLF001
+
+    def _count_children(self) -> int:
+        """Return how many children have no task, or will have none when they have started."""
+        pool = self._controller.pool._pool  # noqa: SLF001 - no other record of what a child does
+        if pool is None:  # it has stopped
+            return 0
+        free = pool._processes - len(pool._busy_workers) - len(pool.outbound_buffer)  # noqa: SLF001
+        return max(0, free - self._count_in_hand()) if free > 0 else 0
+
+
+def starts_children(pool: Any) -> bool:
+    """Return whether a child of the prefork ``pool`` cannot take a task yet; Celery kills one that never starts."""
+    return bool(getattr(pool._pool, "_waiting_to_start", None))  # noqa: SLF001 - no other record
 
 
 def count_free(pool: Any, waiting: int) -> int:

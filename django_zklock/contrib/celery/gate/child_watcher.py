@@ -14,6 +14,7 @@ import signal
 import struct
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
@@ -23,6 +24,8 @@ from django_zklock.exceptions import LockLost
 logger = logging.getLogger("django_zklock.celery")
 
 _NONCE = struct.Struct("=Q")
+# Of no request.
+_NO_NONCE = 0
 # Poll interval in seconds where pidfd is not available.
 _POLL_INTERVAL = 0.05
 
@@ -69,6 +72,9 @@ class ChildWatcher:
             else:
                 self._selector.register(descriptor, selectors.EVENT_READ, pid)
             self._watched[pid] = (descriptor, {})
+            if descriptor is None:
+                # The thread may wait without a limit, for descriptors alone.
+                self.send_release(_NO_NONCE)
         return self._watched[pid][1]
 
     def discard(self, pid: int, nonce: int) -> None:
@@ -93,7 +99,7 @@ class ChildWatcher:
                 for key, _ in self._selector.select(_POLL_INTERVAL if polled else None):
                     if key.fileobj == self._read_end:
                         for (nonce,) in _NONCE.iter_unpack(os.read(self._read_end, 4096 * _NONCE.size)):
-                            self._on_release(nonce)
+                            self._call(partial(self._on_release, nonce))
                     else:
                         self._ended(key.data)
                 for pid in polled:
@@ -111,7 +117,14 @@ class ChildWatcher:
                 self._selector.unregister(descriptor)
                 os.close(descriptor)
         for call in calls.values():
+            self._call(call)
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Call ``call``; its error must not keep the other locks, of which this thread has read as well."""
+        try:
             call()
+        except Exception:
+            logger.exception("event=child_watcher_failed")
 
     # Called by a child.
 

@@ -153,6 +153,9 @@ class Gate(GateWorker):
         stages = {Stage.QUEUED, Stage.PARKED, Stage.READY}
         return sum(request.stage in stages for request in list(self.requests.values()))
 
+    def count_in_hand(self) -> int:
+        return sum(request.has_slot for request in list(self.requests.values()))
+
     @property
     def is_stuck(self) -> bool:
         # A pool of processes has no queue of its own.

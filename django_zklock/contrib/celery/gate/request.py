@@ -26,6 +26,7 @@ from typing import Any
 
 from celery.exceptions import TaskRevokedError
 
+from django_zklock.contrib.celery.gate import celery_internals
 from django_zklock.contrib.celery.gate import ticket as tickets
 from django_zklock.contrib.celery.gate.scoreboard import ParentSlot
 from django_zklock.contrib.celery.gate.task_run import TaskRun
@@ -58,7 +59,7 @@ class LockedRequest(TaskRun):
         """Wait for the next slot, before all requests that have no lock."""
         if not self._awaits_slot:
             self._awaits_slot = True
-            self.worker.acquire_next(partial(self.run, self._on_slot), lambda: self.stage is Stage.OVER)
+            self.worker.acquire_next(self.nonce, partial(self.run, self._on_slot), lambda: self.stage is Stage.OVER)
 
     def _on_slot(self) -> None:
         self._slot_generation = self.worker.generation
@@ -113,7 +114,10 @@ class LockedRequest(TaskRun):
             elif decided and before is Stage.PARKED:
                 self._move(Stage.READY)
             elif not decided and before is Stage.READY:
+                # The lock was lost. The wait for a slot begins anew with the next grant.
                 self._move(Stage.PARKED)
+                self._awaits_slot = False
+                self.worker.leave_next(self.nonce)
             now = self.stage
         if now is not before:
             if now is Stage.RUNNING:
@@ -265,6 +269,9 @@ class LockedRequest(TaskRun):
         """Check for revocation, expiry, age, and for a run that Celery has dropped."""
         if self.stage is Stage.RUNNING:
             self.check_run(now)
+            if self.pid is None and celery_internals.starts_children(self.worker.consumer.pool):
+                # The child that will run the task has yet to start.
+                self._moved = now
             if now - self._moved > MAX_READY:
                 self._withdraw_if_followed()
         elif self.stage is Stage.OVER:

@@ -186,6 +186,9 @@ class ParentSlot(ScoreboardSlot, SessionListener):
             if self._words.nonce == self._nonce:
                 self._words.nonce = 0
                 self._scoreboard.free.append(self.number)
+        # After `writing`, which a heartbeat acquires under the monitor.
+        with self._session.monitor:
+            self._session.remove_listener(self)
 
     def _set_state(self, state: HoldState, reason: str | None = None) -> None:
         with self._scoreboard.writing:
@@ -198,12 +201,10 @@ class ParentSlot(ScoreboardSlot, SessionListener):
     # The session calls these.
 
     def heartbeat(self) -> None:
-        """Renew the lease, or stop listening when the task has ended."""
+        """Renew the lease."""
         with self._scoreboard.writing:
             if self._words.nonce == self._nonce:
                 self._words.lease_end = self._session.lease_end
-                return
-        self._session.remove_listener(self)
 
     def resumed(self) -> None:
         self._session.renewal.catch_up(self.heartbeat)

@@ -129,6 +129,11 @@ class TaskRun:
         waits = stage in {Stage.PARKED, Stage.READY} or (stage is Stage.QUEUED and self._acquires_in_slot)
         self.worker.set_parked(self.nonce, parked=waits)
 
+    @property
+    def has_slot(self) -> bool:
+        """Whether it has a slot of the pool that the pool does not have yet."""
+        return self._slot_generation == self.worker.generation
+
     def _release_slot(self) -> None:
         generation, self._slot_generation = self._slot_generation, None
         if generation is not None and generation == self.worker.generation:
@@ -229,8 +234,9 @@ class TaskRun:
                 # The body does not run under this hold: it has ended, or it acquires the lock itself.
                 return
             self._ended_child = True
+            # Under the lock: when the result has come, Celery may give the child its next task.
+            watcher.kill(self.pid)
         logger.warning("event=child_ended key=%r task=%s pid=%d reason=lost", self.lock.key, self.request.id, self.pid)
-        watcher.kill(self.pid)
 
     def _on_child_end(self) -> None:
         self.finish()
@@ -301,12 +307,14 @@ class TaskRun:
     def _drop(self) -> None:
         """Finish a request that Celery has dropped; a body that runs nevertheless keeps its lock until its end."""
         self._dropped = True
+        self._withdraw()
+
+    def _report_drop(self) -> None:
         self.worker.counts["reconciled"] += 1
         logger.warning("event=dropped key=%r task=%s consequence=lock_released", self.lock.key, self.request.id)
         signals.send(
             signals.dropped, **signals.common_arguments(self.lock), task=self.request.task.name, id=self.request.id
         )
-        self._withdraw()
 
     def _withdraw(self) -> None:
         """Release a hold that the task has not taken, so that it acquires the lock itself; finish a dropped request."""
@@ -337,6 +345,8 @@ class TaskRun:
                 return
             self._claimed = True
         if self._dropped:
+            if not self._released:
+                self._report_drop()
             self.finish()
             return
         logger.info("event=not_claimed key=%r task=%s consequence=acquires_for_itself", self.lock.key, self.request.id)

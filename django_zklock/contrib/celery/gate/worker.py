@@ -36,8 +36,8 @@ POLL_INTERVAL = 0.05
 MAX_POLLING = 1.0
 # Requests that may wait in a worker in addition to Celery's own prefetch window, unless a setting limits them.
 MAX_PARKED = 300
-# Number of deadlines from which those that have passed are removed.
-MAX_DEADLINES = 1000
+# Deadlines that a worker keeps for later deliveries; it forgets the oldest, whose tasks then have their whole timeout.
+MAX_DEADLINES = 10_000
 
 AttemptId = tuple[str, int, int, int]
 """The id of a task, the number of its retries, and how often `RetryLater` has sent it: conflicts and outages."""
@@ -77,7 +77,7 @@ class GateWorker(ABC):
         self.scoreboard = Scoreboard() if celery_internals.is_prefork(consumer.pool) else None
         self.child_watcher = ChildWatcher(self.release) if self.scoreboard is not None else None
         self.slots = (
-            celery_internals.SemaphoreSlots(consumer.controller)
+            celery_internals.SemaphoreSlots(consumer.controller, self.count_in_hand)
             if celery_internals.gives_slots(consumer.controller)
             else CountedSlots(self)
         )
@@ -92,7 +92,8 @@ class GateWorker(ABC):
         self.generation = 0
         # Events that should not happen, by name.
         self.counts: Counter[str] = Counter()
-        self._next: deque[_NextSlot] = deque()
+        # By nonce, in the order in which they get a slot. Used in the loop.
+        self._next: dict[int, _NextSlot] = {}
         # Reentrant, because a signal handler that ends the worker may interrupt the owner.
         self._counting = threading.RLock()
         self._check_due = math.inf
@@ -106,6 +107,10 @@ class GateWorker(ABC):
     @abstractmethod
     def count_waiting(self) -> int:
         """Return how many requests have no slot."""
+
+    @abstractmethod
+    def count_in_hand(self) -> int:
+        """Return how many requests have a slot and are not in the pool yet."""
 
     @property
     @abstractmethod
@@ -129,14 +134,18 @@ class GateWorker(ABC):
 
     # Slots.
 
-    def acquire_next(self, on_slot: Callable[[], object], is_over: Callable[[], bool]) -> None:
+    def acquire_next(self, nonce: int, on_slot: Callable[[], object], is_over: Callable[[], bool]) -> None:
         """Call ``on_slot`` with the next free slot, in the order of these calls, unless ``is_over`` is true by then."""
-        self._next.append(_NextSlot(monotonic(), on_slot, is_over))
+        self._next[nonce] = _NextSlot(monotonic(), on_slot, is_over)
         self.slots.acquire_next(self._on_next_slot)
+
+    def leave_next(self, nonce: int) -> None:
+        """Take back the call of :meth:`acquire_next` for ``nonce``."""
+        self._next.pop(nonce, None)
 
     def _on_next_slot(self) -> None:
         while self._next:
-            first = self._next.popleft()
+            first = self._next.pop(next(iter(self._next)))
             if not first.is_over():
                 first.on_slot()
                 return
@@ -145,9 +154,8 @@ class GateWorker(ABC):
     @property
     def has_no_slot(self) -> bool:
         """Whether a request has waited too long for the next free slot."""
-        while self._next and self._next[0].is_over():
-            self._next.popleft()
-        return bool(self._next) and monotonic() - self._next[0].since > MAX_READY
+        since = next((each.since for each in self._next.values() if not each.is_over()), math.inf)
+        return monotonic() - since > MAX_READY
 
     def reset_slots(self) -> None:
         """Drop all calls that wait for a slot, as Celery does when it loses the broker."""
@@ -189,8 +197,9 @@ class GateWorker(ABC):
     def keep_deadline(self, attempt: AttemptId, deadline: float | None) -> None:
         """Keep ``deadline`` for the next delivery of the same message."""
         if len(self.deadlines) >= MAX_DEADLINES:
-            now = time.time()
-            self.deadlines = {attempt: each for attempt, each in self.deadlines.items() if each > now}
+            # Some at once: this looks at all of them.
+            for oldest in list(self.deadlines)[: MAX_DEADLINES // 10]:
+                self.deadlines.pop(oldest, None)
         if deadline is not None:
             self.deadlines[attempt] = deadline
 

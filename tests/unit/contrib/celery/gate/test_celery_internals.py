@@ -42,13 +42,14 @@ class Controller:
 
     def __init__(self) -> None:
         self.semaphore = LaxBoundedSemaphore(2)
+        self.max_tasks_per_child = self.max_memory_per_child = None
 
 
 def test_slots__next_is_before_all_that_wait() -> None:
     """A request with a granted lock gets the next slot, before earlier requests without a lock."""
     controller = Controller()
     used: list[str] = []
-    slots = SemaphoreSlots(controller)
+    slots = SemaphoreSlots(controller, lambda: 0)
     for name in ("first", "second", "third", "fourth"):
         slots.acquire(partial(used.append, name))
     slots.acquire_next(lambda: used.append("granted"))
@@ -80,7 +81,7 @@ def test_slots__next_takes_a_free_one() -> None:
     """A free slot is used at once, and counted."""
     controller = Controller()
     used: list[str] = []
-    SemaphoreSlots(controller).acquire_next(lambda: used.append("granted"))
+    SemaphoreSlots(controller, lambda: 0).acquire_next(lambda: used.append("granted"))
     assert used == ["granted"]
     assert controller.semaphore.value == 1
 

@@ -20,7 +20,14 @@ class Session:
 
     def post(self, _call: Any) -> None: ...
 
-    def add_listener(self, _slot: Any) -> None: ...
+    def __init__(self) -> None:
+        self.listeners: dict[Any, None] = {}
+
+    def add_listener(self, slot: Any) -> None:
+        self.listeners[slot] = None
+
+    def remove_listener(self, slot: Any) -> None:
+        self.listeners.pop(slot, None)
 
 
 class Contender:
@@ -37,6 +44,15 @@ def opened(scoreboard: Scoreboard, nonce: int, contender: Contender | None = Non
     slot = ParentSlot.open(scoreboard, nonce, contender or Contender())  # type: ignore[arg-type]
     assert slot is not None
     return slot, ScoreboardSlot(scoreboard, slot.number, nonce)
+
+
+def test_close__the_session_calls_it_no_more() -> None:
+    """The session calls the slots that are in use, and no others."""
+    slot, _ = opened(Scoreboard(), 1)
+    listeners = Contender.session.listeners
+    assert slot in listeners
+    slot.close()
+    assert slot not in listeners
 
 
 def test_claim__once_it_is_withdrawn() -> None:

@@ -1,0 +1,47 @@
+"""The attempts of a task at the gate."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from django_zklock.contrib.celery.gate.acquisition import GateAcquisition, TaskAttempts
+from django_zklock.zk.contender import State
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
+from django_zklock.zk.pool import Pool
+from tests.support.tree_reader import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+def test_grant__while_the_gate_looks(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grant that comes while the gate looks is found, at this look or at the next one."""
+    held = Lock("k", pool).acquire()
+    changed = threading.Event()
+    attempts = TaskAttempts(
+        Lock("k", pool), None, Work(kind="task", name="t", id="i"), deadline=None, wake=changed.set
+    )
+    attempts.start()
+    assert attempts.current is not None
+    contender = attempts.current.contender
+    wait_until(lambda: contender.state is State.WAITING)
+    look = GateAcquisition.granted.fget
+    assert look is not None
+
+    def look_and_wait(acquisition: GateAcquisition) -> bool:
+        found = bool(look(acquisition))
+        if not found and not held.released:
+            held.release()
+            until = time.monotonic() + 0.5
+            while contender.state is not State.HELD and time.monotonic() < until:
+                changed.wait(0.01)
+        return found
+
+    monkeypatch.setattr(GateAcquisition, "granted", property(look_and_wait))
+    attempts.is_decided()
+    wait_until(attempts.is_decided)
+    assert attempts.refusal is None
+    attempts.end()

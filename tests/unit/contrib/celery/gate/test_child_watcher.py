@@ -1,0 +1,55 @@
+"""The ends of children, and the locks that they let their parent release."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
+
+pytestmark = pytest.mark.celery
+
+# Seconds, enough for a busy machine.
+SOON = 20.0
+
+
+def refuse(pid: int, flags: int = 0) -> int:
+    raise PermissionError(1, "Operation not permitted")
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_end__is_noticed(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> None:
+    """The end of each child is noticed, also where a container forbids to wait for it."""
+    if is_refused:
+        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    watcher = ChildWatcher(lambda _nonce: None)
+    # The second one while the watcher waits for others.
+    for nonce in (1, 2):
+        ended = threading.Event()
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+            watcher.add(child.pid, nonce, ended.set)
+            child.kill()
+            child.wait(SOON)
+            assert ended.wait(SOON)
+
+
+def test_release__another_one_fails() -> None:
+    """An error with one release does not lose the others that were read with it."""
+    released: queue.Queue[int] = queue.Queue()
+
+    def release(nonce: int) -> None:
+        if nonce == 1:
+            raise KeyError(nonce)
+        released.put(nonce)
+
+    watcher = ChildWatcher(release)
+    for nonce in (1, 2, 3):
+        watcher.send_release(nonce)
+    # Starts the thread, which reads all of them at once.
+    watcher.add(os.getpid(), 4, lambda: None)
+    assert [released.get(timeout=SOON) for _ in range(2)] == [2, 3]
