@@ -296,6 +296,12 @@ def _workers(app: Any, replies: dict[str, Any], terminated: Sequence[str]) -> It
         )
 
 
+def _finalizes_with_network(app: Any) -> bool:
+    """Return whether each greenlet has a connection for results of its own, which a finalizer has to open again."""
+    backend = str(app.conf.result_backend or "").partition(":")[0]
+    return backend.startswith(("redis", "sentinel", "valkey")) and not app.conf.get("result_backend_thread_safe")
+
+
 def _worker(app: Any, name: str, answer: Any, terminated: Sequence[str]) -> Finding:
     examined = Examination("celery.workers", name)
     if not isinstance(answer, dict) or "gate" not in answer:
@@ -309,6 +315,12 @@ def _worker(app: Any, name: str, answer: Any, terminated: Sequence[str]) -> Find
             f"has no gate in its {pool} pool: its tasks wait for locks in their slots",
             "Add django_zklock to INSTALLED_APPS of its project, and use the prefork pool with forked children, "
             "or threads, gevent or eventlet.",
+        )
+    if pool in {"gevent", "eventlet"} and _finalizes_with_network(app):
+        return examined.warning(
+            f"in its {pool} pool the garbage collector may use the network for a result of Celery in Redis, and that "
+            "can stop the worker for good",
+            "Set CELERY_RESULT_BACKEND_THREAD_SAFE = True.",
         )
     if terminated and pool != "prefork":
         return examined.info(

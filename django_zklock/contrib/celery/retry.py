@@ -78,8 +78,8 @@ class RetryLater:
             headers = {name: value for name, value in headers.items() if name not in OUTAGES}
         headers |= {budget.tries: count + 1, budget.since: since, budget.attempt: request.retries}
         again = task.signature_from_request(request, countdown=countdown, retries=request.retries, headers=headers)
-        # No child of this request. With the result of a child the request would be garbage in a cycle, and the finalizer
-        # of Celery's result uses the network: in the garbage collector, at any line of any greenlet.
+        # No child of this request. With the result of a child the request would be garbage in a cycle, and Celery's
+        # result uses the network when it is finalized: in the garbage collector, at any line of any greenlet.
         again.apply_async(add_to_parent=False)
         logger.info(
             "event=retry_later key=%r task=%s id=%s reason=%s count=%d countdown=%.1f holder=%s",

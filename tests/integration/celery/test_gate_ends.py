@@ -73,6 +73,19 @@ def test_killed_child__frees_the_lock(workshop: Any, key: str) -> None:
     workshop.wait_empty(key, SOON)
 
 
+def test_killed_child__frees_the_lock_in_a_container(open_disposable: Any, key: str) -> None:
+    """The same where the worker must not wait for the end of a process (`pidfd_open`)."""
+    environment = {**LATE, "WORKSHOP_REFUSE_PIDFD": "1"}
+    with open_disposable(concurrency=2, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
+        workshop.send("hold", key, f"{key}:gate")
+        pid = workshop.entered(f"{key}:gate")["pid"]
+        waiting = workshop.send("look_for", key, pid)
+        workshop.wait_count(key, 2)
+        os.kill(pid, signal.SIGKILL)
+        assert waiting.outcome(SOON)["other"] in {"gone", "Z", "X"}
+        workshop.wait_empty(key, SOON)
+
+
 def test_terminated__frees_the_lock(workshop: Any, key: str) -> None:
     """The lock of a task that is revoked while it runs is free when its child has ended."""
     task = workshop.send("hold", key, f"{key}:gate")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from django_zklock.contrib.celery.gate.worker import MAX_READY
+from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
@@ -18,7 +19,8 @@ SOON = 20.0
 
 @pytest.fixture(scope="module", params=["threads", "gevent"])
 def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
-    with open_workshop(pool=request.param, concurrency=1, session_timeout=4.0) as workshop:
+    environment = {"WORKSHOP_WATCH_RESULTS": "1"}
+    with open_workshop(pool=request.param, concurrency=1, session_timeout=4.0, environment=environment) as workshop:
         yield workshop
 
 
@@ -46,6 +48,18 @@ def test_release__inside_of_the_body(workshop: Any, key: str) -> None:
     assert workshop.nodes(key) == []
     workshop.let_go(f"{key}:gate")
     workshop.result(task)
+
+
+def test_retry__leaves_no_result_to_the_garbage_collector(workshop: Any, key: str) -> None:
+    """A task that goes back leaves no result of Celery that uses the network when the collector finalizes it."""
+    workshop.stranger.take(key)
+    sent = [workshop.send("come_back", key, f"{key}:run") for _ in range(6)]
+    wait_until(lambda: all(task.state == "RETRY" for task in sent), SOON, "every task has gone back once")
+    workshop.stranger.release(key)
+    wait_until(lambda: len(workshop.notes(f"{key}:run")) == 6, 2 * SOON, "every task has run")
+    finalized = workshop.result(workshop.send("count_finalized"))
+    assert finalized["all"] >= 6
+    assert finalized["in_collector"] == 0
 
 
 def test_granted_without_a_slot__lets_others(workshop: Any, key: str) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from django_zklock import LockTimeout
+from django_zklock.contrib.celery.gate.worker import MAX_READY
 from django_zklock.zk.lock import Lock
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
 from tests.support.servers.redis import Redis
+from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -153,6 +156,48 @@ def test_busy_worker__granted_task_has_the_next_slot(open_disposable: Any, gate:
                 thread.join()
             workshop.stranger.release_all()
         assert begun <= count / 2
+
+
+def test_children_replaced__no_more_tasks_than_children(open_disposable: Any, key: str) -> None:
+    """In a pool that replaces its children a lock is not taken for a task that no child could begin."""
+    environment = broker_audit.settings(CELERY_WORKER_MAX_TASKS_PER_CHILD=1)
+    with open_disposable(concurrency=2, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
+        gates = [f"{key}:{number}" for number in range(6)]
+        for gate in gates:
+            workshop.send("idle", gate)
+        locked = workshop.send("workshop.journal.locked", key, f"{key}:journal")
+        for gate in gates[:3]:
+            workshop.entered(gate)
+            workshop.let_go(gate)
+        # Both children have a task, and a third one is before the locked one.
+        for gate in gates[3:5]:
+            workshop.entered(gate)
+        assert workshop.nodes(key) == []
+        for gate in gates[3:]:
+            workshop.let_go(gate)
+        workshop.result(locked)
+
+
+def test_children_replaced__place_is_kept(open_disposable: Any, key: str) -> None:
+    """A task whose lock is granted while its child starts keeps it, however long the start takes."""
+    start = f"{key}:start"
+    environment = broker_audit.settings(CELERY_WORKER_MAX_TASKS_PER_CHILD=1, CELERY_WORKER_PROC_ALIVE_TIMEOUT=60)
+    environment["WORKSHOP_START_LATE"] = start
+    with open_disposable(concurrency=1, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
+        workshop.let_go(start)
+        workshop.result(workshop.send("idle"))
+        for _ in range(2):
+            workshop.entered(start)
+        task = workshop.send("hold", key, f"{key}:gate")
+        workshop.wait_count(key, 1)
+        # It waits behind for longer than a granted lock may wait for a body that could begin.
+        behind = Runner(lambda: Lock(key, workshop.pool).acquire(2 * MAX_READY + 1))
+        with pytest.raises(LockTimeout):
+            behind.result(TIMEOUT)
+        workshop.let_go(start)
+        workshop.entered(f"{key}:gate")
+        workshop.let_go(f"{key}:gate")
+        assert workshop.result(task)["key"] == key
 
 
 @WITH_AND_WITHOUT

@@ -47,12 +47,11 @@ def test_retry__comes_back(workshop: Any, key: str) -> None:
     sent = [workshop.send("come_back", key, f"{key}:run") for _ in range(6)]
     wait_until(lambda: all(task.state == "RETRY" for task in sent), 30, "every task has gone back once")
     workshop.stranger.release(key)
-    for task in sent:
-        result = workshop.result(task)
-        assert result["retries"] == 0
-        assert result["conflicts"] >= 1
-    notes = workshop.notes(f"{key}:run")
-    assert len(notes) == 6
+    # Not their states: Celery stores RETRY when the message was sent, perhaps over the SUCCESS of the next delivery.
+    notes = wait_until(lambda: found if len(found := workshop.notes(f"{key}:run")) == 6 else None, 60, "6 bodies ran")
+    assert {note["id"] for note in notes} == {task.id for task in sent}
+    assert {note["retries"] for note in notes} == {0}
+    assert min(note["conflicts"] for note in notes) >= 1
     assert {note["together"] for note in notes} == {1}
 
 

@@ -40,7 +40,7 @@ class GateAcquisition(Acquisition):
 
     def poll(self) -> bool:
         """Poll like every acquisition, but leave a grant with the contender."""
-        # Under the monitor, so that both looks find the same: the thread that polls cannot own a grant that comes between.
+        # Under the monitor: a grant between the two looks would be one to the thread that polls.
         with self.contender.session.monitor:
             return self.granted or super().poll()
 

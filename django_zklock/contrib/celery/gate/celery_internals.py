@@ -1,6 +1,7 @@
 """The undocumented parts of Celery, kombu and billiard that the gate uses.
 
-All uses are here, in ``task_run.py``, in ``bootstep.py``, or in ``tasks.py`` beside this package.
+They are used here, in ``task_run.py``, ``bootstep.py``, ``gate.py`` and ``worker.py``, and in ``tasks.py`` beside this
+package; ``beat`` has its own.
 ``tests/unit/contrib/celery/gate/test_celery_internals.py`` checks each of them in the installed Celery.
 
 ========================================================  ==========================================================
@@ -9,6 +10,11 @@ What is used                                              Without it
 ``consumer.on_task_request``                              no gate: tasks wait for their locks in their slots
 ``controller.semaphore``, ``process_task``                the pool's own queue gives the slots
 ``LaxBoundedSemaphore._waiting``                          a granted request waits behind those without a lock
+``semaphore.release``, ``hub.on_tick``; of the pool       no gate, where a pool replaces its children
+``_all_inqueues``, ``_busy_workers``,
+``outbound_buffer``, ``_processes``,
+``_fileno_to_inq``, ``_on_ready_counters``
+``Pool._waiting_to_start``                                a lock is released while its child starts
 ``QoS.callback``, ``QoS.prev``                            waiting requests use up the prefetch window
 ``state.reserved_requests``, ``active_requests``,         no gate
 ``task_ready``

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 from config.settings import *  # noqa: F403 - derived settings
 from kombu import Queue
@@ -18,6 +19,8 @@ ZKLOCK = {
 }
 CELERY_RESULT_BACKEND = os.environ["STORM_RECORDS"]
 CELERY_TASK_IGNORE_RESULT = False
+# As the documents say; otherwise a result that the garbage collector finalizes can stop such a worker for good.
+CELERY_RESULT_BACKEND_THREAD_SAFE = not {"gevent", "eventlet"}.isdisjoint(sys.argv)
 CELERY_BROKER_TRANSPORT_OPTIONS = json.loads(os.environ["STORM_TRANSPORT"])
 CELERY_WORKER_PREFETCH_MULTIPLIER = 4
 CELERY_WORKER_LOST_WAIT = 0.5

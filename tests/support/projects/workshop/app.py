@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import json
 import os
 import sys
 from typing import Any
 
 from celery import Celery
-from celery.signals import celeryd_init, worker_init
+from celery.result import AsyncResult
+from celery.signals import celeryd_init, worker_init, worker_process_init
 
 modules = ["workshop.tasks", "workshop.journal", "workshop.changed"]
 if importlib.util.find_spec("pydantic") is not None:
@@ -19,12 +22,54 @@ app.config_from_object("django.conf:settings", namespace="CELERY")
 
 kept: list[Any] = []
 
+# How often Celery's results were finalized, and how often the garbage collector did it.
+finalized = {"all": 0, "in_collector": 0}
+
 
 @celeryd_init.connect
 def switch_threads(**_: Any) -> None:
     """Let the threads of the worker take turns as often as a test wants."""
     if "WORKSHOP_SWITCH_INTERVAL" in os.environ:
         sys.setswitchinterval(float(os.environ["WORKSHOP_SWITCH_INTERVAL"]))
+
+
+@celeryd_init.connect
+def refuse_pidfd(**_: Any) -> None:
+    """Refuse what the containers of older systems refuse."""
+
+    def refuse(pid: int, flags: int = 0) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    if "WORKSHOP_REFUSE_PIDFD" in os.environ:
+        os.pidfd_open = refuse
+
+
+@celeryd_init.connect
+def watch_results(**_: Any) -> None:
+    """Count how results are finalized."""
+    if "WORKSHOP_WATCH_RESULTS" not in os.environ:
+        return
+    collecting: list[str] = []
+    finalize = AsyncResult.__del__
+
+    def count(result: Any) -> None:
+        finalized["all"] += 1
+        finalized["in_collector"] += bool(collecting)
+        finalize(result)
+
+    gc.callbacks.append(lambda phase, _facts: collecting.append(phase) if phase == "start" else collecting.clear())
+    AsyncResult.__del__ = count  # type: ignore[method-assign]
+
+
+@worker_process_init.connect
+def start_late(**_: Any) -> None:
+    """Let each child but the first ones start when the test says so."""
+    if "WORKSHOP_START_LATE" in os.environ:
+        from .tasks import board
+
+        gate = os.environ["WORKSHOP_START_LATE"]
+        board().rpush(f"{gate}:in", json.dumps({"pid": os.getpid()}))
+        board().blpop([f"{gate}:out"], timeout=60)
 
 
 @worker_init.connect

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 from config.settings import *  # noqa: F403 - derived settings
 
@@ -17,6 +18,8 @@ ZKLOCK = {
 }
 CELERY_RESULT_BACKEND = os.environ["WORKSHOP_BOARD"]
 CELERY_TASK_IGNORE_RESULT = False
+# As the documents say; otherwise a result that the garbage collector finalizes can stop such a worker for good.
+CELERY_RESULT_BACKEND_THREAD_SAFE = not {"gevent", "eventlet"}.isdisjoint(sys.argv)
 # Enough for a test's tasks: early versions of Celery fetch more only once a second while threads run.
 CELERY_WORKER_PREFETCH_MULTIPLIER = int(os.environ.get("WORKSHOP_PREFETCH", "10"))
 CELERY_ZKLOCK_GATE = os.environ["WORKSHOP_GATE"] == "1"

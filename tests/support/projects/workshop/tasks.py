@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from django_zklock import LockConflict, LockTimeout, current_lock, zk_lock, zk_l
 from django_zklock.connections import connections
 from django_zklock.contrib.celery import RetryLater
 
-from .app import app
+from .app import app, finalized
 
 kept: list[Any] = []
 
@@ -68,6 +69,13 @@ def stay(gate: str) -> dict[str, Any]:
     board().rpush(f"{gate}:in", json.dumps(facts()))
     board().blpop([f"{gate}:out"], timeout=60)
     return facts()
+
+
+@shared_task
+def count_finalized() -> dict[str, int]:
+    """Collect the garbage, and return how the results of Celery were finalized."""
+    gc.collect()
+    return finalized
 
 
 # Conflicts.

@@ -21,9 +21,7 @@ def test_grant__while_the_gate_looks(pool: Pool, monkeypatch: pytest.MonkeyPatch
     """A grant that comes while the gate looks is found, at this look or at the next one."""
     held = Lock("k", pool).acquire()
     changed = threading.Event()
-    attempts = TaskAttempts(
-        Lock("k", pool), None, Work(kind="task", name="t", id="i"), deadline=None, wake=changed.set
-    )
+    attempts = TaskAttempts(Lock("k", pool), None, Work(kind="task", name="t", id="i"), deadline=None, wake=changed.set)
     attempts.start()
     assert attempts.current is not None
     contender = attempts.current.contender
