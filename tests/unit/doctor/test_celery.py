@@ -376,11 +376,11 @@ def test_worker__pool_without_processes(app: Celery, ask: Callable[[Any], Findin
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_worker__results_of_greenlets(app: Celery, ask: Callable[[Any], Finding], pool: str) -> None:
     """A worker with greenlets and results in Redis needs a result backend that they share."""
-    app.conf.result_backend = "redis://127.0.0.1:1"
+    app.conf.update(result_backend="redis://127.0.0.1:1")
     assert ask({"gate": True, "pool": "threads"}).level == "ok"
     finding = ask({"gate": True, "pool": pool})
     assert (finding.level, finding.advice) == ("warning", "Set CELERY_RESULT_BACKEND_THREAD_SAFE = True.")
-    app.conf.result_backend_thread_safe = True
+    app.conf.update(result_backend_thread_safe=True)
     assert ask({"gate": True, "pool": pool}).level == "ok"
     app.conf.update(result_backend="rpc://", result_backend_thread_safe=False)
     assert ask({"gate": True, "pool": pool}).level == "ok"

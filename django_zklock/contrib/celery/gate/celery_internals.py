@@ -10,7 +10,7 @@ What is used                                              Without it
 ``consumer.on_task_request``                              no gate: tasks wait for their locks in their slots
 ``controller.semaphore``, ``process_task``                the pool's own queue gives the slots
 ``LaxBoundedSemaphore._waiting``                          a granted request waits behind those without a lock
-``semaphore.release``, ``hub.on_tick``; of the pool       no gate, where a pool replaces its children
+``semaphore.release``, ``hub.on_tick``; of the pool       a pool that replaces its children gets no tasks
 ``_all_inqueues``, ``_busy_workers``,
 ``outbound_buffer``, ``_processes``,
 ``_fileno_to_inq``, ``_on_ready_counters``

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -26,11 +27,10 @@ def test_grant__while_the_gate_looks(pool: Pool, monkeypatch: pytest.MonkeyPatch
     assert attempts.current is not None
     contender = attempts.current.contender
     wait_until(lambda: contender.state is State.WAITING)
-    look = GateAcquisition.granted.fget
-    assert look is not None
+    look: Callable[[GateAcquisition], bool] = vars(GateAcquisition)["granted"].fget
 
     def look_and_wait(acquisition: GateAcquisition) -> bool:
-        found = bool(look(acquisition))
+        found = look(acquisition)
         if not found and not held.released:
             held.release()
             until = time.monotonic() + 0.5
