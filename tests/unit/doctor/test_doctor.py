@@ -139,7 +139,7 @@ def test_run__again(zklock: str) -> None:
         ({}, "ZKLOCK is not set"),
         ({"other": {"HOSTS": "zk1:2181"}}, "no alias"),
         ({"default": {"HOSTS": ["zk1"], "WHAT": 1}}, "WHAT"),
-        ({"default": {"HOSTS": "[::1"}}, "IPv6"),
+        ({"default": {"HOSTS": "[::1"}}, "separated by commas"),
     ],
 )
 def test_settings__unreadable(settings: Settings, setting: dict[str, Any], words: str) -> None:

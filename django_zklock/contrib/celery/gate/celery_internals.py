@@ -10,8 +10,8 @@ What is used                                              Without it
 ``consumer.on_task_request``                              no gate: tasks wait for their locks in their slots
 ``controller.semaphore``, ``process_task``                the pool's own queue gives the slots
 ``LaxBoundedSemaphore._waiting``                          a granted request waits behind those without a lock
-``semaphore.release``, ``hub.on_tick``; of the pool       a pool that replaces its children gets no tasks
-``_all_inqueues``, ``_busy_workers``,
+``semaphore.release``, ``hub.on_tick``; of the pool       a pool that replaces its children is handed more tasks
+``_all_inqueues``, ``_busy_workers``,                     than it has children, and their locks wait with them
 ``outbound_buffer``, ``_processes``,
 ``_fileno_to_inq``, ``_on_ready_counters``
 ``Pool._waiting_to_start``                                a lock is released while its child starts
@@ -56,6 +56,10 @@ MAX_PREFETCH = 65535
 
 # Headers about one delivery, or about the encoding of the body.
 _OF_A_DELIVERY = {"compression", "x-delivery-count", "x-acquired-count"}
+# Of the pool: what its children do.
+_OF_CHILDREN = (
+    "_all_inqueues", "_busy_workers", "outbound_buffer", "_processes", "_fileno_to_inq", "_on_ready_counters",
+)  # fmt: skip
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id")
 
 
@@ -142,13 +146,21 @@ class SemaphoreSlots:
         """Call ``call``, which hands a task to the pool, where it cannot block the gate."""
         call()
 
+    @property
+    def _knows_children(self) -> bool:
+        pool = self._controller.pool._pool  # noqa: SLF001 - no other record of what a child does
+        return pool is None or all(hasattr(pool, name) for name in _OF_CHILDREN)
+
     def _on_tick(self) -> None:
-        if self._controller.semaphore._waiting:  # noqa: SLF001
+        if self._controller.semaphore._waiting and self._knows_children:  # noqa: SLF001
             self._adjust()
 
     def _adjust(self) -> None:
         """Let the semaphore have a slot for each child without a task."""
         semaphore = self._controller.semaphore
+        if not self._knows_children:
+            self._release()
+            return
         self._mark_ending()
         while semaphore._waiting and self._count_children() > 0:  # noqa: SLF001
             self._release()
@@ -166,7 +178,7 @@ class SemaphoreSlots:
 
     def _count_children(self) -> int:
         """Return how many children have no task, or will have none when they have started."""
-        pool = self._controller.pool._pool  # noqa: SLF001 - no other record of what a child does
+        pool = self._controller.pool._pool  # noqa: SLF001
         if pool is None:  # it has stopped
             return 0
         free = pool._processes - len(pool._busy_workers) - len(pool.outbound_buffer)  # noqa: SLF001

@@ -7,7 +7,6 @@ import logging
 import math
 import secrets
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable

@@ -86,6 +86,22 @@ def test_slots__next_takes_a_free_one() -> None:
     assert controller.semaphore.value == 1
 
 
+def test_slots__pool_without_records_of_its_children() -> None:
+    """With a Celery that keeps other records, a pool that replaces its children gives its slots as without the gate."""
+    controller: Any = Controller()
+    controller.max_tasks_per_child = 1
+    controller.hub, controller.pool = SimpleNamespace(on_tick=set()), SimpleNamespace(_pool=object())
+    used: list[str] = []
+    slots = SemaphoreSlots(controller, lambda: 0)
+    for name in ("first", "second", "third"):
+        slots.acquire(partial(used.append, name))
+    for call in controller.hub.on_tick:
+        call()
+    assert used == ["first", "second"]
+    controller.semaphore.release()
+    assert used == ["first", "second", "third"]
+
+
 class Channel:
     """A channel that records the prefetch counts."""
 
