@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import select
+import socket
 import sys
 from typing import TYPE_CHECKING, ClassVar
 
@@ -45,7 +46,8 @@ class Worker(ProjectProcess):
     ) -> None:
         """Take the worker's options; nothing runs yet."""
         super().__init__()
-        self._number = next(_numbers)
+        # Its name in Celery, for remote control.
+        self.node_name = f"{os.getpid()}-{next(_numbers)}@{socket.gethostname()}"
         self._app = app
         self._pool = pool
         self._concurrency = concurrency
@@ -66,7 +68,7 @@ class Worker(ProjectProcess):
             *("--pool", self._pool),
             *("--concurrency", str(self._concurrency)),
             *("--queues", ",".join(self._queues)),
-            *("--hostname", f"{os.getpid()}-{self._number}@%h"),
+            *("--hostname", self.node_name),
             *("--loglevel", self._log_level),
             *("--include", "services.readiness"),
             *("--without-gossip", "--without-mingle"),

@@ -136,7 +136,7 @@ def consume(workshop: Any, worker: Any, *, wanted: bool) -> None:
 
     def replies() -> Any:
         try:
-            return command(workshop.queue, destination=[workshop.name_of(worker)], reply=True)
+            return command(workshop.queue, destination=[worker.node_name], reply=True)
         except workshop.sender.connection().recoverable_connection_errors:
             return None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import uuid
 from collections.abc import Callable
@@ -181,13 +180,7 @@ class Workshop:
     def inspect(self) -> Any:
         """The inspection of this worker: other workers may be at the same broker."""
         assert self.worker is not None
-        return self.control.inspect(destination=[self.name_of(self.worker)], timeout=5, limit=1)
-
-    def name_of(self, worker: Worker) -> str:
-        """Return the name of a worker in Celery."""
-        name = re.search(r"MainProcess\] (\S+) ready\.", worker.log.read_text())
-        assert name is not None
-        return name[1]
+        return self.control.inspect(destination=[self.worker.node_name], timeout=5, limit=1)
 
     # Notes.
 

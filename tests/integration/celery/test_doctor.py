@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from celery.app import app_or_default
-from services.worker import Worker
 
-from tests.support.tree_reader import wait_until
 from tests.unit.doctor.test_celery import examine
 
 if TYPE_CHECKING:
     from tests.support.workshop import OpenWorkshop
-
-
-def name_of(worker: Worker | None) -> str:
-    """Wait until the worker is connected to the broker, and return its name."""
-    assert worker is not None
-    log = worker.log
-    ready = wait_until(lambda: re.search(r"MainProcess\] (\S+) ready\.", log.read_text()), 30, "a ready worker")
-    return str(ready[1])
 
 
 @pytest.mark.zookeeper
@@ -34,7 +23,9 @@ def test_workers__real(open_workshop: OpenWorkshop) -> None:
         open_workshop(concurrency=1) as workshop,
         open_workshop(concurrency=1, pool="threads", environment=bare) as other,
     ):
-        names = [name_of(each.worker) for each in (workshop, other)]
+        assert workshop.worker is not None
+        assert other.worker is not None
+        names = [workshop.worker.node_name, other.worker.node_name]
         workshop.sender.set_current()
         try:
             found = examine()
@@ -52,7 +43,8 @@ def test_workers__on_a_folder(open_workshop: OpenWorkshop, tmp_path: Path) -> No
     """A worker on a broker without an event loop is found too, while it works."""
     before = app_or_default()
     with open_workshop(concurrency=1, folder=tmp_path) as workshop:
-        name = name_of(workshop.worker)
+        assert workshop.worker is not None
+        name = workshop.worker.node_name
         workshop.send("idle", "busy")
         workshop.entered("busy")
         workshop.sender.set_current()

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -65,8 +64,7 @@ class StormWorker:
             environment={**environment, "STORM_WORKER": str(number)},
         )
         self.process.stop_timeout = FAREWELL
-        # Celery's own name for it.
-        self.hostname = f"{os.getpid()}-{self.process._number}@{socket.gethostname()}"
+        self.hostname = self.process.node_name
         # Its latest main process, even if it has ended.
         self.last_main = 0
         # How many processes its pool has given up since the start.
