@@ -81,7 +81,7 @@ class Delivery:
     def signature_from_request(self, request: Any, *, countdown: float, retries: int, headers: Any) -> Any:
         assert retries == request.retries
         self.countdown = countdown
-        return SimpleNamespace(apply_async=lambda: setattr(request, "headers", headers))
+        return SimpleNamespace(apply_async=lambda add_to_parent: setattr(request, "headers", headers))
 
     def meet(self, later: RetryLater, refusal: str) -> dict[str, Any]:
         """Return the headers of the message that is sent after a conflict or an outage."""
