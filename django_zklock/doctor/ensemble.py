@@ -181,6 +181,12 @@ def _session_timeout(session: Session, options: PoolOptions, configurations: Seq
         for each in configurations
         if each.min_session_timeout and each.max_session_timeout
     ]
+    if len(set(limits)) > 1:
+        return examined.warning(
+            f"the servers grant different timeouts: {', '.join(limits)}; a session that moves to a server which grants "
+            "less may end before its locks are known to be lost",
+            "Set the same tickTime, minSessionTimeout and maxSessionTimeout on all servers.",
+        )
     range_granted = f"; the servers grant {limits[0]}" if limits else ""
     if abs(session.timeout - requested) > ROUNDING:
         return examined.warning(

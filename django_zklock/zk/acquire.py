@@ -6,6 +6,7 @@ Both call :meth:`Acquisition.poll` and then sleep; they differ in how they sleep
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -41,8 +42,8 @@ class Acquisition:
     # Thousands may wait in one process.
     __slots__ = (
         "__weakref__", "_asked_at", "_began", "_contention", "_deadline", "_holder_deadline", "_holder_reads",
-        "_in_queue", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_thread", "_wake",
-        "_wants_holder", "contender", "is_pending", "lock", "timeout",
+        "_in_queue", "_may_be_taken", "_owner", "_pending_in", "_possession", "_response_deadline", "_thread", "_wake",
+        "_wants_holder", "contender", "lock", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -59,8 +60,8 @@ class Acquisition:
         self.timeout = timeout
         self._may_be_taken = may_be_taken
         self._wants_holder = lock.listener.wants("contended") if wants_holder is None else wants_holder
-        # From its start until it is granted, refused or abandoned.
-        self.is_pending = False
+        # The process that acquires, from the start until the lock is granted, refused or abandoned.
+        self._pending_in: int | None = None
         # What was granted, and learns of changes from then on.
         self._possession: Possession | None = None
         self._owner: Callable[[], Owner | None] = _nothing if caller is None else ref(caller.owner)
@@ -82,9 +83,14 @@ class Acquisition:
         if caller is not None:
             caller.owner.add_acquisition(self)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether this is under way; never in a forked child, where the thread of the parent is another owner."""
+        return self._pending_in == os.getpid()
+
     def start(self) -> None:
         """Let the contender join. Does not wait."""
-        self.is_pending = True
+        self._pending_in = os.getpid()
         self.contender.session.post(self.contender.join)
 
     def _new_response_deadline(self) -> Deadline:
@@ -119,7 +125,7 @@ class Acquisition:
         if contender.error is not None:
             raise failures.refused(self.lock, contender, self.timeout, contender.error) from contender.error
         if contender.taken and self._may_be_taken:
-            self.is_pending = False
+            self._pending_in = None
             return True
         if contender.state is State.WAITING and not contender.wants_holder and not self._in_queue:
             self._in_queue = self._contention = True
@@ -139,7 +145,7 @@ class Acquisition:
 
     def keep(self, held: Held) -> None:
         """Send the signals about ``held``, which is the result of this acquisition."""
-        self.is_pending = False
+        self._pending_in = None
         self._possession = held._possession
         # The lock may have been lost, or a release requested, before the assignment.
         self._possession.on_change()
@@ -196,14 +202,14 @@ class Acquisition:
 
     def end(self) -> None:
         """Leave in any state. It may be called at any time and more than once."""
-        self.is_pending = False
+        self._pending_in = None
         for held in self._registered():
             held.release()
         self.contender.post(self.contender.leave)
 
     async def aend(self) -> None:
         """Leave like :meth:`end`, and wait for the receivers of signals."""
-        self.is_pending = False
+        self._pending_in = None
         registered = self._registered()
         self.contender.post(self.contender.leave)
         for held in registered:

@@ -152,6 +152,14 @@ def test_fork__inside_a_block(play: MakePlayer) -> None:
     assert player.wait()[0] == 0
 
 
+def test_fork__while_the_parent_waits(play: MakePlayer) -> None:
+    """A child that is forked in a waiting thread is another owner, and waits as well."""
+    player = play("fork_while_it_waits")
+    assert player.hear() == "child LockTimeout"
+    assert player.hear() == "parent True"
+    assert player.wait()[0] == 0
+
+
 def test_fork__that_python_is_not_told_of(play: MakePlayer) -> None:
     """A child of a fork in C, as uWSGI makes them, has a session of its own and leaves the parent's alone."""
     player = play("fork_in_c")

@@ -16,9 +16,11 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from django_zklock.exceptions import LockLost, LockTimeout
 from django_zklock.zk.held import current
+from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
@@ -104,6 +106,32 @@ def fork(pool: Pool) -> None:
         say("parent", not held.lost, pool.sessions()[0].id == session, pool.sessions()[0].epoch == 0)
         held.check()
     say("parent again", Lock("k", pool).acquire(timeout=5).token > held.token)
+
+
+def fork_while_it_waits(pool: Pool) -> None:
+    """Fork in a thread that waits for a lock, as a signal handler may; the child takes the same lock."""
+    first = Lock("k", pool).acquire(timeout=20)
+
+    class Fork(LockListener):
+        def wants(self, event: str) -> bool:
+            return event == "contended"
+
+        def notify(self, event: str, _lock: object, /, **_facts: Any) -> None:
+            if event != "contended":
+                return
+            child = os.fork()
+            if child == 0:
+                try:
+                    Lock("k", pool).acquire(timeout=1)
+                except Exception as error:  # noqa: BLE001 - the test looks at it
+                    say("child", type(error).__name__)
+                os._exit(0)
+            os.waitpid(child, 0)
+            first.release()
+
+    thread = threading.Thread(target=lambda: say("parent", not Lock("k", pool, listener=Fork()).acquire(20).lost))
+    thread.start()
+    thread.join()
 
 
 def fork_in_c(pool: Pool) -> None:
@@ -281,6 +309,7 @@ PARTS = {
         count,
         fork,
         fork_in_c,
+        fork_while_it_waits,
         children,
         alarm,
         greenlets,

@@ -118,12 +118,15 @@ class Ordering:
         return sorted(valued, key=value, reverse=self.reverse) + valueless
 
 
-def urgency(lock: LockSnapshot) -> tuple[bool, bool, float] | None:
-    """Return a value that is lower for locks that need attention: with waiters, with release requested, old."""
+def urgency(lock: LockSnapshot) -> tuple[bool, bool, float, int] | None:
+    """Return a value that is lower for locks that need attention: with waiters, with release requested, old.
+
+    Of two locks of one millisecond the one with the lower token is older.
+    """
     if not lock.holders:
         return None
     holder = lock.holders[0]
-    return not lock.waiter_count, holder.revoked is None, holder.since
+    return not lock.waiter_count, holder.revoked is None, holder.since, holder.token
 
 
 def _of_first_holder(value: Callable[[QueueEntry], Any]) -> Callable[[LockSnapshot], Any]:

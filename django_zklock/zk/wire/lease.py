@@ -23,6 +23,11 @@ session moves to a new connection, the server tells its leader, but that leader 
 that was stopped for a while still accepts sessions for a moment when it goes on. So the handshake counts only after a
 write over that connection is answered: then a majority has committed it.
 
+Servers may grant different timeouts, as after a change of their configuration. The leader then gives the session that
+of the server to which it is connected, and a new leader that of its creation (``touchSession``, ``Leader``). So the
+lowest one that was granted to the session counts. If the session moves to a server that grants less, the leader counts
+that from the handshake on, whatever was proven before.
+
 ``margin`` must cover the time between two pings of the leader, which is half a tick (``Leader.lead``, ZooKeeper 3.6 to
 3.9), and some delay. A client does not know the length of a tick. Where the timeout is at least six ticks, an eighth of
 it is three quarters of a tick. Behind an observer master (``observerMasterPort``) a report takes two pings, so the
@@ -55,7 +60,8 @@ class Sent(NamedTuple):
 class Lease:
     """The lease of a session, updated by the connection's thread; times are in seconds of the boot-time clock.
 
-    ``timeout`` is the negotiated session timeout, ``None`` before the first session. Any thread may read ``end``.
+    ``timeout`` is the lowest timeout that was granted to the session, ``None`` before the first session. Any thread may
+    read ``end``.
     """
 
     def __init__(self) -> None:
@@ -71,16 +77,16 @@ class Lease:
     def connected(self, timeout: float, sent: float, now: float, *, moved: bool) -> None:
         """Start a connection whose handshake was sent at ``sent``; ``moved`` if the session had a connection before.
 
-        The proof of an earlier connection stays valid.
+        The proof of an earlier connection stays valid, as far as the server grants that time.
         """
-        self.timeout = timeout
-        self._margin = timeout * MARGIN
+        self.timeout = timeout if self.timeout is None or not moved else min(timeout, self.timeout)
+        self._margin = self.timeout * MARGIN
+        granted = sent + timeout * (1 - CLOCK_SHARE)
+        self.end = min(self.end, granted) if moved else granted
         self._answered.clear()
         self._answered.append((now, sent))
         self._first = NEVER
         self._handshake = sent if moved else None
-        if not moved:
-            self._renew(sent)
 
     @property
     def wants_write(self) -> bool:

@@ -367,6 +367,23 @@ def test_ticks(make_pool: MakePool) -> None:
     assert level(Server(address="zk1", role="follower", configuration=short)) == "ok"
 
 
+def test_session_timeout__of_different_servers(make_pool: MakePool) -> None:
+    """Servers that grant different timeouts are a warning, also if the one of the session grants what was requested."""
+    pool = make_pool()
+    roundtrip.examine(pool)
+    (connected,) = pool.sessions()
+
+    def finding(*longest: float) -> Finding:
+        found = [
+            Server(address=f"zk{each}", configuration=Configuration(min_session_timeout=4.0, max_session_timeout=each))
+            for each in longest
+        ]
+        return by_id(ensemble.examine_sessions(pool, connected, found))["session.timeout"][0]
+
+    assert finding(40.0, 40.0, 40.0).level == "ok"
+    assert finding(40.0, 40.0, 60.0).level == "warning"
+
+
 def test_sessions__several(configure: Callable[..., None]) -> None:
     """With a larger pool the finding counts the sessions."""
     configure(POOL_SIZE=3)

@@ -57,6 +57,30 @@ def test_nothing_yet() -> None:
     assert lease.end == -math.inf
 
 
+def test_connected__to_a_server_that_grants_less(lease: Lease) -> None:
+    """The leader counts the lower timeout from the handshake on, whatever was proven before."""
+    lease.connected(2.0, 1.0, 1.01, moved=True)
+    assert lease.timeout == 2.0
+    assert lease.end == 1.0 + 2.0 * (1 - CLOCK_SHARE)
+
+
+def test_connected__to_a_server_that_grants_more(lease: Lease) -> None:
+    """A new leader gives a session the timeout of its creation, so the lower one counts."""
+    lease.connected(2 * TIMEOUT, 1.0, 1.01, moved=True)
+    write(lease, 1.02)
+    assert lease.timeout == TIMEOUT
+    assert lease.end == 1.0 + LIFE
+
+
+def test_connected__in_a_new_session(lease: Lease) -> None:
+    """What an earlier session was granted and has proven does not count for the next one."""
+    lease.connected(2.0, 1.0, 1.01, moved=False)
+    assert lease.end == 1.0 + 2.0 * (1 - CLOCK_SHARE)
+    lease.connected(2 * TIMEOUT, 2.0, 2.01, moved=False)
+    assert lease.timeout == 2 * TIMEOUT
+    assert lease.end == 2.0 + 2 * LIFE
+
+
 def test_reads_prove_nothing(lease: Lease) -> None:
     """A follower that is cut off answers reads and pings as before."""
     for second in range(1, 100):
