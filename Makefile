@@ -49,10 +49,14 @@ leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is 
 many-locks: $(READY) | os-test ## 24,000 locks of one process on three servers, which live on: sixteen times what `test` does
 	ZKLOCK_MANY_LOCKS=24000 $(BIN)/pytest tests/integration/cluster/test_many_locks.py -rP $(ARGS)
 
-# One minute of it belongs to `test`.
+# Two minutes of it belong to `test`.
+.PHONY: chaos
+chaos: $(READY) | os-test ## an hour of all faults at random over clients of every kind; ARGS="--seconds 600", ARGS="--seed 7.3"
+	PYTHONPATH=testproject $(BIN)/python -m tests.chaos --seconds 3600 $(ARGS)
+
 .PHONY: storm
-storm: $(READY) | os-test ## ten minutes of all faults at random over workers of two brokers; ARGS="--seed 7 --seconds 60"
-	PYTHONPATH=testproject $(BIN)/python -m tests.integration.celery.storm $(ARGS)
+storm: $(READY) | os-test ## ten minutes of the same over Celery's workers alone, on two brokers
+	PYTHONPATH=testproject $(BIN)/python -m tests.chaos --seconds 600 --clients celery $(ARGS)
 
 .PHONY: partitions
 partitions: $(READY) | os-test ## three servers cut off from each other in every way, at three session timeouts: half an hour
@@ -134,7 +138,7 @@ os-browser:
 os-kazoo:
 	@.ci/os-packages zookeeper
 os-test:
-	@.ci/os-packages chromium curator rabbitmq redis zkcli zookeeper
+	@.ci/os-packages chromium curator faketime rabbitmq redis zkcli zookeeper
 
 $(READY): setup.cfg pyproject.toml
 	@$(if $(PYTHON),:,.ci/os-packages python)

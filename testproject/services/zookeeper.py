@@ -71,8 +71,8 @@ class ZooKeeper(Process):
     """One server, alone unless ``settings`` make it part of an ensemble.
 
     Times are seconds. ``settings`` are further lines of ``zoo.cfg`` and win over the ones here;
-    ``properties`` are Java system properties. The port is chosen once, so a server that is started again is
-    found at the same address.
+    ``properties`` are Java system properties, which each start reads again. The port is chosen
+    once, so a server that is started again is found at the same address.
     """
 
     name = "ZooKeeper"
@@ -94,7 +94,7 @@ class ZooKeeper(Process):
         super().__init__()
         self.port = free_port()
         self._memory = memory
-        self._properties = dict(properties or {})
+        self.properties = dict(properties or {})
         # Each four-letter word is a packet in the server's count too, see packets_received.
         self._words_sent = 0
         data = self.folder / "data"
@@ -130,7 +130,7 @@ class ZooKeeper(Process):
             "java.io.tmpdir": str(self.folder),
             "zookeeper.log.dir": str(self.folder),
             "zookeeper.jmx.log4j.disable": "true",
-            **self._properties,
+            **self.properties,
         }
         return [
             self._installation.java,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import struct
@@ -28,6 +29,8 @@ class Link:
     passed: dict[str, int] = field(default_factory=lambda: {UP: 0, DOWN: 0})
     # What is still under way, with the time at which it arrives, oldest first.
     under_way: dict[str, deque[tuple[float, bytes]]] = field(default_factory=lambda: {UP: deque(), DOWN: deque()})
+    # When a throttled direction has passed on what it has read.
+    free_at: dict[str, float] = field(default_factory=lambda: {UP: 0.0, DOWN: 0.0})
     # The directions whose sender has closed the connection, which the other end does not know yet.
     ended: set[str] = field(default_factory=set)
 
@@ -41,20 +44,23 @@ class Proxy:
 
     ``pause(UP)`` holds back what clients send, ``pause(DOWN)`` what the server answers; the connections stay open
     and the proxy goes on reading, so nobody sees a full buffer. ``lag[UP]`` and ``lag[DOWN]`` are how many seconds
-    everything takes that is read from then on. With ``holds_ends`` a paused direction also holds back that its sender
-    has closed the connection, as a network does that delivers nothing; else both ends are closed. ``on_chunk`` hears of
-    each piece before it is passed on and may return ``True`` to cut the connection instead; ``edit`` may replace it.
-    ``chunks`` are the pieces as they were read.
+    everything takes that is read from then on, ``rate[UP]`` and ``rate[DOWN]`` how many bytes pass in a second. With
+    ``holds_ends`` a paused direction also holds back that its sender has closed the connection, as a network does that
+    delivers nothing; else both ends are closed. ``on_chunk`` hears of each piece before it is passed on and may return
+    ``True`` to cut the connection instead; ``edit`` may replace it. ``chunks`` are the pieces as they were read, unless
+    ``keeps_chunks`` is false, for a proxy that lives long.
     """
 
-    def __init__(self, target: tuple[str, int], *, holds_ends: bool = False) -> None:
+    def __init__(self, target: tuple[str, int], *, holds_ends: bool = False, keeps_chunks: bool = True) -> None:
         self.target = target
         self._holds_ends = holds_ends
+        self._keeps_chunks = keeps_chunks
         self.chunks: list[tuple[str, bytes]] = []
         self.on_chunk: Callable[[str, bytes], bool] | None = None
         self.edit: Callable[[str, bytes], bytes] | None = None
         self.refusing = False
         self.lag = {UP: 0.0, DOWN: 0.0}
+        self.rate = {UP: math.inf, DOWN: math.inf}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.hosts = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._paused: set[str] = set()
@@ -170,11 +176,17 @@ class Proxy:
                     return
                 if not chunk or (self.on_chunk is not None and self.on_chunk(direction, chunk)):
                     raise ConnectionResetError
-                self.chunks.append((direction, chunk))
+                if self._keeps_chunks:
+                    self.chunks.append((direction, chunk))
                 if self.edit is not None:
                     chunk = self.edit(direction, chunk)
-                if self.lag[direction] or link.under_way[direction]:
-                    link.under_way[direction].append((time.monotonic() + self.lag[direction], chunk))
+                now = time.monotonic()
+                due = now + self.lag[direction]
+                if self.rate[direction] < math.inf:
+                    due = max(due, link.free_at[direction]) + len(chunk) / self.rate[direction]
+                    link.free_at[direction] = due
+                if due > now or link.under_way[direction]:
+                    link.under_way[direction].append((due, chunk))
                 else:
                     self._arrive(link, direction, chunk)
             except OSError:
@@ -188,13 +200,17 @@ class Proxy:
             (link.server if direction == UP else link.client).sendall(chunk)
 
     def _deliver(self) -> float:
-        """Let arrive what is due; return the seconds until the next is due, at most one."""
+        """Let arrive what is due; return the seconds until the next is due, at most one.
+
+        What is under way when a direction is no longer slow arrives at once.
+        """
         now, wait = time.monotonic(), 1.0
         with self._lock:
             for link in list(self._links):
                 try:
                     for direction, pieces in link.under_way.items():
-                        while pieces and pieces[0][0] <= now:
+                        slow = self.lag[direction] or self.rate[direction] < math.inf
+                        while pieces and (pieces[0][0] <= now or not slow):
                             self._arrive(link, direction, pieces.popleft()[1])
                         wait = min(wait, pieces[0][0] - now) if pieces else wait
                 except OSError:

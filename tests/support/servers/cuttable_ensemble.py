@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Literal, Self
 
@@ -24,22 +24,33 @@ _VERSIONS = {-65536, -65535}
 class Peers:
     """An ensemble with a proxy for each server, each of the others, and each of the two ports between them.
 
-    ``sync_limit`` is in ticks, times are seconds.
+    ``sync_limit`` is in ticks, times are seconds. ``settings`` are further lines of ``zoo.cfg``. If not ``linked``,
+    there is no proxy: servers whose addresses change by a reconfiguration must have the same ones for each other.
     """
 
-    def __init__(self, *, tick_time: float, sync_limit: int) -> None:
+    def __init__(
+        self,
+        *,
+        tick_time: float,
+        sync_limit: int,
+        new_server: Callable[..., ZooKeeper] = ZooKeeper,
+        settings: Mapping[str, str] | None = None,
+        linked: bool = True,
+    ) -> None:
         self.tick_time = tick_time
         self.sync_limit = sync_limit
         self._proxies: dict[tuple[int, int], list[Proxy]] = {}
         self._ends: dict[tuple[int, int], Proxy] = {}
         self._disturbed = False
         self._closing = contextlib.ExitStack()
+        self._linked = linked
         self.ensemble = Ensemble(
+            new_server=new_server,
             tick_time=tick_time,
             min_session_timeout=2 * tick_time,
             sync_limit=sync_limit,
             # The first round of an election may fail, and then the next one begins after this time.
-            settings={"initLimit": "6"},
+            settings={"initLimit": "6", **(settings or {})},
             peer=self._between,
             # A server that looks for a leader in vain tells the others more and more seldom, in the end once a minute.
             properties={"zookeeper.fastleader.maxNotificationInterval": "1000"},
@@ -47,7 +58,9 @@ class Peers:
         self._closing.callback(self.ensemble.close)
 
     def _between(self, of: int, to: int, port: int) -> int:
-        proxy = self._closing.enter_context(Proxy(("127.0.0.1", port), holds_ends=True))
+        if not self._linked:
+            return port
+        proxy = self._closing.enter_context(Proxy(("127.0.0.1", port), holds_ends=True, keeps_chunks=False))
         self._proxies.setdefault((of, to), []).append(proxy)
         self._ends[of, port] = proxy
         proxy.edit = lambda way, chunk: self._greet(to, chunk) if way == UP else chunk
@@ -79,7 +92,7 @@ class Peers:
     def _number(self, node: ZooKeeper) -> int:
         return self.ensemble.nodes.index(node) + 1
 
-    def _links(self, node: ZooKeeper) -> list[tuple[Proxy, bool]]:
+    def links(self, node: ZooKeeper) -> list[tuple[Proxy, bool]]:
         """Return the proxies of all links of ``node``, and whether it is the one that connects."""
         number = self._number(node)
         return [(each, number == of) for (of, to), some in self._proxies.items() for each in some if number in (of, to)]
@@ -87,7 +100,7 @@ class Peers:
     def silence(self, node: ZooKeeper, way: Way = "both") -> None:
         """Let nothing pass between ``node`` and the others, or only from it, or only to it; nothing is closed."""
         self._disturbed = True
-        for proxy, connects in self._links(node):
+        for proxy, connects in self.links(node):
             if way in {"from", "both"}:
                 proxy.pause(UP if connects else DOWN)
             if way in {"to", "both"}:
@@ -96,7 +109,7 @@ class Peers:
     def refuse(self, node: ZooKeeper) -> None:
         """Let nothing make a new link between ``node`` and the others."""
         self._disturbed = True
-        for proxy, _connects in self._links(node):
+        for proxy, _connects in self.links(node):
             proxy.refusing = True
 
     def deliver(self, node: ZooKeeper) -> None:
@@ -104,7 +117,7 @@ class Peers:
 
         The packets of a silent link arrive late in this way, when TCP sends them again.
         """
-        for proxy, connects in self._links(node):
+        for proxy, connects in self.links(node):
             way = DOWN if connects else UP
             proxy.resume(way)
             proxy.pause(way)
@@ -112,7 +125,7 @@ class Peers:
     def cut(self, node: ZooKeeper) -> None:
         """Close all links between ``node`` and the others, and refuse new ones."""
         self._disturbed = True
-        for proxy, _connects in self._links(node):
+        for proxy, _connects in self.links(node):
             proxy.refusing = True
             proxy.cut()
 
@@ -124,13 +137,13 @@ class Peers:
             return False
 
         self._disturbed = True
-        for proxy, _connects in self._links(node):
+        for proxy, _connects in self.links(node):
             proxy.on_chunk = pause
 
     def lag(self, node: ZooKeeper, seconds: float) -> None:
         """Let everything that the others say to ``node`` take that long."""
         self._disturbed = True
-        for proxy, connects in self._links(node):
+        for proxy, connects in self.links(node):
             proxy.lag[DOWN if connects else UP] = seconds
 
     def heal(self, timeout: float = 120.0) -> None:
@@ -158,7 +171,7 @@ class Peers:
 
         A server that has just lost its leader says that it follows until it has noticed.
         """
-        return [node for node in self.ensemble.followers() if self._is_connected(node)]
+        return [node for node in self.ensemble.followers() if not self._linked or self._is_connected(node)]
 
     def _is_connected(self, node: ZooKeeper) -> bool:
         number = self._number(node)

@@ -1,4 +1,4 @@
-"""Settings of the workers in the storm."""
+"""Settings of the workers in a season."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from kombu import Queue
 ZKLOCK = {
     "default": {
         "HOSTS": os.environ["ZOOKEEPER_HOSTS"],
-        "ROOT": os.environ["STORM_ROOT"],
-        "SESSION_TIMEOUT": float(os.environ["STORM_SESSION_TIMEOUT"]),
-        "CONNECT_TIMEOUT": float(os.environ["STORM_CONNECT_TIMEOUT"]),
+        "ROOT": os.environ["CHAOS_ROOT"],
+        "SESSION_TIMEOUT": float(os.environ["CHAOS_SESSION_TIMEOUT"]),
+        "CONNECT_TIMEOUT": float(os.environ["CHAOS_CONNECT_TIMEOUT"]),
     },
 }
-CELERY_RESULT_BACKEND = os.environ["STORM_RECORDS"]
+CELERY_RESULT_BACKEND = os.environ["CHAOS_RECORDS"]
 CELERY_TASK_IGNORE_RESULT = False
 # As the documents say; otherwise a result that the garbage collector finalizes can stop such a worker for good.
 CELERY_RESULT_BACKEND_THREAD_SAFE = not {"gevent", "eventlet"}.isdisjoint(sys.argv)
-CELERY_BROKER_TRANSPORT_OPTIONS = json.loads(os.environ["STORM_TRANSPORT"])
+CELERY_BROKER_TRANSPORT_OPTIONS = json.loads(os.environ["CHAOS_TRANSPORT"])
 CELERY_WORKER_PREFETCH_MULTIPLIER = 4
 CELERY_WORKER_LOST_WAIT = 0.5
 # For an overloaded machine.
 CELERY_WORKER_PROC_ALIVE_TIMEOUT = 60.0
-CELERY_ZKLOCK_GATE = os.environ["STORM_GATE"] == "1"
-CELERY_ZKLOCK_GATE_MAX_WAIT = float(os.environ["STORM_MAX_WAIT"])
+CELERY_ZKLOCK_GATE = os.environ["CHAOS_GATE"] == "1"
+CELERY_ZKLOCK_GATE_MAX_WAIT = float(os.environ["CHAOS_MAX_WAIT"])
 CELERY_TASK_QUEUES = [
-    Queue(name, routing_key=name, queue_arguments=json.loads(os.environ["STORM_QUEUE_ARGUMENTS"]))
-    for name in os.environ["STORM_QUEUES"].split(",")
+    Queue(name, routing_key=name, queue_arguments=json.loads(os.environ["CHAOS_QUEUE_ARGUMENTS"]))
+    for name in os.environ["CHAOS_QUEUES"].split(",")
 ]

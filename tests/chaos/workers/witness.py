@@ -27,9 +27,9 @@ from kombu import Producer
 from kombu.message import Message
 
 from django_zklock.signals import acquired
+from tests.chaos.history import write
 
 from .app import app
-from .journal import write
 from .tasks import message
 
 # Interval in seconds at which a worker's event loop writes that it runs.
@@ -72,7 +72,7 @@ app.steps["consumer"].add(Witness)
 @worker_init.connect
 def begin_main(**_: Any) -> None:
     _main[:] = [os.getpid()]
-    write("main", main=os.getpid(), worker=int(os.environ["STORM_WORKER"]))
+    write("main", main=os.getpid(), worker=int(os.environ["CHAOS_WORKER"]))
     _witness_acknowledgements()
     _witness_publications()
     _witness_jobs()
@@ -147,7 +147,7 @@ def note_failure(task_id: str = "", exception: BaseException | None = None, **_:
 def note_done(task_id: str = "", state: str = "", retval: Any = None, **_: Any) -> None:
     error = isinstance(retval, BaseException)
     write(
-        "done", state=state, error=type(retval).__name__ if error else None, main=_main[0],
+        "finished", state=state, error=type(retval).__name__ if error else None, main=_main[0],
         text=str(retval) if error else "", result=None if error else retval, **message(),
     )  # fmt: skip
 
@@ -161,8 +161,8 @@ acquired.connect(note_acquired, weak=False)
 
 
 @inspect_command()
-def storm_state(state: Any, **_: Any) -> dict[str, Any]:
-    """Return figures of this worker that must be the same before the storm and after it."""
+def chaos_state(state: Any, **_: Any) -> dict[str, Any]:
+    """Return figures of this worker that must be the same before the faults and after them."""
     # Cycles that Celery and billiard leave are not leaks.
     gc.collect()
     consumer = state.consumer

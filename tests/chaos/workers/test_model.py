@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.integration.celery.storm.journal import Row
-from tests.integration.celery.storm.model import Model
-from tests.integration.celery.storm.plan import Send
-from tests.integration.celery.storm.scene import MAX_WAIT, VISIBILITY_TIMEOUT
+from tests.chaos.history import Row
+from tests.chaos.workers.model import Model
+from tests.chaos.workers.plan import Send
+from tests.chaos.workers.workers import MAX_WAIT, VISIBILITY_TIMEOUT
 
 pytestmark = pytest.mark.celery
 
@@ -43,7 +43,7 @@ def course(task: str, begins: float, **properties: Any) -> list[Row]:
     """Return the rows of a task that is sent, delivered, run under its lock, and acknowledged."""
     send = Send(**SEND | {"at": begins} | properties)
     began, same = begins + 0.2, message(task)
-    held = {"kind": send.kind, "keys": list(send.keys), "token": int(begins * 10), "lost": False}
+    held = {"call": task, "kind": send.kind, "limit": None, "tokens": {"k": 1}, "node": "/n", "lost": False}
     done = {"state": "SUCCESS", "error": None, "text": "", "result": int(began * 1000)}
     return [
         {"at": begins, "what": "publish", "pid": 1, **same},
@@ -53,19 +53,19 @@ def course(task: str, begins: float, **properties: Any) -> list[Row]:
         {"at": began, "what": "acquired", "pid": CHILD, "lost": False},
         {"at": began, "what": "begin", "pid": CHILD, **held, **same},
         {"at": began + 1, "what": "end", "pid": CHILD, "began": began, "sure": began + 1, "lost": False, **same},
-        {"at": began + 1.1, "what": "done", "pid": CHILD, "main": MAIN, **done, **same},
+        {"at": began + 1.1, "what": "finished", "pid": CHILD, "main": MAIN, **done, **same},
         {"at": began + 1.2, "what": "ack", "pid": MAIN, "main": MAIN, **same},
         {"at": 100.0, "what": "stored", "pid": 1, "id": task, "status": "SUCCESS"},
     ]
 
 
 def storm(*courses: list[Row], gate: bool = True) -> list[Row]:
-    start = {"at": 0.0, "what": "storm", "pid": 1, "seed": 1, "seconds": 60.0, "gate": gate}
+    start = {"at": 0.0, "what": "sends", "pid": 1, "gate": gate, "workers": 4}
     return [start, *(row for rows in courses for row in rows)]
 
 
 def judge(rows: list[Row]) -> list[str]:
-    return [what for _, what in Model(sorted(rows, key=lambda row: row["at"]), workers=4).judge()]
+    return [what for _, what in Model(sorted(rows, key=lambda row: row["at"])).judge()]
 
 
 def without(*kinds: str) -> Change:
@@ -97,11 +97,11 @@ def both(first: Change, second: Change) -> Change:
 
 
 def failure(error: str, text: str = "") -> Change:
-    return replace("done", state="FAILURE", error=error, text=text)
+    return replace("finished", state="FAILURE", error=error, text=text)
 
 
 def skipped(reason: str, holder: str) -> Change:
-    return replace("done", result={"zklock": "skipped", "reason": reason, "holder": holder})
+    return replace("finished", result={"zklock": "skipped", "reason": reason, "holder": holder})
 
 
 AGAIN = {"at": 15.0, "what": "received", "pid": 20, "main": 20, **message("a")}
@@ -116,7 +116,7 @@ def test_undisturbed() -> None:
 @pytest.mark.parametrize(
     ("properties", "change", "wrong"),
     [
-        ({}, both(without("done"), replace("stored", status="PENDING")), "has not ended"),
+        ({}, both(without("finished"), replace("stored", status="PENDING")), "has not ended"),
         ({}, failure("ValueError"), "has failed: ValueError"),
         ({}, failure("LockConflict"), "has failed: LockConflict"),
         ({"policy": "raise"}, failure("LockConflict", "held by task [a]"), "gave way to itself"),
@@ -124,8 +124,8 @@ def test_undisturbed() -> None:
         ({"policy": "retry"}, failure("LockConflict"), "has given up after 1.3 s"),
         ({}, skipped("conflict", "b"), "was skipped"),
         ({"policy": "skip"}, skipped("conflict", "task [a]"), "was skipped"),
-        ({}, replace("done", result=1), "has a result without a body"),
-        ({}, replace("done", state="RETRY", error="Retry"), "retries, and nobody asked for that"),
+        ({}, replace("finished", result=1), "has a result without a body"),
+        ({}, replace("finished", state="RETRY", error="Retry"), "retries, and nobody asked for that"),
         ({}, add({"at": 11.0, "what": "revoked", "id": "a", "expired": False}), "was revoked, which nobody asked for"),
         ({}, add({"at": 11.0, "what": "failed", "id": "a", "error": "KeyError", "text": ""}), "has failed in the main"),
         ({}, add({"at": 11.0, "what": "failed", "id": "a", "error": "WorkerLostError", "text": ""}), "with its child"),
@@ -147,43 +147,10 @@ def test_wrong(properties: dict[str, Any], change: Change, wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "held"), [("exclusive", "exclusive"), ("read", "write"), ("write", "read"), ("several", "exclusive")]
-)
-def test_together(kind: str, held: str) -> None:
-    """Two bodies with conflicting locks do not run together, unless the first has lost its lock before."""
-    rows = storm(course("a", 10.0, kind=held), course("b", 10.5, kind=kind))
-    assert any("holds while a holds" in found for found in judge(rows))
-    # It found that at its first check.
-    for row in rows:
-        if row["what"] == "end" and row["id"] == "a":
-            row.update(sure=10.3, lost=True)
-    assert judge(rows) == []
-
-
-def test_together__readers() -> None:
-    """Readers run together."""
-    assert judge(storm(course("a", 10.0, kind="read"), course("b", 10.5, kind="read"))) == []
-
-
-def test_together__semaphore() -> None:
-    """A semaphore has no more holders than its limit."""
-    courses = [course(task, 10.0 + number / 10, kind="semaphore") for number, task in enumerate("abc")]
-    assert judge(storm(*courses[:2])) == []
-    assert any("more than 2 hold" in found for found in judge(storm(*courses)))
-
-
-def test_tokens() -> None:
-    """Tokens grow with each holder."""
-    rows = storm(course("a", 10.0), course("b", 12.0))
-    replace("begin", token=100)(rows)
-    assert judge(rows) == ["k: token 100 after 100 of a"]
-
-
-@pytest.mark.parametrize(
     "cause",
     [
         {"at": 14.0, "what": "disconnected", "main": MAIN},
-        {"at": 14.0, "what": "killed", "main": MAIN},
+        {"at": 14.0, "what": "worker_killed", "main": MAIN},
         {"at": 14.0, "what": "attempt", **message("a")},
     ],
     ids=lambda cause: cause["what"],
@@ -211,11 +178,11 @@ def test_kept(*, gate: bool, wrong: list[str]) -> None:
     # The first delivery is never begun; the second runs at once.
     late = VISIBILITY_TIMEOUT + 1
     for row in rows:
-        if row["what"] in {"begin", "acquired", "end", "done", "ack"}:
+        if row["what"] in {"begin", "acquired", "end", "finished", "ack"}:
             row["at"] += late
             if row["what"] == "end":
                 row.update(began=row["began"] + late, sure=row["sure"] + late)
-            if row["what"] == "done":
+            if row["what"] == "finished":
                 row["result"] += int(late * 1000)
     rows += [{"at": float(second), "what": "beat", "main": MAIN} for second in range(10, 40)]
     rows.append({"at": 10.1 + late, "what": "received", "pid": 20, "main": 20, **message("a")})
@@ -233,10 +200,11 @@ def test_given_back(waited: float, wrong: list[str]) -> None:
 
 def test_outage() -> None:
     """A short outage of ZooKeeper explains some failures, but not those of a whole queue."""
-    fault = {"at": 9.0, "what": "fault", "fault": "zookeeper_frozen", "lasts": 2.0, "worker": 0}
+    fault = {"at": 9.0, "what": "fault", "fault": "server stopped", "victim": "leader"}
+    mended = {"at": 11.0, "what": "mended", "fault": "server stopped", "victim": "leader", "began": 9.0}
     few, many = ([course(f"t{number}", 10.0, keys=(f"k{number}",)) for number in range(count)] for count in (5, 60))
     for courses, wrong in ((few, []), (many, ["60 tasks have failed because ZooKeeper was away"])):
-        rows = [*storm(*courses), fault]
+        rows = [*storm(*courses), fault, mended]
         failure("ZooKeeperUnavailable")(rows)
         assert [found.partition(",")[0] for found in judge(rows)] == wrong
 
@@ -262,7 +230,7 @@ def test_farewell() -> None:
 def test_lost_on_its_way() -> None:
     """A message that Redis has sent over a breaking connection is lost; one that was never sent is not explained."""
     rows = storm(course("a", 10.0))
-    without("received", "acquired", "begin", "end", "done", "ack")(rows)
+    without("received", "acquired", "begin", "end", "finished", "ack")(rows)
     replace("stored", status="PENDING")(rows)
     assert judge(rows) == ["has not ended (stored: PENDING)"]
     assert judge([*rows, {"at": 10.5, "what": "disconnected", "main": MAIN}]) == []

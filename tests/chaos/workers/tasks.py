@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
+import redis
 from celery import current_task
 
 from django_zklock import current_lock, zk_locked
 from django_zklock.contrib.celery import RetryLater
+from tests.chaos.history import write
 
 from .app import app
-from .journal import records, write
 from .plan import LIMIT, POLICIES, RETRY_TIMEOUT, TIMEOUT, kinds_of, task_name
 
 # Interval in seconds of a body's checks of its hold, and of its rows about it.
@@ -37,6 +40,20 @@ _RULES: dict[str, dict[str, Any]] = {
 }
 
 
+# For the rules about holds, which know these two as other kinds.
+_KINDS = {"semaphore": "lease", "several": "exclusive"}
+
+
+@functools.cache
+def _connection(_pid: int) -> redis.Redis:
+    return redis.Redis.from_url(os.environ["CHAOS_RECORDS"], decode_responses=True, socket_timeout=None)
+
+
+def records() -> redis.Redis:
+    """Return this process's connection to the server for results, which has no faults."""
+    return _connection(os.getpid())
+
+
 class Hiccup(Exception):  # noqa: N818 - it is no fault of anything
     """The error of a task that is to be retried."""
 
@@ -58,9 +75,12 @@ def work(kind: str, keys: list[str], lasts: float, failures: int) -> int:
     held = current_lock()
     lost = held is not None and held.lost
     facts = message()
+    # The time is that of the result.
+    call = f"{os.getpid()}-{began}"
     write(
-        "begin", at=began, kind=kind, keys=keys, token=held.token if held is not None else None, lost=lost,
-        wall=time.time(), node=held.node if held is not None else None, **facts,
+        "begin", at=began, call=call, tokens=held.tokens if held is not None else {}, lost=lost or held is None,
+        node=held.node if held is not None else None, kind=_KINDS.get(kind, kind),
+        limit=LIMIT if kind == "semaphore" else None, **facts,
     )  # fmt: skip
     sure, steps = began, 0
     while True:
@@ -71,9 +91,9 @@ def work(kind: str, keys: list[str], lasts: float, failures: int) -> int:
             break
         steps += 1
         if steps % STEPS_A_ROW == 0:
-            write("sure", at=sure, began=began, id=facts["id"])
+            write("sure", at=sure, call=call, id=facts["id"])
         time.sleep(min(STEP, began + lasts - now))
-    write("end", at=now, began=began, sure=sure, lost=held is not None and held.lost, **facts)
+    write("end", at=now, call=call, began=began, sure=sure, lost=held is not None and held.lost, **facts)
     if current_task.request.retries < failures:
         raise Hiccup(facts["id"])
     return int(began * 1000)
@@ -101,7 +121,7 @@ for _policy, _late, _retrying in itertools.product(POLICIES, (False, True), (Fal
         define(_policy, _kind, late=_late, retrying=_retrying)
 
 
-# The tasks for each slot of a worker after the storm.
+# The tasks for each slot of a worker after the faults.
 
 
 def meet(place: str, count: int) -> bool:
@@ -115,13 +135,13 @@ def meet(place: str, count: int) -> bool:
     return True
 
 
-@app.task(name="storm.meet")
+@app.task(name="chaos.meet")
 def meet_unlocked(place: str, count: int) -> bool:
     """Meet other tasks without a lock."""
     return meet(place, count)
 
 
-@app.task(name="storm.meet_locked")
+@app.task(name="chaos.meet_locked")
 @zk_locked("{key}")
 def meet_locked(key: str, place: str, count: int) -> bool:
     """Meet other tasks under locks."""

@@ -1,8 +1,7 @@
-"""The plan: the tasks and the faults with their times, all drawn from one seed."""
+"""The tasks that are sent, and when, all drawn from one seed."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,16 +10,22 @@ from typing import Any
 REDIS, RABBITMQ = BROKERS = ("redis", "rabbitmq")
 POLICIES = ("none", "wait", "timeout", "raise", "skip", "retry", "coalesce")
 KINDS = ("exclusive", "read", "write", "semaphore", "several")
-# The limit of the semaphores of the storm.
+# The limit of the semaphores here.
 LIMIT = 2
 # Seconds for which a task waits under "timeout", and is retried under "retry".
 TIMEOUT, RETRY_TIMEOUT = 3.0, 30.0
 
 _WEIGHTS = {"none": 4, "wait": 6, "timeout": 2, "raise": 2, "skip": 2, "retry": 2, "coalesce": 2}
 # "several" and "exclusive" meet on the same keys.
-_KEYS = {"exclusive": ("x", 4), "several": ("x", 4), "read": ("rw", 2), "write": ("rw", 2), "semaphore": ("s", 2)}
+_KEYS = {
+    "exclusive": ("job-x", 4),
+    "several": ("job-x", 4),
+    "read": ("job-rw", 2),
+    "write": ("job-rw", 2),
+    "semaphore": ("job-s", 2),
+}
 # Only tasks of this policy wait for these keys, so that the model knows for which task another was skipped.
-_COALESCED_KEYS = ("c", 2)
+_COALESCED_KEYS = ("job-c", 2)
 
 # Seconds that a body takes. The longest outlast a lease.
 _LENGTHS, _LENGTH_WEIGHTS = ((0.005, 0.05), (0.1, 1.5), (3.0, 6.0)), (80, 18, 2)
@@ -28,24 +33,6 @@ _LENGTHS, _LENGTH_WEIGHTS = ((0.005, 0.05), (0.1, 1.5), (3.0, 6.0)), (80, 18, 2)
 # Seconds from one burst to the next, and the number of tasks in a burst.
 _BETWEEN_BURSTS = 9.0
 _BURST = (10, 35)
-
-_FAULTS = {
-    "redis_cut": 4,
-    "rabbitmq_cut": 2,
-    "zookeeper_partitioned": 3,
-    "zookeeper_frozen": 2,
-    "zookeeper_silent": 2,
-    "main_stopped": 4,
-    "worker_stopped": 2,
-    "child_killed": 6,
-    "pool_grown": 3,
-    "warm_restart": 2,
-    "cold_restart": 2,
-}
-# Faults that do not hit a worker.
-_OF_SERVERS = {name: name.partition("_")[0] for name in _FAULTS if name.startswith(("redis", "rabbitmq", "zookeeper"))}
-# Seconds without new faults after each period with faults: many errors show only when the system can settle.
-_STORMY, _CALM = 18.0, 7.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,34 +65,9 @@ class Send:
         return cls(**{**facts, "keys": tuple(facts["keys"])})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One fault that begins ``at`` seconds after the start and ends after ``lasts`` seconds.
-
-    Connections are cut and children are killed repeatedly in that time.
-    """
-
-    at: float
-    what: str
-    lasts: float
-    worker: int
-    # The index of the worker's child.
-    child: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """All tasks and faults of a storm."""
-
-    seed: int
-    seconds: float
-    sends: tuple[Send, ...]
-    faults: tuple[Fault, ...]
-
-
 def task_name(policy: str, kind: str, *, late: bool, retrying: bool) -> str:
     """Return the name of the task of these properties."""
-    return f"storm.{policy}.{kind}.{'late' if late else 'early'}{'.retrying' if retrying else ''}"
+    return f"chaos.{policy}.{kind}.{'late' if late else 'early'}{'.retrying' if retrying else ''}"
 
 
 def kinds_of(policy: str) -> tuple[str, ...]:
@@ -115,12 +77,9 @@ def kinds_of(policy: str) -> tuple[str, ...]:
     return ("exclusive", "write") if policy == "coalesce" else KINDS
 
 
-def draw(seed: int, seconds: float, *, rate: float, workers: int, session_timeout: float) -> Plan:
-    """Draw a plan of ``seconds`` with ``rate`` tasks a second for ``workers`` workers."""
-    # One random source for each, so that a change of the rate does not change the faults.
-    sends = tuple(_draw_sends(random.Random(f"{seed} sends"), seconds, rate))
-    faults = tuple(_draw_faults(random.Random(f"{seed} faults"), seconds, workers, session_timeout))
-    return Plan(seed=seed, seconds=seconds, sends=sends, faults=faults)
+def draw(seed: str, seconds: float, *, rate: float) -> tuple[Send, ...]:
+    """Draw the tasks of ``seconds``, ``rate`` of them a second."""
+    return tuple(_draw_sends(random.Random(f"{seed} sends"), seconds, rate))
 
 
 def _draw_sends(chance: random.Random, seconds: float, rate: float) -> Iterator[Send]:
@@ -166,34 +125,3 @@ def _draw_keys(chance: random.Random, policy: str, kind: str) -> tuple[str, ...]
     name, count = _COALESCED_KEYS if policy == "coalesce" else _KEYS[kind]
     wanted = chance.choice((2, 2, 3)) if kind == "several" else 1
     return tuple(f"{name}{number}" for number in chance.sample(range(count), wanted))
-
-
-def _draw_faults(chance: random.Random, seconds: float, workers: int, session_timeout: float) -> Iterator[Fault]:
-    at = 2.0
-    # Until when a server or a worker has one fault already.
-    busy: dict[str | int, float] = {}
-    while at < seconds:
-        if at % (_STORMY + _CALM) > _STORMY:
-            at += _CALM
-            continue
-        what = chance.choices(list(_FAULTS), list(_FAULTS.values()))[0]
-        worker, child = chance.randrange(workers), chance.randrange(16)
-        victim: str | int = _OF_SERVERS.get(what, worker)
-        lasts = _draw_length(chance, what, session_timeout)
-        if busy.get(victim, 0.0) <= at:
-            yield Fault(at=at, what=what, lasts=lasts, worker=worker, child=child)
-            # A child may be killed and a connection cut at any time.
-            busy[victim] = at + lasts + (0.5 if what == "child_killed" or what.endswith("cut") else 2.0)
-        at += chance.uniform(0.3, 3.5)
-
-
-def _draw_length(chance: random.Random, what: str, session_timeout: float) -> float:
-    if what.startswith("zookeeper"):
-        # Logarithmic: as many between one and two seconds as between ten and twenty.
-        return math.exp(chance.uniform(math.log(1.0), math.log(20.0)))
-    if what in {"main_stopped", "worker_stopped"}:
-        return session_timeout * chance.uniform(1.1, 2.5)
-    if what == "child_killed" or what.endswith("cut"):
-        # Once, or repeatedly.
-        return chance.choice((0.0, chance.uniform(0.5, 4.0)))
-    return chance.uniform(2.0, 6.0) if what == "pool_grown" else 0.0

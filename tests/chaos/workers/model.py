@@ -21,10 +21,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from .journal import Row
-from .plan import LIMIT, REDIS, RETRY_TIMEOUT, TIMEOUT, Send
-from .scene import CONNECT_TIMEOUT, FAREWELL, MAX_WAIT, SLOTS, VISIBILITY_TIMEOUT
+from tests.chaos.history import Row
+
+from .plan import REDIS, RETRY_TIMEOUT, TIMEOUT, Send
+from .workers import CONNECT_TIMEOUT, FAREWELL, MAX_WAIT, SLOTS, VISIBILITY_TIMEOUT, names
 
 Message = tuple[str, int, int]
 
@@ -35,7 +37,6 @@ OWN_FRAME = re.compile(r"/django_zklock/(contrib/|zk/|calls|locks|locked_call|ap
 WAITING_FRAMES = 4
 # Seconds without a row after which an event loop counts as hanging.
 STILL = 5.0
-EXCLUDING = {"exclusive", "write", "several"}
 # Published by this program, and by a worker.
 PUBLICATIONS = {"publish", "attempt"}
 # Seconds before the loss of a connection within which an acknowledgement may be lost with it.
@@ -61,29 +62,18 @@ class Delivery:
     returns: list[tuple[float, str]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Hold:
-    """The time for which a body certainly held its lock."""
-
-    began: float
-    sure: float
-    task: str
-    kind: str
-    token: int
-
-
 class Model:
-    """Judges one storm by its journal."""
+    """Judges a season of the workers by what was written down; holds are for the rules that all clients have."""
 
-    def __init__(self, rows: list[Row], workers: int) -> None:
+    def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
-        (storm,) = (row for row in rows if row["what"] == "storm")
-        self._began = storm["at"]
-        self._gate = storm["gate"]
+        (start,) = (row for row in rows if row["what"] == "sends")
+        self._began = start["at"]
+        self._gate = start["gate"]
         self.sends = {row["id"]: Send.of(row["send"]) for row in rows if row["what"] == "send"}
         # The results of all tasks.
         self._stored = {row["id"]: row["status"] for row in rows if row["what"] == "stored"}
-        self._slots = workers * SLOTS
+        self._slots = start["workers"] * SLOTS
         self.by_task: dict[str, list[Row]] = defaultdict(list)
         self._what: dict[str, list[Row]] = defaultdict(list)
         for row in rows:
@@ -104,7 +94,7 @@ class Model:
         """Return what is wrong, each finding with the id of its task or an empty text."""
         rules = [
             self._ended, self._outcomes, self._deliveries_explained, self._runs_explained, self._returns_explained,
-            self._countdowns, self._exclusion, self._grants, self._coalesced, self._outages, self._deaths, self._stuck,
+            self._countdowns, self._grants, self._coalesced, self._outages, self._deaths, self._stuck,
             self._kept,
         ]  # fmt: skip
         return [found for rule in rules for found in rule()]
@@ -121,7 +111,7 @@ class Model:
         for row in self.rows:
             if row["what"] == "disconnected":
                 disconnected[row["main"]].append(row["at"])
-            elif row["what"] in {"killed", "gone"}:
+            elif row["what"] in {"worker_killed", "worker_gone"}:
                 died.setdefault(row["main"], row["at"])
             elif row.get("id") in self.sends and row["what"] == "received":
                 found[_message(row)].append(Delivery(row["at"], row["main"]))
@@ -182,7 +172,7 @@ class Model:
 
     def _explain_loss(self, message: Message) -> str | None:
         send, deliveries = self.sends[message[0]], self._deliveries.get(message, [])
-        ends = {row["main"]: row["at"] for row in self._what["gone"]}
+        ends = {row["main"]: row["at"] for row in self._what["worker_gone"]}
         if not send.late and any(each.acked is not None and ends.get(each.main, 0) > each.acked for each in deliveries):
             return "acknowledged early, and its worker ended"
         if not all(each.returns for each in deliveries):
@@ -195,7 +185,7 @@ class Model:
             + [row["at"] for row in self.by_task[message[0]] if row["what"] in PUBLICATIONS]
         )
         broken = [
-            row for what in ("disconnected", "killed") for row in self._what[what]
+            row for what in ("disconnected", "worker_killed") for row in self._what[what]
             if row["at"] > since - 1.0 and self._broker_of_main.get(row["main"], REDIS) == REDIS
         ]  # fmt: skip
         return "on its way from Redis when the connection broke" if broken else None
@@ -216,7 +206,7 @@ class Model:
                     self.counts["failed to be sent again"] += 1
                 elif row["what"] == "failed":
                     yield task, f"has failed in the main process: {row['error']}: {row['text']}"
-                elif row["what"] == "done":
+                elif row["what"] == "finished":
                     self.counts[f"done {send.policy} {row['error'] or _skipped(row) or row['state']}"] += 1
                     wrong = self._wrong_end(send, row)
                     if wrong:
@@ -315,46 +305,9 @@ class Model:
             if send.countdown is not None and began < rows[0]["at"] + send.countdown - 0.01:
                 yield task, f"began {began - rows[0]['at']:.2f} s after it was sent, countdown {send.countdown:.2f} s"
 
-    def _holds(self) -> dict[str, list[Hold]]:
-        """Return by key, in the order of their beginning, the time for which each body certainly held."""
-        sure: dict[tuple[int, float], float] = {}
-        for row in self.rows:
-            if row["what"] == "sure":
-                sure[row["pid"], row["began"]] = row["at"]
-            elif row["what"] == "end":
-                sure[row["pid"], row["began"]] = row["sure"]
-        found: dict[str, list[Hold]] = defaultdict(list)
-        for row in self._what["begin"]:
-            if row["token"] is not None and not row["lost"]:
-                until = sure.get((row["pid"], row["at"]))
-                hold = Hold(row["at"], row["at"] if until is None else until, row["id"], row["kind"], row["token"])
-                for key in row["keys"]:
-                    found[key].append(hold)
-        return found
-
-    def _exclusion(self) -> Iterator[tuple[str, str]]:
-        """No two bodies certainly hold conflicting locks at the same time, and tokens grow."""
-        for key, holds in self._holds().items():
-            inside: list[Hold] = []
-            newest: Hold | None = None
-            for hold in holds:
-                inside = [each for each in inside if each.sure > hold.began]
-                for other in inside:
-                    if EXCLUDING & {hold.kind, other.kind}:
-                        yield hold.task, f"{key}: holds while {other.task} holds: {other}, {hold}"
-                if hold.kind == "semaphore" and len(inside) >= LIMIT:
-                    yield hold.task, f"{key}: more than {LIMIT} hold: {[*inside, hold]}"
-                inside.append(hold)
-                # The token of several keys is that of one of them.
-                if hold.kind in EXCLUDING - {"several"}:
-                    if newest is not None and newest.token >= hold.token:
-                        yield hold.task, f"{key}: token {hold.token} after {newest.token} of {newest.task}"
-                    newest = hold
-            self.counts["holds"] += len(holds)
-
     def _grants(self) -> Iterator[tuple[str, str]]:
         """No body gets a lock that is known to be lost."""
-        self.counts["bodies that began lost"] = sum(row["lost"] for row in self._what["begin"])
+        self.counts["bodies that began lost"] = sum(row["lost"] for row in self._what["begin"] if "id" in row)
         for row in self._what["acquired"]:
             if row["lost"]:
                 yield "", f"a lock that is lost was given to a body: {row}"
@@ -363,7 +316,7 @@ class Model:
         """After a task was skipped for a waiting one, the same body begins for that key, or the waiting task fails."""
         mine = [(task, send) for task, send in self.sends.items() if send.policy == "coalesce"]
         for task, send in mine:
-            skips = [row["at"] for row in self.by_task[task] if row["what"] == "done" and _skipped(row)]
+            skips = [row["at"] for row in self.by_task[task] if row["what"] == "finished" and _skipped(row)]
             since = max((row["at"] for row in self.by_task[task] if row["what"] in PUBLICATIONS), default=0.0)
             later = (
                 row
@@ -377,20 +330,23 @@ class Model:
 
     def _outages(self) -> Iterator[tuple[str, str]]:
         """While ZooKeeper is away, each slot fails no more than one task in a connect timeout."""
-        failed = [row for row in self._what["done"] if row["error"] == "ZooKeeperUnavailable"]
+        failed = [row for row in self._what["finished"] if row["error"] == "ZooKeeperUnavailable"]
         bound = 0.0
         for row in self._what["fault"]:
-            if row["fault"].startswith("zookeeper"):
-                bound += self._slots * (row["lasts"] / CONNECT_TIMEOUT + 2)
-            elif row["fault"].endswith("stopped"):
+            lasted = self._mended(row) - row["at"]
+            if row["fault"].endswith(" stopped") and row["victim"] in names():
                 bound += SLOTS * 2
+            elif row["victim"] in names():
+                bound += SLOTS * (lasted / CONNECT_TIMEOUT + 2)
+            elif row["victim"] in {"leader", "follower"}:
+                bound += self._slots * (lasted / CONNECT_TIMEOUT + 2)
         if len(failed) > bound:
             yield "", f"{len(failed)} tasks have failed because ZooKeeper was away, {bound:.0f} would be explained"
 
     def _deaths(self) -> Iterator[tuple[str, str]]:
         """Only killed children end, and a worker's end takes some time."""
         deaths = sum(len(self._what[what]) for what in ("child_killed", "terminating", "pool_shrink"))
-        deaths += SLOTS * len(self._what["killed"])
+        deaths += SLOTS * len(self._what["worker_killed"])
         failed = [row for row in self._what["failed"] if row["error"] == "WorkerLostError"]
         if len(failed) > deaths:
             yield "", f"{len(failed)} tasks have failed with their children, {deaths} children were killed"
@@ -418,9 +374,9 @@ class Model:
     def _kept(self) -> Iterator[tuple[str, str]]:
         """The gate keeps no message until Redis delivers it again, except messages that the pool has."""
         away = [
-            (self._main_of_worker(row), row["at"], row["at"] + row["lasts"])
+            (self._main_of_worker(row), row["at"], self._mended(row))
             for row in self._what["fault"]
-            if row["fault"].endswith("_stopped")
+            if row["fault"] in {"main stopped", "worker stopped"}
         ]
         for message, deliveries in self._deliveries.items() if self._gate else ():
             if self.sends[message[0]].policy == "none":
@@ -435,10 +391,19 @@ class Model:
                 if again and not stopped and not gone and not any(each.at <= at < end for at in begun):
                     yield message[0], f"was kept for {following.at - each.at:.1f} s and not begun, then delivered again"
 
-    def _main_of_worker(self, fault: Row) -> int | None:
+    def _mended(self, fault: Row) -> float:
+        """Return when a fault has ended."""
+        ends = [
+            row["at"] for row in self._what["mended"] if (row["fault"], row["began"]) == (fault["fault"], fault["at"])
+        ]
+        return max(ends, default=float(fault["at"]))
+
+    def _main_of_worker(self, fault: Row) -> Any:
         """Return the main process of the worker that a fault has hit."""
         mains = [
-            row["main"] for row in self._what["main"] if row["worker"] == fault["worker"] and row["at"] <= fault["at"]
+            row["main"]
+            for row in self._what["main"]
+            if names()[row["worker"]] == fault["victim"] and row["at"] <= fault["at"]
         ]
         return mains[-1] if mains else None
 
@@ -460,7 +425,7 @@ def _is_message(row: Row, message: Message) -> bool:
 
 
 def _is_final(row: Row) -> bool:
-    return row["what"] in {"revoked", "failed"} or (row["what"] == "done" and row["state"] in READY)
+    return row["what"] in {"revoked", "failed"} or (row["what"] == "finished" and row["state"] in READY)
 
 
 def _skipped(row: Row) -> str | None:

@@ -1,0 +1,130 @@
+"""``python -m tests.chaos --seconds 3600``: seasons one after the other; the seed of one runs that season again."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from .history import read, save
+from .picture import describe, draw
+from .plants import PLANTS, plant_all
+from .season import CLIENTS, Outcome, judge, season
+
+# Seconds of faults in a season.
+SEASON = 240.0
+# Seconds before and after the first finding that its picture shows.
+AROUND = 20.0
+# Findings that are printed of a season.
+SHOWN = 20
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run seasons for some time and print their outcome; return 1 if something was wrong."""
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long new seasons begin")
+    parser.add_argument("--season", type=float, default=SEASON, help="seconds of faults in a season")
+    parser.add_argument("--seed", help="draw the same again; the seed of a season, such as 7.3, runs that season alone")
+    parser.add_argument(
+        "--clients",
+        default=",".join([*CLIENTS, "celery"]),
+        help="who takes locks, with commas between (%(default)s)",
+    )
+    parser.add_argument("--without-gate", action="store_true", help="the control: tasks wait in their slots")
+    parser.add_argument("--folder", type=Path, help="where histories and pictures are left")
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="where figures and a picture of all are left")
+    parser.add_argument("--judge", type=Path, metavar="HISTORY", help="judge what an earlier season has written down")
+    arguments = parser.parse_args()
+    if arguments.judge is not None:
+        outcome = judge("", read(arguments.judge))
+        tell(outcome)
+        return 1 if outcome.findings else 0
+    seed = arguments.seed or str(random.randrange(2**32))
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
+    who = arguments.clients.split(",")
+    names = [f"{seed}.{number}" for number in range(10_000)] if "." not in seed else [seed]
+    run = Run(folder, began=time.monotonic())
+    say(f"seed {seed}, clients {arguments.clients}, histories in {folder}")
+    for name in names:
+        left = arguments.seconds - (time.monotonic() - run.began)
+        if left <= 0:
+            break
+        run.add(
+            season(
+                name,
+                min(max(left, 30.0), arguments.season),
+                folder / name,
+                clients={each: kind for each, kind in CLIENTS.items() if each in who},
+                celery="celery" in who,
+                gate=not arguments.without_gate,
+            )
+        )
+    return run.end(arguments.report)
+
+
+def tell(outcome: Outcome) -> None:
+    """Print what a season has come to."""
+    counts = {name: outcome.counts.get(name, 0) for name in ("faults", "calls", "holds", "tasks: runs")}
+    figures = ", ".join(f"{name} {count}" for name, count in counts.items())
+    say(f"season {outcome.seed}: {figures}; {len(outcome.findings)} wrong")
+    for finding in outcome.findings[:SHOWN]:
+        say(f"  {finding}")
+
+
+class Run:
+    """All seasons of a run."""
+
+    def __init__(self, folder: Path, *, began: float) -> None:
+        self._folder = folder
+        self.began = began
+        self._counts: Counter[str] = Counter()
+        self._faults: Counter[str] = Counter()
+        self._planted: dict[str, bool | None] = dict.fromkeys(PLANTS)
+        self._wrong = 0
+        self._seasons: list[Outcome] = []
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a season, tell of it, and leave what is needed to understand it if something was wrong."""
+        tell(outcome)
+        self._counts.update(outcome.counts)
+        self._faults.update(row["fault"] for row in outcome.rows if row["what"] == "fault")
+        self._wrong += len(outcome.findings)
+        place = self._folder / outcome.seed
+        if outcome.findings:
+            save(outcome.rows, place / "history.jsonl")
+            zero = next(row["at"] for row in outcome.rows if row["what"] == "season")
+            first = outcome.findings[0].at - zero
+            draw(outcome.rows, outcome.findings, place / "season.png")
+            draw(outcome.rows, outcome.findings, place / "first.png", since=first - AROUND, until=first + AROUND)
+            say(f"  history and pictures in {place}; again: make chaos ARGS='--seed {outcome.seed}'")
+        # What had no place in an earlier history may have one here.
+        missing = [name for name, found in self._planted.items() if found is None]
+        if missing and not outcome.findings:
+            self._planted |= plant_all(outcome.rows, missing)
+        if not self._seasons or len(outcome.rows) > len(self._seasons[0].rows):
+            self._seasons = [outcome]
+
+    def end(self, report: Path | None) -> int:
+        """Tell of all seasons and write the report; return 1 if something was wrong."""
+        unfound = [name for name, found in self._planted.items() if found is False]
+        minutes = (time.monotonic() - self.began) / 60
+        figures = describe(self._counts, self._faults, self._planted)
+        say(f"{figures}\n{self._wrong} wrong in {minutes:.0f} minutes; planted and not found: {unfound or 'none'}")
+        if report is not None:
+            report.mkdir(parents=True, exist_ok=True)
+            (report / "figures.txt").write_text(f"{self._wrong} violations in {minutes:.0f} minutes.\n\n{figures}")
+            draw(self._seasons[0].rows, self._seasons[0].findings, report / "season.png")
+        return 1 if self._wrong or unfound else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

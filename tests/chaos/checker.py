@@ -1,0 +1,286 @@
+"""What must not be in a history, whatever the faults were.
+
+A hold counts from its first certain moment to its last one: until then its process had asked it and had been told that
+it is not lost. The rules take nothing from the package: they are the words of the guarantees.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .history import Row
+
+# What may end a call. The errors of a lost lock and of an absent ZooKeeper need a fault.
+EXPECTED = {"held", "taken", "skipped", "LockTimeout", "LockLost", "ZooKeeperUnavailable"}
+# Seconds by which a process may be late on a busy machine.
+LATE = 20.0
+# Seconds for which the node of a dead process may be in its queue: the longest session, and some ticks.
+STALE = 15.0
+# KB by which a process may grow between its start and its end: caches, and code that is imported late.
+GROWTH = 40_000
+# Seconds within which a call may not reach ZooKeeper though nothing is wrong.
+BRIEF = 1.0
+# Seconds after the end of a fault within which its effects are still explained by it.
+BELATED = 30.0
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A hold of one key; ``sure`` is the last moment at which it was certain."""
+
+    began: float
+    sure: float
+    call: str
+    key: str
+    kind: str
+    limit: int | None
+    token: int
+    node: str | None
+
+    def excludes(self, other: Hold) -> bool:
+        """Whether the two may not be at the same time, limits aside."""
+        return self.kind != other.kind or self.kind not in {"read", "lease"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong: the rule, when it was, and what."""
+
+    rule: str
+    at: float
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}"
+
+
+class Checker:
+    """Judges a history."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
+        self.by: dict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            self.by[row["what"]].append(row)
+        self.calls = {row["call"]: row for row in self.by["call"]}
+        self.done = {row["call"]: row for row in self.by["done"]}
+        # When a process has ended by force, and a client with all of its children.
+        self._killed = {row["victim"]: row["at"] for row in self.by["killed"]}
+        self._killed_clients: dict[str, list[float]] = defaultdict(list)
+        for row in self.by["killed"]:
+            if "client" in row:
+                self._killed_clients[row["client"]].append(row["at"])
+        # The ensemble has lost its data: tokens begin anew.
+        self.wiped = [row["began"] for row in self.by["wiped"]]
+        self.holds = self._collect_holds()
+        self.counts: Counter[str] = Counter(row["outcome"] for row in self.by["done"])
+        self.counts["calls"] = len(self.calls)
+        self.counts["holds"] = len(self.by["begin"])
+        self.counts["faults"] = len(self.by["fault"])
+
+    def check(self) -> list[Finding]:
+        """Return all that is wrong, in the order of time."""
+        rules = [
+            self._overlaps, self._limits, self._tokens, self._queues, self._nested, self._coalesced, self._outcomes,
+            self._stuck, self._remains, self._errors,
+        ]  # fmt: skip
+        return sorted((found for rule in rules for found in rule()), key=lambda found: found.at)
+
+    def _collect_holds(self) -> dict[str, list[Hold]]:
+        """Return by key, in the order of their beginning, when who certainly held."""
+        sure: dict[str, float] = {}
+        for row in self.rows:
+            if row["what"] == "sure":
+                sure[row["call"]] = row["at"]
+            elif row["what"] == "end":
+                sure[row["call"]] = row["sure"]
+        found: dict[str, list[Hold]] = defaultdict(list)
+        for row in self.by["begin"]:
+            if row["lost"]:
+                continue
+            for key, token in row["tokens"].items():
+                until = max(sure.get(row["call"], row["at"]), row["at"])
+                found[key].append(
+                    Hold(row["at"], until, row["call"], key, row["kind"], row["limit"], token, row["node"])
+                )
+        return found
+
+    def _generation(self, at: float) -> int:
+        return sum(began <= at for began in self.wiped)
+
+    def _present(self, holds: list[Hold]) -> Iterator[tuple[Hold, list[Hold]]]:
+        """Return each hold with those that are certain when it begins."""
+        inside: list[Hold] = []
+        for hold in holds:
+            inside = [each for each in inside if each.sure > hold.began]
+            yield hold, inside
+            inside.append(hold)
+
+    def death(self, call: Row) -> float:
+        """Return when the process of a call was killed after it had begun; infinity if it was not."""
+        deaths = [at for at in self._killed_clients[call["client"]] if at >= call["at"]]
+        own: float = self._killed.get(call["pid"], math.inf)
+        return min([*deaths, own])
+
+    # Safety.
+
+    def _overlaps(self) -> Iterator[Finding]:
+        """Two that exclude each other are never certain at the same time."""
+        for hold, inside in itertools.chain.from_iterable(map(self._present, self.holds.values())):
+            for other in inside:
+                if hold.excludes(other):
+                    together = min(hold.sure, other.sure) - hold.began
+                    yield Finding("overlap", hold.began, f"{hold.key}: {hold} and {other} for {together:.3f} s")
+
+    def _limits(self) -> Iterator[Finding]:
+        """A holder of a semaphore is never one of more than its limit, nor of more than another one's."""
+        for hold, inside in itertools.chain.from_iterable(map(self._present, self.holds.values())):
+            leases = [each for each in [*inside, hold] if each.kind == "lease"]
+            if hold.kind == "lease" and len(leases) > min(each.limit or 0 for each in leases):
+                yield Finding("limit", hold.began, f"{hold.key}: {leases}")
+
+    def _tokens(self) -> Iterator[Finding]:
+        """Of two that exclude each other the later one has the larger token, and no token is given twice."""
+        for key, holds in self.holds.items():
+            newest: dict[tuple[int, str], Hold] = {}
+            seen: dict[tuple[int, int], Hold] = {}
+            for hold in holds:
+                generation = self._generation(hold.began)
+                for (other_generation, _kind), other in newest.items():
+                    if other_generation == generation and hold.excludes(other) and other.token >= hold.token:
+                        yield Finding("token", hold.began, f"{key}: {hold} after {other}")
+                twin = seen.setdefault((generation, hold.token), hold)
+                if twin is not hold:
+                    yield Finding("token", hold.began, f"{key}: {hold} has the token of {twin}")
+                best = newest.get((generation, hold.kind))
+                if best is None or best.token < hold.token:
+                    newest[generation, hold.kind] = hold
+
+    def _queues(self) -> Iterator[Finding]:
+        """Nobody holds exclusively while a node before its own is in the queue.
+
+        A row ``queue`` has the nodes that were there after its time: they were read after a write.
+        """
+        for key, holds in self.holds.items():
+            mine = [hold for hold in holds if hold.kind in {"exclusive", "write"} and hold.node is not None]
+            numbers = {hold.node.rpartition("/")[2]: hold for hold in mine if hold.node and f"/{key}/" in hold.node}
+            for row in self.by["queue"]:
+                nodes = row["queues"].get(key, [])
+                present = [(_number(name), name) for name in nodes]
+                for _, name in present:
+                    hold = numbers.get(name)
+                    if hold is None or not hold.began < row["at"] or hold.sure < row["at"]:
+                        continue
+                    before = [other for number, other in present if number < _number(name)]
+                    if before:
+                        yield Finding("overtaken", row["at"], f"{key}: {hold} holds behind {before}")
+
+    def _nested(self) -> Iterator[Finding]:
+        """A hold inside a hold has the same node and token."""
+        for row in self.by["nested"]:
+            if not row["same"]:
+                yield Finding("nested", row["at"], f"{self.calls[row['call']]}: {row}")
+
+    # Liveness.
+
+    def _coalesced(self) -> Iterator[Finding]:
+        """A call that was skipped is followed by a run of its function, or the one that was to run was ended by force.
+
+        A node of a process that has died, or of a lost connection, counts as one that waits, until its session ends.
+        """
+        runs: dict[tuple[str, str], list[float]] = defaultdict(list)
+        ended: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        for row in self.by["begin"]:
+            # A task has no row for its call.
+            call = self.calls.get(row["call"])
+            if call is not None:
+                runs[call["do"], call["keys"][0]].append(row["at"])
+        for name, call in self.calls.items():
+            done = self.done.get(name)
+            if done is None or done["outcome"] not in {"held", "skipped", "LockLost"}:
+                # It died, or could not wait any longer.
+                end = done["at"] if done is not None else self.death(call)
+                ended[call["do"], call["keys"][0]].append((call["at"], end))
+        for name, done in self.done.items():
+            call = self.calls[name]
+            if done["outcome"] != "skipped":
+                continue
+            self.counts["coalesced"] += 1
+            which = (call["do"], call["keys"][0])
+            explained = any(began < done["at"] and end > call["at"] - STALE for began, end in ended[which])
+            if not explained and not any(at > call["at"] for at in runs[which]):
+                yield Finding("coalesced", done["at"], f"{call} was skipped, and nobody has run for it")
+
+    def _outcomes(self) -> Iterator[Finding]:
+        """Each call ends as it may, and not before nor long after its time."""
+        faults = self.fault_times()
+        stopped = [(row["victim"], row["at"], row["until"]) for row in self.by["stopped"]]
+        for name, done in self.done.items():
+            call = self.calls[name]
+            took, outcome, timeout = done["at"] - call["at"], done["outcome"], call["timeout"]
+            about = f"{call} ended after {took:.2f} s as {outcome}: {done['text']}"
+            allowed = outcome in EXPECTED
+            allowed = allowed and (outcome != "LockTimeout" or timeout is not None)
+            allowed = allowed and (outcome != "skipped" or call["keys"][0].startswith("c"))
+            allowed = allowed and (outcome != "taken" or call["do"] == "try")
+            if not allowed:
+                yield Finding("outcome", done["at"], about)
+            elif (
+                outcome in {"LockLost", "ZooKeeperUnavailable"}
+                # To connect, and to answer, may take so long on a busy machine.
+                and (timeout is None or timeout > BRIEF)
+                and not any(began <= done["at"] and until + BELATED >= call["at"] for began, until in faults)
+            ):
+                yield Finding("outcome", done["at"], f"{about}, and nothing was wrong")
+            elif outcome == "LockTimeout" and took < timeout * 0.99 - 0.001:
+                yield Finding("early", done["at"], about)
+            elif timeout is not None and outcome in {"LockTimeout", "taken", "ZooKeeperUnavailable"}:
+                away = sum(
+                    max(0.0, min(until, done["at"]) - max(at, call["at"]))
+                    for victim, at, until in stopped
+                    if victim == call["pid"]
+                )
+                if took > timeout + away + LATE:
+                    yield Finding("late", done["at"], about)
+
+    def fault_times(self) -> list[tuple[float, float]]:
+        ends = {(row["fault"], row["began"]): row["at"] for row in self.by["mended"]}
+        return [(row["at"], ends.get((row["fault"], row["at"]), math.inf)) for row in self.by["fault"]]
+
+    def _stuck(self) -> Iterator[Finding]:
+        """Each call of a process that lives has ended when all has settled."""
+        for name, call in self.calls.items():
+            if name not in self.done and self.death(call) == math.inf:
+                yield Finding("stuck", call["at"], f"{call} has not ended")
+
+    # What is left.
+
+    def _remains(self) -> Iterator[Finding]:
+        """Nothing is left in ZooKeeper after all turns, nor in a process after its sessions were closed."""
+        for row in self.by["left"]:
+            yield Finding("left", row["at"], f"{row['kind']}: {row['name']}")
+        began = {row["pid"]: row for row in self.by["client"]}
+        for row in self.by["closed"]:
+            left: dict[str, int] = dict(row["objects"])
+            left["threads"] = len([name for name in row["threads"] if name.startswith("zklock")])
+            left["sockets"] = row["sockets"]
+            left["KB of memory"] = max(0, row["rss"] - began[row["pid"]]["rss"] - GROWTH)
+            for what, count in left.items():
+                if count:
+                    yield Finding("left", row["at"], f"{row['client']} has {count} {what} left")
+
+    def _errors(self) -> Iterator[Finding]:
+        """What the harness has found at once, and what the package says of itself."""
+        for row in self.by["error"]:
+            yield Finding("error", row["at"], row["text"])
+        for row in self.by["event"]:
+            if row["error"]:
+                yield Finding("error", row["at"], f"{row['client']} has logged {row['text']}")
+
+
+def _number(name: str) -> int:
+    return int(name[-10:])

@@ -1,0 +1,224 @@
+"""One season: servers and clients, faults, healing, and what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, NoNodeError
+
+from .checker import Checker, Finding
+from .clients import ROOT, Clients
+from .cluster import Cluster
+from .history import FOLDER, Row, read, write
+from .nemesis import Kind, LinkFaults, Nemesis, ServerFaults, draw
+
+# What takes locks, by name.
+CLIENTS = {"threads": "threads", "asyncio": "asyncio", "gevent": "gevent", "forking": "forking", "more": "threads"}
+# Seconds without faults in which everybody is to hold again.
+PROBE = 8.0
+# Seconds for the nodes and watches of the last turns to go.
+CLEAN = 60.0
+# Seconds from one look at the queues to the next.
+LOOK = 0.5
+
+
+class Population(Protocol):
+    """Those who take locks in a season, and what can happen to them; what is wrong is returned as text."""
+
+    def start(self) -> None:
+        """Begin to take locks."""
+
+    def kinds(self, session: float) -> dict[str, Kind]:
+        """Return the faults by name, of which none lasts longer than some times the longest ``session``."""
+
+    def settle(self) -> list[str]:
+        """Come to an end with all that was begun."""
+
+    def end(self) -> list[str]:
+        """End, and leave nothing behind."""
+
+    def logs(self) -> dict[str, bytes]:
+        """Return by name what the processes have logged."""
+
+    def close(self) -> None:
+        """Kill what is left."""
+
+
+@dataclass
+class Outcome:
+    """A season that is over."""
+
+    seed: str
+    rows: list[Row]
+    findings: list[Finding]
+    counts: Mapping[str, int]
+
+
+def season(
+    seed: str,
+    seconds: float,
+    folder: Path,
+    *,
+    pace: float = 1.0,
+    clients: Mapping[str, str] = CLIENTS,
+    celery: bool = True,
+    gate: bool = True,
+) -> Outcome:
+    """Run the season of ``seed`` with faults for ``seconds``, one after ``pace`` seconds on average, and judge it.
+
+    ``clients`` are names and kinds of clients, and with ``celery`` there are workers too. Without ``gate`` their tasks
+    wait in their slots.
+    """
+    journal = folder / "journal"
+    journal.mkdir(parents=True)
+    os.environ[FOLDER] = str(journal)
+    # What the clients of this program meet is no news.
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
+    dice = random.Random(f"{seed} season")
+    linked = dice.random() < 0.75
+    sync_limit, tick_time = dice.choice((5, 10, 20)), 0.5
+    timeouts = dice.sample((3.0, 4.0, 4.0, 6.0), 3)
+    # In some seasons a session is granted less time by one server than by the others.
+    limits = [dice.choice((60.0, 60.0, 60.0, 2.5)) for _ in range(3)]
+    workers_ = importlib.import_module("tests.chaos.workers.workers") if celery else None
+    everybody = [*clients, *(workers_.names() if workers_ else ())]
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(
+            Cluster(everybody, tick_time=tick_time, sync_limit=sync_limit, linked=linked, longest=limits)
+        )
+        populations: list[Population] = []
+        if clients:
+            populations.append(Clients(cluster, clients, seed=seed, session_timeouts=timeouts, journal=journal))
+        if workers_:
+            populations.append(
+                workers_.Workers(cluster, seed=seed, seconds=seconds, journal=journal, root=ROOT, gate=gate)
+            )
+        longest = max(timeouts)
+        kinds = {
+            **ServerFaults(cluster, longest_session=longest, clients=everybody).kinds(),
+            **LinkFaults(cluster, everybody, session=longest).kinds(),
+        }
+        for population in populations:
+            stack.callback(population.close)
+            population.start()
+            kinds |= population.kinds(longest)
+        nemesis = Nemesis(kinds)
+        write(
+            "season", seed=seed, seconds=seconds, linked=linked, sync_limit=sync_limit, timeouts=timeouts, limits=limits
+        )
+        with _looking(cluster):
+            nemesis.rage(draw(seed, seconds, kinds, pace=pace), seconds)
+            cluster.heal()
+            write("calm")
+            time.sleep(PROBE)
+            errors = [*nemesis.errors, *(error for population in populations for error in population.settle())]
+        _look_for_remains(cluster)
+        for population in populations:
+            errors += population.end()
+        for error in errors:
+            write("error", text=error)
+        logs = {name: log for population in populations for name, log in population.logs().items()}
+        logs |= {f"server-{number}": server.log.read_bytes() for number, server in enumerate(cluster.servers, 1)}
+    for name, log in logs.items():
+        (folder / f"{name}.log").write_bytes(log)
+    rows = read(journal)
+    return judge(seed, rows)
+
+
+def judge(seed: str, rows: list[Row]) -> Outcome:
+    """Return the outcome of a season that has been written down."""
+    checker = Checker(rows)
+    findings, counts = checker.check(), checker.counts
+    if any(row["what"] == "sends" for row in rows):
+        model = importlib.import_module("tests.chaos.workers.model").Model(rows)
+        zero = next(row["at"] for row in rows if row["what"] == "season")
+        for task, text in model.judge():
+            course = "\n".join(model.timeline(task, zero)) if task else ""
+            findings.append(Finding("task", rows[-1]["at"], f"{task} {text}\n{course}".rstrip()))
+        counts = counts + Counter({f"tasks: {name}": count for name, count in model.counts.items()})
+    return Outcome(seed=seed, rows=rows, findings=findings, counts=counts)
+
+
+def _client(cluster: Cluster) -> Any:
+    """Return a client of the servers that no fault of a link hits."""
+    return KazooClient(hosts=cluster.peers.ensemble.hosts, timeout=10.0, randomize_hosts=True)
+
+
+@contextlib.contextmanager
+def _looking(cluster: Cluster) -> Iterator[None]:
+    """Write down again and again which nodes are in the queues, during a block."""
+    over = threading.Event()
+
+    def look() -> None:
+        client = _client(cluster)
+        client.start_async()
+        while not over.wait(LOOK):
+            with contextlib.suppress(KazooException, client.handler.timeout_exception, OSError):
+                began = time.monotonic()
+                # What is read after a write of the same session is at least as new as that.
+                client.create_async(f"{ROOT}-look/n", ephemeral=True, makepath=True)
+                path = client.create(f"{ROOT}-look/m-", ephemeral=True, sequence=True, makepath=True)
+                client.delete(path)
+                client.delete(f"{ROOT}-look/n")
+                written = time.monotonic()
+                queues = {key: _children(client, f"{ROOT}/{key}") for key in _children(client, ROOT)}
+                write("queue", at=began, written=written, queues={key: names for key, names in queues.items() if names})
+        client.stop()
+        client.close()
+
+    thread = threading.Thread(target=look, name="look", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(30.0)
+
+
+def _children(client: Any, path: str) -> list[str]:
+    try:
+        found: list[str] = client.get_children(path)
+    except NoNodeError:
+        return []
+    return found
+
+
+def _look_for_remains(cluster: Cluster) -> None:
+    """Wait until no node and no watch of a contender is left, and write down those that are."""
+    client = _client(cluster)
+    client.start(30.0)
+    deadline = time.monotonic() + CLEAN
+    try:
+        while True:
+            nodes = [
+                f"{ROOT}/{key}/{name}" for key in _children(client, ROOT) for name in _children(client, f"{ROOT}/{key}")
+            ]
+            watches = [
+                line.strip()
+                for server in cluster.servers
+                for line in server.command("wchp").splitlines()
+                if line.startswith(f"{ROOT}/")
+            ]
+            if not nodes and not watches:
+                return
+            if time.monotonic() > deadline:
+                for kind, names in (("node", nodes), ("watch", watches)):
+                    for name in names:
+                        write("left", kind=kind, name=name)
+                return
+            time.sleep(0.5)
+    finally:
+        client.stop()
+        client.close()
