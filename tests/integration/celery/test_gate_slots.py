@@ -259,3 +259,21 @@ def test_limit_of_the_prefetch_count__unrelated_tasks_run(
         broker_audit.wait_runs(workshop, f"{key}:unrelated", 3)
         assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
         broker_audit.assert_as_before(workshop, key, prefetch=4, slots=2)
+
+
+def test_revoked__hundreds_that_wait_for_a_slot(open_disposable: Any, key: str) -> None:
+    """When a slot is free at last, it goes past all tasks that were revoked meanwhile to the next one."""
+    count = 400
+    with open_disposable(
+        concurrency=1, session_timeout=SESSION_TIMEOUT, gate=True, environment={"WORKSHOP_PREFETCH": str(2 * count)}
+    ) as workshop:
+        workshop.send("idle", f"{key}:gate")
+        workshop.entered(f"{key}:gate")
+        revoked = [workshop.send("contend", f"{key}:{number}", f"{key}:run") for number in range(count)]
+        last = workshop.send("contend", f"{key}:last", f"{key}:run")
+        wait_until(lambda: len(broker_audit.ask(workshop, "reserved")) > count, TIMEOUT, "all tasks wait for the slot")
+        workshop.control.revoke([task.id for task in revoked], reply=True)
+        wait_until(lambda: all(task.state == "REVOKED" for task in revoked), TIMEOUT, "all are revoked")
+        workshop.let_go(f"{key}:gate")
+        last.outcome()
+        assert "event=step_failed" not in workshop.worker.log.read_text()

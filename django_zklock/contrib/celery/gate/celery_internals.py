@@ -119,6 +119,9 @@ class SemaphoreSlots:
     def __init__(self, controller: Any, count_in_hand: Callable[[], int]) -> None:
         self._controller = controller
         self._count_in_hand = count_in_hand
+        # Slots that were returned while one is being returned.
+        self._unused = 0
+        self._returns = False
         if controller.max_tasks_per_child or controller.max_memory_per_child:
             self._release = controller.semaphore.release
             controller.semaphore.release = self._adjust
@@ -139,8 +142,21 @@ class SemaphoreSlots:
             waiting.appendleft((call, (), {}))
 
     def release(self) -> None:
-        """Return a slot that was not used."""
-        self._controller.semaphore.release()
+        """Return a slot that was not used.
+
+        The semaphore calls the next one that waits for it, which returns it in this call if its request has ended. Of
+        many that were revoked together each call would be inside the one before, so a loop returns such slots.
+        """
+        self._unused += 1
+        if self._returns:
+            return
+        self._returns = True
+        try:
+            while self._unused:
+                self._unused -= 1
+                self._controller.semaphore.release()
+        finally:
+            self._returns = False
 
     def submit(self, call: Callable[[], object]) -> None:
         """Call ``call``, which hands a task to the pool, where it cannot block the gate."""

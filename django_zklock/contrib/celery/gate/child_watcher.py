@@ -68,7 +68,8 @@ class ChildWatcher:
             except ProcessLookupError:
                 raise
             except (AttributeError, OSError):  # not on this system
-                os.kill(pid, 0)
+                if _has_ended(pid):
+                    raise ProcessLookupError(pid) from None
             else:
                 self._selector.register(descriptor, selectors.EVENT_READ, pid)
             self._watched[pid] = (descriptor, {})
@@ -103,9 +104,7 @@ class ChildWatcher:
                     else:
                         self._ended(key.data)
                 for pid in polled:
-                    try:
-                        os.kill(pid, 0)
-                    except ProcessLookupError:
+                    if _has_ended(pid):
                         self._ended(pid)
             except Exception:
                 logger.exception("event=child_watcher_failed")
@@ -132,6 +131,14 @@ class ChildWatcher:
         """Let the parent release the lock of ``nonce``; if the pipe is full, it does so when the child ends."""
         with contextlib.suppress(OSError):
             os.write(self._write_end, _NONCE.pack(nonce))
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether the child ``pid`` of this process has ended, also while Celery has not read its end yet."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 class ChildEndedError(LockLost, WorkerLostError):

@@ -101,8 +101,9 @@ class TaskRun:
             step()
         except Exception:
             self.worker.counts["failed"] += 1
-            logger.exception("event=step_failed task=%s consequence=delivered_again", self.request.id)
+            # First: what has made the step fail may make the log fail too.
             self._on_error()
+            logger.exception("event=step_failed task=%s consequence=delivered_again", self.request.id)
 
     def _on_error(self) -> None:
         """Return the slot, release the lock, and let the broker deliver the message again; not a task of the pool."""

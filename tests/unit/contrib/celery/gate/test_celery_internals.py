@@ -5,6 +5,8 @@ The records of the pool are checked with real workers, in ``test_gate_broker_cut
 
 from __future__ import annotations
 
+import sys
+import sys
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -57,6 +59,22 @@ def test_slots__next_is_before_all_that_wait() -> None:
         slots.release()
     assert used == ["first", "second", "granted", "third", "fourth"]
     assert controller.semaphore.value == 0
+
+
+def test_slots__thousands_that_are_not_used() -> None:
+    """Requests that have ended while they waited return their slots one after the other, not one inside the other."""
+    controller = Controller()
+    slots = SemaphoreSlots(controller, lambda: 0)
+    used: list[str] = []
+    for _ in range(2):
+        slots.acquire(lambda: None)
+    for _ in range(3 * sys.getrecursionlimit()):
+        slots.acquire(slots.release)
+    slots.acquire(partial(used.append, "last"))
+    controller.semaphore.release()
+    assert used == ["last"]
+    controller.semaphore.release()
+    assert controller.semaphore.value == 1
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def refuse(pid: int, flags: int = 0) -> int:
 
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_end__is_noticed(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> None:
-    """The end of each child is noticed, also where a container forbids to wait for it."""
+    """The end of each child is noticed before anybody reads it, also where a container forbids to wait for it."""
     if is_refused:
         monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
     watcher = ChildWatcher(lambda _nonce: None)
@@ -34,8 +34,22 @@ def test_end__is_noticed(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> N
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
             watcher.add(child.pid, nonce, ended.set)
             child.kill()
-            child.wait(SOON)
             assert ended.wait(SOON)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_end__is_noticed_late(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> None:
+    """A child that has ended before it is watched is noticed at once, whether its end was read or not."""
+    if is_refused:
+        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    watcher = ChildWatcher(lambda _nonce: None)
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        for nonce in (1, 2):
+            ended = threading.Event()
+            watcher.add(child.pid, nonce, ended.set)
+            assert ended.wait(SOON)
+            child.wait(SOON)
 
 
 def test_release__another_one_fails() -> None:
