@@ -99,12 +99,13 @@ def season(
             Cluster(everybody, tick_time=tick_time, sync_limit=sync_limit, linked=linked, longest=limits)
         )
         populations: list[Population] = []
-        if clients:
-            populations.append(Clients(cluster, clients, seed=seed, session_timeouts=timeouts, journal=journal))
+        # First: they take long to start, and longer beside busy clients.
         if workers_:
             populations.append(
                 workers_.Workers(cluster, seed=seed, seconds=seconds, journal=journal, root=ROOT, gate=gate)
             )
+        if clients:
+            populations.append(Clients(cluster, clients, seed=seed, session_timeouts=timeouts, journal=journal))
         longest = max(timeouts)
         kinds = {
             **ServerFaults(cluster, longest_session=longest, clients=everybody).kinds(),

@@ -30,7 +30,8 @@ class RabbitMQ(Process):
     """One server, without plugins; ``stop`` and ``start`` keep durable queues and what is in them."""
 
     name: ClassVar[str] = "RabbitMQ"
-    start_timeout = 60.0
+    # Some ten seconds, and many times that on a busy machine.
+    start_timeout = 180.0
     stop_timeout = 20.0
 
     def __init__(self) -> None:
