@@ -12,6 +12,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests start hundreds of programs, and each of them would compile the package.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,9 +24,21 @@ demo: $(READY) ## lost updates without the lock, none with it; ARGS=--once ends 
 	$(BIN)/python testproject/demo.py $(ARGS)
 
 .PHONY: test
-test: lint types docs $(READY) | os-test ## every check
+test: lint $(READY) | os-test ## every check
+	$(MAKE) --jobs=2 --keep-going --output-sync=target --no-print-directory test-live types docs test-asynchronous
+
+# The other checks run beside these tests, which wait a lot, one after the other; make shows the output of each when the
+# check has ended. That of the tests is shown at once: a make of its own holds nothing back.
+.PHONY: test-live test-most
+test-live:
+	@$(MAKE) --output-sync=none --no-print-directory test-most
+test-most: $(READY) | os-test
 	$(BIN)/pytest -m "not asynchronous" --numprocesses $(PROCESSES) --dist loadgroup --cov --cov-report=term $(ARGS)
-	$(BIN)/pytest -m asynchronous
+
+# To collect all tests for the sake of thirty would take as long as ten of them.
+.PHONY: test-asynchronous
+test-asynchronous: $(READY) | os-test
+	$(BIN)/pytest -q -m asynchronous $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.asynchronous' tests)
 
 # Twice as long as `test`, whose coverage knows lines alone.
 .PHONY: coverage
@@ -105,7 +120,6 @@ types: $(READY) ## mypy, strict
 docs: $(READY) ## the documents as HTML in docs/_build/html, with spelling and the links between them
 	$(BIN)/codespell
 	$(BIN)/sphinx-build -n -W --keep-going -q -d docs/_build/doctrees -b html docs docs/_build/html
-	$(BIN)/sphinx-build -n -W --keep-going -q -d docs/_build/doctrees -b doctest docs docs/_build/doctest
 
 # It needs the network, so it does not belong to `test`.
 .PHONY: docs-links

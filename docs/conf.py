@@ -36,7 +36,7 @@ settings.configure(
 )
 django.setup()
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "fieldlist"]
@@ -46,9 +46,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 # Parameters whose meaning the docstring gives, not each one with a hint.
 autodoc_typehints_description_target = "documented"
-
-# Blocks written as ">>>" run under `make docs` only where they say so: most examples need a server.
-doctest_test_doctest_blocks = ""
 
 # Names of other projects would need their inventories from the network. Our own names stay checked.
 nitpick_ignore_regex = [

@@ -26,16 +26,27 @@ class Injected(BaseException):
     """What is raised; no ``Exception``, as the worst of them are none."""
 
 
+# Code by its id: hundreds of thousands of places are compared, and a code's own hash is that of all its instructions.
+_CODES: dict[int, CodeType] = {}
+
+
 @dataclass(frozen=True)
 class Place:
     """An instant of a run: code and instruction of each frame, innermost first, and how often it has come there."""
 
-    frames: tuple[tuple[CodeType, int], ...]
+    # The id of the code, and the offset of the instruction.
+    frames: tuple[tuple[int, int], ...]
     what: str
     times: int
 
+    @property
+    def code(self) -> CodeType:
+        """The function that is interrupted."""
+        return _CODES[self.frames[0][0]]
+
     def __str__(self) -> str:
-        path = " < ".join(f"{code.co_name}:{code.co_firstlineno}+{offset}" for code, offset in self.frames)
+        codes = [(_CODES[number], offset) for number, offset in self.frames]
+        path = " < ".join(f"{code.co_name}:{code.co_firstlineno}+{offset}" for code, offset in codes)
         return f"{path} before {self.what}, time {self.times}"
 
 
@@ -51,7 +62,7 @@ class Injector:
         self.struck = False
         self._target = target
         self._spared = spared
-        self._times: Counter[tuple[tuple[tuple[CodeType, int], ...], str]] = Counter()
+        self._times: Counter[tuple[tuple[tuple[int, int], ...], str]] = Counter()
         # What each frame executed last.
         self._last: dict[FrameType, str] = {}
         self._returned_to: FrameType | None = None
@@ -105,7 +116,9 @@ class Injector:
         frames = []
         at: FrameType | None = frame
         while at is not None and at.f_code is not _RUN:
-            frames.append((at.f_code, at.f_lasti))
+            code = at.f_code
+            _CODES[id(code)] = code
+            frames.append((id(code), at.f_lasti))
             at = at.f_back
         here = (tuple(frames), what)
         self._times[here] += 1

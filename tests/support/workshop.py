@@ -138,13 +138,10 @@ class Workshop:
         self._workers.append(worker)
         return worker.start()
 
-    def kill(self) -> None:
-        """Kill the workers: their messages are lost, or not delivered again."""
+    def close(self) -> None:
+        """Kill the workers: a warm shutdown takes seconds, and the tests about it end their workers themselves."""
         for worker in self._workers:
             worker.kill()
-
-    def close(self) -> None:
-        for worker in self._workers:
             worker.close()
         self.pool.close(2.0)
         self.board.close()

@@ -244,7 +244,7 @@ def test_callable__without_a_hash(make: Make, stranger: Stranger) -> None:
 
 
 def test_callable__async(stranger: Stranger) -> None:
-    """A coroutine function's callables may be async."""
+    """A coroutine function's callable may be async."""
     stranger.take("k")
 
     async def decide(conflict: Conflict) -> str:
@@ -252,7 +252,6 @@ def test_callable__async(stranger: Stranger) -> None:
         return conflict.key
 
     assert _async(body=never, on_conflict=decide)() == "k"
-    assert _async(body=never, using="absent", on_unavailable=decide)() == "k"
 
 
 # on_lost
@@ -375,6 +374,17 @@ def test_unavailable__callable(make: Make, recorder: Recorder) -> None:
     result = make(body=never, using="absent", on_conflict=never, on_unavailable=decide)(1)
     assert result == ("k", ZooKeeperUnavailable, None, (1,))
     assert recorder.facts("refused")["reason"] == "unavailable"
+
+
+# Without a stranger, for whose sake calls wait half a minute for each answer.
+def test_unavailable__callable_async(ensemble: Ensemble) -> None:
+    """A coroutine function's callable may be async without ZooKeeper too."""
+
+    async def decide(conflict: Conflict) -> str:
+        await asyncio.sleep(0)
+        return conflict.key
+
+    assert _async(body=never, using="absent", on_unavailable=decide)() == "k"
 
 
 def test_unavailable__runs(make: Make, caplog: pytest.LogCaptureFixture) -> None:

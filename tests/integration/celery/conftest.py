@@ -66,7 +66,7 @@ def workshop_onlooker(zookeeper: ZooKeeper) -> Iterator[Onlooker]:
 
 @pytest.fixture(scope="session")
 def open_workshop(zookeeper: ZooKeeper, broker: Redis, notes: Redis, workshop_onlooker: Onlooker) -> OpenWorkshop:
-    """Return a context manager that starts a worker."""
+    """Return a context manager that starts a worker, and kills it at the end."""
 
     @contextmanager
     def open_one(
@@ -94,21 +94,6 @@ def open_workshop(zookeeper: ZooKeeper, broker: Redis, notes: Redis, workshop_on
             yield workshop
         finally:
             workshop.close()
-
-    return open_one
-
-
-@pytest.fixture(scope="session")
-def open_disposable(open_workshop: OpenWorkshop) -> OpenWorkshop:
-    """Return a context manager that starts a worker, and kills it at the end: a warm shutdown takes its time."""
-
-    @contextmanager
-    def open_one(**options: Any) -> Iterator[Workshop]:
-        with open_workshop(**options) as workshop:
-            try:
-                yield workshop
-            finally:
-                workshop.kill()
 
     return open_one
 

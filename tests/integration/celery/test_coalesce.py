@@ -71,9 +71,9 @@ def test_waiting_task_may_expire(open_workshop: Any, key: str) -> None:
 
 
 @pytest.mark.xdist_group("rabbitmq")
-def test_worker_dies_while_its_task_waits(open_disposable: Any, rabbitmq: RabbitMQ, key: str) -> None:
+def test_worker_dies_while_its_task_waits(open_workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
     """A task that is delivered again runs: it is not skipped for the node that its dead worker has left."""
-    with open_disposable(concurrency=1, session_timeout=60, rabbitmq=rabbitmq) as workshop:
+    with open_workshop(concurrency=1, session_timeout=60, rabbitmq=rabbitmq) as workshop:
         workshop.stranger.take(key)
         task = workshop.send("coalesce", key)
         (_, left) = workshop.wait_count(key, 2)

@@ -49,13 +49,13 @@ def unacknowledged() -> str:
 
 
 @pytest.fixture(scope="module")
-def workshop(open_disposable: Any, case: tuple[RabbitMQ | None, bool], unacknowledged: str) -> Iterator[Any]:
+def workshop(open_workshop: Any, case: tuple[RabbitMQ | None, bool], unacknowledged: str) -> Iterator[Any]:
     rabbitmq, gate = case
     environment = {"WORKSHOP_PREFETCH": str(MULTIPLIER)}
     if rabbitmq is None:
         options = broker_audit.redis_options(unacknowledged, VISIBILITY_TIMEOUT)
         environment |= broker_audit.settings(CELERY_BROKER_TRANSPORT_OPTIONS=options)
-    with open_disposable(
+    with open_workshop(
         concurrency=SLOTS, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq, environment=environment
     ) as workshop:
         yield workshop
@@ -164,7 +164,6 @@ def test_broker_gone__child_is_killed(
             workshop.wait_log("event=child_ended")
             wait_until(lambda: not _runs(pid), TIMEOUT, "the child is killed")
         finally:
-            workshop.kill()
             workshop.close()
 
 
@@ -190,7 +189,6 @@ def test_broker_gone__dropped_task(zookeeper: ZooKeeper, notes: Redis, workshop_
             workshop.wait_log("event=dropped")
             workshop.wait_empty(key, TIMEOUT)
         finally:
-            workshop.kill()
             workshop.close()
 
 

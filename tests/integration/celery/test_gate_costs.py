@@ -45,11 +45,11 @@ def test_uncontended__one_round_trip(open_workshop: Any, server: ZooKeeperServer
 
 
 @pytest.mark.slow
-def test_idle_after_conflicts__sleeps(open_disposable: Any, key: str) -> None:
+def test_idle_after_conflicts__sleeps(open_workshop: Any, key: str) -> None:
     """A worker with one waiting task seldom wakes up, also after many conflicts."""
     # Measured: 8 without conflicts and after them, and 800 after them while each left a timer that began itself again.
     limit = 100
-    with open_disposable(concurrency=2, session_timeout=30) as workshop:
+    with open_workshop(concurrency=2, session_timeout=30) as workshop:
         workshop.stranger.take(key)
         workshop.stranger.take(f"{key}:other")
         workshop.send("shared_below", f"{key}:other")

@@ -26,11 +26,11 @@ def nodes_made(workshop: Any, key: str) -> int:
 @pytest.mark.slow
 @pytest.mark.xdist_group("rabbitmq")
 @WITH_AND_WITHOUT
-def test_delivery_limit__no_task_is_lost(open_disposable: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
+def test_delivery_limit__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
     """On a quorum queue with a delivery limit, tasks can go back to the broker any number of times, and run."""
     count, limit = 5, 3
     environment = broker_audit.settings(CELERY_TASK_DEFAULT_QUEUE_TYPE="quorum", CELERY_ZKLOCK_GATE_MAX_WAIT=1)
-    with open_disposable(
+    with open_workshop(
         concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq, environment=environment
     ) as workshop:
         workshop.sender.conf.task_create_missing_queue_type = "quorum"
@@ -52,10 +52,10 @@ def test_delivery_limit__no_task_is_lost(open_disposable: Any, rabbitmq: RabbitM
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_timeout__over_all_deliveries(
-    open_disposable: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
+    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
 ) -> None:
     """A timeout longer than the maximum wait ends with LockTimeout: it does not begin anew with each delivery."""
-    with open_disposable(
+    with open_workshop(
         concurrency=1,
         session_timeout=SESSION_TIMEOUT,
         gate=gate,
@@ -78,11 +78,11 @@ def test_timeout__over_all_deliveries(
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_warm_shutdown__order_of_waiting_tasks(
-    open_disposable: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
+    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
 ) -> None:
     """Tasks that waited when their worker was shut down run in the order in which they were sent."""
     count = 200 if broker_name == "redis" else 50
-    with open_disposable(
+    with open_workshop(
         concurrency=1,
         session_timeout=SESSION_TIMEOUT,
         gate=gate,
@@ -112,9 +112,9 @@ def test_warm_shutdown__order_of_waiting_tasks(
 
 
 @pytest.mark.slow
-def test_timeout__of_a_later_message(open_disposable: Any, key: str) -> None:
+def test_timeout__of_a_later_message(open_workshop: Any, key: str) -> None:
     """A task that comes back by `RetryLater` waits for its whole timeout, also where an earlier message has waited."""
-    with open_disposable(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
         workshop.stranger.take(key)
         first = workshop.worker
         second = workshop.start_another(concurrency=1)

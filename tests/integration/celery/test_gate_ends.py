@@ -73,10 +73,10 @@ def test_killed_child__frees_the_lock(workshop: Any, key: str) -> None:
     workshop.wait_empty(key, SOON)
 
 
-def test_killed_child__frees_the_lock_in_a_container(open_disposable: Any, key: str) -> None:
+def test_killed_child__frees_the_lock_in_a_container(open_workshop: Any, key: str) -> None:
     """The same where the worker must not wait for the end of a process (`pidfd_open`)."""
     environment = {**LATE, "WORKSHOP_REFUSE_PIDFD": "1"}
-    with open_disposable(concurrency=2, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
+    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
         workshop.send("hold", key, f"{key}:gate")
         pid = workshop.entered(f"{key}:gate")["pid"]
         waiting = workshop.send("look_for", key, pid)
@@ -166,9 +166,9 @@ def begin_late_body(workshop: Any, key: str) -> LateBody:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_warm_shutdown__body_acquires_late(open_disposable: Any, pool: str, key: str) -> None:
+def test_warm_shutdown__body_acquires_late(open_workshop: Any, pool: str, key: str) -> None:
     """A body that acquires its lock itself during a warm shutdown gets it from its worker, which then ends."""
-    with open_disposable(pool=pool, concurrency=2, session_timeout=SESSION_TIMEOUT, environment=LATE) as workshop:
+    with open_workshop(pool=pool, concurrency=2, session_timeout=SESSION_TIMEOUT, environment=LATE) as workshop:
         late = begin_late_body(workshop, key)
         workshop.worker.signal(signal.SIGTERM)
         # The gate has stopped: only tasks that run hold locks.
@@ -182,9 +182,9 @@ def test_warm_shutdown__body_acquires_late(open_disposable: Any, pool: str, key:
 if celery.VERSION >= (5, 5):
 
     @pytest.mark.parametrize("pool", ["prefork", "threads"])
-    def test_soft_shutdown__body_acquires_late(open_disposable: Any, pool: str, key: str) -> None:
+    def test_soft_shutdown__body_acquires_late(open_workshop: Any, pool: str, key: str) -> None:
         """A body that acquires its lock itself during a soft shutdown gets it from its worker."""
-        with open_disposable(
+        with open_workshop(
             pool=pool,
             concurrency=2,
             session_timeout=SESSION_TIMEOUT,

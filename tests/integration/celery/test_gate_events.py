@@ -17,12 +17,12 @@ SOON = 20.0
 
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_switched_on__events_are_sent(
-    open_disposable: Any, request: pytest.FixtureRequest, broker_name: str, key: str
+    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, key: str
 ) -> None:
     """A worker that was started without events sends the events of locks as soon as a monitor has enabled events."""
     rabbitmq = broker_of(request, broker_name)
     # Without heartbeats and gossip a worker has no event dispatcher.
-    with open_disposable(concurrency=1, session_timeout=30, heartbeat=True, rabbitmq=rabbitmq) as workshop:
+    with open_workshop(concurrency=1, session_timeout=30, heartbeat=True, rabbitmq=rabbitmq) as workshop:
         heard: list[dict[str, Any]] = []
         with workshop.sender.connection() as connection:
             receiver = workshop.sender.events.Receiver(connection, handlers={"*": heard.append})

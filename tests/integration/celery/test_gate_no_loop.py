@@ -75,13 +75,13 @@ def test_killed_child__frees_the_lock(workshop: Any, key: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("pool", "concurrency"), [("prefork", 4), ("threads", 20)])
 def test_bursts__no_task_is_left(
-    open_disposable: Any, tmp_path_factory: pytest.TempPathFactory, pool: str, concurrency: int, key: str
+    open_workshop: Any, tmp_path_factory: pytest.TempPathFactory, pool: str, concurrency: int, key: str
 ) -> None:
     """Tasks that arrive while others get slots all run once, although the threads switch at every opportunity."""
     # While two threads filled the slots, six of eight bursts left a task at the gate.
     bursts, count, keys = 6, 300, 3
     environment = {"WORKSHOP_SWITCH_INTERVAL": "1e-6", "WORKSHOP_PREFETCH": str(count)}
-    with open_disposable(
+    with open_workshop(
         pool=pool,
         concurrency=concurrency,
         session_timeout=SESSION_TIMEOUT,

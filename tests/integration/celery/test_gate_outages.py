@@ -75,7 +75,7 @@ def count_failures(sent: list[Any]) -> int:
 @pytest.mark.slow
 @WITH_AND_WITHOUT
 def test_short_outage__worker_leaves_tasks_to_others(
-    open_disposable: Any, server: ZooKeeperServer, gate: bool, key: str
+    open_workshop: Any, server: ZooKeeperServer, gate: bool, key: str
 ) -> None:
     """While ZooKeeper is away, a worker takes only tasks for its slots: no task runs twice after the outage."""
     count, seconds = 30, 0.4
@@ -83,7 +83,7 @@ def test_short_outage__worker_leaves_tasks_to_others(
     environment = broker_audit.settings(CELERY_BROKER_TRANSPORT_OPTIONS=broker_audit.redis_options(unacknowledged, 8))
     # No task fails, however long the outage is.
     environment |= {"WORKSHOP_PREFETCH": "1", "WORKSHOP_CONNECT_TIMEOUT": "60"}
-    with open_disposable(
+    with open_workshop(
         concurrency=1, session_timeout=30, gate=gate, server=server, environment=environment
     ) as workshop:
         workshop.result(workshop.send("shared_below", key))
@@ -101,12 +101,12 @@ def test_short_outage__worker_leaves_tasks_to_others(
 
 @WITH_AND_WITHOUT
 def test_long_outage__slots_pace_the_failures(
-    open_disposable: Any, server: ZooKeeperServer, gate: bool, key: str
+    open_workshop: Any, server: ZooKeeperServer, gate: bool, key: str
 ) -> None:
     """While ZooKeeper is away, no more tasks fail than the slots can run one after the other."""
     count = 60
     environment = {"WORKSHOP_PREFETCH": "4", "WORKSHOP_CONNECT_TIMEOUT": "1"}
-    with open_disposable(
+    with open_workshop(
         concurrency=1, session_timeout=20, gate=gate, server=server, environment=environment
     ) as workshop:
         workshop.result(workshop.send("shared_below", key))
@@ -127,9 +127,9 @@ def test_long_outage__slots_pace_the_failures(
         broker_audit.assert_as_before(workshop, key, prefetch=4, slots=1)
 
 
-def test_outage__node_names_the_child_later(open_disposable: Any, server: ZooKeeperServer, key: str) -> None:
+def test_outage__node_names_the_child_later(open_workshop: Any, server: ZooKeeperServer, key: str) -> None:
     """The child that cannot be written into the node in an outage is written after it."""
-    with open_disposable(concurrency=1, session_timeout=60, server=server) as workshop:
+    with open_workshop(concurrency=1, session_timeout=60, server=server) as workshop:
         workshop.send("hold", key, f"{key}:gate")
         note = workshop.entered(f"{key}:gate")
         begun = time.monotonic()
@@ -143,14 +143,12 @@ def test_outage__node_names_the_child_later(open_disposable: Any, server: ZooKee
 @pytest.mark.slow
 @WITH_AND_WITHOUT
 def test_outage_beyond_the_session__parked_tasks_stay(
-    open_disposable: Any, server: ZooKeeperServer, gate: bool, key: str
+    open_workshop: Any, server: ZooKeeperServer, gate: bool, key: str
 ) -> None:
     """Tasks that wait without a timeout join the queue again after an outage that has ended their session."""
     count = 40
     environment = {"WORKSHOP_PREFETCH": "4", "WORKSHOP_CONNECT_TIMEOUT": "1"}
-    with open_disposable(
-        concurrency=1, session_timeout=2, gate=gate, server=server, environment=environment
-    ) as workshop:
+    with open_workshop(concurrency=1, session_timeout=2, gate=gate, server=server, environment=environment) as workshop:
         workshop.stranger.take(key)
         sent = [workshop.send("workshop.journal.locked", key, f"{key}:journal", number) for number in range(count)]
         wait_queue(server, workshop, key, count + 1 if gate else 2)
@@ -181,10 +179,10 @@ def test_outage_beyond_the_session__parked_tasks_stay(
 
 
 @WITH_AND_WITHOUT
-def test_main_process_stopped__no_body_begins_with_a_lost_lock(open_disposable: Any, gate: bool, key: str) -> None:
+def test_main_process_stopped__no_body_begins_with_a_lost_lock(open_workshop: Any, gate: bool, key: str) -> None:
     """A lock that is lost between its grant and the slot is acquired again before the body begins."""
     environment = {"WORKSHOP_PREFETCH": "1"}
-    with open_disposable(concurrency=1, session_timeout=2, gate=gate, environment=environment) as workshop:
+    with open_workshop(concurrency=1, session_timeout=2, gate=gate, environment=environment) as workshop:
         # Without the gate it would use the slot before the other task.
         if gate:
             workshop.stranger.take(key)

@@ -64,13 +64,11 @@ def wait_for(moment: datetime) -> None:
 
 @WITH_AND_WITHOUT
 def test_error_between_grant_and_pool__slot_is_returned(
-    open_disposable: Any, result_backend: Redis, with_results: dict[str, str], gate: bool, key: str
+    open_workshop: Any, result_backend: Redis, with_results: dict[str, str], gate: bool, key: str
 ) -> None:
     """A result backend that is away when an expired task is granted costs no slot and no lock, and loses no message."""
     with (
-        open_disposable(
-            concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=with_results
-        ) as workshop,
+        open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=with_results) as workshop,
         results_from(workshop, result_backend),
     ):
         workshop.stranger.take(key)
@@ -96,14 +94,12 @@ def test_error_between_grant_and_pool__slot_is_returned(
 @pytest.mark.slow
 @WITH_AND_WITHOUT
 def test_error_of_one_request__others_time_out(
-    open_disposable: Any, result_backend: Redis, with_results: dict[str, str], gate: bool, key: str
+    open_workshop: Any, result_backend: Redis, with_results: dict[str, str], gate: bool, key: str
 ) -> None:
     """An error with one task that expires does not delay the timeouts of the others."""
     other = f"{key}:other"
     with (
-        open_disposable(
-            concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=with_results
-        ) as workshop,
+        open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=with_results) as workshop,
         results_from(workshop, result_backend),
     ):
         workshop.stranger.take(key)
@@ -120,10 +116,10 @@ def test_error_of_one_request__others_time_out(
 
 
 @WITH_AND_WITHOUT
-def test_busy_worker__granted_task_has_the_next_slot(open_disposable: Any, gate: bool, key: str) -> None:
+def test_busy_worker__granted_task_has_the_next_slot(open_workshop: Any, gate: bool, key: str) -> None:
     """The first in the queue runs although its worker is busy and others contend for the same lock all the time."""
     count, seconds = 12, 1.5
-    with open_disposable(
+    with open_workshop(
         concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, environment={"WORKSHOP_PREFETCH": "4"}
     ) as workshop:
         over = threading.Event()
@@ -158,10 +154,10 @@ def test_busy_worker__granted_task_has_the_next_slot(open_disposable: Any, gate:
         assert begun <= count / 2
 
 
-def test_children_replaced__no_more_tasks_than_children(open_disposable: Any, key: str) -> None:
+def test_children_replaced__no_more_tasks_than_children(open_workshop: Any, key: str) -> None:
     """In a pool that replaces its children a lock is not taken for a task that no child could begin."""
     environment = broker_audit.settings(CELERY_WORKER_MAX_TASKS_PER_CHILD=1)
-    with open_disposable(concurrency=2, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
+    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
         gates = [f"{key}:{number}" for number in range(6)]
         for gate in gates:
             workshop.send("idle", gate)
@@ -178,12 +174,12 @@ def test_children_replaced__no_more_tasks_than_children(open_disposable: Any, ke
         workshop.result(locked)
 
 
-def test_children_replaced__place_is_kept(open_disposable: Any, key: str) -> None:
+def test_children_replaced__place_is_kept(open_workshop: Any, key: str) -> None:
     """A task whose lock is granted while its child starts keeps it, however long the start takes."""
     start = f"{key}:start"
     environment = broker_audit.settings(CELERY_WORKER_MAX_TASKS_PER_CHILD=1, CELERY_WORKER_PROC_ALIVE_TIMEOUT=60)
     environment["WORKSHOP_START_LATE"] = start
-    with open_disposable(concurrency=1, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
         workshop.let_go(start)
         workshop.result(workshop.send("idle"))
         for _ in range(2):
@@ -202,9 +198,9 @@ def test_children_replaced__place_is_kept(open_disposable: Any, key: str) -> Non
 
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
-def test_body_wants_the_lock__gets_it(open_disposable: Any, pool: str, gate: bool, key: str) -> None:
+def test_body_wants_the_lock__gets_it(open_workshop: Any, pool: str, gate: bool, key: str) -> None:
     """A task in the only slot acquires in its body a lock that was granted to a task that waits for the slot."""
-    with open_disposable(pool=pool, concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
+    with open_workshop(pool=pool, concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
         workshop.stranger.take(key)
         waiting = workshop.send("workshop.journal.locked", key, f"{key}:journal")
         workshop.wait_count(key, 2)
@@ -222,9 +218,9 @@ def test_body_wants_the_lock__gets_it(open_disposable: Any, pool: str, gate: boo
 
 
 @WITH_AND_WITHOUT
-def test_body_in_a_thread__runs(open_disposable: Any, gate: bool, key: str) -> None:
+def test_body_in_a_thread__runs(open_workshop: Any, gate: bool, key: str) -> None:
     """A task whose body runs in another thread of the child runs, and its lock is free afterwards."""
-    with open_disposable(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
         for _ in range(2):
             assert workshop.result(workshop.send("workshop.journal.in_thread", key)) == {"key": key, "thread": True}
             workshop.wait_empty(key, SOON)
@@ -234,11 +230,11 @@ def test_body_in_a_thread__runs(open_disposable: Any, gate: bool, key: str) -> N
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_limit_of_the_prefetch_count__unrelated_tasks_run(
-    open_disposable: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
+    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
 ) -> None:
     """`worker_eta_task_limit` stops no unrelated task while others wait, and the prefetch count is restored."""
     environment = broker_audit.settings(CELERY_WORKER_ETA_TASK_LIMIT=8) | {"WORKSHOP_PREFETCH": "2"}
-    with open_disposable(
+    with open_workshop(
         concurrency=2,
         session_timeout=SESSION_TIMEOUT,
         gate=gate,

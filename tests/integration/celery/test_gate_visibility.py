@@ -47,7 +47,7 @@ def limited(request: pytest.FixtureRequest, broker_name: str) -> Iterator[Any]:
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_readers_behind_a_writer__run_once(
-    open_disposable: Any, limited: Any, environment: dict[str, str], unacknowledged: str, gate: bool, key: str
+    open_workshop: Any, limited: Any, environment: dict[str, str], unacknowledged: str, gate: bool, key: str
 ) -> None:
     """Granted readers that wait for one slot go back to the broker before it delivers them again."""
     count = 32
@@ -56,7 +56,7 @@ def test_readers_behind_a_writer__run_once(
         environment = broker_audit.settings(CELERY_ZKLOCK_GATE_MAX_WAIT=VISIBILITY_TIMEOUT / 2) | {
             "WORKSHOP_PREFETCH": "1"
         }
-    with open_disposable(
+    with open_workshop(
         concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=limited, environment=environment
     ) as workshop:
         workshop.stranger.take(key)
@@ -78,12 +78,10 @@ def test_readers_behind_a_writer__run_once(
 
 @WITH_AND_WITHOUT
 def test_countdown_before_the_queue__runs_once(
-    open_disposable: Any, environment: dict[str, str], unacknowledged: str, gate: bool, key: str
+    open_workshop: Any, environment: dict[str, str], unacknowledged: str, gate: bool, key: str
 ) -> None:
     """The time of a countdown counts: a message's age begins with its delivery."""
-    with open_disposable(
-        concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=environment
-    ) as workshop:
+    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=environment) as workshop:
         workshop.stranger.take(key)
         sent = time.monotonic()
         workshop.send("workshop.journal.locked", key, f"{key}:journal", countdown=0.65 * VISIBILITY_TIMEOUT)
@@ -97,7 +95,7 @@ def test_countdown_before_the_queue__runs_once(
 
 
 @WITH_AND_WITHOUT
-def test_killed_worker__others_have_the_rest(open_disposable: Any, unacknowledged: str, gate: bool, key: str) -> None:
+def test_killed_worker__others_have_the_rest(open_workshop: Any, unacknowledged: str, gate: bool, key: str) -> None:
     """A worker takes no more tasks of a key than a setting allows: if it dies, other workers can run the rest."""
     count, parked = 30, 5
     # One is in the slot, and one can wait for the slot.
@@ -105,7 +103,7 @@ def test_killed_worker__others_have_the_rest(open_disposable: Any, unacknowledge
     options = broker_audit.redis_options(unacknowledged, 3600)
     environment = broker_audit.settings(CELERY_BROKER_TRANSPORT_OPTIONS=options, CELERY_ZKLOCK_GATE_MAX_PARKED=parked)
     environment["WORKSHOP_PREFETCH"] = "1"
-    with open_disposable(concurrency=1, session_timeout=2, gate=gate, environment=environment) as workshop:
+    with open_workshop(concurrency=1, session_timeout=2, gate=gate, environment=environment) as workshop:
         workshop.stranger.take(key)
         for number in range(count):
             workshop.send("workshop.journal.locked", key, f"{key}:journal", number)

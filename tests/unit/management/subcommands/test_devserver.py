@@ -29,7 +29,7 @@ COMMANDS = {
     "module": ["-m", "django_zklock.testing"],
 }
 # Seconds.
-TIMEOUT = 30
+TIMEOUT = 90
 
 
 class Server:
