@@ -80,6 +80,7 @@ class Checker:
         self.counts: Counter[str] = Counter(row["outcome"] for row in self.by["done"])
         self.counts["calls"] = len(self.calls)
         self.counts["holds"] = len(self.by["begin"])
+        self.counts["diverged"] = len(self.by["diverged"])
         self.counts["faults"] = len(self.by["fault"])
 
     def check(self) -> list[Finding]:
@@ -163,7 +164,8 @@ class Checker:
     def _queues(self) -> Iterator[Finding]:
         """Nobody holds exclusively while a node before its own is in the queue.
 
-        A row ``queue`` has the nodes that were there after its time: they were read after a write.
+        A row ``queue`` has the nodes that were there after its time, at two servers at least: they were read after a
+        write.
         """
         for key, holds in self.holds.items():
             mine = [hold for hold in holds if hold.kind in {"exclusive", "write"} and hold.node is not None]

@@ -30,6 +30,8 @@ CLIENTS = {"threads": "threads", "asyncio": "asyncio", "gevent": "gevent", "fork
 PROBE = 8.0
 # Seconds for the nodes and watches of the last turns to go.
 CLEAN = 60.0
+# Seconds for an answer to who looks.
+ANSWER = 3.0
 # Seconds from one look at the queues to the next.
 LOOK = 0.5
 
@@ -152,9 +154,39 @@ def judge(seed: str, rows: list[Row]) -> Outcome:
     return Outcome(seed=seed, rows=rows, findings=findings, counts=counts)
 
 
-def _client(cluster: Cluster) -> Any:
-    """Return a client of the servers that no fault of a link hits."""
-    return KazooClient(hosts=cluster.peers.ensemble.hosts, timeout=10.0, randomize_hosts=True)
+@contextlib.contextmanager
+def _clients(cluster: Cluster) -> Iterator[list[Any]]:
+    """Return for each server a client that no fault of a link hits."""
+    clients: list[Any] = [KazooClient(hosts=server.hosts, timeout=10.0) for server in cluster.servers]
+    for client in clients:
+        client.start_async()
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            client.stop()
+            client.close()
+
+
+def _queues(clients: list[Any]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return the nodes of all queues that at least two servers have, and those that only one has.
+
+    Each is asked after a write, so it has what was there when this began. One server alone proves nothing: after some
+    faults ZooKeeper itself leaves a server with a node that no other one has, or ever had.
+    """
+    views: list[dict[str, list[str]]] = []
+    for client in clients:
+        with contextlib.suppress(KazooException, client.handler.timeout_exception, OSError):
+            path = f"{ROOT}-look/m-"
+            own = client.create_async(path, ephemeral=True, sequence=True, makepath=True).get(timeout=ANSWER)
+            client.delete_async(own).get(timeout=ANSWER)
+            views.append({key: _children(client, f"{ROOT}/{key}") for key in _children(client, ROOT)})
+    counts = Counter((key, name) for view in views for key, names in view.items() for name in names)
+    most: dict[str, list[str]] = {}
+    one: dict[str, list[str]] = {}
+    for (key, name), count in counts.items():
+        (most if count > 1 else one).setdefault(key, []).append(name)
+    return most, one if len(views) == len(clients) else {}
 
 
 @contextlib.contextmanager
@@ -163,21 +195,10 @@ def _looking(cluster: Cluster) -> Iterator[None]:
     over = threading.Event()
 
     def look() -> None:
-        client = _client(cluster)
-        client.start_async()
-        while not over.wait(LOOK):
-            with contextlib.suppress(KazooException, client.handler.timeout_exception, OSError):
+        with _clients(cluster) as clients:
+            while not over.wait(LOOK):
                 began = time.monotonic()
-                # What is read after a write of the same session is at least as new as that.
-                client.create_async(f"{ROOT}-look/n", ephemeral=True, makepath=True)
-                path = client.create(f"{ROOT}-look/m-", ephemeral=True, sequence=True, makepath=True)
-                client.delete(path)
-                client.delete(f"{ROOT}-look/n")
-                written = time.monotonic()
-                queues = {key: _children(client, f"{ROOT}/{key}") for key in _children(client, ROOT)}
-                write("queue", at=began, written=written, queues={key: names for key, names in queues.items() if names})
-        client.stop()
-        client.close()
+                write("queue", at=began, queues=_queues(clients)[0])
 
     thread = threading.Thread(target=look, name="look", daemon=True)
     thread.start()
@@ -185,12 +206,12 @@ def _looking(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join(30.0)
+        thread.join(60.0)
 
 
 def _children(client: Any, path: str) -> list[str]:
     try:
-        found: list[str] = client.get_children(path)
+        found: list[str] = client.get_children_async(path).get(timeout=ANSWER)
     except NoNodeError:
         return []
     return found
@@ -198,28 +219,22 @@ def _children(client: Any, path: str) -> list[str]:
 
 def _look_for_remains(cluster: Cluster) -> None:
     """Wait until no node and no watch of a contender is left, and write down those that are."""
-    client = _client(cluster)
-    client.start(30.0)
     deadline = time.monotonic() + CLEAN
-    try:
+    with _clients(cluster) as clients:
         while True:
-            nodes = [
-                f"{ROOT}/{key}/{name}" for key in _children(client, ROOT) for name in _children(client, f"{ROOT}/{key}")
-            ]
+            nodes, strange = _queues(clients)
             watches = [
                 line.strip()
                 for server in cluster.servers
                 for line in server.command("wchp").splitlines()
                 if line.startswith(f"{ROOT}/")
             ]
-            if not nodes and not watches:
-                return
-            if time.monotonic() > deadline:
-                for kind, names in (("node", nodes), ("watch", watches)):
-                    for name in names:
-                        write("left", kind=kind, name=name)
-                return
+            if time.monotonic() > deadline or not (nodes or strange or watches):
+                break
             time.sleep(0.5)
-    finally:
-        client.stop()
-        client.close()
+    for kind, queues in (("node", nodes), ("diverged", strange)):
+        for key, names in queues.items():
+            for name in names:
+                write("left" if kind == "node" else kind, kind=kind, name=f"{ROOT}/{key}/{name}")
+    for name in watches:
+        write("left", kind="watch", name=name)
