@@ -136,9 +136,13 @@ class ChildWatcher:
 def _has_ended(pid: int) -> bool:
     """Return whether the child ``pid`` of this process has ended, also while Celery has not read its end yet."""
     try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
+        if hasattr(os, "waitid"):
+            return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        # On macOS before Python 3.13: it finds a killed child until Celery has read its end, within some five seconds.
+        os.kill(pid, 0)
+    except (ChildProcessError, ProcessLookupError):
         return True
+    return False
 
 
 class ChildEndedError(LockLost, WorkerLostError):
