@@ -107,6 +107,16 @@ def test_server_frozen__lease(own_zookeeper: ZooKeeper, make_pool: MakePool) -> 
     assert len(losses.told) == 1
 
 
+def test_server_frozen__loss_is_told(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+    """The end of a lease in an outage is told while nobody looks at the hold: a body may be interrupted by it."""
+    losses = Losses()
+    held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=2.0), listener=losses).acquire()
+    own_zookeeper.pause()
+    wait_until(lambda: losses.told, 2 + GRACE)
+    assert held.lost
+    held.release()
+
+
 def test_lines__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     """With a frozen server too."""
     pool = make_pool(own_zookeeper.hosts, connect_timeout=60.0)

@@ -19,6 +19,8 @@ from django_zklock.zk.waiting import (
     AutoResetEvent,
     DaemonCall,
     Deadline,
+    boottime,
+    monotonic,
     seconds,
 )
 from tests.support.timing import GRACE
@@ -241,3 +243,11 @@ def test_result__too_late() -> None:
     assert time.monotonic() - began < GRACE
     go.set()
     assert call.result(Deadline.after(5)) == "gone"
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="the system has no such clock")
+def test_boottime__goes_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are measured by the clock that counts the time in which a machine is suspended, waits by the other."""
+    slept = {time.CLOCK_BOOTTIME: 3600.0, time.CLOCK_MONOTONIC: 60.0}
+    monkeypatch.setattr(time, "clock_gettime", slept.__getitem__)
+    assert (boottime(), monotonic()) == (3600.0, 60.0)

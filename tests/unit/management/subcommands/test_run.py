@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -20,7 +21,7 @@ from services.port import free_port
 from services.zookeeper import ZooKeeper
 
 from django_zklock.api import zk_lock
-from django_zklock.management.subcommands._locked_process import FORWARDED, NOT_FORWARDED
+from django_zklock.management.subcommands._locked_process import FORWARDED, NOT_FORWARDED, LockedProcess
 from django_zklock.zk.node_data import Work
 from tests.support.timing import GRACE
 from tests.support.tree_reader import wait_until
@@ -453,3 +454,11 @@ def test_run__lost_in_process(zklock: str, outsider: KazooClient) -> None:
         call_command("zklock", "run", "key", "--", "sleep", "60")
     breaker.join(10)
     assert caught.value.returncode == 76
+
+
+def test_run__lost_at_its_end() -> None:
+    """A lock that is lost when the command ends counts as lost, although the signal of the loss is still to come."""
+    held: Any = SimpleNamespace(key="k", token=5, lost=True)
+    process = LockedProcess([sys.executable, "-c", "raise SystemExit(3)"], lock=held, grace=1.0)
+    assert process.run(held) == 3
+    assert process.loss is not None

@@ -33,7 +33,7 @@ from django_zklock.zk.wire import (
     parse_acl,
 )
 from django_zklock.zk.wire.handler import make_handler
-from django_zklock.zk.wire.lease import Sent
+from django_zklock.zk.wire.lease import NEVER, Sent
 from django_zklock.zk.wire.multi_read import MultiRead
 from django_zklock.zk.wire.watches import RemoveWatches
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
@@ -601,6 +601,25 @@ def test_lease__kinds_of_requests(plugs: Any, root: str, monkeypatch: pytest.Mon
     forwarded.clear()
     assert do(plug, WRITES[kind], f"{root}/{kind}" if kind in {"container", "ensure"} else root) is None
     assert len(forwarded) == 1
+
+
+READS: dict[str, Callable[[Wire, str, Any], object]] = {
+    "get": lambda wire, path, reply: wire.get(path, reply),
+    "children": lambda wire, path, reply: wire.children(path, reply),
+    "multi": lambda wire, path, reply: wire.read_many([Read(path)], reply),
+}
+
+
+@pytest.mark.parametrize("kind", READS)
+def test_lease__kinds_of_reads(plugs: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A follower that is cut off from its leader answers reads, so none is recorded as seen by the leader."""
+    plug = plugs().connected()
+    lease = plug.wire._connection.lease
+    recorded: list[Sent] = []
+    monkeypatch.setattr(lease, "answered", lambda sent, *_answer, **_facts: recorded.append(sent))
+    monkeypatch.setattr(lease, "forwarded", lambda now: Sent(now, 1.0, 1.0))
+    assert do(plug, READS[kind], "/") is None
+    assert {(sent.before, sent.proves) for sent in recorded} == {(NEVER, NEVER)}
 
 
 def test_lease__not_without_an_answer(zookeeper: ZooKeeper, plugs: Any) -> None:

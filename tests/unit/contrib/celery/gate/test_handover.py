@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from django_zklock import zk_locked
 from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.handover import _is_for
+from django_zklock.contrib.celery.gate.handover import TicketOffer, _is_for
+from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
 from django_zklock.contrib.celery.tasks import outermost_lock
+from django_zklock.zk.rules import EXCLUSIVE
+from django_zklock.zk.waiting import boottime
 
 
 class Delivery:
@@ -109,3 +115,56 @@ def test_ticket__bound() -> None:
     ticket: Any = SimpleNamespace(keys=["a"], arguments=tickets.digest(["a"], {}))
     assert _is_for(ticket, task, call, (task, "a"), {})
     assert not _is_for(ticket, task, call, (task, "b"), {})
+
+
+class Hold:
+    """A hold that the main process has put on its scoreboard, and the offer of its ticket to the child."""
+
+    def __init__(self) -> None:
+        self.scoreboard = Scoreboard()
+        self.words = self.scoreboard.words[3]
+        self.words.nonce, self.words.state, self.words.lease_end = 7, HoldState.HELD, boottime() + 60.0
+        self.released: list[int] = []
+        gate: Any = SimpleNamespace(
+            scoreboard=self.scoreboard, child_watcher=SimpleNamespace(send_release=self.released.append)
+        )
+        ticket = tickets.Ticket(
+            task="one", origin="worker", slot=3, nonce=7, keys=["a"], arguments="", since=1.0, waited=0.5,
+            contended=False, session_timeout=4.0, nodes={"/a": "/a/node"}, token=5,
+        )  # fmt: skip
+        listener = SimpleNamespace(notify=lambda *_facts, **_more: None)
+        lock: Any = SimpleNamespace(key="a", keys=("a",), paths=("/a",), rule=EXCLUSIVE, listener=listener)
+        self.offer = TicketOffer(gate, ticket, lock)
+
+
+def test_take() -> None:
+    """The child takes the hold of the main process, with its token, and releases it there."""
+    hold = Hold()
+    outcome = hold.offer.take()
+    assert isinstance(outcome, tuple)
+    held, refusal = outcome
+    assert held is not None
+    assert (held.token, held.lost, refusal, hold.released) == (5, False, None, [])
+    held._let_go()
+    assert hold.released == [7]
+
+
+def test_take__lease_over(caplog: pytest.LogCaptureFixture) -> None:
+    """A body does not begin under a lock whose lease is over: the main process has stood still since its grant."""
+    hold = Hold()
+    hold.words.lease_end = boottime() - 1.0
+    with caplog.at_level(logging.WARNING):
+        assert hold.offer.take() is None
+    assert hold.released == [7]
+    assert "event=lost_before_start" in caplog.text
+
+
+@pytest.mark.parametrize("state", [HoldState.LOST, HoldState.GONE, HoldState.WITHDRAWN])
+def test_take__no_longer_held(caplog: pytest.LogCaptureFixture, state: HoldState) -> None:
+    """A hold that the main process has lost or given up is not taken."""
+    hold = Hold()
+    hold.words.state = state
+    with caplog.at_level(logging.WARNING):
+        assert hold.offer.take() is None
+    assert hold.released == [7]
+    assert "event=not_handed_over" in caplog.text

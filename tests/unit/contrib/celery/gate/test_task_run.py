@@ -87,6 +87,17 @@ def test_lost__kills_no_later_task() -> None:
     assert len(run.worker.child_watcher.killed) == 1
 
 
+@pytest.mark.parametrize("soft", [True, False])
+def test_timeout__child_still_runs(soft: bool) -> None:
+    """At a time limit the lock stays held until the child has ended: Celery kills it after this call."""
+    run, _in_child = running(71)
+    run._callbacks = {"on_timeout": lambda *_facts: None}
+    run._on_timeout(soft, 1.0)
+    stages = [run.stage]
+    run._on_child_end()
+    assert [*stages, run.stage] == [Stage.RUNNING, Stage.OVER]
+
+
 @pytest.mark.parametrize("body_runs", [False, True])
 def test_drop__is_reported_if_the_lock_is_released(caplog: pytest.LogCaptureFixture, body_runs: bool) -> None:
     """A task that Celery drops is reported when its lock is released, and not if its body runs under the lock."""
