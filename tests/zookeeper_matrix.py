@@ -33,7 +33,7 @@ TESTS = {
     "faults": ["tests/integration/faults", *ON_SERVERS],
     "cluster": ["tests/integration/cluster", *ON_SERVERS],
     # What servers say about themselves, and how they refuse.
-    "answers": ["tests/unit/doctor", "tests/unit/zk", "tests/unit/testing/test_four_letter.py", *ON_SERVERS],
+    "answers": ["tests/unit/doctor", "tests/unit/zk", *ON_SERVERS],
 }
 CHAOS = ["-m", "tests.chaos", "--seconds", "300"]
 STEPS = (*TESTS, "chaos")
