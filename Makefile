@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(READY) ## lost updates without the lock, none with it; ARGS=--once ends by itself
@@ -49,12 +49,6 @@ coverage: $(READY) | os-test ## what the tests reach, branches too, as HTML in h
 .PHONY: test-kazoo
 test-kazoo: $(READY) | os-kazoo ## kazoo's own tests on real ZooKeeper and on the test server; ARGS="-k lock" for some
 	$(BIN)/python -m tests.kazoo_suite $(ARGS)
-
-# For the same reason, and because it fetches 430 MB once.
-.PHONY: test-curator
-test-curator: $(READY) | os-test ## our locks beside those of Apache Curator 5.7, which is newer than Debian's
-	home=$$($(BIN)/python -m tests.support.newer_curator) && \
-		CURATOR_HOME=$$home $(BIN)/pytest tests/contract/test_downgrade.py tests/contract/test_others.py $(ARGS)
 
 .PHONY: leak
 leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is left of them: twenty times what `test` does
@@ -139,6 +133,11 @@ package: $(READY) ## wheel and sdist in dist/, looked into and installed
 .PHONY: matrix
 matrix: $(READY) | os-test ## versions of Python, Django, Celery and kazoo; ARGS="-e oldest" for one
 	$(BIN)/tox run --discover $$(.ci/pythons) $(ARGS)
+
+# For the same reason as test-kazoo, and because it fetches 750 MB once.
+.PHONY: matrix-zookeeper
+matrix-zookeeper: $(READY) | os-test ## versions of ZooKeeper and Curator; ARGS="--only 3.9.3 --without-chaos" for some of it
+	PYTHONPATH=testproject $(BIN)/python -m tests.zookeeper_matrix --processes $(PROCESSES) $(ARGS)
 
 .PHONY: clean
 clean: ## remove what was made, the environment too

@@ -30,7 +30,8 @@ class Lines:
     def put(self, line: str | None) -> None:
         self._lines.put(line)
 
-    def get(self, timeout: float = 15.0) -> str:
+    # On a busy machine Java takes a quarter of a minute for its first connection.
+    def get(self, timeout: float = 60.0) -> str:
         """Return the next value, or fail with the last output of the program."""
         try:
             line = self._lines.get(timeout=timeout)

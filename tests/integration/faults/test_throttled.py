@@ -34,6 +34,8 @@ def throttled() -> Iterator[ZooKeeper]:
             "zookeeper.throttled_op_wait_time": "2",
         },
     ) as server:
+        if server.mntr()["zk_version"].startswith("3.6."):
+            pytest.skip("ZooKeeper before 3.7 delays requests and does not refuse them (ZOOKEEPER-3683)")
         yield server
 
 
