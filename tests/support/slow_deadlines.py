@@ -17,5 +17,13 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Otherwise the short timeout of a test can end before the queue is known, and the call fails as without ZooKeeper.
     """
+    next_wakeup = acquire.Acquisition.next_wakeup
+
+    def soon(attempt: acquire.Acquisition) -> float | None:
+        # An answer that comes before the deadline wakes no waiter, and this one would sleep for the long one then.
+        wakeup = next_wakeup(attempt)
+        return wakeup if wakeup is None else min(wakeup, 0.05)
+
+    monkeypatch.setattr(acquire.Acquisition, "next_wakeup", soon)
     monkeypatch.setattr(acquire, "HOLDER_READ_GRACE", LONG)
     monkeypatch.setattr(acquire.Acquisition, "_new_response_deadline", lambda _attempt: Deadline.after(LONG))
