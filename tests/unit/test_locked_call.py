@@ -244,15 +244,19 @@ def test_callable__without_a_hash(make: Make, stranger: Stranger) -> None:
 
 
 def test_callable__async(stranger: Stranger) -> None:
-    """A coroutine function's callables may be async."""
+    """A coroutine function's callable may be async."""
     stranger.take("k")
+    assert _async(body=never, on_conflict=_decide)() == "k"
 
-    async def decide(conflict: Conflict) -> str:
-        await asyncio.sleep(0)
-        return conflict.key
 
-    assert _async(body=never, on_conflict=decide)() == "k"
-    assert _async(body=never, using="absent", on_unavailable=decide)() == "k"
+def test_callable__async_without_zookeeper(ensemble: Ensemble) -> None:
+    """So may the one for the time without ZooKeeper."""
+    assert _async(body=never, using="absent", on_unavailable=_decide)() == "k"
+
+
+async def _decide(conflict: Conflict) -> str:
+    await asyncio.sleep(0)
+    return conflict.key
 
 
 # on_lost
