@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import itertools
+import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +25,7 @@ from django_zklock.zk.pool import SESSION_BUDGET, Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support.any_server import Server
 from tests.support.curator import Curator
+from tests.support.stacks import STACKS, Stacks
 from tests.support.tree_reader import MakePool, Onlooker
 
 if TYPE_CHECKING:
@@ -65,7 +69,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(name))
 
 
+WITHOUT_SERVICES = "--without-services"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        WITHOUT_SERVICES,
+        action="store_true",
+        help="use the server for tests instead of ZooKeeper; a test that starts a program other than Python fails",
+    )
+
+
+def _refuse_services(event: str, arguments: tuple[Any, ...]) -> None:
+    """Fail the test that starts a program which is not in the environment of this Python."""
+    if event == "subprocess.Popen" and Path(os.fsdecode(arguments[0])).parent != Path(sys.executable).parent:
+        pytest.fail(f"{os.fsdecode(arguments[0])} is not there in `make check`: mark the test `zookeeper` or `service`")
+
+
+# pytest-xdist has started a program of its own by then.
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption(WITHOUT_SERVICES):
+        sys.addaudithook(_refuse_services)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STACKS] = Stacks()
+    config.stash[STACKS].install()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell has started us in the background, and all that we start would ignore Ctrl-C as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -98,7 +127,8 @@ def _watched(item: pytest.Item) -> Iterator[None]:
     limit = float(marker.args[0] if marker else item.config.getini("timeout"))
     faulthandler.dump_traceback_later(limit + 60, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
     try:
-        yield
+        with item.config.stash[STACKS].of_failure():
+            yield
     finally:
         faulthandler.cancel_dump_traceback_later()
 
@@ -181,9 +211,9 @@ def curator() -> Iterator[Curator]:
 
 
 @pytest.fixture
-def kind_of_server() -> str:
-    """Say which server a test's locks are on: the real one, unless its folder or module says otherwise."""
-    return "zookeeper"
+def kind_of_server(pytestconfig: pytest.Config) -> str:
+    """Say which server a test's locks are on: the real one, unless the folder, module or command says otherwise."""
+    return "testserver" if pytestconfig.getoption(WITHOUT_SERVICES) else "zookeeper"
 
 
 @pytest.fixture

@@ -1,0 +1,227 @@
+"""The stacks of processes for which a test has waited in vain."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from services.process import Process, StartError
+from services.project import ProjectProcess
+from services.zookeeper import ZooKeeper
+
+from tests.support.stacks import HERE, STACKS, Stacks
+from tests.support.stacks.sitecustomize import VARIABLE
+from tests.support.tree_reader import wait_until
+
+pytestmark = pytest.mark.once
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = [ROOT, ROOT / "testproject"]
+
+GEVENT = "import gevent, gevent.event; spawn, event, sleep = gevent.spawn, gevent.event.Event(), gevent.sleep"
+EVENTLET = (
+    "import eventlet, eventlet.event; spawn, event, sleep = eventlet.spawn, eventlet.event.Event(), eventlet.sleep"
+)
+
+
+class Program(ProjectProcess):
+    """A Python program that is ready when it has said so."""
+
+    name = "Program"
+
+    def __init__(self, code: str) -> None:
+        super().__init__()
+        self._code = textwrap.dedent(code)
+
+    def arguments(self) -> list[str]:
+        return [sys.executable, "-c", self._code]
+
+    def is_ready(self) -> bool:
+        return "ready" in self.log_tail()
+
+
+@pytest.fixture
+def stacks(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Stacks:
+    """Ask also when a test fails at once."""
+    found = pytestconfig.stash[STACKS]
+    monkeypatch.setattr(found, "impatience", 0.0)
+    # To be put back.
+    monkeypatch.setattr(found, "patience", found.patience)
+    return found
+
+
+def told(program: Process, *, pause: bool = False) -> str:
+    """Fail in a block that ends the program; return what the failure tells about processes."""
+    with pytest.raises(AssertionError, match="in vain") as caught, program:
+        _fail(program, pause=pause)
+    return "\n".join(caught.value.__notes__)
+
+
+def _fail(program: Process, *, pause: bool) -> None:
+    if pause:
+        program.pause()
+    raise AssertionError("in vain")
+
+
+@pytest.mark.usefixtures("stacks")
+def test_threads() -> None:
+    """All threads of a process and of its children are told, each process once, before the test kills them."""
+    found = told(
+        Program(
+            """
+            import os, threading
+            def stalled_thread(): threading.Event().wait()
+            def stalled_child(): print("ready", flush=True); threading.Event().wait()
+            if os.fork():
+                threading.Thread(target=stalled_thread).start()
+                os.wait()
+            else:
+                stalled_child()
+            """
+        )
+    )
+    assert found.count(" in stalled_thread\n") == 1
+    assert found.count(" in stalled_child\n") == 1
+
+
+@pytest.mark.usefixtures("stacks")
+@pytest.mark.parametrize("library", [GEVENT, EVENTLET], ids=["gevent", "eventlet"])
+def test_greenlets(library: str) -> None:
+    """So are the greenlets."""
+    found = told(
+        Program(
+            f"""
+            {library}
+            def stalled_greenlet(): event.wait()
+            spawn(stalled_greenlet)
+            sleep(0)
+            print("ready", flush=True)
+            sleep(1000)
+            """
+        )
+    )
+    assert found.count(" in stalled_greenlet\n") == 1
+
+
+def test_no_python_code(stacks: Stacks) -> None:
+    """A process whose main thread does not come back to Python code tells its threads, and nothing of greenlets."""
+    stacks.patience = 0.5
+    found = told(
+        Program(
+            """
+            import itertools
+            def stalled_call(): sum(itertools.repeat(0))
+            print("ready", flush=True)
+            stalled_call()
+            """
+        )
+    )
+    assert "no more than this within 0.5 s, as it runs no Python code" in found
+    assert " in stalled_call\n" in found
+
+
+@pytest.mark.usefixtures("stacks")
+def test_stopped() -> None:
+    """A stopped process answers nothing, which is told."""
+    program = Program("import time; print('ready', flush=True); time.sleep(1000)")
+    assert "it is stopped, and answers nothing" in told(program, pause=True)
+
+
+@pytest.mark.usefixtures("stacks")
+def test_never_ready() -> None:
+    """The error of a process that does not get ready has its stacks."""
+    program = Program("import time\ndef stalled_start(): print('begun', flush=True); time.sleep(1000)\nstalled_start()")
+    program.launch()
+    wait_until(lambda: "begun" in program.log_tail())
+    with closing(program), pytest.raises(StartError) as caught:
+        program.wait_ready(0)
+    assert " in stalled_start\n" in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.usefixtures("stacks")
+@pytest.mark.celery
+def test_worker(tmp_path: Path) -> None:
+    """A worker of Celery tells the stacks of its main process and of those of its pool."""
+    from services.worker import Worker
+
+    environment = {"CELERY_BROKER_URL": "", "TESTPROJECT_BROKER_DIR": str(tmp_path)}
+    found = told(Worker(concurrency=2, environment=environment))
+    assert re.search(r'celery/worker/loops.py", line \d+ in \w*loop\n', found)
+    assert len(re.findall(r'billiard/pool.py", line \d+ in workloop\n', found)) == 2
+
+
+@pytest.mark.usefixtures("stacks")
+@pytest.mark.zookeeper
+def test_zookeeper() -> None:
+    """ZooKeeper tells the threads of its virtual machine; a stopped one answers nothing, which is told."""
+    assert "org.apache.zookeeper.server.quorum.QuorumPeerMain.main(" in told(ZooKeeper())
+    assert "java: it is stopped, and answers nothing" in told(ZooKeeper(), pause=True)
+
+
+def test_another_program(stacks: Stacks) -> None:
+    """A program that knows nothing of this is named, and lives on."""
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        with pytest.raises(AssertionError) as caught, stacks.of_failure():
+            raise AssertionError("in vain")
+        assert f"Process {other.pid}, sleep: it has no stacks to tell" in caught.value.__notes__
+        assert other.poll() is None
+        other.kill()
+
+
+@pytest.mark.parametrize("error", [AssertionError, pytest.skip.Exception, KeyboardInterrupt])
+def test_nobody_is_asked(stacks: Stacks, error: type[BaseException]) -> None:
+    """Nobody is asked when a test fails at once, or does not fail."""
+    if error is AssertionError:
+        stacks.impatience = 1000.0
+    with pytest.raises(error) as caught, Program("import time; print('ready', flush=True); time.sleep(1000)"):
+        raise error
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_timeout(pytester: pytest.Pytester) -> None:
+    """The failure of a test that has reached its timeout has the stacks of a process that is still running."""
+    pytester.makepyfile(
+        """
+        import signal, subprocess, sys
+        from tests.support.stacks import STACKS
+
+        def test_that_waits(request):
+            request.config.stash[STACKS].impatience = 0.0
+            code = "def stalled(): print('begun', flush=True); input()\\nstalled()"
+            child = subprocess.Popen(
+                [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            request.addfinalizer(child.communicate)
+            child.stdout.readline()
+            # As if the time were over.
+            signal.raise_signal(signal.SIGALRM)
+        """
+    )
+    pytester.makeini("[pytest]\ntimeout = 60\npythonpath = " + " ".join(map(str, PLACES)))
+    result = pytester.runpytest_subprocess("-p", "tests.conftest", "-p", "no:randomly")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*Timeout*60*", "E * in stalled"])
+
+
+def test_sitecustomize__hides_none(tmp_path: Path) -> None:
+    """A module of that name which the process has anyway is run too."""
+    tmp_path.joinpath("sitecustomize.py").write_text("print('also this')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([HERE, str(tmp_path)])}
+    said = subprocess.run([sys.executable, "-c", ""], env=environment, capture_output=True, text=True, check=True)
+    assert (said.stdout, said.stderr) == ("also this\n", "")
+
+
+@pytest.mark.parametrize("path", ["/proc/1/fd/999", None])
+def test_sitecustomize__nobody_asks(path: str | None) -> None:
+    """A process that outlives its test, or is started without one, starts as usual."""
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    environment |= {"PYTHONPATH": HERE} | ({VARIABLE: path} if path else {})
+    said = subprocess.run([sys.executable, "-c", ""], env=environment, capture_output=True, text=True, check=True)
+    assert (said.stdout, said.stderr) == ("", "")
