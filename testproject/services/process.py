@@ -113,20 +113,22 @@ class Process:
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until the program is ready; end it and raise :class:`StartError` if it does not get there."""
-        seconds = self.start_timeout if timeout is None else timeout
-        deadline = time.monotonic() + seconds
         try:
-            while not self.is_ready():
-                status = self.wait(GLANCE)
-                if status is not None:
-                    msg = f"{self.name} ended with status {status} instead of starting"
-                    raise StartError(msg, self.log_tail())
-                if time.monotonic() > deadline:
-                    msg = f"{self.name} was not ready after {seconds:g} s"
-                    raise StartError(msg, self.log_tail())
+            self._wait_ready(self.start_timeout if timeout is None else timeout)
         except StartError:
             self.kill()
             raise
+
+    def _wait_ready(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.is_ready():
+            status = self.wait(GLANCE)
+            if status is not None:
+                msg = f"{self.name} ended with status {status} instead of starting"
+                raise StartError(msg, self.log_tail())
+            if time.monotonic() > deadline:
+                msg = f"{self.name} was not ready after {seconds:g} s"
+                raise StartError(msg, self.log_tail())
 
     # Looking.
 

@@ -6,7 +6,6 @@ The records of the pool are checked with real workers, in ``test_gate_broker_cut
 from __future__ import annotations
 
 import sys
-import sys
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
