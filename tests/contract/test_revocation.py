@@ -14,6 +14,7 @@ from services.port import LOOPBACK, free_port
 
 from django_zklock import zk_lock
 from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
+from django_zklock.zk import node_data
 from django_zklock.zk.held import Held
 from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
@@ -182,6 +183,22 @@ def test_ask__foreign(pool: Pool, outsider: KazooClient, data: bytes) -> None:
     node = outsider.create(f"{path}/lock-", data, ephemeral=True, sequence=True)
     actions.revoke(pool, node, "please", timeout=5)
     assert outsider.get(node)[0] == b"__REVOKE__"
+
+
+def test_ask__node_written_meanwhile(pool: Pool, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the owner writes between the read and the write of a revoke request is kept."""
+    encode, written = node_data.encode_revoke, [b'{"v":1,"host":"h","pid":1,"thread":"written meanwhile"}']
+
+    def encode_late(data: bytes, reason: str) -> bytes:
+        if written:
+            onlooker.client.set(held.node, written.pop())
+        return encode(data, reason)
+
+    with Lock("k", pool) as held:
+        monkeypatch.setattr(node_data, "encode_revoke", encode_late)
+        actions.revoke(pool, held.node, "we need to deploy", timeout=5)
+        data = json.loads(onlooker.client.get(held.node)[0])
+    assert (data["thread"], data["revoke"]) == ("written meanwhile", "we need to deploy")
 
 
 def test_ask__gone(pool: Pool) -> None:

@@ -400,6 +400,18 @@ def test_unavailable__runs(make: Make, caplog: pytest.LogCaptureFixture) -> None
     assert "key='k'" in record.getMessage()
 
 
+@pytest.mark.parametrize("on_conflict", ["skip", "raise"])
+def test_unavailable__runs_not_in_a_conflict(make: Make, stranger: Stranger, on_conflict: str) -> None:
+    """A call that may run without ZooKeeper does not run while another process holds the lock."""
+    stranger.take("k")
+    call = make(body=never, on_conflict=on_conflict, on_unavailable="run")
+    if on_conflict == "skip":
+        assert call()["reason"] == "conflict"
+    else:
+        with pytest.raises(LockConflict):
+            call()
+
+
 def test_unavailable__runs_after_its_timeout(make: Make) -> None:
     """A call with a timeout runs unprotected after that time and not before, also as the first call of the process."""
     began = time.monotonic()
