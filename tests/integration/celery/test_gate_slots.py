@@ -154,9 +154,11 @@ def test_busy_worker__granted_task_has_the_next_slot(open_workshop: Any, gate: b
         assert begun <= count / 2
 
 
-def test_children_replaced__no_more_tasks_than_children(open_workshop: Any, key: str) -> None:
+# One task, or one kilobyte, of which each task uses more.
+@pytest.mark.parametrize("limit", ["CELERY_WORKER_MAX_TASKS_PER_CHILD", "CELERY_WORKER_MAX_MEMORY_PER_CHILD"])
+def test_children_replaced__no_more_tasks_than_children(open_workshop: Any, limit: str, key: str) -> None:
     """In a pool that replaces its children a lock is not taken for a task that no child could begin."""
-    environment = broker_audit.settings(CELERY_WORKER_MAX_TASKS_PER_CHILD=1)
+    environment = broker_audit.settings(**{limit: 1})
     with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
         gates = [f"{key}:{number}" for number in range(6)]
         for gate in gates:
@@ -257,10 +259,10 @@ def test_limit_of_the_prefetch_count__unrelated_tasks_run(
         broker_audit.assert_as_before(workshop, key, prefetch=4, slots=2)
 
 
-def test_revoked__hundreds_that_wait_for_a_slot(open_disposable: Any, key: str) -> None:
+def test_revoked__hundreds_that_wait_for_a_slot(open_workshop: Any, key: str) -> None:
     """When a slot is free at last, it goes past all tasks that were revoked meanwhile to the next one."""
     count = 400
-    with open_disposable(
+    with open_workshop(
         concurrency=1, session_timeout=SESSION_TIMEOUT, gate=True, environment={"WORKSHOP_PREFETCH": str(2 * count)}
     ) as workshop:
         workshop.send("idle", f"{key}:gate")

@@ -110,8 +110,8 @@ class SemaphoreSlots:
     A pool that replaces its children after some tasks returns a slot twice: with the last result of a child, and when
     the child has ended. Celery would hand over more tasks than there are children, and the lock of such a task would be
     held while the task waits for the body of another one. So the semaphore counts the children there. One that has yet
-    to start counts too: meanwhile the task asks for its lock. One that has done its last task does not count, and gets
-    no other one.
+    to start counts too: meanwhile the task asks for its lock. One that has done the last task of its limit does not
+    count, and gets no other one.
 
     Used in the gate's loop. ``count_in_hand`` returns how many slots the gate has.
     """
@@ -183,7 +183,10 @@ class SemaphoreSlots:
         semaphore.value = self._count_children()
 
     def _mark_ending(self) -> None:
-        """Let Celery write no task to a child that has done its last one and has not ended yet."""
+        """Let Celery write no task to a child that has done its last one and has not ended yet.
+
+        A child that has used too much memory looks at that after it has sent its result, and nobody else can know.
+        """
         pool, limit = self._controller.pool._pool, self._controller.max_tasks_per_child  # noqa: SLF001
         if pool is None or not limit:
             return
