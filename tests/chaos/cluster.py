@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,6 +58,11 @@ class Server(ZooKeeper):
     def environment(self) -> Mapping[str, str]:
         """Let its clock be set."""
         return {**os.environ, **faketime(self.clock)}
+
+    def signal(self, number: signal.Signals, *, group: bool = False) -> None:
+        """Send a signal; another fault may have killed it meanwhile."""
+        with contextlib.suppress(RuntimeError):
+            super().signal(number, group=group)
 
     @property
     def clock(self) -> Path:
@@ -149,6 +155,7 @@ class Cluster:
     ) -> None:
         self.network = Network()
         self.linked = linked
+        self._starting = threading.Lock()
         self._stack = contextlib.ExitStack()
         reconfigurable = {} if linked else {"reconfigEnabled": "true", "skipACL": "yes"}
 
@@ -219,9 +226,11 @@ class Cluster:
 
     def start(self, server: Server) -> None:
         """Start a server that has ended, or was killed; without waiting, because it may have no quorum."""
-        if not server.is_running():
-            server.kill()
-            server.launch()
+        # Two faults may end at the same time.
+        with self._starting:
+            if not server.is_running():
+                server.kill()
+                server.launch()
 
     @contextlib.contextmanager
     def without(self, server: Server, timeout: float) -> Iterator[None]:

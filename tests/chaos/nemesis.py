@@ -7,6 +7,7 @@ fault hits the leader of that moment, the clients decide by what they have done 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
 import signal
@@ -94,6 +95,34 @@ def draw(seed: str, seconds: float, kinds: Mapping[str, Kind], *, pace: float) -
                 servers.append((at + lasts + (6.0 if kind.alone else 1.0), kind.alone))
         at += dice.expovariate(1 / pace)
     return found
+
+
+@contextlib.contextmanager
+def again(act: Callable[[int], object], interval: float) -> Iterator[None]:
+    """Do something at once and then each ``interval`` seconds during a block, with the number of the turn.
+
+    What it raises is raised at the end.
+    """
+    over, errors = threading.Event(), list[Exception]()
+
+    def repeat() -> None:
+        try:
+            for turn in itertools.count():
+                act(turn)
+                if over.wait(interval):
+                    return
+        except Exception as error:  # noqa: BLE001 - raised at the end
+            errors.append(error)
+
+    thread = threading.Thread(target=repeat, name="again", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 class Nemesis:
@@ -202,19 +231,15 @@ class ServerFaults:
     @contextlib.contextmanager
     def _slow(self, fault: Fault) -> Iterator[None]:
         """It stands still for most of the time."""
-        server, over = self._chosen(fault), threading.Event()
+        server = self._chosen(fault)
 
-        def flicker() -> None:
-            while not over.wait(0.05):
-                server.signal(signal.SIGSTOP)
-                over.wait(0.2)
-                server.signal(signal.SIGCONT)
+        def stand_still(_turn: int) -> None:
+            server.signal(signal.SIGSTOP)
+            time.sleep(0.2)
+            server.signal(signal.SIGCONT)
 
-        thread = threading.Thread(target=flicker, name="flicker", daemon=True)
-        thread.start()
-        yield
-        over.set()
-        thread.join()
+        with again(stand_still, 0.05):
+            yield
 
     @contextlib.contextmanager
     def _fill_disk(self, fault: Fault) -> Iterator[None]:
@@ -319,18 +344,14 @@ class ServerFaults:
 
     @contextlib.contextmanager
     def _flap(self, fault: Fault) -> Iterator[None]:
-        effect, over = Effect("cut", tuple(self._cluster.of_server(self._chosen(fault)))), threading.Event()
+        effect = Effect("cut", tuple(self._cluster.of_server(self._chosen(fault))))
 
-        def flap() -> None:
-            while not over.wait(0.4):
-                with self._disturb(effect):
-                    over.wait(0.4)
+        def cut(_turn: int) -> None:
+            with self._disturb(effect):
+                time.sleep(0.4)
 
-        thread = threading.Thread(target=flap, name="flap", daemon=True)
-        thread.start()
-        yield
-        over.set()
-        thread.join()
+        with again(cut, 0.4):
+            yield
 
     @contextlib.contextmanager
     def _delay_server(self, fault: Fault) -> Iterator[None]:
