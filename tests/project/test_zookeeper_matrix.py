@@ -142,6 +142,8 @@ def test_find_homes__another_debian(jars: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == f"could not run: zookeeper 3.8.0 is wanted, and in {jars} is 3.9.3\n"
 
 
+# A pytest of its own takes a second, and minutes where the machine is very busy.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("text", "expected"), [(GOOD, (True, 1, 0, 1)), (GOOD + BAD, (False, 1, 1, 1))], ids=["good", "bad"]
 )
