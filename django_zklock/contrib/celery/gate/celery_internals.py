@@ -185,7 +185,7 @@ class SemaphoreSlots:
     def _mark_ending(self) -> None:
         """Let Celery write no task to a child that has done its last one and has not ended yet.
 
-        A child that has used too much memory looks at that after it has sent its result; the worker cannot know it before.
+        A child that has used too much memory looks at that after its result; the worker cannot know it before.
         """
         pool, limit = self._controller.pool._pool, self._controller.max_tasks_per_child  # noqa: SLF001
         if pool is None or not limit:
