@@ -83,7 +83,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _refuse_services(event: str, arguments: tuple[Any, ...]) -> None:
     """Fail the test that starts a program which is not in the environment of this Python."""
     if event == "subprocess.Popen" and Path(os.fsdecode(arguments[0])).parent != Path(sys.executable).parent:
-        pytest.fail(f"{os.fsdecode(arguments[0])} is not there in `make check`: mark the test `zookeeper` or `service`")
+        pytest.fail(
+            f"{os.fsdecode(arguments[0])} is not there in `make check`: the marker `zookeeper` leaves a test out"
+        )
 
 
 # pytest-xdist has started a program of its own by then.

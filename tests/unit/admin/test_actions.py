@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = [pytest.mark.django_db, pytest.mark.zookeeper]
+pytestmark = pytest.mark.django_db
 
 both = pytest.mark.parametrize("action", ["break", "revoke"])
 
@@ -240,6 +240,7 @@ def own_zookeeper(settings: Settings) -> Iterator[ZooKeeper]:
         server.resume()
 
 
+@pytest.mark.zookeeper
 @both
 def test_action__zookeeper_away(boss: Client, own_zookeeper: ZooKeeper, action: str) -> None:
     """The holder cannot be read, so nothing is done, and the page says why."""
@@ -252,6 +253,7 @@ def test_action__zookeeper_away(boss: Client, own_zookeeper: ZooKeeper, action: 
         assert not LogEntry.objects.exists()
 
 
+@pytest.mark.zookeeper
 @both
 def test_action__zookeeper_goes_away(
     boss: Client, own_zookeeper: ZooKeeper, action: str, monkeypatch: pytest.MonkeyPatch

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = [pytest.mark.django_db, pytest.mark.zookeeper]
+pytestmark = pytest.mark.django_db
 
 
 def test_list__row(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
@@ -205,6 +205,7 @@ def test_list__unreachable(viewer: Client, hold: Hold, settings: Settings) -> No
     assert "account:1" in text
 
 
+@pytest.mark.zookeeper
 def test_list__stopped_server(viewer: Client, settings: Settings) -> None:
     """So is a server that accepts connections and never answers."""
     with ZooKeeper() as server:

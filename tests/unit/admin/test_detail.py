@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = [pytest.mark.django_db, pytest.mark.zookeeper]
+pytestmark = pytest.mark.django_db
 
 
 def test_lock__queue(viewer: Client, hold: Hold, outsider: KazooClient) -> None:

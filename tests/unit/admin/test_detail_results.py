@@ -24,7 +24,6 @@ urlpatterns = [path("admin/", admin.AdminSite().urls)]
 
 @pytest.mark.celery
 @pytest.mark.django_db
-@pytest.mark.zookeeper
 def test_lock__links_to_the_result(admin_client: Client, hold: Hold) -> None:
     """A task with a result links to it; other work, and a task without a result, has no link."""
     result = apps.get_model(detail.RESULTS_APP, "TaskResult").objects.create(task_id=TASK, task_name="bill")
@@ -50,7 +49,6 @@ def test_urls__not_in_the_admin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.celery
 @pytest.mark.django_db
-@pytest.mark.zookeeper
 def test_lock__results_cannot_be_read(
     boss: Client, hold: Hold, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = [pytest.mark.django_db, pytest.mark.zookeeper]
+pytestmark = pytest.mark.django_db
 
 URL = f"{LIST}ensembles/"
 

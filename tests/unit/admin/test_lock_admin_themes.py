@@ -57,6 +57,7 @@ print(json.dumps({name: [each.status_code, "invoice:42" in each.content.decode()
 """
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("theme", [[], ["unfold"], ["jazzmin"]], ids=["plain", "unfold", "jazzmin"])
 def test_pages__with_a_theme(theme: list[str]) -> None:
     """Every page is there: a theme finds in the context what Django's own pages have in it."""

@@ -33,7 +33,6 @@ def entries() -> dict[str, str]:
 
 
 @pytest.mark.django_db
-@pytest.mark.zookeeper
 def test_pages__german(viewer: Client, hold: Hold, outsider: KazooClient, settings: Settings) -> None:
     """With German as the project's language the pages are in German."""
     held = hold("account:17")

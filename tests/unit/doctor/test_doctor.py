@@ -28,7 +28,6 @@ from tests.support.tree_reader import MakePool, Onlooker
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.zookeeper
 pytest_plugins = ["tests.support.settings_fixtures"]
 
 FAR = ConnectionOptions(hosts="zk1.example:2181,zk2.example:2181,zk3.example:2181")
@@ -92,6 +91,7 @@ def test_alone__all_is_well(zklock: str, outsider: KazooClient) -> None:
     assert outsider.get_children(zklock) == []
 
 
+@pytest.mark.zookeeper
 def test_several__all_is_well(settings: Settings) -> None:
     """With an ensemble of three the leader is named, and its ticks are compared with the session timeout."""
     with Ensemble() as trio:
@@ -340,6 +340,7 @@ def test_clock(zklock: str, monkeypatch: pytest.MonkeyPatch, apart: float) -> No
 # Sessions and the pool.
 
 
+@pytest.mark.zookeeper
 @pytest.mark.parametrize(("asked", "granted"), [(0.1, "0.8 s"), (100, "60 s")])
 def test_session_timeout(configure: Callable[..., None], asked: float, granted: str) -> None:
     """If the server grants another session timeout, the finding has both values and the limits."""

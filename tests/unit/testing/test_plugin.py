@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 
 pytest_plugins = ["pytester", "tests.support.user_project"]
+pytestmark = pytest.mark.program
 
 PLAIN = """
     [pytest]

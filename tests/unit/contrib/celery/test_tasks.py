@@ -29,7 +29,7 @@ from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner
 
 pytest_plugins = ["tests.support.settings_fixtures"]
-pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+pytestmark = pytest.mark.celery
 
 
 @pytest.fixture(autouse=True)

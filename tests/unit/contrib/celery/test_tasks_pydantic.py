@@ -53,7 +53,6 @@ def key_at_the_gate(task: Any, *args: Any, **kwargs: Any) -> str:
     return call.lock(call.key((*own, *args), kwargs), lambda: None).key
 
 
-@pytest.mark.zookeeper
 @pytest.mark.parametrize("function", [run, bound])
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (Exception,)}], ids=["plain", "autoretry"])
 @pytest.mark.parametrize(
@@ -81,7 +80,6 @@ def test_key__strict(app: Celery) -> None:
             call(task, {"number": "7"})
 
 
-@pytest.mark.zookeeper
 def test_key__validator_with_a_lock(app: Celery, ensemble: Ensemble) -> None:
     """A validator may call a function with a lock of its own."""
 

@@ -34,8 +34,6 @@ BILL_AT_GATE = replace(BILL, worker="celery@web1", child=0, time_limit=300)
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = pytest.mark.zookeeper
-
 
 def node_of(held: Held) -> str:
     return held.node.rpartition("/")[2]
@@ -208,6 +206,7 @@ def test_break__hostile(hold: Hold, outsider: KazooClient, operator: Type) -> No
     assert loss_of(held).isprintable()
 
 
+@pytest.mark.zookeeper
 def test_break__on_a_terminal(hold: Hold, shared_hosts: str) -> None:
     """On a real terminal each question is shown before its answer is read."""
     held = hold("broken-on-a-terminal", BILL)

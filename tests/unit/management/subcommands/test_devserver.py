@@ -110,6 +110,7 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_devserver__serves_until_a_signal(start: Start, command: str, number: signal.Signals) -> None:
@@ -124,6 +125,7 @@ def test_devserver__serves_until_a_signal(start: Start, command: str, number: si
     assert "not for production" in server.greeting[0]
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("command", COMMANDS)
 def test_devserver__client_connected_at_the_end(start: Start, command: str) -> None:
     """A connected client neither delays the end nor causes an error."""
@@ -147,6 +149,7 @@ def test_devserver__started_again() -> None:
     assert after.token > before.token
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("command", COMMANDS)
 def test_devserver__port_taken(start: Start, command: str, taken_port: int) -> None:
     """A port in use is one line on stderr that says what to do, with exit code 2."""
@@ -156,6 +159,7 @@ def test_devserver__port_taken(start: Start, command: str, taken_port: int) -> N
     assert "--port" in errors
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("command", COMMANDS)
 def test_devserver__other_machines_could_connect(start: Start, command: str) -> None:
     """An address that other machines can reach is refused in one line, with exit code 2."""
@@ -164,6 +168,7 @@ def test_devserver__other_machines_could_connect(start: Start, command: str) -> 
     assert "--allow-remote" in errors
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("command", COMMANDS)
 def test_devserver__other_machines_may_connect(start: Start, command: str) -> None:
     """With --allow-remote it listens on all interfaces, and prints the host name for the settings."""
@@ -174,6 +179,7 @@ def test_devserver__other_machines_may_connect(start: Start, command: str) -> No
     use(f"{LOOPBACK}:{port}")
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("port", ["65536", "-1", "", "zk"])
 def test_devserver__invalid_port(start: Start, command: str, port: str) -> None:

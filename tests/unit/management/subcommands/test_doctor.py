@@ -90,7 +90,6 @@ def test_doctor__written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "b.known" in run("doctor", out=out)
 
 
-@pytest.mark.zookeeper
 def test_doctor__real(zklock: str) -> None:
     """On a running server there is no error."""
     text = run("doctor", status=None)

@@ -35,8 +35,6 @@ NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = pytest.mark.zookeeper
-
 
 def test_list__table(hold: Hold, outsider: KazooClient) -> None:
     """One row for each lock, sorted by key."""
@@ -434,6 +432,7 @@ def test_list__every_alias_at_once(settings: Settings, monkeypatch: pytest.Monke
     ]
 
 
+@pytest.mark.zookeeper
 @pytest.mark.slow
 def test_list__requests(settings: Settings) -> None:
     """Ten thousand locks take one request for the names and two for each 128 locks: their queues and their data."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = pytest.mark.zookeeper
-
 
 def test_prune__removes_empty_queues(hold: Hold, zklock: str, outsider: KazooClient) -> None:
     """Empty queues are removed, others stay, and --dry-run only shows them."""

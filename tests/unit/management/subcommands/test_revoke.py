@@ -22,8 +22,6 @@ BILL = Work(kind="task", name="billing.bill", id="77")
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = pytest.mark.zookeeper
-
 
 def test_revoke__reason_reaches_the_holder(hold: Hold) -> None:
     """The holder gets the operator and the reason, and keeps its lock."""

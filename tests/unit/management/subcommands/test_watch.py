@@ -40,8 +40,6 @@ OFTEN = ("--interval", "0.2")
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = pytest.mark.zookeeper
-
 
 class Watch:
     """A `zklock watch` that runs in a thread; ``reads`` has an element for each read."""
@@ -356,6 +354,7 @@ def test_settings__refused(settings: Settings) -> None:
 # As a process.
 
 
+@pytest.mark.zookeeper
 def test_process__terminal(hold: Hold, shared_hosts: str) -> None:
     """On a real terminal the list is redrawn in colour, and Ctrl-C ends it with exit code 0."""
     ours, theirs = pty.openpty()
@@ -376,6 +375,7 @@ def test_process__terminal(hold: Hold, shared_hosts: str) -> None:
         os.close(theirs)
 
 
+@pytest.mark.zookeeper
 def test_process__pipe(hold: Hold, shared_hosts: str) -> None:
     """In a pipe each line is flushed; after the reader has closed it, the next line ends the watch without error."""
     ours, theirs = os.pipe()
