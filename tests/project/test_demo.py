@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 from typing import Any, cast
 
@@ -127,6 +128,56 @@ def shape(text: str) -> list[str]:
     return [re.sub(r"\d+(\.\d+)?", "N", re.sub(r"[ █]+", " ", line).strip(" -")) for line in text.splitlines()]
 
 
+# What Python runs at the start of each process of the demo.
+REFUSES = """
+import sys
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name in {refused}:
+            raise ModuleNotFoundError("make demo does not install " + name, name=name)
+
+sys.meta_path.insert(0, Refuses())
+"""
+
+
+def installed_by_make_demo(name: str = "django-zklock", extra: str = "celery") -> set[str]:
+    """Return the distributions that come with one, itself included."""
+    found = {name}
+    for line in distribution(name).requires or []:
+        wanted, _, marker = line.partition(";")
+        if "extra ==" not in marker or (extra and re.search(rf"extra == .{extra}\b", marker)):
+            # One for another system is not there.
+            with suppress(PackageNotFoundError):
+                found |= installed_by_make_demo(normal(re.split(r"[^\w.-]", wanted)[0]), "")
+    return found
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a folder for PYTHONPATH, with which nothing can be imported that `make demo` does not install."""
+    here = installed_by_make_demo()
+    assert {"celery", "django", "kazoo", "kombu"} < here
+    owners = packages_distributions().items()
+    refused = sorted(module for module, names in owners if not here.intersection(map(normal, names)))
+    assert "pytest" in refused
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "sitecustomize.py").write_text(REFUSES.replace("{refused}", repr(refused)))
+    return str(folder)
+
+
+def test_bare(bare: str) -> None:
+    """With that folder, what the demo has no need of cannot be imported."""
+    environment = {**os.environ, "PYTHONPATH": bare}
+    command = [sys.executable, "-c", "import celery; import pytest"]
+    ended = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1] == "ModuleNotFoundError: make demo does not install pytest"
+
+
 @runs("docs/tutorial/demo.md", "Starting")
 @pytest.mark.celery
 @pytest.mark.slow
@@ -140,6 +191,38 @@ def test_demo__once(blocks: list[Block], tmp_path: Path) -> None:
     assert_shows_what_the_lock_does(output, words, blocks[0])
     assert processes_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+# Of the packages that are installed, only those of the extra `celery` can be imported: `make demo` installs no others.
+BARE = """
+import re, sys
+from importlib.metadata import distribution, packages_distributions
+
+def needed(name, extra=""):
+    found = {name}
+    for line in distribution(name).requires or []:
+        wanted, _, marker = line.partition(";")
+        if "extra ==" not in marker or (extra and re.search(rf"extra == .{extra}\\b", marker)):
+            try:
+                found |= needed(re.match(r"[\\w.-]+", wanted)[0])
+            except ModuleNotFoundError:
+                # For another system.
+                pass
+    return found
+
+def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+class Bare:
+    allowed = {normal(name) for name in needed("django-zklock", "celery")}
+    owners = {module: {normal(name) for name in names} for module, names in packages_distributions().items()}
+
+    def find_spec(self, name, path=None, target=None):
+        if self.owners.get(name) and not self.owners[name] & self.allowed:
+            raise ModuleNotFoundError(f"not installed by the demo: {name}", name=name)
+
+sys.meta_path.insert(0, Bare())
+"""
 
 
 @runs("docs/tutorial/demo.md", "Starting")
