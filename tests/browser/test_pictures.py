@@ -232,6 +232,8 @@ def test_german(visit: Visit, open_site: OpenSite, shop_server: ZooKeeperServer)
             expect(visitor.page.get_by_role("heading", name=heading, exact=True)).to_be_visible()
             for look in visitor.looks():
                 assert visitor.damage() == [], look
+        # Before the site ends: a live page asks it again and again.
+        visitor.close()
 
 
 def test_documents() -> None:
