@@ -25,14 +25,14 @@ help: ## show this list
 demo: $(DEMO_READY) ## lost updates without the lock, none with it; ARGS=--once ends by itself
 	$(BIN)/python testproject/demo.py $(ARGS)
 
-# A test that needs more than Python fails here, unless its marker says so. Two processes: each reads all tests first.
+# A test that needs more than Python fails here, unless its marker says so. Few processes: each reads all tests first.
 .PHONY: check
 check: $(READY) ## what to run first: style, types and most unit tests; no Java, no server, under ninety seconds
 	$(MAKE) --jobs 3 lint types check-units
 
 .PHONY: check-units
 check-units: $(READY)
-	$(BIN)/pytest tests/unit --without-services -m "not zookeeper and not slow and not program" --numprocesses 2 $(ARGS)
+	$(BIN)/pytest tests/unit --without-services -m "not zookeeper and not slow and not program" --numprocesses 3 $(ARGS)
 
 .PHONY: test
 test: lint $(READY) | os-test ## every check
