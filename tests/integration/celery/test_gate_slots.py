@@ -259,12 +259,13 @@ def test_limit_of_the_prefetch_count__unrelated_tasks_run(
         broker_audit.assert_as_before(workshop, key, prefetch=4, slots=2)
 
 
-def test_revoked__hundreds_that_wait_for_a_slot(open_workshop: Any, key: str) -> None:
+@pytest.mark.parametrize("tasks_per_child", [None, 50])
+def test_revoked__hundreds_that_wait_for_a_slot(open_workshop: Any, tasks_per_child: int | None, key: str) -> None:
     """When a slot is free at last, it goes past all tasks that were revoked meanwhile to the next one."""
     count = 400
-    with open_workshop(
-        concurrency=1, session_timeout=SESSION_TIMEOUT, gate=True, environment={"WORKSHOP_PREFETCH": str(2 * count)}
-    ) as workshop:
+    environment = broker_audit.settings(CELERY_WORKER_MAX_TASKS_PER_CHILD=tasks_per_child)
+    environment["WORKSHOP_PREFETCH"] = str(2 * count)
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=True, environment=environment) as workshop:
         workshop.send("idle", f"{key}:gate")
         workshop.entered(f"{key}:gate")
         revoked = [workshop.send("contend", f"{key}:{number}", f"{key}:run") for number in range(count)]

@@ -52,6 +52,18 @@ def test_end__is_noticed_late(monkeypatch: pytest.MonkeyPatch, is_refused: bool)
             child.wait(SOON)
 
 
+def test_end__without_waitid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On macOS before Python 3.13, which has neither call, the end is noticed when Celery has read it."""
+    monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    monkeypatch.delattr(os, "waitid")
+    watcher, ended = ChildWatcher(lambda _nonce: None), threading.Event()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        watcher.add(child.pid, 1, ended.set)
+        child.kill()
+        child.wait(SOON)
+        assert ended.wait(SOON)
+
+
 def test_release__another_one_fails() -> None:
     """An error with one release does not lose the others that were read with it."""
     released: queue.Queue[int] = queue.Queue()
