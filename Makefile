@@ -32,7 +32,7 @@ check: $(READY) ## what to run first: style, types and most unit tests; no Java,
 
 .PHONY: check-units
 check-units: $(READY)
-	$(BIN)/pytest tests/unit --without-services -m "not zookeeper and not slow and not program" --numprocesses 3 $(ARGS)
+	$(BIN)/pytest tests/unit --without-services -m "not zookeeper and not slow and not program" --numprocesses 4 $(ARGS)
 
 .PHONY: test
 test: lint $(READY) | os-test ## every check
