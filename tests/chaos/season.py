@@ -168,8 +168,8 @@ def _clients(cluster: Cluster) -> Iterator[list[Any]]:
             client.close()
 
 
-def _queues(clients: list[Any]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Return the nodes of all queues that at least two servers have, and those that only one has.
+def _queues(clients: list[Any]) -> tuple[dict[str, list[str]], dict[str, list[str]], bool]:
+    """Return the nodes of all queues that at least two servers have, those that only one has, and whether all answered.
 
     Each is asked after a write, so it has what was there when this began. One server alone proves nothing: after some
     faults ZooKeeper itself leaves a server with a node that no other one has, or ever had.
@@ -186,7 +186,7 @@ def _queues(clients: list[Any]) -> tuple[dict[str, list[str]], dict[str, list[st
     one: dict[str, list[str]] = {}
     for (key, name), count in counts.items():
         (most if count > 1 else one).setdefault(key, []).append(name)
-    return most, one if len(views) == len(clients) else {}
+    return most, one, len(views) == len(clients)
 
 
 @contextlib.contextmanager
@@ -222,16 +222,18 @@ def _look_for_remains(cluster: Cluster) -> None:
     deadline = time.monotonic() + CLEAN
     with _clients(cluster) as clients:
         while True:
-            nodes, strange = _queues(clients)
+            nodes, strange, complete = _queues(clients)
             watches = [
                 line.strip()
                 for server in cluster.servers
                 for line in server.command("wchp").splitlines()
                 if line.startswith(f"{ROOT}/")
             ]
-            if time.monotonic() > deadline or not (nodes or strange or watches):
+            if time.monotonic() > deadline or (complete and not (nodes or strange or watches)):
                 break
             time.sleep(0.5)
+    if not complete:
+        write("error", text=f"not all servers say within {CLEAN:g} s which nodes they have")
     for kind, queues in (("node", nodes), ("diverged", strange)):
         for key, names in queues.items():
             for name in names:

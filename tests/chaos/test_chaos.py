@@ -6,7 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
 
+from tests.chaos import season as season_
+from tests.chaos.cluster import Cluster
+from tests.chaos.history import FOLDER, read
 from tests.chaos.picture import draw
 from tests.chaos.season import season
 
@@ -30,3 +34,26 @@ def test_season(tmp_path: Path) -> None:
     assert not outcome.findings, f"`make chaos ARGS='--seed {seed} --season {SECONDS:g}'`, {picture}:\n{found}"
     # What it was to meet, it has met.
     assert min(outcome.counts[name] for name in ("faults", "holds", "tasks: runs")) >= 10
+
+
+@pytest.mark.zookeeper
+@pytest.mark.slow
+@pytest.mark.once
+@pytest.mark.xdist_group("rabbitmq")
+def test_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node and a watch that are left are written down, and nothing when both are gone."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    with Cluster(["client"], tick_time=0.5, sync_limit=10, linked=True, longest=[60.0] * 3) as cluster:
+        client = KazooClient(hosts=cluster.peers.ensemble.hosts)
+        client.start(60)
+        client.create("/chaos/x0/lock-", ephemeral=True, sequence=True, makepath=True)
+        client.exists("/chaos/x0/other", watch=lambda _event: None)
+        with monkeypatch.context() as patch:
+            patch.setattr(season_, "CLEAN", 5.0)
+            season_._look_for_remains(cluster)
+        client.stop()
+        client.close()
+        left = [(row["what"], row["kind"], row["name"]) for row in read(tmp_path)]
+        assert left == [("left", "node", "/chaos/x0/lock-0000000000"), ("left", "watch", "/chaos/x0/other")]
+        season_._look_for_remains(cluster)
+        assert len(read(tmp_path)) == len(left)
