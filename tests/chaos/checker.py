@@ -74,8 +74,8 @@ class Checker:
         for row in self.by["killed"]:
             if "client" in row:
                 self._killed_clients[row["client"]].append(row["at"])
-        # The ensemble has lost its data: tokens begin anew.
-        self.wiped = [row["began"] for row in self.by["wiped"]]
+        # The ensemble has lost its data and starts anew, and so do tokens. Until now the last of its servers granted.
+        self.wiped = [row["at"] for row in self.by["wiped"]]
         self.holds = self._collect_holds()
         self.counts: Counter[str] = Counter(row["outcome"] for row in self.by["done"])
         self.counts["calls"] = len(self.calls)
@@ -111,7 +111,7 @@ class Checker:
         return found
 
     def _generation(self, at: float) -> int:
-        return sum(began <= at for began in self.wiped)
+        return sum(wiped <= at for wiped in self.wiped)
 
     def _present(self, holds: list[Hold]) -> Iterator[tuple[Hold, list[Hold]]]:
         """Return each hold with those that are certain when it begins."""

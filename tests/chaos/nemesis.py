@@ -298,12 +298,11 @@ class ServerFaults:
     @contextlib.contextmanager
     def _wipe_all(self, _fault: Fault) -> Iterator[None]:
         """All data are lost, and come back empty when the last lease has ended."""
-        began = time.monotonic()
         for server in self._cluster.servers:
             server.kill()
             server.wipe()
         time.sleep(self._longest_session)
-        write("wiped", began=began)
+        write("wiped")
         yield
         self._cluster.heal()
 

@@ -109,8 +109,10 @@ def test_tokens__after_a_loss_of_all_data() -> None:
     """They begin anew when the ensemble has lost its data."""
     rows = history(call("a", 10.0), call("b", 12.0, token=1))
     assert rules(rows) == ["token"]
-    rows.append({"at": 11.9, "what": "wiped", "pid": 1, "began": 11.5})
+    rows.append({"at": 11.9, "what": "wiped", "pid": 1})
     assert rules(rows) == []
+    rows[-1]["at"] = 13.0
+    assert rules(rows) == ["token"]
 
 
 def test_death() -> None:

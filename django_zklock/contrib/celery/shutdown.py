@@ -23,7 +23,7 @@ from django_zklock.locked_call import terminate_hooks
 def install() -> None:
     """Connect to Celery's signals; calling it again changes nothing."""
     # A pool child ends by os._exit, which skips atexit. Solo, threads and gevent run in the main process.
-    worker_process_shutdown.connect(_close, dispatch_uid="django_zklock.process", weak=False)
+    worker_process_shutdown.connect(_end_child, dispatch_uid="django_zklock.process", weak=False)
     worker_shutdown.connect(_close, dispatch_uid="django_zklock.worker", weak=False)
     if terminator not in terminate_hooks:
         terminate_hooks.append(terminator)
@@ -41,3 +41,18 @@ def _close(**_facts: Any) -> None:
     # Celery's test fixtures run workers in threads of one process, and its sessions do not belong to one worker.
     if threading.current_thread() is threading.main_thread():
         connections.close_all()
+
+
+def _end_child(**_facts: Any) -> None:
+    _close()
+    # Next the child reports its end, under a lock that all children share if the pool has no event loop, and the main
+    # process answers with SIGTERM. billiard blocks that for as long as it holds the lock, but for the main thread only.
+    # Where another thread lives, its arrival there ended the child under the lock, and the worker stood still for ever.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _end_unless_blocked)
+
+
+def _end_unless_blocked(_signum: int, _frame: object) -> None:
+    if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
