@@ -6,10 +6,12 @@ A program of its own: a pool whose lock is never free again cannot be closed.
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import billiard
 from billiard.context import ForkContext
@@ -21,15 +23,15 @@ from django_zklock.contrib.celery import shutdown
 put = SimpleQueue.put
 
 
-def put_slowly(queue: SimpleQueue, message: object) -> None:
+def put_slowly(outq: Any, message: Any) -> None:
     """Keep the lock of the queue for a while after the child's last word, so that the answer arrives under it."""
     if message[0] != DEATH:
-        put(queue, message)
+        put(outq, message)
         return
-    with queue._wlock:
-        lock, queue._wlock = queue._wlock, None
-        put(queue, message)
-        queue._wlock = lock
+    with outq._wlock:
+        lock, outq._wlock = outq._wlock, None
+        put(outq, message)
+        outq._wlock = lock
         time.sleep(0.3)
 
 
@@ -39,13 +41,11 @@ def hold() -> None:
 
 
 def main() -> None:
-    SimpleQueue.put = put_slowly
-    pool = Pool(2, on_process_exit=lambda *_: shutdown._end_child(), threads=True, context=ForkContext())
-    accepted = threading.Event()
-    pids: list[int] = []
-    pool.apply_async(hold, accept_callback=lambda pid, _when: (pids.append(pid), accepted.set()))
-    assert accepted.wait(60)
-    ended = pool._process_by_pid(pids[0])[0]
+    setattr(SimpleQueue, "put", put_slowly)  # noqa: B010 - mypy
+    pool: Any = Pool(2, on_process_exit=lambda *_: shutdown._end_child(), threads=True, context=ForkContext())
+    accepted: queue.Queue[int] = queue.Queue()
+    pool.apply_async(hold, accept_callback=lambda pid, _when: accepted.put(pid))
+    ended = pool._process_by_pid(accepted.get(timeout=60))[0]
     # Until its second thread runs.
     while len([*Path(f"/proc/{ended.pid}/task").iterdir()]) < 2:
         time.sleep(0.01)
