@@ -92,9 +92,13 @@ def test_schemes__exclude_each_other(scheme: Scheme, address: Address) -> None:
 def test_the_referee(address: Address) -> None:
     """A scheme whose contenders do not wait is found out."""
 
+    met = asyncio.Barrier(2)
+
     class Careless(OneNode):
         async def wait(self) -> None:
             await self.client.create(f"/lock/{id(self)}")
+            # The first one meets the second one, however slow the machine is.
+            await met.wait()
 
         async def release(self) -> None:
             pass

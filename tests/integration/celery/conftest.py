@@ -28,12 +28,16 @@ HERE = Path(__file__).resolve().parent
 # Runs before pytest-xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests that share a worker in one process of pytest-xdist: to start a worker takes seconds."""
+    """Run tests that share a worker in one process of pytest-xdist: to start one takes seconds, and RabbitMQ more."""
     for item in items:
         if isinstance(item, pytest.Function) and HERE in item.path.parents and "workshop" in item.fixturenames:
             which = item.callspec.indices.get("workshop", 0) if hasattr(item, "callspec") else 0
             if item.get_closest_marker("xdist_group") is None:
                 item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{which}"))
+        group = item.get_closest_marker("xdist_group")
+        # The first of them starts the server, which takes a minute and more on a busy machine.
+        if group and group.args == ("rabbitmq",) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(120 + RabbitMQ.start_timeout))
 
 
 @pytest.fixture(scope="session")

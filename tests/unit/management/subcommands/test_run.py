@@ -23,7 +23,7 @@ from services.zookeeper import ZooKeeper
 from django_zklock.api import zk_lock
 from django_zklock.management.subcommands._locked_process import FORWARDED, NOT_FORWARDED, LockedProcess
 from django_zklock.zk.node_data import Work
-from tests.support.timing import GRACE
+from tests.support.timing import GRACE, LONG_SESSION
 from tests.support.tree_reader import wait_until
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.zookeeper
 class Run:
     """A running ``manage.py zklock run``."""
 
-    def __init__(self, hosts: str, key: str, *arguments: str, session_timeout: float = 6.0) -> None:
+    def __init__(self, hosts: str, key: str, *arguments: str, session_timeout: float = LONG_SESSION) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -76,7 +76,7 @@ def start(zookeeper: ZooKeeper) -> Iterator[Callable[..., Run]]:
     """Return a function that starts ``zklock run`` on the shared server; processes left at the end are killed."""
     runs: list[Run] = []
 
-    def begin(key: str, *arguments: str, hosts: str = zookeeper.hosts, session_timeout: float = 6.0) -> Run:
+    def begin(key: str, *arguments: str, hosts: str = zookeeper.hosts, session_timeout: float = LONG_SESSION) -> Run:
         runs.append(Run(hosts, key, *arguments, session_timeout=session_timeout))
         return runs[-1]
 
@@ -109,13 +109,16 @@ Nodes = Callable[[str], list[str]]
 Start = Callable[..., Run]
 
 
-def test_run__holds_while_the_command_runs(start: Start, nodes: Nodes) -> None:
+def test_run__holds_while_the_command_runs(start: Start, nodes: Nodes, tmp_path: Path) -> None:
     """The command gets key and token; the lock is held while it runs and free afterwards."""
-    run = start("run-holds", "--", "sh", "-c", 'echo "$ZKLOCK_KEY $ZKLOCK_TOKEN"; sleep 0.5')
+    seen = tmp_path / "seen"
+    code = f'echo "$ZKLOCK_KEY $ZKLOCK_TOKEN"; until [ -e {seen} ]; do sleep 0.02; done'
+    run = start("run-holds", "--", "sh", "-c", code)
     key, token = run.read_line().split()
     assert key == "run-holds"
     assert int(token) > 0
     assert len(nodes("run-holds")) == 1
+    seen.touch()
     assert run.end() == (0, "", "")
     assert nodes("run-holds") == []
 
@@ -208,7 +211,7 @@ def test_run__signal_while_waiting(
         wait_until(lambda: len(nodes("run-signal-waiting")) == 2)
         run.process.send_signal(number)
         assert run.end() == (128 + number, "", "")
-        wait_until(lambda: len(nodes("run-signal-waiting")) == 1, timeout=2)
+        wait_until(lambda: len(nodes("run-signal-waiting")) == 1, timeout=GRACE)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +284,7 @@ def test_run__waits_for_what_the_command_started(
 ) -> None:
     """After a signal or a loss a tool of a shell script can clean up, although the shell has ended."""
     key = f"run-group-{way}"
-    run = start(key, "--grace", "60", "--", *script)
+    run = start(key, "--grace", "60", "--", *script, session_timeout=6)
     pid = int(run.read_line())
     assert run.read_line() == "ready"
     if way == "signal":
@@ -330,7 +333,7 @@ def test_run__leaves_a_daemon(start: Start) -> None:
 def test_run__stopped_command(start: Start, nodes: Nodes, outsider: KazooClient, way: str) -> None:
     """A command that was stopped hears SIGTERM, because it is continued."""
     key = f"run-stopped-{way}"
-    run = start(key, "--grace", "60", "--", sys.executable, "-c", CLEANS_UP)
+    run = start(key, "--grace", "60", "--", sys.executable, "-c", CLEANS_UP, session_timeout=6)
     pid = int(run.read_line())
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: "T" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
@@ -353,7 +356,7 @@ def test_run__stop_from_the_terminal(start: Start, nodes: Nodes, number: signal.
 
 def test_run__lost_lock_ends_the_command(start: Start, nodes: Nodes, outsider: KazooClient) -> None:
     """When the lock is lost the command gets SIGTERM at once and can clean up; the exit code is 76."""
-    run = start("run-lost", "--", sys.executable, "-c", CLEANS_UP)
+    run = start("run-lost", "--", sys.executable, "-c", CLEANS_UP, session_timeout=6)
     run.read_line()
     outsider.delete(nodes("run-lost")[0])
     began = time.monotonic()
@@ -367,7 +370,7 @@ def test_run__lost_lock_ends_the_command(start: Start, nodes: Nodes, outsider: K
 def test_run__lost_lock_kills_after_the_grace_period(start: Start, nodes: Nodes, outsider: KazooClient) -> None:
     """A command that ignores SIGTERM is killed with all its child processes."""
     code = "trap '' TERM; (trap '' TERM; sleep 60) & echo $!; echo $$; sleep 60; sleep 60"
-    run = start("run-grace", "--grace", "0.5", "--", "sh", "-c", code)
+    run = start("run-grace", "--grace", "0.5", "--", "sh", "-c", code, session_timeout=6)
     pids = [int(run.read_line()) for _number in range(2)]
     outsider.delete(nodes("run-grace")[0])
     began = time.monotonic()
