@@ -187,7 +187,7 @@ def test_api__parameters(function: Callable[..., object]) -> None:
 def test_celery__options() -> None:
     """The table has each option that the code reads from Celery's configuration, and no other."""
     pytest.importorskip("celery")
-    from django_zklock.contrib.celery.beat import scheduler
+    from django_zklock.contrib.celery import beat
 
     package = Path(django_zklock.__file__).parent
     code = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
@@ -196,7 +196,7 @@ def test_celery__options() -> None:
     assert {name.strip("`") for name, *_ in rows} == read
     defaults = {name.strip("`"): default.strip("`") for name, _type, default, _meaning in rows}
     assert re.findall(r"^MAX_PARKED = (\d+)$", code, re.MULTILINE) == [defaults["zklock_gate_max_parked"]]
-    assert ast.literal_eval(defaults["zklock_beat_scheduler"]) == scheduler.DEFAULT_SCHEDULER
+    assert ast.literal_eval(defaults["zklock_beat_scheduler"]) == beat.DEFAULT_SCHEDULER
     assert ast.literal_eval(defaults["zklock_beat_using"]) == conf.DEFAULT_ALIAS
 
 

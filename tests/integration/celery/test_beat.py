@@ -26,9 +26,15 @@ from kombu.exceptions import OperationalError
 from services.project import PROJECT, ProjectProcess
 
 from django_zklock.connections import connections
-from django_zklock.contrib.celery.beat import LeaderScheduler
-from django_zklock.contrib.celery.beat.last_runs import KEEP_GONE, MAX_OFFSET, MAX_SKEW, ROLLOUT, LastRunStore
-from django_zklock.contrib.celery.beat.scheduler import MIN_PROBE_INTERVAL
+from django_zklock.contrib.celery.beat import (
+    KEEP_GONE,
+    MAX_OFFSET,
+    MAX_SKEW,
+    VERSION,
+    LeaderScheduler,
+    Sends,
+    TakenOver,
+)
 from django_zklock.exceptions import LockLost, ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import LoggedRequest, Opcode, ZooKeeperServer
 from django_zklock.zk.lock import Lock
@@ -271,7 +277,7 @@ def test_beats__frozen_and_killed_leader(beatshop: Beatshop) -> None:
 
     An entry that was due before is sent once.
     """
-    write_sent(beatshop.server, f"{beatshop.path}/sent/hourly", json.dumps({"v": 1, "sent": 1.0}).encode())
+    write_sent(beatshop.server, f"{beatshop.path}/sent", record(hourly=1.0))
     first = beatshop.beat(timeout=SHORT)
     wait_until(lambda: beatshop.sent("hourly"), TIMEOUT, "the task that has been due for long")
     second = beatshop.beat(timeout=SHORT)
@@ -350,7 +356,7 @@ def test_beats__clock_ahead(beatshop: Beatshop) -> None:
 @pytest.mark.slow
 def test_beats__broker_out_of_reach_of_one(beatshop: Beatshop) -> None:
     """A leader that cannot reach the broker gives up the lead, and joins the queue again when it can."""
-    write_sent(beatshop.server, f"{beatshop.path}/sent/hourly", json.dumps({"v": 1, "sent": 1.0}).encode())
+    write_sent(beatshop.server, f"{beatshop.path}/sent", record(hourly=1.0))
     with Proxy(("127.0.0.1", beatshop.broker.port)) as proxy:
         proxy.refusing = True
         first = beatshop.beat(broker=f"redis://{proxy.hosts}/0")
@@ -377,7 +383,7 @@ def test_beats__broker_out_of_reach_of_one(beatshop: Beatshop) -> None:
     assert beatshop.sent("hourly") == [second.pid]
 
 
-# The last runs.
+# What was sent.
 
 
 @pytest.fixture
@@ -385,342 +391,289 @@ def lock(make_pool: MakePool) -> Lock:
     return Lock("beat", make_pool(session_timeout=SHORT, connect_timeout=2.0))
 
 
+def sends_of(lock: Lock, token: int) -> Sends:
+    """Return what a leader with a token of its own sends, in the session of the lock."""
+    session = lock.pool.session(lock.paths[0])
+    with Lock("other", lock.pool).acquire(timeout=10):
+        assert session.id
+    held: Any = SimpleNamespace(token=token, key=lock.key, lock=lock)
+    return Sends(held, session)
+
+
 @pytest.fixture
-def last_runs(lock: Lock) -> LastRunStore:
-    """Return the last runs of a leader, with nothing stored."""
-    last_runs = LastRunStore(lock)
-    last_runs.load()
-    return last_runs
+def sends(lock: Lock) -> Sends:
+    """Return what a leader sends, with nothing stored."""
+    sends = sends_of(lock, 1)
+    sends.take_over()
+    return sends
 
 
-def path_of(last_runs: LastRunStore, name: str) -> str:
-    return f"{last_runs._path}/{name}"
+def record(**sent: float) -> bytes:
+    """Return what a leader has stored."""
+    times = {name: [at, 0] for name, at in sent.items()}
+    return json.dumps({"v": VERSION, "token": 1, "sent": times, "gone": {}}).encode()
 
 
-def test_claim__two_leaders(lock: Lock, last_runs: LastRunStore) -> None:
-    """Of two beats that both believe to lead one claims an entry, and the other learns when it was sent."""
-    other = LastRunStore(lock)
-    other.load()
-    for _ in range(2):
-        assert last_runs.claim("e", 1)
-        assert not other.claim("e", 2)
-        assert other.last_sent("e") == last_runs.last_sent("e") != None  # noqa: E711 - all three
-    assert other.claim("e", 2)
-    assert not last_runs.claim("e", 1)
-    reader = LastRunStore(lock)
-    reader.load()
-    assert reader.last_sent("e") == other.last_sent("e")
+def test_claim__two_leaders(lock: Lock, sends: Sends) -> None:
+    """A beat that leads no more claims nothing, whether the next one has claimed or not."""
+    sends.claim("e")
+    other = sends_of(lock, 2)
+    other.take_over()
+    assert other.last("e") == sends.last("e") != None  # noqa: E711 - both
+    for name in "ef":
+        with pytest.raises(TakenOver, match="another beat"):
+            sends.claim(name)
+    other.claim("e")
+    with pytest.raises(TakenOver):
+        sends.take_back("e", 1.0)
+    reader = sends_of(lock, 3)
+    reader.take_over()
+    assert (reader.last("e"), reader.last("f")) == (other.last("e"), None)
 
 
-def test_claim__any_name(lock: Lock, last_runs: LastRunStore) -> None:
+def test_take_over__while_it_claims(lock: Lock, sends: Sends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that the leader before claims between the read and the write of the next one is not lost."""
+    other = sends_of(lock, 2)
+
+    def ask_and_be_late(verb: str, script: Any, *, mutates: bool = False) -> Any:
+        found = Sends._ask(other, verb, script, mutates=mutates)
+        if verb == "read":
+            monkeypatch.undo()
+            sends.claim("e")
+        return found
+
+    monkeypatch.setattr(other, "_ask", ask_and_be_late)
+    other.take_over()
+    assert other.last("e") == sends.last("e") != None  # noqa: E711 - both
+
+
+def test_claim__any_name(lock: Lock, sends: Sends) -> None:
     """The name of an entry may be any text."""
     names = ["a/b", "..", "täglich 4 Uhr", "%2F", "x" * 2000]
-    assert all(last_runs.claim(name, 1) for name in names)
-    reader = LastRunStore(lock)
-    reader.load()
-    assert [reader.last_sent(name) for name in names] == [last_runs.last_sent(name) for name in names]
-    assert len(reader._runs) == len(names)
+    for name in names:
+        sends.claim(name)
+    reader = sends_of(lock, 2)
+    reader.take_over()
+    assert [reader.last(name) for name in names] == [sends.last(name) for name in names]
 
 
-@pytest.mark.parametrize(("opcode", "before"), [("create", 0), ("setData", 1)])
-def test_claim__reply_lost(server: ZooKeeperServer, last_runs: LastRunStore, opcode: str, before: int) -> None:
+def test_claim__too_many(sends: Sends) -> None:
+    """More than a node can have is an error that says so, and nothing is sent to the server."""
+    sends._sent = {f"{number:0100}": (1.0, 0.0) for number in range(10_000)}
+    with pytest.raises(ZkLockError, match="10001 entries do not fit in one node"):
+        sends.claim("e")
+
+
+@pytest.mark.parametrize("opcode", ["create", "setData"])
+def test_claim__reply_lost(server: ZooKeeperServer, lock: Lock, opcode: str) -> None:
     """A claim whose reply is lost with the connection is found after the reconnect, and not made twice."""
-    # So that the parent of the entries exists; each new entry ensures it nevertheless.
-    assert last_runs.claim("other", 1)
-    for _ in range(before):
-        assert last_runs.claim("e", 1)
+    sends = sends_of(lock, 1)
     cut = server.faults.cut_reply(opcode)
-    assert last_runs.claim("e", 1)
+    sends.take_over()
+    sends.claim("e")
     cut.wait(5.0)
-    page = last_runs._runs["e"]
-    assert page.version == before
-    assert page.sent is not None
+    assert sends._version == 2
+    assert sends.last("e") is not None
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-@pytest.mark.parametrize("opcode", ["sync", "getChildren", "getData", "multiRead", "create", "setData"])
-def test_last_runs__refused_for_now(
-    server: ZooKeeperServer, last_runs: LastRunStore, monkeypatch: pytest.MonkeyPatch, opcode: str, done: bool
+@pytest.mark.parametrize("opcode", ["sync", "getData", "create", "setData"])
+def test_sends__refused_for_now(
+    server: ZooKeeperServer, lock: Lock, monkeypatch: pytest.MonkeyPatch, opcode: str, done: bool
 ) -> None:
     """A request that the server refuses for now, done or not, is repeated: an entry is read, and claimed once."""
-    assert last_runs.claim("other", 1)
-    refusals = Refusals(server, monkeypatch)
-    refusal = refusals.refuse(opcode, done=done)
-    if opcode in {"sync", "getData"}:
-        # They are read only where it is not known whether a write was done.
-        refusals.refuse("setData", times=1, done=True)
-    for version in range(2):
-        assert last_runs.claim("e", 1)
-        assert last_runs._runs["e"].version == version
-    last_runs.load()
-    assert set(last_runs._runs) == {"other", "e"}
-    assert last_runs._runs["e"].version == 1
+    refusal = Refusals(server, monkeypatch).refuse(opcode, done=done)
+    sends = sends_of(lock, 1)
+    sends.take_over()
+    for version in (2, 3):
+        sends.claim("e")
+        assert sends._version == version
     assert refusal.count >= 1
 
 
-def test_claim__connection_lost(server: ZooKeeperServer, last_runs: LastRunStore) -> None:
+def test_claim__connection_lost(server: ZooKeeperServer, sends: Sends) -> None:
     """A claim that never reached the server is made after the reconnect."""
-    assert last_runs.claim("e", 1)
     with server.faults.black_hole("requests") as hole:
-        claim = Runner(lambda: last_runs.claim("e", 1))
+        claim = Runner(lambda: sends.claim("e"))
         hole.requests.wait_for("setData")
         server.faults.drop()
-    assert claim.result(10.0)
+    claim.result(10.0)
+    assert sends._version == 2
 
 
-def test_claim__session_ended_meanwhile(server: ZooKeeperServer, last_runs: LastRunStore) -> None:
+def test_claim__session_ended_meanwhile(server: ZooKeeperServer, lock: Lock, sends: Sends) -> None:
     """A claim is not made in the session after the one that had the lead."""
-    assert last_runs.claim("e", 1)
     with server.faults.black_hole("requests") as hole:
-        claim = Runner(lambda: last_runs.claim("e", 1))
+        claim = Runner(lambda: sends.claim("e"))
         hole.requests.wait_for("setData")
         server.faults.expire()
         server.faults.drop()
     assert isinstance(claim.outcome(10.0), ZooKeeperUnavailable)
-    last_runs.load()
-    assert last_runs._runs["e"].version == 0
+    reader = sends_of(lock, 2)
+    reader.take_over()
+    assert reader.last("e") is None
 
 
-@pytest.mark.parametrize("deleted", ["e", ""])
-def test_claim__deleted_by_hand(server: ZooKeeperServer, last_runs: LastRunStore, deleted: str) -> None:
-    """An entry, or all entries, that were deleted by hand are written again."""
-    assert last_runs.claim("e", 1)
-    client = KazooClient(hosts=server.hosts)
-    client.start(timeout=20)
-    client.delete(path_of(last_runs, deleted).rstrip("/"), recursive=True)
-    client.stop()
-    client.close()
-    assert last_runs.claim("e", 1)
-    assert last_runs._runs["e"].version == 0
+def test_claim__deleted_by_hand(server: ZooKeeperServer, lock: Lock, sends: Sends) -> None:
+    """What was deleted by hand is written again, all of it."""
+    sends.claim("e")
+    with outsider(server) as client:
+        client.delete(sends._path)
+    sends.claim("f")
+    reader = sends_of(lock, 2)
+    reader.take_over()
+    assert [reader.last(name) for name in "ef"] == [sends.last(name) for name in "ef"]
 
 
-def test_claim__session_ended(server: ZooKeeperServer, last_runs: LastRunStore) -> None:
+def test_claim__session_ended(server: ZooKeeperServer, sends: Sends) -> None:
     """Nothing is claimed in a session that has ended."""
     refused = server.faults.refuse()
     server.faults.drop()
     with pytest.raises(ZooKeeperUnavailable, match="ZooKeeper at"):
-        last_runs.claim("e", 1)
+        sends.claim("e")
     refused.end()
 
 
 @pytest.mark.parametrize(
     "junk",
-    [b"", b"null", b"[]", b"\xff", b'{"v": 2, "sent": 1}', b'{"v": 1}', b'{"v": 1, "sent": "soon"}', b"[" * 4000,
-     b'{"v": 1, "sent": 1e999}', b'{"v": 1, "sent": NaN}', b'{"v": 1, "sent": -1}', b'{"v": 1, "sent": null}'],
+    [b"", b"null", b"[]", b"\xff", b'{"v": 1, "sent": 1}', b'{"v": 2}', b'{"v": 2, "sent": {"e": "soon"}, "gone": {}}',
+     b"[" * 4000, b'{"v": 2, "sent": {"e": [1e999, 0]}, "gone": {}}', b'{"v": 2, "sent": {"e": [NaN, 0]}, "gone": {}}',
+     b'{"v": 2, "sent": {"e": [-1, 0]}, "gone": {}}', b'{"v": 2, "sent": {"e": null}, "gone": {}}'],
 )  # fmt: skip
-def test_load__nonsense(server: ZooKeeperServer, lock: Lock, junk: bytes) -> None:
+def test_take_over__nonsense(server: ZooKeeperServer, lock: Lock, junk: bytes) -> None:
     """Unreadable data is ignored and overwritten."""
-    last_runs = LastRunStore(lock)
-    write_sent(server, path_of(last_runs, "e"), junk)
-    last_runs.load()
-    assert last_runs.last_sent("e") is None
-    assert last_runs.claim("e", 1)
-    assert last_runs.last_sent("e") is not None
+    sends = sends_of(lock, 1)
+    write_sent(server, sends._path, junk)
+    sends.take_over()
+    assert sends.last("e") is None
+    sends.claim("e")
+    assert sends.last("e") is not None
 
 
 @pytest.mark.parametrize("ahead", [2 * MAX_SKEW, HOUR, 10 * 365 * 24 * HOUR])
-def test_load__from_the_future(
+def test_last__from_the_future(
     server: ZooKeeperServer, lock: Lock, caplog: pytest.LogCaptureFixture, ahead: float
 ) -> None:
-    """A time that is too far in the future does not count; the time of the node does, with one warning."""
-    last_runs = LastRunStore(lock)
+    """A time that is too far in the future counts as now, with one warning."""
+    sends = sends_of(lock, 1)
     before = time.time()
-    for name in "ef":
-        write_sent(server, path_of(last_runs, name), json.dumps({"v": 1, "sent": before + ahead}).encode())
-    last_runs.load()
-    # ZooKeeper stores whole milliseconds.
-    assert all(before - 0.002 <= (last_runs.last_sent(name) or 0) <= time.time() for name in "eef")
+    write_sent(server, sends._path, record(e=before + ahead, f=before + ahead))
+    sends.take_over()
+    assert all(before <= (sends.last(name) or 0) <= time.time() for name in "eef")
     assert events(caplog, "WARNING", "ERROR") == ["event=beat_sent_in_the_future"]
 
 
-def test_load__little_ahead(server: ZooKeeperServer, lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
+def test_last__little_ahead(server: ZooKeeperServer, lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
     """The time of a beat whose clock is a little ahead counts: it is the due time that was sent."""
-    last_runs = LastRunStore(lock)
+    sends = sends_of(lock, 1)
     sent = time.time() + MAX_SKEW
-    write_sent(server, path_of(last_runs, "e"), json.dumps({"v": 1, "sent": sent}).encode())
-    last_runs.load()
-    assert last_runs.last_sent("e") == sent
+    write_sent(server, sends._path, record(e=sent))
+    sends.take_over()
+    assert sends.last("e") == sent
     assert events(caplog, "WARNING", "ERROR") == []
 
 
-def test_load__reader_behind(lock: Lock, clocks: Clocks) -> None:
-    """A beat whose clock is behind counts from its own time of the other's write, and sends nothing twice."""
-    writer = LastRunStore(lock)
-    writer.load()
-    assert writer.claim("e", 1)
-    sent = writer.last_sent("e")
-    assert sent is not None
-    clocks.here = -HOUR
-    reader = LastRunStore(lock)
-    reader.load()
-    assert reader.last_sent("e") == pytest.approx(sent - HOUR, abs=MAX_SKEW)
+@pytest.mark.parametrize(("writer", "reader"), [(0.0, -HOUR), (HOUR, 0.0), (HOUR, -HOUR)])
+def test_last__of_another_clock(lock: Lock, clocks: Clocks, writer: float, reader: float) -> None:
+    """A beat whose clock is behind counts from its own time of the other's write, and sends no due time twice."""
+    true = time.time()
+    clocks.here = writer
+    first = sends_of(lock, 1)
+    first.take_over()
+    first.claim("e")
+    sent = first.last("e")
+    assert sent == pytest.approx(true + writer, abs=MAX_SKEW / 2)
+    clocks.here = reader
+    second = sends_of(lock, 2)
+    second.take_over()
+    assert second.last("e") == pytest.approx(true + reader, abs=MAX_SKEW / 2)
     # The due time that was sent is not sent again.
-    clocks.advance(HOUR)
-    assert reader.last_sent("e") == sent
+    clocks.advance(writer - reader)
+    assert second.last("e") == sent
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_clock__off(
-    lock: Lock, last_runs: LastRunStore, clocks: Clocks, caplog: pytest.LogCaptureFixture, sign: int
-) -> None:
+def test_clock__off(lock: Lock, sends: Sends, clocks: Clocks, caplog: pytest.LogCaptureFixture, sign: int) -> None:
     """A leader whose clock differs much from ZooKeeper's logs one error until the clocks agree again."""
 
     def errors() -> int:
         return events(caplog, "ERROR").count("event=beat_clock_is_off")
 
     clocks.here = sign * MAX_OFFSET / 2
-    assert last_runs.claim("e", 1)
-    assert last_runs.claim("e", 1)
+    sends.claim("e")
+    sends.claim("e")
     assert errors() == 0
     clocks.here = sign * MAX_OFFSET * 3
-    assert last_runs.claim("e", 1)
-    assert last_runs.claim("e", 1)
+    sends.claim("e")
+    sends.claim("e")
     assert errors() == 1
     clocks.there = clocks.here
-    assert last_runs.claim("e", 1)
+    sends.claim("e")
     clocks.there = 0.0
-    assert last_runs.claim("e", 1)
+    sends.claim("e")
     assert errors() == 2
     # A new leader logs it before it sends.
-    LastRunStore(lock).load()
+    sends_of(lock, 2).take_over()
     assert errors() == 3
 
 
-@pytest.mark.parametrize(
-    ("gone", "remembered", "is_new"),
-    [(ROLLOUT / 2, [], False), (ROLLOUT + 60, [], True), (ROLLOUT + 60, ["e"], False)],
-    ids=["rollout", "longer", "kept in a database"],
-)
-def test_reconcile__back(lock: Lock, clocks: Clocks, gone: float, remembered: list[str], is_new: bool) -> None:
-    """An entry that was missing during a rollout goes on; after a longer time it begins anew, for all leaders."""
-    first, second, third = (LastRunStore(lock) for _ in range(3))
-    first.load()
-    assert first.claim("e", 1)
-    sent = first.last_sent("e")
-    first.reconcile([], [])
+@pytest.mark.parametrize(("gone", "is_kept"), [(KEEP_GONE - 60, True), (KEEP_GONE + 60, False)])
+def test_reconcile__back(lock: Lock, sends: Sends, clocks: Clocks, gone: float, is_kept: bool) -> None:
+    """An entry that is back within a week goes on; after a longer time it begins anew, for all leaders."""
+    sends.claim("e")
+    sends.reconcile(["f"])
+    sends.claim("f")
     clocks.advance(gone)
-    second.load()
-    before = time.time()
-    second.reconcile(["e"], remembered)
-    begun = second.last_sent("e")
-    assert begun is not None
-    assert begun >= before if is_new else begun == sent
-    clocks.advance(ROLLOUT + 60)
-    third.load()
-    third.reconcile(["e"], [])
-    assert third.last_sent("e") == begun
-    assert third.claim("e", 2)
+    second = sends_of(lock, 2)
+    second.take_over()
+    second.reconcile(["e", "f"])
+    assert second.last("e") == (sends.last("e") if is_kept else None)
+    second.claim("f")
+    clocks.advance(KEEP_GONE)
+    third = sends_of(lock, 3)
+    third.take_over()
+    third.reconcile(["e", "f"])
+    assert third.last("e") == second.last("e")
 
 
-def test_reconcile__gone_for_long(lock: Lock, last_runs: LastRunStore, clocks: Clocks) -> None:
-    """The last run of an entry that is in no schedule any more is finally deleted."""
-    assert last_runs.claim("e", 1)
-    for passed, kept in [(0.0, True), (KEEP_GONE / 2, True), (KEEP_GONE, False)]:
+def test_reconcile__gone_for_long(lock: Lock, sends: Sends, clocks: Clocks) -> None:
+    """The last run of an entry that is in no schedule any more is finally forgotten."""
+    sends.claim("e")
+    for number, (passed, kept) in enumerate([(0.0, True), (KEEP_GONE / 2, True), (KEEP_GONE, False)]):
         clocks.advance(passed)
-        leader = LastRunStore(lock)
-        leader.load()
-        leader.reconcile([], [])
-        assert (leader.last_sent("e") is not None) == kept
-    last_runs.load()
-    assert last_runs.last_sent("e") is None
+        leader = sends_of(lock, 2 + number)
+        leader.take_over()
+        leader.reconcile(["f"])
+        leader.claim("f")
+        assert (leader.last("e") is not None) == kept
 
 
-def test_reconcile__of_another_release(lock: Lock, last_runs: LastRunStore) -> None:
-    """A leader without an entry does not keep others from claiming it, and does not hide what they have sent."""
-    other = LastRunStore(lock)
-    assert last_runs.claim("e", 1)
-    other.load()
-    other.reconcile([], [])
-    assert last_runs.claim("e", 1)
-    other.load()
-    assert other.claim("e", 2)
-    other.reconcile([], [])
-    assert not last_runs.claim("e", 1)
-    assert last_runs.last_sent("e") == other.last_sent("e")
-
-
-@pytest.mark.parametrize("outcome", ["overtaken", "deleted"])
-def test_reconcile__meanwhile(server: ZooKeeperServer, lock: Lock, last_runs: LastRunStore, outcome: str) -> None:
-    """A node that has changed since it was read is not overwritten."""
-    assert last_runs.claim("e", 1)
-    other = LastRunStore(lock)
-    other.load()
-    if outcome == "overtaken":
-        assert last_runs.claim("e", 1)
-    else:
-        with outsider(server) as client:
-            client.delete(path_of(last_runs, "e"))
-    sent = None if outcome == "deleted" else last_runs.last_sent("e")
-    other.reconcile([], [])
-    last_runs.load()
-    assert last_runs.last_sent("e") == sent
-    last_runs.reconcile(["e"], [])
-    assert last_runs.claim("e", 1)
-
-
-def test_reconcile__unknown_format(server: ZooKeeperServer, lock: Lock, clocks: Clocks) -> None:
-    """Data of a later release, which may run side by side with this one, is not changed."""
-    last_runs = LastRunStore(lock)
-    data = b'{"v": 2, "sent": 1.0}'
-    write_sent(server, path_of(last_runs, "e"), data)
-    for _ in range(2):
-        last_runs.load()
-        last_runs.reconcile([], [])
-        clocks.advance(2 * KEEP_GONE)
-    with outsider(server) as client:
-        assert client.get(path_of(last_runs, "e"))[0] == data
-
-
-def test_reconcile__clock_ahead(lock: Lock, clocks: Clocks) -> None:
-    """The time of a run is known even if its claim is too far in the future and the entry was marked as missing."""
-    writer, reader = LastRunStore(lock), LastRunStore(lock)
-    true = time.time()
-    clocks.here = HOUR
-    writer.load()
-    assert writer.claim("e", 1)
-    clocks.advance(HOUR / 2)
-    writer.reconcile([], [])
-    clocks.here -= HOUR
-    reader.load()
-    assert reader.last_sent("e") == pytest.approx(true, abs=MAX_SKEW)
-
-
-def test_take_back(lock: Lock, last_runs: LastRunStore) -> None:
-    """A claim without a message is undone for all beats, unless another beat has sent the entry since."""
-    assert last_runs.claim("e", 1)
-    before = last_runs.last_sent("e")
+def test_take_back(lock: Lock, sends: Sends) -> None:
+    """A claim without a message is undone for all beats."""
+    sends.claim("e")
+    before = sends.last("e")
     assert before is not None
-    assert last_runs.claim("e", 1)
-    assert last_runs.take_back("e", before)
-    other = LastRunStore(lock)
-    other.load()
-    assert last_runs.last_sent("e") == other.last_sent("e") == before
-    assert last_runs.claim("e", 1)
-    other.load()
-    assert other.claim("e", 2)
-    assert not last_runs.take_back("e", before)
-    assert last_runs.last_sent("e") == other.last_sent("e")
+    sends.claim("e")
+    sends.take_back("e", before)
+    other = sends_of(lock, 2)
+    other.take_over()
+    assert sends.last("e") == other.last("e") == before
 
 
-def test_load__refused(server: ZooKeeperServer, lock: Lock) -> None:
-    """Last runs that this client may not read are an error, and not missing."""
-    last_runs = LastRunStore(lock)
-    write_sent(server, path_of(last_runs, "e"), b"")
-    client = KazooClient(hosts=server.hosts)
-    client.start(timeout=20)
-    client.set_acls(path_of(last_runs, "e"), [make_digest_acl("somebody", "else", all=True)])
-    client.stop()
-    client.close()
+def test_take_over__refused(server: ZooKeeperServer, lock: Lock) -> None:
+    """What this client may not read is an error, and not missing."""
+    sends = sends_of(lock, 1)
+    write_sent(server, sends._path, b"")
+    with outsider(server) as client:
+        client.set_acls(sends._path, [make_digest_acl("somebody", "else", all=True)])
     with pytest.raises(ZkLockError, match="NoAuth"):
-        last_runs.load()
-    with pytest.raises(ZkLockError, match="NoAuth"):
-        last_runs.claim("e", 1)
+        sends.take_over()
 
 
 # The scheduler.
 
 
-class Sends(Scheduler):
+class Recording(Scheduler):
     """Records what it sends."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -736,7 +689,7 @@ class Sends(Scheduler):
         self.sent.append(args[0])
 
 
-class Failing(Sends):
+class Failing(Recording):
     """Fails to store."""
 
     def close(self) -> None:
@@ -749,7 +702,7 @@ def app(server: ZooKeeperServer, root: str, settings: Settings) -> Iterator[Cele
     settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": 15, "CONNECT_TIMEOUT": 2}}
     app = Celery("unit", broker="memory://", set_as_current=False)
     app.conf.update(
-        zklock_beat_scheduler=f"{__name__}:Sends",
+        zklock_beat_scheduler=f"{__name__}:Recording",
         beat_schedule={"hourly": {"task": "hourly", "schedule": HOUR}},
         beat_max_loop_interval=0.05,
     )
@@ -802,7 +755,7 @@ def test_lead__in_a_full_process(server: ZooKeeperServer, make_scheduler: MakeSc
     (session,) = pool.overflow_sessions()
     assert server.owner(led.held.node) == session.id
     server.requests.clear()
-    assert led.last_runs.claim("hourly", led.held.token)
+    led.sends.claim("hourly")
     writes = [each for each in server.requests.all() if each.opcode.label in {"create", "setData"}]
     assert {each.session for each in writes} == {session.id}
     home.release()
@@ -814,8 +767,7 @@ def test_lead__after_another(
 ) -> None:
     """A scheduler without stored state begins where the last leader has stopped."""
     sent = time.time() - ago
-    page = f"{root}/celery-beat:unit/sent/hourly"
-    write_sent(server, page, json.dumps({"v": 1, "sent": sent}).encode())
+    write_sent(server, f"{root}/celery-beat:unit/sent", record(hourly=sent))
     scheduler = make_scheduler()
     led = leading(scheduler)
     scheduler.tick()
@@ -834,8 +786,7 @@ def test_lead__schedule_file(
     file = PersistentScheduler(app, schedule_filename=str(tmp_path / "schedule"))
     file.schedule["hourly"].last_run_at = datetime.fromtimestamp(now - stored, UTC)
     file.close()
-    page = f"{root}/celery-beat:unit/sent/hourly"
-    write_sent(server, page, json.dumps({"v": 1, "sent": now - written}).encode())
+    write_sent(server, f"{root}/celery-beat:unit/sent", record(hourly=now - written))
     scheduler = LeaderScheduler(app, schedule_filename=str(tmp_path / "schedule"))
     led = leading(scheduler)
     entry = led.schedule["hourly"]
@@ -846,8 +797,7 @@ def test_lead__schedule_file(
 
 def test_lead__new_entry(server: ZooKeeperServer, root: str, make_scheduler: MakeScheduler) -> None:
     """An entry that is added while a beat leads begins as its scheduler says, whatever was sent by that name before."""
-    page = f"{root}/celery-beat:unit/sent/new"
-    write_sent(server, page, json.dumps({"v": 1, "sent": 1.0}).encode())
+    write_sent(server, f"{root}/celery-beat:unit/sent", record(new=1.0))
     scheduler = make_scheduler()
     led = leading(scheduler)
     led.add(name="new", task="new", schedule=HOUR)
@@ -904,7 +854,9 @@ def test_lead__schedule_file_from_the_future(app: Celery, tmp_path: Path) -> Non
     scheduler.close()
 
 
-@pytest.mark.parametrize(("gone", "sends"), [(2 * HOUR, []), (ROLLOUT / 2, ["hourly"])], ids=["removed", "rollout"])
+@pytest.mark.parametrize(
+    ("gone", "sends"), [(KEEP_GONE + HOUR, []), (2 * HOUR, ["hourly"])], ids=["removed", "rollout"]
+)
 def test_lead__entry_is_back(
     app: Celery, make_scheduler: MakeScheduler, clocks: Clocks, gone: float, sends: list[str]
 ) -> None:
@@ -912,12 +864,13 @@ def test_lead__entry_is_back(
     entry = {"task": "hourly", "schedule": HOUR}
     first, without, again = make_scheduler(), make_scheduler(), make_scheduler()
     led = leading(first)
-    assert led.last_runs.claim("hourly", 1)
+    led.sends.claim("hourly")
     first.close()
     clocks.advance(0.9 * HOUR)
     app.conf.beat_schedule = {"other": entry}
-    leading(without)
+    led = leading(without)
     without.tick()
+    led.sends.claim("other")
     without.close()
     clocks.advance(gone)
     app.conf.beat_schedule = {"hourly": entry}
@@ -933,8 +886,7 @@ def test_lead__start_time(
 ) -> None:
     """A run before the start time of an entry of django-celery-beat does not keep it from starting."""
     now = time.time()
-    page = f"{root}/celery-beat:unit/sent/hourly"
-    write_sent(server, page, json.dumps({"v": 1, "sent": now - HOUR / 2}).encode())
+    write_sent(server, f"{root}/celery-beat:unit/sent", record(hourly=now - HOUR / 2))
     scheduler = make_scheduler()
     led = leading(scheduler)
     entry = led.schedule["hourly"]
@@ -961,26 +913,26 @@ def out_of_reach(*_args: Any, **_options: Any) -> None:
     raise OperationalError("the connection was reset")
 
 
-def test_broker__cannot_be_reached(app: Celery, make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker__cannot_be_reached(
+    app: Celery, make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A leader that cannot reach the broker claims nothing, and joins the queue again when it can."""
     app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
     first, second = make_scheduler(), make_scheduler()
     led = leading(first)
     monkeypatch.setattr(Connection, "ensure_connection", out_of_reach)
-    wait_until(lambda: first.tick() or first._probe_at, 10.0, "stepped down")
+    wait_until(lambda: first.tick() or first._broker_is_away, 10.0, "stepped down")
     assert led.sent == []
-    assert led.last_runs.last_sent("often") is None
+    assert led.sends.last("often") is None
     # The queue is empty, so the second one leads, and cannot reach the broker either.
     led = leading(second)
-    wait_until(lambda: second.tick() or second._probe_at, 10.0, "stepped down too")
-    probed = first._probe_at
-    wait_until(lambda: first.tick() or first._probe_at != probed, 10.0, "probed again")
-    assert first._probe_at is not None
-    assert first._probe_interval > MIN_PROBE_INTERVAL
+    wait_until(lambda: second.tick() or second._broker_is_away, 10.0, "stepped down too")
+    caplog.set_level("DEBUG", "django_zklock.beat")
+    wait_until(lambda: first.tick() or "event=beat_broker_away" in caplog.text, 10.0, "probed again")
+    assert first._broker_is_away
     monkeypatch.undo()
     led = leading(first)
     wait_until(lambda: first.tick() or led.sent, 10.0, "sent")
-    assert first._probe_interval == MIN_PROBE_INTERVAL
 
 
 def test_broker__breaks_off(app: Celery, make_scheduler: MakeScheduler) -> None:
@@ -990,7 +942,7 @@ def test_broker__breaks_off(app: Celery, make_scheduler: MakeScheduler) -> None:
     before = make_due(led)
     send, led.send_task = led.send_task, out_of_reach
     wait_until(lambda: scheduler.tick() or led._failures, 10.0, "the failure")
-    assert led.last_runs.last_sent("hourly") == before.timestamp()
+    assert led.sends.last("hourly") == before.timestamp()
     assert led.schedule["hourly"].last_run_at == before
     assert led.stored[-1] == 0
     led.send_task = send
@@ -1034,7 +986,7 @@ def test_broker__refuses(app: Celery, make_scheduler: MakeScheduler) -> None:
 
     led.send_task = refuse
     wait_until(lambda: scheduler.tick() or tried, 10.0, "tried")
-    assert led.last_runs.last_sent("hourly") == pytest.approx(time.time(), abs=60)
+    assert led.sends.last("hourly") == pytest.approx(time.time(), abs=60)
     assert not led.schedule["hourly"].is_due()[0]
 
 
@@ -1052,13 +1004,12 @@ def test_broker__send_without_a_claim(make_scheduler: MakeScheduler) -> None:
     """A run that was not claimed, by a scheduler with a tick of its own, is not taken back either."""
     scheduler = make_scheduler()
     led = leading(scheduler)
-    assert led.last_runs.claim("hourly", 1)
-    sent = led.last_runs.last_sent("hourly")
+    led.sends.claim("hourly")
+    sent = led.sends.last("hourly")
     led.send_task = out_of_reach
     with pytest.raises(SchedulingError):
         led.apply_async(led.schedule["hourly"])
-    led.last_runs.load()
-    assert led.last_runs.last_sent("hourly") == sent
+    assert led.sends.last("hourly") == sent
 
 
 def test_send__lead_lost_after_the_claim(
@@ -1068,16 +1019,15 @@ def test_send__lead_lost_after_the_claim(
     first, second = make_scheduler(), make_scheduler()
     led = leading(first)
     make_due(led)
-    claim: Callable[[str, int], bool] = led.last_runs.claim
+    claim: Callable[[str], None] = led.sends.claim
 
-    def claim_and_lose(name: str, token: int) -> bool:
-        claimed = claim(name, token)
+    def claim_and_lose(name: str) -> None:
+        claim(name)
         with outsider(server) as client:
             client.delete(led.held.node)
         wait_until(lambda: led.held.lost, 10.0, "the loss")
-        return claimed
 
-    monkeypatch.setattr(led.last_runs, "claim", claim_and_lose)
+    monkeypatch.setattr(led.sends, "claim", claim_and_lose)
     wait_until(lambda: first.tick() or led.held.lost, 10.0, "the claim")
     assert led.sent == []
     led = leading(second)
@@ -1094,27 +1044,27 @@ def test_broker__row_of_a_database(make_scheduler: MakeScheduler) -> None:
     entry.model = SimpleNamespace(last_run_at=None, total_run_count=3, no_changes=False)
     entry.save = lambda: saved.append((entry.model.last_run_at, entry.model.total_run_count))
     entry.last_run_at = before
-    led._restore(entry)
+    led.sends.claim("hourly")
+    led._claimed = "hourly"
+    led._take_back(entry)
     assert saved == [(before, 2)]
 
 
 def test_tick__claimed_by_another(app: Celery, make_scheduler: MakeScheduler) -> None:
-    """A leader that does not know yet that it has lost the lead does not send what the next leader has sent."""
+    """A leader that does not know yet that it has lost the lead sends nothing, and steps down."""
     app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
     scheduler = make_scheduler()
     led = leading(scheduler)
     wait_until(lambda: scheduler.tick() or led.sent, 10.0, "the first")
-    other = LastRunStore(led.held.lock)
-    other.load()
+    sends_of(led.held.lock, 2).take_over()
     count = len(led.sent)
-    assert other.claim("often", 2)
     entry = led.schedule["often"]
     wait_until(lambda: entry.is_due()[0], 10.0, "due, as far as it knows")
-    assert not led.is_due(entry)[0]
-    assert led.last_runs.last_sent("often") == other.last_sent("often")
+    scheduler.tick()
+    assert scheduler._scheduler is None
     assert len(led.sent) == count
-    # It goes on with the next entry.
-    wait_until(lambda: scheduler.tick() or len(led.sent) > count, 10.0, "the next")
+    led = leading(scheduler)
+    wait_until(lambda: scheduler.tick() or led.sent, 10.0, "the next")
 
 
 def test_tick__read_again(app: Celery, make_scheduler: MakeScheduler) -> None:
@@ -1125,14 +1075,14 @@ def test_tick__read_again(app: Celery, make_scheduler: MakeScheduler) -> None:
     }
     scheduler = make_scheduler()
     led = leading(scheduler)
-    assert led.last_runs.claim("hourly", 1)
-    page = led.last_runs._runs["hourly"]
+    led.sends.claim("hourly")
+    version = led.sends._version
     entry = led.schedule["hourly"]
     entry.last_run_at = datetime.fromtimestamp(1.0, UTC)
     due, delay = led.is_due(entry)
     assert not due
     assert delay == pytest.approx(HOUR, abs=60)
-    assert led.last_runs._runs["hourly"] == page
+    assert led.sends._version == version
     assert led._heap is None, "or it would stand before the others"
     wait_until(lambda: scheduler.tick() or led.sent, 10.0, "another")
 
@@ -1150,7 +1100,7 @@ def test_tick__broken_lock(app: Celery, server: ZooKeeperServer, make_scheduler:
     client.close()
     wait_until(lambda: led.held.lost and entry.is_due()[0], 10.0, "lost, and something due")
     assert not led.is_due(entry)[0]
-    assert led.last_runs.last_sent("often") is None
+    assert led.sends.last("often") is None
     assert leading(scheduler) is not led
 
 
@@ -1221,7 +1171,7 @@ def test_lead__last_runs_unreadable(
     server: ZooKeeperServer, root: str, make_scheduler: MakeScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A beat that cannot read the last runs does not lead, warns once, and tries again."""
-    page = f"{root}/celery-beat:unit/sent/hourly"
+    page = f"{root}/celery-beat:unit/sent"
     write_sent(server, page, b"")
     client = KazooClient(hosts=server.hosts)
     client.start(timeout=20)
