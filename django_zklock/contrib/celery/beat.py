@@ -135,12 +135,12 @@ class LeaderElection:
 
     def give_up(self, error: ZkLockError) -> None:
         """Leave the queue, or release the lead; the next attempt begins after ``RETRY_INTERVAL``."""
-        self.stand_aside(RETRY_INTERVAL)
+        self.step_aside(RETRY_INTERVAL)
         level = logging.DEBUG if self._failure_logged else logging.WARNING
         self._failure_logged = True
         logger.log(level, "event=beat_cannot_stand key=%r error=%s", self.lock.key, error)
 
-    def stand_aside(self, seconds: float) -> None:
+    def step_aside(self, seconds: float) -> None:
         """Leave the queue, so that the next contender leads at once, and stay out of it for ``seconds``."""
         self._leave()
         self._retry_at = monotonic() + seconds
@@ -584,7 +584,7 @@ class LeaderScheduler(Scheduler):
             logger.warning(message, self._election.lock.key, scheduler.broker_error)
             self._dismiss()
             self._broker_is_away = True
-            self._election.stand_aside(PROBE_INTERVAL)
+            self._election.step_aside(PROBE_INTERVAL)
         elif delay and delay > 0:
             self._election.wait(min(delay, self._longest_wait))
             if scheduler.should_sync():
@@ -664,7 +664,7 @@ class LeaderScheduler(Scheduler):
                 connect_once(connection)
             except OperationalError as error:
                 logger.debug("event=beat_broker_away error=%s", error)
-                self._election.stand_aside(PROBE_INTERVAL)
+                self._election.step_aside(PROBE_INTERVAL)
                 return False
         logger.info("event=beat_broker_is_back")
         self._broker_is_away = False
