@@ -111,6 +111,20 @@ def test_timeout__away_at_the_deadline(server: ZooKeeperServer, make_pool: MakeP
     held.release(wait=True)
 
 
+def test_timeout__silent_at_the_deadline(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """A waiter that has heard nothing for longer than its session lives does not say that a holder was in its way."""
+    held = Lock("k", make_pool(session_timeout=30)).acquire(timeout=30)
+    waiting = make_pool(session_timeout=1.0)
+    waiter = Runner(lambda: Lock("k", waiting).acquire(timeout=4))
+    wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
+    session = waiting.session(held.lock.paths[0])
+    wait_until(lambda: any(getattr(each, "_is_watching_all", False) for each in list(session._listeners)))
+    with server.faults.refuse():
+        server.faults.drop(session.id)
+        assert isinstance(waiter.outcome(30), ZooKeeperUnavailable)
+    held.release(wait=True)
+
+
 def test_timeout__closed(make_pool: MakePool) -> None:
     """There is nothing to wait for when the pool is closed."""
     pool = make_pool("127.0.0.1:1", connect_timeout=30)
