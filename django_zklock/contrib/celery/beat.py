@@ -340,9 +340,10 @@ def _decode(data: bytes) -> tuple[dict[str, tuple[float, float]], dict[str, floa
             return {}, {}
         sent = {name: (float(at), float(ahead)) for name, (at, ahead) in facts["sent"].items()}
         gone = {name: float(since) for name, since in facts["gone"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return {}, {}
-    return {name: times for name, times in sent.items() if 0.0 < times[0] < float("inf")}, gone
+    # Neither infinite nor not a number, which would end beat when it becomes a date.
+    return {name: (at, ahead) for name, (at, ahead) in sent.items() if at > 0 and 0 < at - ahead < float("inf")}, gone
 
 
 class ClaimingSchedulerMixin(Scheduler):
@@ -397,7 +398,8 @@ class ClaimingSchedulerMixin(Scheduler):
             self.sends.claim(name)
         except ZkLockError as error:
             logger.warning("event=beat_cannot_claim entry=%r error=%s", name, error)
-            self.taken_over = error if isinstance(error, TakenOver) else None
+            if isinstance(error, TakenOver):
+                self.taken_over = error
             return schedstate(False, RETRY_INTERVAL)
         self._claimed = name
         return verdict

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import queue
+import select
+import signal
 import sys
 import threading
 import time
@@ -24,15 +26,19 @@ put = SimpleQueue.put
 
 
 def put_slowly(outq: Any, message: Any) -> None:
-    """Keep the lock of the queue for a while after the child's last word, so that the answer arrives under it."""
+    """Keep the lock of the queue after the child's last word until the answer has arrived."""
     if message[0] != DEATH:
         put(outq, message)
         return
+    signals, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    # Written to when a signal arrives, in whichever thread, before Python code handles it.
+    signal.set_wakeup_fd(wakeup)
     with outq._wlock:
         lock, outq._wlock = outq._wlock, None
         put(outq, message)
         outq._wlock = lock
-        time.sleep(0.3)
+        select.select([signals], [], [], 60)
 
 
 def hold() -> None:

@@ -538,7 +538,9 @@ def test_claim__session_ended(server: ZooKeeperServer, sends: Sends) -> None:
     "junk",
     [b"", b"null", b"[]", b"\xff", b'{"v": 1, "sent": 1}', b'{"v": 2}', b'{"v": 2, "sent": {"e": "soon"}, "gone": {}}',
      b"[" * 4000, b'{"v": 2, "sent": {"e": [1e999, 0]}, "gone": {}}', b'{"v": 2, "sent": {"e": [NaN, 0]}, "gone": {}}',
-     b'{"v": 2, "sent": {"e": [-1, 0]}, "gone": {}}', b'{"v": 2, "sent": {"e": null}, "gone": {}}'],
+     b'{"v": 2, "sent": {"e": [-1, 0]}, "gone": {}}', b'{"v": 2, "sent": {"e": null}, "gone": {}}',
+     b'{"v": 2, "sent": {"e": [9e9, NaN]}, "gone": {}}', b'{"v": 2, "sent": {"e": [9e9, 9e99]}, "gone": {}}',
+     b'{"v": 2, "sent": {"e": [1' + b"0" * 400 + b', 0]}, "gone": {}}'],
 )  # fmt: skip
 def test_take_over__nonsense(server: ZooKeeperServer, lock: Lock, junk: bytes) -> None:
     """Unreadable data is ignored and overwritten."""
