@@ -1,4 +1,4 @@
-"""Slots that hundreds of requests return, because their tasks have ended while they waited."""
+"""What requests leave behind that end while they wait: their slots, and their deadlines."""
 
 from __future__ import annotations
 
@@ -118,3 +118,24 @@ def test_slot__of_a_step_that_fails_when_the_log_fails(workplace: Workplace, mon
         locked.run(fail)
     workplace.loop.turn()
     assert (locked.stage, given_back) == (Stage.OVER, [locked])
+
+
+def test_deadline__of_a_message_that_comes_back(workplace: Workplace) -> None:
+    """A task that the broker delivers again after a cut waits until the deadline of its first delivery."""
+    message: Any = SimpleNamespace(id="id", message=SimpleNamespace(headers={}))
+    workplace.gate.deadlines = {}
+    locked = waiting(workplace, Stage.PARKED)
+    vars(locked).update(attempt_id=("id", 0), attempts=SimpleNamespace(deadline=1234.5))
+    locked.finish = lambda: vars(locked).update(stage=Stage.OVER)
+    assert locked.leave()
+    read = [workplace.gate.read_deadline(message, ("id", 0)) for _ in range(2)]
+    assert (locked.stage, read) == (Stage.OVER, [1234.5, None])
+
+
+def test_deadline__of_a_task_that_runs(workplace: Workplace) -> None:
+    """A task that runs when the broker is cut keeps its lock."""
+    workplace.gate.deadlines = {}
+    locked = waiting(workplace, Stage.RUNNING)
+    vars(locked).update(attempt_id=("id", 0), attempts=SimpleNamespace(deadline=1234.5))
+    assert locked.leave()
+    assert (locked.stage, workplace.gate.deadlines) == (Stage.RUNNING, {})
