@@ -102,26 +102,28 @@ class ZooKeeper(Process):
         if server_id is not None:
             (data / "myid").write_text(f"{server_id}\n", encoding="ascii")
         self._configuration = self.folder / "zoo.cfg"
-        self._write_configuration(
-            {
-                "tickTime": str(round(tick_time * 1000)),
-                "initLimit": "20",
-                "syncLimit": "10",
-                "dataDir": str(data),
-                "clientPort": str(self.port),
-                "clientPortAddress": LOOPBACK,
-                "minSessionTimeout": str(round(min_session_timeout * 1000)),
-                "maxSessionTimeout": str(round(max_session_timeout * 1000)),
-                "maxClientCnxns": "0",
-                "admin.enableServer": "false",
-                "4lw.commands.whitelist": "*",
-                "forceSync": "yes" if force_sync else "no",
-                **(settings or {}),
-            }
-        )
+        self._settings = {
+            "tickTime": str(round(tick_time * 1000)),
+            "initLimit": "20",
+            "syncLimit": "10",
+            "dataDir": str(data),
+            "clientPort": str(self.port),
+            "clientPortAddress": LOOPBACK,
+            "minSessionTimeout": str(round(min_session_timeout * 1000)),
+            "maxSessionTimeout": str(round(max_session_timeout * 1000)),
+            "maxClientCnxns": "0",
+            "admin.enableServer": "false",
+            "4lw.commands.whitelist": "*",
+            "forceSync": "yes" if force_sync else "no",
+            **(settings or {}),
+        }
+        self.write_configuration()
 
-    def _write_configuration(self, lines: Mapping[str, str]) -> None:
-        text = "".join(f"{key}={value}\n" for key, value in lines.items())
+    def write_configuration(self) -> None:
+        """Write the settings, and forget all later changes, which a server that can be reconfigured writes itself."""
+        for file in self.folder.glob("zoo.cfg*"):
+            file.unlink()
+        text = "".join(f"{key}={value}\n" for key, value in self._settings.items())
         self._configuration.write_text(text, encoding="utf-8")
 
     def arguments(self) -> list[str]:

@@ -301,6 +301,9 @@ class ServerFaults:
         for server in self._cluster.servers:
             server.kill()
             server.wipe()
+            # The version of a configuration is that of a transaction. With one from before, the servers would take each
+            # later one for older, and a reconfiguration would never end.
+            server.write_configuration()
         time.sleep(self._longest_session)
         write("wiped")
         yield

@@ -11,6 +11,7 @@ from kazoo.client import KazooClient
 from tests.chaos import season as season_
 from tests.chaos.cluster import Cluster
 from tests.chaos.history import FOLDER, read
+from tests.chaos.nemesis import Fault, ServerFaults
 from tests.chaos.picture import draw
 from tests.chaos.season import season
 
@@ -57,3 +58,26 @@ def test_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert left == [("left", "node", "/chaos/x0/lock-0000000000"), ("left", "watch", "/chaos/x0/other")]
         season_._look_for_remains(cluster)
         assert len(read(tmp_path)) == len(left)
+
+
+@pytest.mark.zookeeper
+@pytest.mark.slow
+@pytest.mark.once
+@pytest.mark.xdist_group("rabbitmq")
+def test_wiped__reconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ensemble that was wiped can be reconfigured, though it was before, by a later transaction."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    with Cluster([], tick_time=0.5, sync_limit=10, linked=False, longest=[60.0] * 3) as cluster:
+        client = KazooClient(hosts=cluster.peers.ensemble.hosts)
+        client.start(60)
+        for number in range(200):
+            client.create(f"/node-{number}")
+        client.stop()
+        client.close()
+        wiped = ServerFaults(cluster, longest_session=0.0, clients=[]).kinds()["ensemble wiped"]
+        with cluster.without(cluster.servers[0], 30.0):
+            pass
+        with wiped.act(Fault(at=0.0, what="ensemble wiped", lasts=0.0, victim="leader", chance=1)):
+            pass
+        with cluster.without(cluster.servers[1], 30.0):
+            pass
