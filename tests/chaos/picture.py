@@ -108,7 +108,7 @@ def describe(counts: Mapping[str, int], faults: Counter[str], planted: Mapping[s
         "ZooKeeperUnavailable": "calls that were told that ZooKeeper was away",
         "coalesced": "calls that were skipped for another one",
         "taken": "attempts that found the lock taken",
-        "diverged": "nodes that a single server had in the end, and no other one",
+        "diverged": "nodes that one server had alone, until it was given the data of the others",
     }
     lines = ["| | |", "|---|---:|"]
     lines += [f"| {text} | {counts.get(name, 0):,} |" for name, text in names.items()]

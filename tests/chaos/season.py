@@ -34,6 +34,8 @@ CLEAN = 60.0
 ANSWER = 3.0
 # Seconds from one look at the queues to the next.
 LOOK = 0.5
+# How often a node is to be found on one server alone.
+LOOKS = 3
 
 
 class Population(Protocol):
@@ -124,6 +126,7 @@ def season(
         with _looking(cluster):
             nemesis.rage(draw(seed, seconds, kinds, pace=pace), seconds)
             cluster.heal()
+            _level(cluster)
             write("calm")
             time.sleep(PROBE)
             errors = [*nemesis.errors, *(error for population in populations for error in population.settle())]
@@ -168,25 +171,77 @@ def _clients(cluster: Cluster) -> Iterator[list[Any]]:
             client.close()
 
 
-def _queues(clients: list[Any]) -> tuple[dict[str, list[str]], dict[str, list[str]], bool]:
-    """Return the nodes of all queues that at least two servers have, those that only one has, and whether all answered.
+Node = tuple[str, str]
+"""The last parts of the paths of a lock and of a node in its queue."""
 
-    Each is asked after a write, so it has what was there when this began. One server alone proves nothing: after some
-    faults ZooKeeper itself leaves a server with a node that no other one has, or ever had.
+
+def _views(clients: list[Any]) -> list[set[Node] | None]:
+    """Return the nodes that each server has, ``None`` for one that does not answer.
+
+    Each is asked after a write, so it has what was there when this began.
     """
-    views: list[dict[str, list[str]]] = []
+    views: list[set[Node] | None] = []
     for client in clients:
+        view = None
         with contextlib.suppress(KazooException, client.handler.timeout_exception, OSError):
             path = f"{ROOT}-look/m-"
             own = client.create_async(path, ephemeral=True, sequence=True, makepath=True).get(timeout=ANSWER)
             client.delete_async(own).get(timeout=ANSWER)
-            views.append({key: _children(client, f"{ROOT}/{key}") for key in _children(client, ROOT)})
-    counts = Counter((key, name) for view in views for key, names in view.items() for name in names)
-    most: dict[str, list[str]] = {}
-    one: dict[str, list[str]] = {}
+            view = {(key, name) for key in _children(client, ROOT) for name in _children(client, f"{ROOT}/{key}")}
+        views.append(view)
+    return views
+
+
+def _queues(clients: list[Any]) -> tuple[dict[str, list[str]], bool]:
+    """Return the nodes of all queues that at least two servers have, and whether all have answered.
+
+    One server alone proves nothing, see :func:`_level`.
+    """
+    views = [view for view in _views(clients) if view is not None]
+    counts = Counter(node for view in views for node in view)
+    queues: dict[str, list[str]] = {}
     for (key, name), count in counts.items():
-        (most if count > 1 else one).setdefault(key, []).append(name)
-    return most, one, len(views) == len(clients)
+        if count > 1:
+            queues.setdefault(key, []).append(name)
+    return queues, len(views) == len(clients)
+
+
+def _level(cluster: Cluster) -> None:
+    """Let each server that has nodes which no other one has load the data of the others, as an operator has to.
+
+    Some releases of ZooKeeper leave a server with what it has proposed as a leader without a quorum (ZOOKEEPER-4712 is
+    one cause). Who waits there, for a node that exists nowhere else, waits until this is done.
+    """
+    for _ in range(len(cluster.servers)):
+        with _clients(cluster) as clients:
+            alone = _alone(clients)
+        if not any(alone):
+            return
+        number, nodes = max(enumerate(alone), key=lambda each: len(each[1]))
+        for key, name in sorted(nodes):
+            write("diverged", server=number + 1, name=f"{ROOT}/{key}/{name}")
+        server = cluster.servers[number]
+        server.kill()
+        server.wipe()
+        cluster.heal()
+
+
+def _alone(clients: list[Any]) -> list[set[Node]]:
+    """Return for each server the nodes that it has alone, and not because the servers are asked one after the other."""
+    found: list[set[Node]] = []
+    deadline = time.monotonic() + CLEAN
+    looks = 0
+    while looks < LOOKS and time.monotonic() < deadline:
+        views = _views(clients)
+        if None not in views:
+            complete = [view for view in views if view is not None]
+            alone = [
+                view - set().union(*complete[:number], *complete[number + 1 :]) for number, view in enumerate(complete)
+            ]
+            found = [before & now for before, now in zip(found, alone, strict=True)] if looks else alone
+            looks += 1
+        time.sleep(1.0)
+    return found
 
 
 @contextlib.contextmanager
@@ -222,21 +277,20 @@ def _look_for_remains(cluster: Cluster) -> None:
     deadline = time.monotonic() + CLEAN
     with _clients(cluster) as clients:
         while True:
-            nodes, strange, complete = _queues(clients)
+            views = _views(clients)
+            nodes = set().union(*(view for view in views if view is not None))
             watches = [
                 line.strip()
                 for server in cluster.servers
                 for line in server.command("wchp").splitlines()
                 if line.startswith(f"{ROOT}/")
             ]
-            if time.monotonic() > deadline or (complete and not (nodes or strange or watches)):
+            if time.monotonic() > deadline or not (None in views or nodes or watches):
                 break
             time.sleep(0.5)
-    if not complete:
+    if None in views:
         write("error", text=f"not all servers say within {CLEAN:g} s which nodes they have")
-    for kind, queues in (("node", nodes), ("diverged", strange)):
-        for key, names in queues.items():
-            for name in names:
-                write("left" if kind == "node" else kind, kind=kind, name=f"{ROOT}/{key}/{name}")
+    for key, name in sorted(nodes):
+        write("left", kind="node", name=f"{ROOT}/{key}/{name}")
     for name in watches:
         write("left", kind="watch", name=name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -58,6 +59,36 @@ def test_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert left == [("left", "node", "/chaos/x0/lock-0000000000"), ("left", "watch", "/chaos/x0/other")]
         season_._look_for_remains(cluster)
         assert len(read(tmp_path)) == len(left)
+
+
+@pytest.mark.zookeeper
+@pytest.mark.slow
+@pytest.mark.once
+@pytest.mark.xdist_group("rabbitmq")
+def test_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has a node alone gets the data of the others; nodes that come and go are none of these."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    read_views = season_._views
+    with Cluster([], tick_time=0.5, sync_limit=10, linked=True, longest=[60.0] * 3) as cluster:
+        data = cluster.servers[1].folder / "data" / "version-2" / "as-before"
+        data.touch()
+        looks: list[int] = []
+
+        def with_ghost(clients: list[Any]) -> list[set[tuple[str, str]] | None]:
+            views = read_views(clients)
+            looks.append(0)
+            assert views[0] is not None
+            assert views[1] is not None
+            views[0].add(("x0", f"passes-{len(looks)}"))
+            if data.exists():
+                views[1].add(("x0", "stays"))
+            return views
+
+        monkeypatch.setattr(season_, "_views", with_ghost)
+        season_._level(cluster)
+        found = [(row["what"], row["server"], row["name"]) for row in read(tmp_path)]
+        assert found == [("diverged", 2, "/chaos/x0/stays")]
+        assert [cluster.state(server) for server in cluster.servers].count("follower") == 2
 
 
 @pytest.mark.zookeeper
