@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from django_zklock.exceptions import (
         AsyncUnsafe,
         LockConflict,
+        LockInTransaction,
         LockLost,
         LockTimeout,
         NotHeld,
+        StaleToken,
         ZkLockError,
         ZooKeeperUnavailable,
     )
@@ -36,9 +38,11 @@ __all__ = [
     "Identity",
     "Lock",
     "LockConflict",
+    "LockInTransaction",
     "LockLost",
     "LockTimeout",
     "NotHeld",
+    "StaleToken",
     "ZkLockError",
     "ZooKeeperUnavailable",
     "current_lock",

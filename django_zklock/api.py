@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Never
+from functools import partial
+from typing import Any, Literal, Never, get_args
 
 from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.connections import connections
+from django_zklock.transactions import CommitLock, Release, check_outside
 from django_zklock.work import current_work
 from django_zklock.zk import hints
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
 from django_zklock.zk.rules import rule
 from django_zklock.zk.waiting import Timeout
 
@@ -27,6 +30,7 @@ def zk_lock(
     using: str = DEFAULT_ALIAS,
     timeout: Timeout = None,
     template: str | None = None,
+    release: Release = "block",
     **unknown: Never,
 ) -> Lock:
     """Return the lock named ``key`` of the ensemble ``ZKLOCK[using]``. No I/O.
@@ -43,22 +47,39 @@ def zk_lock(
     and ``async with``: ``None`` waits without a limit, 0 tries once. ``template`` is a name that many keys share
     (``"invoice:{invoice_id}"``), by which signals and metrics tell locks apart; it changes nothing else.
 
+    ``release="commit"`` keeps a lock that is acquired inside of database transactions (``transaction.atomic``) until
+    the outermost blocks have been committed or rolled back, or their connections closed. Outside of transactions it
+    changes nothing. It is for plain code: acquiring it in async code raises ``TypeError``.
+
     Raise ``ValueError`` for an empty key, a key of more than 1 kB or of invalid text, a key that occurs twice, more
-    keys than fit in one request (a thousand do), an unknown mode and a negative timeout; ``TypeError`` for a key or a
+    keys than fit in one request (a thousand do), an unknown mode, an unknown ``release``, ``release="commit"`` with
+    ``reentrant=False``, and a negative timeout; ``TypeError`` for a key or a
     template that is not a ``str``, a limit that is not positive, a limit with a mode and a timeout of another type;
     ``ImproperlyConfigured`` for an alias that is not configured.
     """
     hints.reject_unknown(zk_lock, unknown)
-    return Lock(
-        key,
-        connections[using],
-        rule=rule(mode, limit),
-        reentrant=reentrant,
-        timeout=timeout,
-        listener=signals.listener,
-        work=current_work,
-        template=template,
-    )
+    options: dict[str, Any] = {
+        "rule": rule(mode, limit),
+        "reentrant": reentrant,
+        "timeout": timeout,
+        "listener": signals.listener,
+        "template": template,
+    }
+    if release == "block":
+        return Lock(key, connections[using], work=partial(_checked_work, using, template), **options)
+    if release != "commit":
+        raise ValueError(f"release must be one of {', '.join(map(repr, get_args(Release)))}, got {release!r}")
+    if not reentrant:
+        raise ValueError(
+            'release="commit" needs a reentrant lock: after its block the caller holds it until the transaction ends'
+        )
+    return CommitLock(key, connections[using], work=current_work, **options)
+
+
+def _checked_work(using: str, template: str | None) -> Work | None:
+    """Return what acquires a lock. A lock asks for it before it joins a queue, and not for a nested hold."""
+    check_outside(using, template)
+    return current_work()
 
 
 def current_lock(key: str | None = None, *, using: str | None = None) -> Held | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -20,6 +21,11 @@ DEFAULT_ALIAS = "default"
 
 # A name or an IPv4 address, or an IPv6 address in brackets; of what else kazoo makes another server, or an error.
 _SERVER = re.compile(r"([^\s;,:/?#@\\\[\]]+|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\])(:(?P<port>[0-9]{1,5}))?")
+
+# A fence is this number of bits of a token, below the generation: an epoch of ZooKeeper, one for each election, has
+# 24 of them, and its transactions 32. 63 bits are what a BigIntegerField has for a positive number.
+TOKEN_BITS = 56
+MAX_GENERATION = 2 ** (63 - TOKEN_BITS) - 1
 
 Reader = Callable[[str, Any], Any]
 """Takes the place of a value in the setting, for messages, and the value; returns the checked value."""
@@ -90,6 +96,18 @@ def _loss_policy(place: str, value: object) -> bool:
     return value == "strict"
 
 
+def _in_transaction(place: str, value: object) -> str:
+    if value not in ("warn", "error", "allow"):
+        raise _wrong(place, '"warn", "error" or "allow"', value)
+    return str(value)
+
+
+def _generation(place: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_GENERATION:
+        raise _wrong(place, f"an integer from 0 to {MAX_GENERATION}", value)
+    return value
+
+
 def _auth(place: str, value: object) -> tuple[tuple[str, str], ...]:
     # The message does not repeat the value, which contains credentials.
     wrong = ImproperlyConfigured(f'{place} must be a list of (scheme, credential) pairs like ("digest", "user:secret")')
@@ -151,6 +169,10 @@ _POOL: dict[str, tuple[str, Reader]] = {
     "POOL_SIZE": ("size", _size),
     "LOSS_POLICY": ("strict", _loss_policy),
 }
+_DATABASE: dict[str, tuple[str, Reader]] = {
+    "IN_TRANSACTION": ("in_transaction", _in_transaction),
+    "GENERATION": ("generation", _generation),
+}
 _TLS: dict[str, tuple[str, Reader]] = {
     "CA": ("tls_ca", _text),
     "CERT": ("tls_cert", _text),
@@ -160,7 +182,19 @@ _TLS: dict[str, tuple[str, Reader]] = {
     "CHECK_HOSTNAME": ("tls_check_hostname", _flag),
 }
 
-_ALIAS = _CONNECTION | _POOL | {"TLS": ("tls", _tls)}
+_ALIAS = _CONNECTION | _POOL | _DATABASE | {"TLS": ("tls", _tls)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseOptions:
+    """How the locks of an alias and the project's databases go together.
+
+    ``in_transaction`` says what happens when a lock is acquired inside of a transaction; ``generation`` grows when the
+    tokens of the ensemble have begun anew.
+    """
+
+    in_transaction: Literal["warn", "error", "allow"] = "warn"
+    generation: int = 0
 
 
 # Error reports hide the variables of these functions and of those that they call: the setting contains credentials.
@@ -181,16 +215,33 @@ def options(alias: str) -> PoolOptions:
     """
     configured = _setting()
     if alias not in configured:
-        known = ", ".join(map(repr, configured)) or "none"
-        raise ImproperlyConfigured(f"ZKLOCK has no alias {alias!r}; configured: {known}")
+        raise _unknown(alias, configured)
     place = f'ZKLOCK["{alias}"]'
     values = _mapping(place, configured[alias])
     fields = _read(place, values, _ALIAS)
     if "HOSTS" not in values:
         raise ImproperlyConfigured(f'{place}["HOSTS"] is missing: name the ensemble as "host:port,host:port"')
     tls = fields.pop("tls", {})
+    for field, _reader in _DATABASE.values():
+        fields.pop(field, None)
     pool = {field: fields.pop(field) for field, _reader in _POOL.values() if field in fields}
     return PoolOptions(connection=ConnectionOptions(**fields, **tls), **pool)
+
+
+@sensitive_variables()
+def database_options(alias: str) -> DatabaseOptions:
+    """Return what ``alias`` says of databases; raise ``ImproperlyConfigured`` for an unknown alias or a wrong value."""
+    configured = _setting()
+    if alias not in configured:
+        raise _unknown(alias, configured)
+    place = f'ZKLOCK["{alias}"]'
+    values = _mapping(place, configured[alias])
+    return DatabaseOptions(**_read(place, {name: values[name] for name in _DATABASE if name in values}, _DATABASE))
+
+
+def _unknown(alias: str, configured: Mapping[str, Any]) -> ImproperlyConfigured:
+    known = ", ".join(map(repr, configured)) or "none"
+    return ImproperlyConfigured(f"ZKLOCK has no alias {alias!r}; configured: {known}")
 
 
 def _setting() -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Never, Protocol, TypeVar, cast, get_args
 
 from django.core.management.base import BaseCommand
+from django.db import DEFAULT_DB_ALIAS
 
 from django_zklock.api import Mode
 from django_zklock.conf import DEFAULT_ALIAS
@@ -46,6 +47,7 @@ def zk_locked(
     on_lost: OnLost = "raise",
     on_unavailable: OnUnavailable = "raise",
     template: str | None = None,
+    atomic: bool | str = False,
     **unknown: Never,
 ) -> Locked:
     """Decorate a function, coroutine function, method, ``BaseCommand`` class, Celery task or Django task.
@@ -85,6 +87,11 @@ def zk_locked(
     (of a list, all templates with commas between), the qualified name of a function as ``key``, and for a lambda or any
     other callable the qualified name of the decorated function.
 
+    ``atomic=True`` runs the function in a transaction of the default database, and ``atomic="reports"`` in one of that
+    alias: the transaction begins under the lock, and is committed before the release. A lock that is lost by the end of
+    the function rolls it back, unless ``on_lost`` is ``"ignore"``. Where that database has a transaction already, the
+    call raises ``LockInTransaction``. Without ZooKeeper, ``on_unavailable="run"`` runs the transaction too.
+
     Raise ``TypeError`` or ``ValueError`` at decoration for arguments that can never work. Warn at decoration if the
     template has a ``%s``, which is not a field, and if it has no field although the function has an argument without a
     default. One lock for all calls is meant if ``template``, ``mode`` or ``limit`` is given, so that does not warn.
@@ -98,6 +105,8 @@ def zk_locked(
         raise TypeError(f'on_conflict="coalesce" is for one key, got {list(key)!r}')
     if not isinstance(using, str):
         raise TypeError(f"using must be the name of an alias in ZKLOCK, got {using!r}")
+    if not isinstance(atomic, (bool, str)):
+        raise TypeError(f"atomic must be True, False or the name of a database, got {atomic!r}")
     decided = _policy("on_conflict", on_conflict, get_args(ConflictPolicy))
     if timeout is UNSET:
         timeout = None if decided in ("wait", "coalesce") else 0
@@ -110,6 +119,7 @@ def zk_locked(
         on_conflict=decided,
         on_lost=_choice("on_lost", on_lost, get_args(OnLost)),
         on_unavailable=_policy("on_unavailable", on_unavailable, get_args(UnavailablePolicy), like=decided),
+        atomic=DEFAULT_DB_ALIAS if atomic is True else str(atomic) if atomic else None,
     )
     is_meant_for_all = template is not None or mode != "exclusive" or limit is not None
     return Locked(key, paths.check_template(template), how, needs_field=not is_meant_for_all)
@@ -121,7 +131,7 @@ class Locked:
 
     key: str | Sequence[str] | Callable[..., Any]
     template: str | None
-    make_call: Callable[..., LockedCall]
+    make_call: functools.partial[LockedCall]
     # Whether one lock for all calls would be a mistake.
     needs_field: bool
 
@@ -162,6 +172,12 @@ class Locked:
             raise TypeError(
                 f"zk_locked cannot lock the generator {function.__qualname__}: its body runs after the call has "
                 f"returned; take the lock inside, with zk_lock(key)"
+            )
+        is_atomic = self.make_call.keywords["atomic"] is not None
+        if is_atomic and inspect.iscoroutinefunction(function):
+            raise TypeError(
+                f"atomic= is for plain functions, and {function.__qualname__} is async, where Django has no "
+                f"transactions: decorate a plain function that does the work, and call it by sync_to_async"
             )
         call = self.make_call(
             function=function,

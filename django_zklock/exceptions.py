@@ -61,5 +61,16 @@ class AsyncUnsafe(ZkLockError, RuntimeError):  # noqa: N818
     """
 
 
+class LockInTransaction(ZkLockError, RuntimeWarning):  # noqa: N818
+    """A lock is acquired inside of a database transaction, and would be released before the commit.
+
+    It is a warning by default, once for each place in the code, and raised with ``"IN_TRANSACTION": "error"``.
+    """
+
+
+class StaleToken(ZkLockError):  # noqa: N818
+    """A fenced write was refused, because a later holder has written; nothing was changed."""
+
+
 class ZooKeeperUnavailable(ZkLockError, ConnectionError):  # noqa: N818
     """ZooKeeper could not be reached, or did not answer, before the deadline."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from django.core.management.base import BaseCommand
+from django.db import transaction
 from django.dispatch import Signal
 
-from django_zklock import interrupt, signals
+from django_zklock import interrupt, signals, transactions
 from django_zklock.conflict import AcquireRetries, Conflict, OnConflict, OnLost, OnUnavailable
 from django_zklock.connections import connections
 from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
@@ -63,7 +64,10 @@ _ATTRIBUTE = "__zklock_call__"
 
 @dataclass(frozen=True, kw_only=True)
 class LockedCall:
-    """How one function is called under its lock. ``timeout`` is in seconds, ``None`` for no limit."""
+    """How one function is called under its lock. ``timeout`` is in seconds, ``None`` for no limit.
+
+    ``atomic`` is the database with a transaction around the body, which ends before the lock is released.
+    """
 
     function: Callable[..., Any]
     key: KeyMaker
@@ -75,6 +79,7 @@ class LockedCall:
     on_lost: OnLost
     on_unavailable: OnUnavailable
     template: str
+    atomic: str | None = None
     # The function is the `handle` of a command if its first argument is a command.
     is_handle: bool = False
 
@@ -154,16 +159,27 @@ class LockedCall:
             refusal = None
 
     def _run(self, held: Held | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        body = functools.partial(self.function, *args, **kwargs)
+        if self.atomic is not None:
+            body = functools.partial(self._commit, held, body)
         if held is None or self.on_lost in {"raise", "ignore"}:
-            return self.function(*args, **kwargs)
+            return body()
         ways = (way for hook in terminate_hooks if (way := hook()))
         if self.on_lost == "terminate" and (terminate := next(ways, None)):
             forget = held._when_lost(terminate)
             try:
-                return self.function(*args, **kwargs)
+                return body()
             finally:
                 forget()
-        return interrupt.run(held, functools.partial(self.function, *args, **kwargs))
+        return interrupt.run(held, body)
+
+    def _commit(self, held: Held | None, body: Callable[[], Any]) -> Any:
+        """Run the body in a transaction, and commit it if the lock is still held."""
+        with transaction.atomic(self.atomic, durable=True):
+            result = body()
+            if held is not None and self.on_lost != "ignore":
+                held.check()
+            return result
 
     def _reject_coroutine(self, result: object) -> None:
         if inspect.iscoroutine(result):
@@ -215,6 +231,8 @@ class LockedCall:
         )
 
     def _work(self, args: tuple[Any, ...]) -> Work:
+        # The lock asks for this before it joins the queue, and not for a nested hold.
+        transactions.check_outside(self.using, self.template, atomic=self.atomic)
         if (found := current_work()) is not None:
             return found
         if self._is_command(args):

@@ -67,6 +67,8 @@ def redirect(zklock: Mapping[str, Any], hosts: str, root: str) -> dict[str, Any]
             continue
         original = (_servers(options.get("HOSTS")), options.get("ROOT", PoolOptions.root))
         redirected[alias] = {
+            # A test shall find what production only warns of.
+            "IN_TRANSACTION": "error",
             **_protected({key: value for key, value in options.items() if key not in DROPPED}),
             "HOSTS": hosts,
             "ROOT": roots.setdefault(repr(original), f"{root}/{paths.escape(alias)}"),

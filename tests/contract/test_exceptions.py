@@ -13,8 +13,10 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
+from django_zklock.transactions import CommitLock
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held, Possession, held_stack
@@ -199,6 +201,33 @@ def test_every_instant__nested(pool: Pool, make_pool: MakePool) -> None:
         probe(pool, other, "k")
 
     assert visit_all(cycle, check) >= ACQUIRING | HOLDING | codes(Held._nest, Possession.nest, Possession.drop)
+
+
+@pytest.mark.django_db(transaction=True)
+@by_instant
+def test_every_instant__until_the_commit(pool: Pool, make_pool: MakePool) -> None:
+    """The same for a lock that is kept until the end of a transaction, which is over by then."""
+    other = make_pool()
+    lock = CommitLock("k", pool)
+    lock.acquire().release()
+
+    @contextlib.contextmanager
+    def in_transaction() -> Iterator[None]:
+        with transaction.atomic():
+            yield
+            transaction.set_rollback(True)
+
+    def cycle() -> None:
+        with lock:
+            pass
+
+    def check() -> None:
+        assert held_stack() == []
+        assert lock._blocks == []
+        probe(pool, other, "k")
+
+    struck = visit_all(cycle, check, around=in_transaction)
+    assert struck >= ACQUIRING | HOLDING | codes(CommitLock.__enter__, CommitLock._keep)
 
 
 @by_instant

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 HOSTS, ROOT = "127.0.0.1:1234", "/test-1"
+# What every alias gets.
+REDIRECTED = {"HOSTS": HOSTS, "ROOT": f"{ROOT}/default", "IN_TRANSACTION": "error"}
 AUTH = [("digest", "shop:secret")]
 
 
@@ -26,7 +28,7 @@ def test_redirect__other_options_are_kept() -> None:
     """Servers and root are replaced, times and sizes are kept, and the project's own dict is not changed."""
     mine = {"default": {"HOSTS": "zk1:2181", "ROOT": "/shop", "SESSION_TIMEOUT": 3, "LOSS_POLICY": "strict"}}
     assert redirect(mine, HOSTS, ROOT) == {
-        "default": {"HOSTS": HOSTS, "ROOT": f"{ROOT}/default", "SESSION_TIMEOUT": 3, "LOSS_POLICY": "strict"}
+        "default": {**REDIRECTED, "SESSION_TIMEOUT": 3, "LOSS_POLICY": "strict"},
     }
     assert mine["default"]["HOSTS"] == "zk1:2181"
 
@@ -34,7 +36,7 @@ def test_redirect__other_options_are_kept() -> None:
 @pytest.mark.parametrize("setting", [{}, {"default": {}}, {"default": {"HOSTS": None}}])
 def test_redirect__without_servers(setting: dict[str, Any]) -> None:
     """A project without a ZooKeeper in its test settings gets one."""
-    assert redirect(setting, HOSTS, ROOT) == {"default": {"HOSTS": HOSTS, "ROOT": f"{ROOT}/default"}}
+    assert redirect(setting, HOSTS, ROOT) == {"default": REDIRECTED}
 
 
 def test_redirect__ensembles_are_apart() -> None:
@@ -82,7 +84,7 @@ def test_redirect__names_that_are_no_paths(settings: Settings) -> None:
 def test_redirect__protection(options: dict[str, Any], kept: dict[str, Any], settings: Settings) -> None:
     """Options that a plain server on the loopback interface supports are kept; the rest locks no client out."""
     found = redirect({"default": {"HOSTS": "zk1:2181", **options}}, HOSTS, ROOT)
-    assert found["default"] == {"HOSTS": HOSTS, "ROOT": f"{ROOT}/default", **kept}
+    assert found["default"] == {**REDIRECTED, **kept}
     settings.ZKLOCK = found
     conf.options("default")
 

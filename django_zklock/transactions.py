@@ -1,0 +1,186 @@
+"""Locks and the database transactions of the caller.
+
+A lock that is released before the commit lets the next holder read the old state. So acquiring inside of a transaction
+warns, and a lock with ``release="commit"`` is kept until the transaction has ended.
+
+Django has hooks for a commit alone. How a transaction ends otherwise can be seen by what its connection does with
+``run_on_commit``, its list of these hooks:
+
+- after a commit it takes the list, and calls what is in it;
+- after a rollback, before it closes, and when it connects anew, it drops the list;
+- after a rollback to a savepoint it drops what was registered since.
+
+So an object in this list, to which nothing else refers, is called after a commit and destroyed after everything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from django import db
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError
+
+from django_zklock import conf
+from django_zklock.exceptions import LockInTransaction
+from django_zklock.zk import owners
+from django_zklock.zk.held import Held
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.waiting import UNSET, Timeout, Unset
+
+logger = logging.getLogger("django_zklock.transactions")
+
+Release = Literal["block", "commit"]
+
+_PACKAGE = f"{Path(__file__).parent}/"
+
+
+def _blocks_of_tests(connection: BaseDatabaseWrapper) -> int:
+    """Return how many blocks a ``TestCase`` has put around the project's transactions: to the project they are none.
+
+    Django has the same exception for ``durable=True``.
+    """
+    return sum(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+
+
+def _in_transaction() -> list[BaseDatabaseWrapper]:
+    """Return the connections of this thread whose transaction, begun by ``atomic``, can still be committed."""
+    return [
+        connection
+        for connection in db.connections.all(initialized_only=True)
+        if connection.in_atomic_block
+        and not connection.closed_in_transaction
+        and len(connection.atomic_blocks) > _blocks_of_tests(connection)
+    ]
+
+
+# Acquiring inside of a transaction.
+
+
+def check_outside(using: str, template: str | None, *, atomic: str | None = None) -> None:
+    """Warn, or raise ``LockInTransaction``, if a lock of the alias ``using`` is acquired inside of a transaction.
+
+    ``atomic`` is the database whose transaction shall begin under the lock. Where one is open, that is an error,
+    whatever the setting says, and found before the caller waits for the lock.
+    """
+    names = [connection.alias for connection in _in_transaction()]
+    if not names:
+        return
+    policy = "error" if atomic in names else conf.database_options(using).in_transaction
+    if policy == "allow":
+        return
+    # Without the key: Python shows a text once for each line of code, and the keys at a line differ.
+    subject = "a lock" if template is None else f"the lock {template!r}"
+    error = LockInTransaction(
+        f"{subject} is acquired inside of a transaction of database {', '.join(map(repr, names))}, and would be "
+        f"released before the commit: the next holder would read the old state. Acquire it first, with "
+        f"@zk_locked(…, atomic=True) or a `with` around the transaction, or keep it until the commit: "
+        f'zk_lock(…, release="commit")'
+    )
+    if policy == "error":
+        raise error
+    frame, level = sys._getframe(), 1  # noqa: SLF001 - CPython's documented way to see the caller
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(error, stacklevel=level)
+
+
+# Keeping the lock until the end of the transaction.
+
+
+class CommitLock(Lock):
+    """A lock that is kept, if it is acquired inside of transactions, until the last of them has ended.
+
+    Each transaction has a hold of its own, on the same node, and the hold of the caller is nested in these. So a block
+    ends as always, with ``LockLost`` after a loss, and the node goes with the last of these holds.
+    """
+
+    # The holds of the transactions come first. What interrupts the acquisition after that, such as a time limit, leaves
+    # the lock held until the transactions end, which is what it is for.
+
+    def acquire(self, timeout: Timeout | Unset = UNSET) -> Held:  # type: ignore[override] # without hints
+        self._keep(partial(super().acquire, timeout))
+        return super().acquire(timeout)
+
+    def try_acquire(self) -> Held | None:  # type: ignore[override]
+        return super().try_acquire() if self._keep(super().try_acquire) else None
+
+    def __enter__(self) -> Held:
+        self._keep(super().acquire)
+        return super().__enter__()
+
+    def _keep(self, acquire: Callable[[], Held | None]) -> bool:
+        """Acquire the lock for each open transaction; return ``False`` if it is taken."""
+        for each in db.connections.all(initialized_only=True):
+            if each.connection is not None and not each.in_atomic_block and not each.autocommit:
+                raise TransactionManagementError(
+                    f'database {each.alias!r} is in manual transaction management, where release="commit" cannot be '
+                    f"used, as on_commit() cannot: use atomic()"
+                )
+        owner = owners.caller().owner
+        depth = len(owner.holds)
+        try:
+            for connection in _in_transaction():
+                held = acquire()
+                if held is None:
+                    return False
+                _release_at_end(connection, held)
+        except BaseException:
+            owner.release_since(self, depth)
+            raise
+        return True
+
+    def aacquire(self, *_arguments: object, **_options: object) -> Coroutine[Any, Any, Held]:
+        self._refuse_async()
+
+    def atry_acquire(self, *_arguments: object, **_options: object) -> Coroutine[Any, Any, Held | None]:
+        self._refuse_async()
+
+    def __aenter__(self) -> Coroutine[Any, Any, Held]:
+        self._refuse_async()
+
+    def _refuse_async(self) -> NoReturn:
+        raise TypeError(
+            f'lock {self.key!r} with release="commit" cannot be acquired by async code, where Django has no '
+            f"transactions: put the transaction and the lock into one plain function, and call that by sync_to_async"
+        )
+
+
+class _TransactionHold:
+    """The hold of a transaction; only the connection's list of hooks refers to it."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+
+    def __call__(self) -> None:
+        """Release the lock after the commit."""
+        held = self._held
+        if held.lost and not held.released:
+            logger.error("event=committed_without_lock key=%r token=%s", held.key, held.token)
+        held.release()
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # The transaction was rolled back, or its connection is about to be closed, and nothing can be committed.
+        if not self._held.released and not _is_finalizing():
+            self._held.release()
+
+
+def _release_at_end(connection: BaseDatabaseWrapper, held: Held) -> None:
+    hooks: list[Any] = connection.run_on_commit
+    tests = _blocks_of_tests(connection)
+    if not tests:
+        # The first: other hooks need no lock, and one that raises an error keeps Django from calling those behind it.
+        # Without savepoints: rolling back to one does not end the transaction.
+        hooks.insert(0, (set(), _TransactionHold(held), False))
+        return
+    # In a TestCase the transaction is a savepoint, the first one that is not a test's: with that it is rolled back. For
+    # Django its commit is no event, so the hook is called by captureOnCommitCallbacks, which wants it to be the last.
+    hooks.append((set(connection.savepoint_ids[tests - 1 : tests]), _TransactionHold(held), False))

@@ -1,0 +1,57 @@
+"""Real databases: SQLite, PostgreSQL and MariaDB, with the tables of the project's app."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from billing.models import Account
+from django.apps import apps
+from django.db import connections
+from pytest_django import DjangoDbBlocker
+from services.folder import make_folder, remove_folder
+
+from tests.support.servers.database import as_alias
+from tests.support.servers.mariadb import MariaDB
+from tests.support.servers.postgresql import PostgreSQL
+
+
+def _made(alias: str) -> str:
+    with connections[alias].schema_editor() as editor:
+        for model in apps.get_app_config("billing").get_models():
+            editor.create_model(model)
+    return alias
+
+
+@pytest.fixture(scope="session")
+def sqlite(django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """Return the alias of a database in a file, with an empty table of accounts."""
+    folder = make_folder("sqlite")
+    settings = {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / "db", "OPTIONS": {"timeout": 30}}
+    with django_db_blocker.unblock(), as_alias("sqlite", settings) as alias:
+        yield _made(alias)
+    remove_folder(folder)
+
+
+@pytest.fixture(scope="session")
+def postgresql(django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """Return the alias of a database of a PostgreSQL server, with an empty table of accounts."""
+    with PostgreSQL() as server, django_db_blocker.unblock(), as_alias("postgresql", server.settings) as alias:
+        yield _made(alias)
+
+
+@pytest.fixture(scope="session")
+def mariadb(django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """Return the alias of a database of a MariaDB server, with an empty table of accounts."""
+    with MariaDB() as server, django_db_blocker.unblock(), as_alias("mariadb", server.settings) as alias:
+        yield _made(alias)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def database(request: pytest.FixtureRequest, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """Return the alias of each database, one after the other; its table is empty."""
+    alias: str = request.getfixturevalue(request.param)
+    with django_db_blocker.unblock():
+        yield alias
+        connections[alias].close()
+        Account.objects.using(alias).all().delete()
