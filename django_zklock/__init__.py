@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ZkLockError,
         ZooKeeperUnavailable,
     )
+    from django_zklock.fencing import FencedModel, fenced_update
     from django_zklock.zk.held import Held
     from django_zklock.zk.lock import Lock
     from django_zklock.zk.node_data import Identity
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncUnsafe",
     "Conflict",
+    "FencedModel",
     "Held",
     "Identity",
     "Lock",
@@ -46,6 +48,7 @@ __all__ = [
     "ZkLockError",
     "ZooKeeperUnavailable",
     "current_lock",
+    "fenced_update",
     "zk_lock",
     "zk_locked",
 ]
@@ -54,10 +57,12 @@ __all__ = [
 # import Django or kazoo, because a `conftest.py` may have to patch modules first, as for gevent.
 _MODULES = {
     "Conflict": "django_zklock.conflict",
+    "FencedModel": "django_zklock.fencing",
     "Held": "django_zklock.zk.held",
     "Identity": "django_zklock.zk.node_data",
     "Lock": "django_zklock.zk.lock",
     "current_lock": "django_zklock.api",
+    "fenced_update": "django_zklock.fencing",
     "zk_lock": "django_zklock.api",
     "zk_locked": "django_zklock.decorators",
 }

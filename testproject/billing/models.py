@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from django.db import models
 
+from django_zklock import FencedModel
 
-class Account(models.Model):
+
+class Account(FencedModel):
     """Somebody's money, in cents."""
 
     name = models.CharField(max_length=100, unique=True)

@@ -6,7 +6,7 @@ import time
 
 from celery import current_task, shared_task
 
-from django_zklock import current_lock, zk_locked
+from django_zklock import current_lock, fenced_update, zk_locked
 
 from .models import Account, Deposit, Execution
 
@@ -36,10 +36,15 @@ def pay_in(account_id: int, amount: int, run: str, bank: float) -> None:
     started = time.time()
     balance = Account.objects.get(pk=account_id).balance
     time.sleep(bank)
-    Account.objects.filter(pk=account_id).update(balance=balance + amount)
+    held = current_lock()
+    account = Account.objects.filter(pk=account_id)
+    if held is None:
+        account.update(balance=balance + amount)
+    else:
+        # Refused if this process was paused for so long that another one has the lock, and has written.
+        fenced_update(account, held, balance=balance + amount)
     Deposit.objects.create(account_id=account_id, amount=amount, run=run)
     ended = time.time()
-    held = current_lock()
     Execution.objects.create(
         account_id=account_id,
         run=run,

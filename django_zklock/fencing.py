@@ -1,0 +1,189 @@
+"""Writes that a database refuses from a holder who is late: the largest token is stored beside the data.
+
+A holder may be paused between its last look at the lock and its write, and continue when another one has written. So
+each fenced write puts its token into the row, in the statement that writes, and only where no larger one stands.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+from django.core import checks
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, models, transaction
+from django.utils.translation import gettext_lazy as _
+
+from django_zklock import conf
+from django_zklock.conf import DEFAULT_ALIAS, TOKEN_BITS
+from django_zklock.exceptions import NotHeld, StaleToken
+from django_zklock.zk import owners
+from django_zklock.zk.held import Held
+from django_zklock.zk.rules import SHARED
+
+FIELD = "fence"
+
+
+class FencedModel(models.Model):
+    """A model whose rows remember the largest token of their writers.
+
+    ``save()`` under an exclusive lock raises ``StaleToken`` if a later holder has written the row, and changes nothing.
+    Without a lock it is Django's own, and leaves the fence alone. Everything else that writes is Django's own too:
+    ``update()``, ``bulk_update()``, ``delete()``.
+
+    A row belongs to one lock of one ensemble: tokens of others cannot be compared. ``fence_using`` is the alias of the
+    ensemble in ``ZKLOCK``.
+    """
+
+    fence = models.BigIntegerField(_("fence"), default=0, db_default=0, editable=False)
+
+    fence_using: ClassVar[str] = DEFAULT_ALIAS
+
+    class Meta:
+        abstract = True
+
+    def save(self, *args: Any, held: Held | None = None, **kwargs: Any) -> None:
+        """Save the instance as the holder of a lock: of ``held``, or of the only lock that the caller holds.
+
+        Raise ``StaleToken`` if a later holder has written; ``LockLost`` if the lock is known to be lost; ``ValueError``
+        if the caller holds several locks and none is named. As after any error of a database, a transaction around it
+        has to be rolled back.
+        """
+        held = held or _only_hold(self.fence_using)
+        before = self.__dict__.get(FIELD, 0)
+        # Django writes a row in `_do_update`, and that is not told who saves.
+        self._saving: tuple[Held, int] | None = None
+        if held is not None:
+            self._saving = held, fence_of(held, self.fence_using)
+            self.fence = self._saving[1]
+        try:
+            super().save(*args, **kwargs)
+        except BaseException:
+            self.fence = before
+            raise
+        finally:
+            del self._saving
+
+    save.alters_data = True  # type: ignore[attr-defined] # templates must not call it
+
+    # The arguments behind the values differ between the versions of Django.
+    def _do_update(  # type: ignore[override]
+        self, base_qs: Any, using: str, pk_val: Any, values: Any, *args: Any
+    ) -> Any:
+        field = self._meta.get_field(FIELD)
+        # What loads fixtures does not call save(), and a model that inherits a table has two of them.
+        if not hasattr(self, "_saving") or field.model is not base_qs.model:
+            return super()._do_update(base_qs, using, pk_val, values, *args)
+        values = [value for value in values if value[0] is not field]
+        if self._saving is None:
+            # The instance may have been read before a later holder has written.
+            return super()._do_update(base_qs, using, pk_val, values, *args)
+        held, fence = self._saving
+        values.append((field, None, fence))
+        updated = super()._do_update(base_qs.filter(fence__lte=fence), using, pk_val, values, *args)
+        if not updated:
+            _check_not_stale(base_qs.filter(pk=pk_val), held, fence)
+        return updated
+
+    @classmethod
+    def check(cls, **kwargs: Any) -> list[CheckMessage]:
+        """Return Django's messages about the model, and one if its alias is not in ``ZKLOCK``."""
+        messages = super().check(**kwargs)
+        try:
+            conf.database_options(cls.fence_using)
+        except ImproperlyConfigured as error:
+            hint = "Set fence_using to the alias of the ensemble whose locks guard the rows."
+            messages.append(checks.Error(str(error), hint=hint, obj=cls, id="django_zklock.E005"))
+        return messages
+
+
+Model = TypeVar("Model", bound=FencedModel)
+
+
+def fenced_update(queryset: models.QuerySet[Model], held: Held | None = None, **values: Any) -> int:
+    """Update the rows of ``queryset`` as the holder of a lock, and return their number.
+
+    The holder is that of ``held``, or of the only lock that the caller holds. ``values`` are those of
+    ``QuerySet.update()``; without any the rows get the token alone, so that no earlier holder can write from then on.
+
+    If a later holder has written any of these rows, raise ``StaleToken``, and change none. Raise ``NotHeld`` if the
+    caller holds no lock, ``LockLost`` if the lock is known to be lost, ``ValueError`` if the caller holds several locks
+    and none is named, and ``TypeError`` for a model whose table has no fence.
+    """
+    model = queryset.model
+    concrete = model._meta.concrete_model or model
+    if FIELD not in {field.name for field in concrete._meta.local_fields}:
+        raise TypeError(f"fenced_update needs a FencedModel, and the table of {model.__name__} has no fence")
+    held = held or _only_hold(model.fence_using)
+    if held is None:
+        raise NotHeld(f"{model.__name__} is to be updated with a fence, and no lock is held here that has its tokens")
+    fence = fence_of(held, model.fence_using)
+    # Where it says nothing else, the database to write to: this is what select_for_update is asked for.
+    using = queryset.select_for_update().db
+    rows = _without_joins(queryset.using(using), using)
+    with transaction.atomic(using):
+        updated = rows.filter(fence__lte=fence).update(**values, fence=fence)
+        # Some rows may have been updated, and others not, because they were stale or written meanwhile.
+        _check_not_stale(rows, held, fence)
+    return updated
+
+
+def fence_of(held: Held, using: str) -> int:
+    """Return what a hold of the ensemble ``using`` writes: the generation of the ensemble, and the token.
+
+    Raise ``LockLost`` or ``NotHeld`` if it is not held any more, and ``ValueError`` if its token does not say who came
+    later.
+    """
+    held.check()
+    if held.lock.pool.name != using:
+        raise ValueError(
+            f"lock {held.key!r} is of the ensemble {held.lock.pool.name!r}, and the fences are of {using!r} "
+            f"(fence_using): tokens of two ensembles cannot be compared"
+        )
+    if held.rule.kind in SHARED:
+        raise ValueError(f"lock {held.key!r} is held as {held.rule}, beside others: fence with an exclusive lock")
+    if held.token >> TOKEN_BITS:
+        raise ValueError(f"token {held.token} has more than {TOKEN_BITS} bits, which leaves none for the generation")
+    return conf.database_options(using).generation << TOKEN_BITS | held.token
+
+
+def _only_hold(using: str) -> Held | None:
+    """Return the lock of the alias ``using`` that the caller holds alone, ``None`` if there is none."""
+    by_node: dict[str, Held] = {}
+    for held in owners.caller().available():
+        if not held.released and held.lock.pool.name == using and held.rule.kind not in SHARED:
+            by_node[held.node] = held
+    if len(by_node) > 1:
+        keys = ", ".join(repr(held.key) for held in by_node.values())
+        raise ValueError(f"several locks are held here, {keys}: say which one guards the row, with held=")
+    return next(iter(by_node.values()), None)
+
+
+def _without_joins(rows: models.QuerySet[Model], using: str) -> models.QuerySet[Model]:
+    """Return the same rows by a query of one table.
+
+    Django updates what it finds by a join in a subquery, or in a query before. There the fence would be read before the
+    row is locked: a later holder could write in between.
+    """
+    if sum(map(bool, rows.query.alias_refcount.values())) <= 1:
+        return rows
+    found: Any = rows.values("pk")
+    if not connections[using].features.update_can_self_select:
+        found = [each["pk"] for each in found]
+    return rows.model._base_manager.using(using).filter(pk__in=found)
+
+
+def _check_not_stale(rows: models.QuerySet[Model], held: Held, fence: int) -> None:
+    """Raise ``StaleToken`` if a later holder has written one of ``rows``."""
+    connection = connections[rows.db]
+    later = rows.filter(fence__gt=fence)
+    if connection.vendor == "mysql" and connection.in_atomic_block:
+        # With repeatable reads a plain query sees the rows as they were when the transaction began; a locking one does
+        # not, as little as the update.
+        later = later.select_for_update()
+    if later.exists():
+        raise StaleToken(
+            f"the token {held.token} of lock {held.key!r} is stale: a later holder has written {rows.model.__name__}, "
+            f"and nothing was changed; if the ensemble has lost its data, its tokens have begun anew (GENERATION)",
+            key=held.key,
+        )

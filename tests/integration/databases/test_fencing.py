@@ -1,0 +1,326 @@
+"""Fenced writes on each database: what a late holder writes is refused, in the statement that writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from billing.models import Account, Deposit
+from django.db import connections, transaction
+from django.db.models import Case, F, QuerySet, Value, When
+from pytest_django import DjangoDbBlocker
+
+from django_zklock import Held, LockLost, NotHeld, StaleToken, current_lock, fenced_update, zk_lock
+from django_zklock.conf import TOKEN_BITS
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool
+from tests.support.django_layer import Ensemble
+from tests.support.tree_reader import wait_until
+
+pytest_plugins = ["tests.support.settings_fixtures"]
+
+KEY = "accounts"
+# Half of them are paused between their last look at the lock and their write.
+WRITERS = int(os.environ.get("ZKLOCK_WRITERS", "100"))
+
+
+@pytest.fixture
+def accounts(database: str, ensemble: Ensemble) -> QuerySet[Account]:
+    """Return two accounts that nobody has written with a fence."""
+    rows = Account.objects.using(database)
+    rows.create(name="Ada", balance=10)
+    rows.create(name="Barbara", balance=20)
+    return rows.order_by("pk")
+
+
+def balances(accounts: QuerySet[Account]) -> list[int]:
+    return list(accounts.values_list("balance", flat=True))
+
+
+WRITE = "UPDATE billing_account SET balance = 99, fence = %s WHERE name = %s"
+
+
+@contextlib.contextmanager
+def later_holder(accounts: QuerySet[Account], name: str = "Ada") -> Iterator[None]:
+    """Let a later holder write an account just before the next statement that writes.
+
+    The one who is late holds its lock as far as it can know.
+    """
+    held, connection = current_lock(), connections[accounts.db]
+    assert held
+    left = [held.token + 1]
+
+    def overtake(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+        if sql.startswith("UPDATE") and left:
+            other = connection.copy()
+            with contextlib.closing(other), other.cursor() as cursor:
+                cursor.execute(WRITE, [left.pop(), name])
+        return execute(sql, *arguments)
+
+    with connection.execute_wrapper(overtake):
+        yield
+
+
+# fenced_update.
+
+
+def test_update(accounts: QuerySet[Account]) -> None:
+    """A holder writes as often as it likes, and the rows have its token."""
+    with zk_lock(KEY) as held:
+        assert fenced_update(accounts, balance=F("balance") + 1) == 2
+        assert fenced_update(accounts.filter(name="Ada"), held, balance=F("balance") * 2) == 1
+        assert fenced_update(accounts.filter(name="nobody"), balance=0) == 0
+        assert set(accounts.values_list("fence", flat=True)) == {held.token}
+    assert balances(accounts) == [22, 21]
+
+
+def test_update__stale(accounts: QuerySet[Account]) -> None:
+    """A late holder is refused, and of many rows none is changed if one is stale."""
+    with (
+        zk_lock(KEY),
+        later_holder(accounts),
+        pytest.raises(StaleToken, match="stale: a later holder has written Acco"),
+    ):
+        fenced_update(accounts, balance=F("balance") + 1)
+    assert balances(accounts) == [99, 20]
+    assert list(accounts.values_list("fence", flat=True))[1] == 0
+
+
+def test_update__stale_in_a_transaction(accounts: QuerySet[Account]) -> None:
+    """Who catches the error in a transaction goes on with what was there before."""
+    with zk_lock(KEY), transaction.atomic(accounts.db):
+        with later_holder(accounts), pytest.raises(StaleToken):
+            fenced_update(accounts, balance=0)
+        assert balances(accounts)[1] == 20
+
+
+def test_update__of_different_values(accounts: QuerySet[Account]) -> None:
+    """One statement gives each row a value of its own, as bulk_update does."""
+    values = Case(When(name="Ada", then=Value(1)), default=Value(2))
+    with zk_lock(KEY):
+        fenced_update(accounts, balance=values)
+        assert balances(accounts) == [1, 2]
+        with later_holder(accounts, "Barbara"), pytest.raises(StaleToken):
+            fenced_update(accounts, balance=values)
+    assert balances(accounts) == [1, 99]
+
+
+def test_update__by_a_join(accounts: QuerySet[Account]) -> None:
+    """Rows may be found by a join."""
+    for account in accounts:
+        Deposit.objects.using(accounts.db).create(account=account, amount=5, run="a")
+    rows = accounts.filter(deposits__run="a")
+    with zk_lock(KEY):
+        assert fenced_update(rows, balance=1) == 2
+        with later_holder(accounts), pytest.raises(StaleToken):
+            fenced_update(rows, balance=2)
+    assert balances(accounts) == [99, 1]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("condition", [{"name": "Ada"}, {"deposits__run": "a"}], ids=["plain", "join"])
+def test_update__waits_for_the_row(condition: dict[str, str], accounts: QuerySet[Account]) -> None:
+    """A statement that waits for a later holder's compares what that has written, and not what it had found."""
+    Deposit.objects.using(accounts.db).create(account=accounts[0], amount=5, run="a")
+    connection = connections[accounts.db]
+    other, onlooker = connection.copy(), connection.copy()
+
+    def commit() -> None:
+        with contextlib.closing(other), contextlib.closing(onlooker), onlooker.cursor() as cursor:
+            try:
+                wait_until(lambda: cursor.execute("SELECT 1 FROM pg_locks WHERE NOT granted") or cursor.fetchone())
+            finally:
+                other.commit()
+
+    for each in (other, onlooker):
+        each.inc_thread_sharing()
+    with zk_lock(KEY) as held, ThreadPoolExecutor(1) as thread:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute(WRITE, [held.token + 1, "Ada"])
+        committed = thread.submit(commit)
+        with pytest.raises(StaleToken):
+            fenced_update(accounts.filter(**condition), balance=0)
+        committed.result()
+    assert balances(accounts) == [99, 20]
+
+
+def test_update__claims(accounts: QuerySet[Account]) -> None:
+    """Without values, the rows get the token, and from then on no earlier holder can write."""
+    with zk_lock(KEY) as held:
+        with transaction.atomic(accounts.db):
+            assert fenced_update(accounts.filter(name="Ada")) == 1
+            account = accounts.select_for_update().get(name="Ada")
+            account.balance += 5
+            account.save()
+        assert account.fence == held.token
+    assert balances(accounts) == [15, 20]
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_update__repeatable_read(accounts: QuerySet[Account]) -> None:
+    """A transaction that began before the later holder has written is refused too, and is told."""
+    connection = connections[accounts.db]
+    with zk_lock(KEY):
+        connection.cursor().execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        with transaction.atomic(accounts.db):
+            assert balances(accounts) == [10, 20]
+            other = connection.copy()
+            with contextlib.closing(other), other.cursor() as cursor:
+                cursor.execute("UPDATE billing_account SET fence = %s WHERE name = 'Ada'", [2**55])
+            with pytest.raises(StaleToken):
+                fenced_update(accounts.filter(name="Ada"), balance=0)
+
+
+# save().
+
+
+def test_save(accounts: QuerySet[Account]) -> None:
+    """Under a lock, save() writes the token with the rest, also of a new row and of some fields only."""
+    with zk_lock(KEY) as held:
+        new = Account(name="Grace")
+        new.save(using=accounts.db)
+        assert accounts.get(name="Grace").fence == held.token
+        ada = accounts.get(name="Ada")
+        ada.balance = F("balance") + 5
+        ada.save(update_fields=["balance"])
+        assert (accounts.get(name="Ada").balance, accounts.get(name="Ada").fence) == (15, held.token)
+        deferred = accounts.only("balance").get(name="Barbara")
+        deferred.balance = 1
+        deferred.save()
+        assert accounts.get(name="Barbara").fence == held.token
+
+
+@pytest.mark.parametrize("options", [{}, {"update_fields": ["balance"]}, {"force_update": True}])
+def test_save__stale(options: dict[str, Any], accounts: QuerySet[Account]) -> None:
+    """A late holder is refused, whatever is saved, and no second row is made."""
+    ada = accounts.get(name="Ada")
+    ada.balance = 0
+    with zk_lock(KEY) as held:
+        with later_holder(accounts), pytest.raises(StaleToken) as refused:
+            ada.save(held=held, **options)
+        assert refused.value.key == KEY
+        assert ada.fence == 0
+    assert balances(accounts) == [99, 20]
+
+
+def test_save__without_a_lock(accounts: QuerySet[Account]) -> None:
+    """Without a lock it is Django's own, and does not take back the fence of a later holder."""
+    ada = accounts.get(name="Ada")
+    with zk_lock(KEY) as held:
+        fenced_update(accounts, balance=5)
+    ada.balance = 6
+    ada.save()
+    assert (accounts.get(name="Ada").balance, accounts.get(name="Ada").fence) == (6, held.token)
+
+
+# Which lock counts.
+
+
+def test_hold(accounts: QuerySet[Account], ensemble: Ensemble) -> None:
+    """The only exclusive lock of the caller counts; of several, the one that is named."""
+    ada = accounts.get(name="Ada")
+    with pytest.raises(NotHeld):
+        fenced_update(accounts, balance=0)
+    with zk_lock("readers", mode="read") as reader, zk_lock(["a", "b"]) as both, zk_lock("a"):
+        fenced_update(accounts, balance=1)
+        ada.save()
+        assert ada.fence == both.token
+        with pytest.raises(ValueError, match="is held as read"):
+            fenced_update(accounts, reader, balance=0)
+        with zk_lock("c") as inner:
+            with pytest.raises(ValueError, match="several locks are held here, 'a', 'c': say which"):
+                ada.save()
+            with pytest.raises(ValueError, match="several locks"):
+                fenced_update(accounts, balance=0)
+            ada.save(held=inner)
+            assert ada.fence == inner.token
+    with pytest.raises(NotHeld):
+        fenced_update(accounts, both, balance=0)
+    lost = zk_lock(KEY).acquire()
+    ensemble.delete(lost)
+    wait_until(lambda: lost.lost)
+    with pytest.raises(LockLost):
+        fenced_update(accounts, balance=0)
+    lost.release()
+
+
+def test_models(accounts: QuerySet[Account]) -> None:
+    """A model without a fence is refused."""
+    with zk_lock(KEY), pytest.raises(TypeError, match="the table of Deposit has no fence"):
+        fenced_update(Deposit.objects.all(), amount=1)  # type: ignore[type-var]
+
+
+def test_generation(accounts: QuerySet[Account], settings: Any) -> None:
+    """A higher generation counts for more than every token of those before it."""
+    with zk_lock(KEY) as held:
+        accounts.update(fence=held.token + 2**40)
+        with pytest.raises(StaleToken, match="GENERATION"):
+            fenced_update(accounts, balance=0)
+        settings.ZKLOCK["default"]["GENERATION"] = 1
+        assert fenced_update(accounts, balance=0) == 2
+        assert set(accounts.values_list("fence", flat=True)) == {2**TOKEN_BITS + held.token}
+        settings.ZKLOCK["default"]["GENERATION"] = 127
+        assert fenced_update(accounts, balance=0) == 2
+
+
+# Many at once.
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_writers(accounts: QuerySet[Account], ensemble: Ensemble, django_db_blocker: DjangoDbBlocker) -> None:
+    """Of many writers, of whom every other one is paused until the next one has written, no late one is accepted.
+
+    All of them write their token into the balance. A paused one has looked at its lock and is in the middle of its
+    write: its session is another's and expires meanwhile.
+    """
+    ada = accounts.filter(name="Ada")
+    alias, options = accounts.db, ensemble.pool.options
+    accepted: list[int] = []
+    refused: list[int] = []
+
+    def late(pool: Pool, written: threading.Event, checked: threading.Event) -> None:
+        """Acquire, check, and be paused just before the statement reaches the database."""
+
+        def pause(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+            if sql.startswith("UPDATE"):
+                checked.set()
+                assert written.wait(60)
+            return execute(sql, *arguments)
+
+        with contextlib.closing(connections[alias]), connections[alias].execute_wrapper(pause):
+            held = Lock(KEY, pool).acquire(30)
+            try:
+                write(held)
+            finally:
+                held.release()
+
+    def write(held: Held) -> None:
+        try:
+            fenced_update(ada, held, balance=held.token)
+            accepted.append(held.token)
+        except StaleToken:
+            refused.append(held.token)
+
+    with ThreadPoolExecutor(1) as thread, contextlib.closing(Pool("default", options)) as pool:
+        for _ in range(WRITERS // 2):
+            written, checked = threading.Event(), threading.Event()
+            paused = thread.submit(late, pool, written, checked)
+            try:
+                assert checked.wait(60)
+                # The pause outlasts the lease: the servers take the lock away.
+                ensemble.onlooker.end_session(pool)
+                with zk_lock(KEY).acquire(60) as held:
+                    write(held)
+            finally:
+                written.set()
+            paused.result(60)
+    assert (len(accepted), len(refused)) == (WRITERS // 2, WRITERS // 2)
+    assert accepted == sorted(accepted)
+    assert ada.get().balance == max(accepted)
+    assert current_lock() is None
