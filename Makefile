@@ -69,6 +69,10 @@ leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is 
 many-locks: $(READY) | os-test ## 24,000 locks of one process on three servers, which live on: sixteen times what `test` does
 	ZKLOCK_MANY_LOCKS=24000 $(BIN)/pytest tests/integration/cluster/test_many_locks.py -rP $(ARGS)
 
+.PHONY: fenced-writers
+fenced-writers: $(READY) | os-test ## 1,000 writers on PostgreSQL, half of them late: ten times what `test` does
+	ZKLOCK_WRITERS=1000 $(BIN)/pytest tests/integration/databases/test_fencing.py -k test_writers -rP $(ARGS)
+
 # Two minutes of it belong to `test`.
 .PHONY: chaos
 chaos: $(READY) | os-test ## an hour of all faults at random over clients of every kind; ARGS="--seconds 600", ARGS="--seed 7.3"

@@ -11,7 +11,18 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from django_zklock.management.subcommands import break_, devserver, doctor, prune, revoke, run, show, watch
+from django_zklock.management.subcommands import (
+    break_,
+    devserver,
+    doctor,
+    manage,
+    migrate,
+    prune,
+    revoke,
+    run,
+    show,
+    watch,
+)
 from django_zklock.management.subcommands import list as list_
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import INTERRUPTED
@@ -20,12 +31,15 @@ from django_zklock.management.subcommands.exit_codes import INTERRUPTED
 # a terminal and these options and returns the exit code.
 SUBCOMMANDS: Mapping[str, ModuleType] = {
     module.__name__.rpartition(".")[2].rstrip("_"): module
-    for module in (list_, show, watch, revoke, break_, prune, doctor, run, devserver)
+    for module in (list_, show, watch, revoke, break_, prune, doctor, run, manage, migrate, devserver)
 }
+
+# These take the words after "--" as they are.
+WITH_COMMAND = {"run", "manage", "migrate"}
 
 
 class _SubcommandParser(CommandParser):
-    """Has Django's own options too, and does not parse the command of `run`, which follows "--".
+    """Has Django's own options too, and does not parse the command of `run` and others, which follows "--".
 
     argparse would drop a second "--" that belongs to the command.
     """
@@ -49,14 +63,16 @@ class _SubcommandParser(CommandParser):
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
         own, command = list(args or ()), list[str]()
-        if is_run := self.prog.endswith(" run"):
+        name = self.prog.rpartition(" ")[2]
+        if name in WITH_COMMAND:
             own, command = _split(own)
-            if command and command[0].startswith("-"):
+            if name != "migrate" and command and command[0].startswith("-"):
                 # No command is named like that, so it is the key.
                 own, command = [*own, "--", command[0]], _split(command[1:])[1]
         parsed, unknown = super().parse_known_args(own, namespace)
-        if unknown and is_run and not command:
-            self.error(f'unrecognized arguments: {" ".join(unknown)}; the command to run stands after "--"')
+        if unknown and name in WITH_COMMAND and not command:
+            what = "what is passed on to migrate" if name == "migrate" else "the command to run"
+            self.error(f'unrecognized arguments: {" ".join(unknown)}; {what} stands after "--"')
         parsed.command = command
         return parsed, unknown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -17,6 +17,7 @@ from django_zklock.management.subcommands import _common, arguments, exit_codes
 from django_zklock.management.subcommands._locked_process import LockedProcess
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.zk.formatting import escape_controls
+from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 
@@ -35,6 +36,19 @@ FAILURES = {
 def add_arguments(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s KEY [options] -- COMMAND [ARGUMENT ...]"
     arguments.add_lock(parser)
+    add_waiting(parser)
+    parser.add_argument(
+        "--grace",
+        type=arguments.seconds,
+        default=DEFAULT_GRACE,
+        metavar="SECONDS",
+        help="time between SIGTERM and SIGKILL when the lock is lost, and for the rest of the process group when the "
+        "command has ended after a signal (default: %(default)g)",
+    )
+
+
+def add_waiting(parser: ArgumentParser) -> None:
+    """Add the options that say how long to wait for the lock; see :func:`acquire`."""
     parser.add_argument(
         "--timeout", type=arguments.seconds, metavar="SECONDS", help="how long to wait for the lock (default: for ever)"
     )
@@ -44,14 +58,30 @@ def add_arguments(parser: ArgumentParser) -> None:
         default="wait",
         help="what to do if the lock is held by another process (default: %(default)s)",
     )
-    parser.add_argument(
-        "--grace",
-        type=arguments.seconds,
-        default=DEFAULT_GRACE,
-        metavar="SECONDS",
-        help="time between SIGTERM and SIGKILL when the lock is lost, and for the rest of the process group when the "
-        "command has ended after a signal (default: %(default)g)",
-    )
+
+
+def acquire(lock: Lock, timeout: float | None, on_conflict: str, *, waiting: Callable[[], None] | None = None) -> Held:
+    """Return the hold; raise ``CommandError`` with the exit code of the failure.
+
+    ``waiting`` is called before the command begins to wait.
+    """
+    try:
+        if on_conflict == "fail":
+            return lock.acquire(0)
+        if waiting is not None:
+            if (held := lock.try_acquire()) is not None:
+                return held
+            waiting()
+        return lock.acquire(timeout)
+    except ZkLockError as error:
+        code = next(FAILURES[kind] for kind in type(error).__mro__ if kind in FAILURES)
+        raise CommandError(_common.one_line(error), returncode=code) from error
+
+
+def check_waiting(timeout: float | None, on_conflict: str) -> None:
+    """Raise ``CommandError`` for options that contradict each other."""
+    if on_conflict == "fail" and timeout is not None:
+        raise CommandError("--timeout has no meaning with --on-conflict fail", returncode=exit_codes.COULD_NOT_RUN)
 
 
 def run(
@@ -66,21 +96,14 @@ def run(
     **_options: Any,
 ) -> int:
     _check_command(command)
-    if on_conflict == "fail":
-        if timeout is not None:
-            raise CommandError("--timeout has no meaning with --on-conflict fail", returncode=exit_codes.COULD_NOT_RUN)
-        timeout = 0
+    check_waiting(timeout, on_conflict)
     with _common.as_command_errors():
         # Without the arguments: they may contain secrets, and every client can read this.
         work = Work(kind="command", name=os.path.basename(command[0]))  # noqa: PTH119 - not always a path
         lock = Lock(key, connections[using], listener=signals.listener, work=lambda: work)
     process = LockedProcess(command, lock=lock, grace=grace)
     with process.forwarding_signals():
-        try:
-            held = lock.acquire(timeout)
-        except ZkLockError as error:
-            code = next(FAILURES[kind] for kind in type(error).__mro__ if kind in FAILURES)
-            raise CommandError(_common.one_line(error), returncode=code) from error
+        held = acquire(lock, timeout, on_conflict)
         try:
             status = process.run(held)
         finally:

@@ -272,6 +272,7 @@ def test_generation(accounts: QuerySet[Account], settings: Any) -> None:
 # Many at once.
 
 
+@pytest.mark.timeout(max(120, WRITERS))
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_writers(accounts: QuerySet[Account], ensemble: Ensemble, django_db_blocker: DjangoDbBlocker) -> None:
     """Of many writers, of whom every other one is paused until the next one has written, no late one is accepted.
@@ -290,7 +291,7 @@ def test_writers(accounts: QuerySet[Account], ensemble: Ensemble, django_db_bloc
         def pause(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
             if sql.startswith("UPDATE"):
                 checked.set()
-                assert written.wait(60)
+                assert written.wait(100)
             return execute(sql, *arguments)
 
         with contextlib.closing(connections[alias]), connections[alias].execute_wrapper(pause):
@@ -307,19 +308,20 @@ def test_writers(accounts: QuerySet[Account], ensemble: Ensemble, django_db_bloc
         except StaleToken:
             refused.append(held.token)
 
-    with ThreadPoolExecutor(1) as thread, contextlib.closing(Pool("default", options)) as pool:
+    with ThreadPoolExecutor(1) as thread:
         for _ in range(WRITERS // 2):
             written, checked = threading.Event(), threading.Event()
-            paused = thread.submit(late, pool, written, checked)
-            try:
-                assert checked.wait(60)
-                # The pause outlasts the lease: the servers take the lock away.
-                ensemble.onlooker.end_session(pool)
-                with zk_lock(KEY).acquire(60) as held:
-                    write(held)
-            finally:
-                written.set()
-            paused.result(60)
+            with contextlib.closing(Pool("default", options)) as pool:
+                paused = thread.submit(late, pool, written, checked)
+                try:
+                    wait_until(lambda: checked.is_set() or paused.done())  # noqa: B023 - within the round
+                    # The pause outlasts the lease: the servers take the lock away.
+                    ensemble.onlooker.end_session(pool)
+                    with zk_lock(KEY).acquire(60) as held:
+                        write(held)
+                finally:
+                    written.set()
+                paused.result(100)
     assert (len(accepted), len(refused)) == (WRITERS // 2, WRITERS // 2)
     assert accepted == sorted(accepted)
     assert ada.get().balance == max(accepted)

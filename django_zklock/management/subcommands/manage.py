@@ -1,0 +1,75 @@
+"""``zklock manage`` and ``zklock migrate``: run a command of Django under a lock, in this process.
+
+So the command is the holder: what it saves is fenced, and ``current_lock()`` returns the hold.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from django.core.management import ManagementUtility
+from django.core.management.base import CommandError
+
+from django_zklock import interrupt, signals
+from django_zklock.connections import connections
+from django_zklock.exceptions import LockLost
+from django_zklock.management.subcommands import _common, arguments, exit_codes
+from django_zklock.management.subcommands import run as run_
+from django_zklock.management.subcommands._output import Terminal
+from django_zklock.zk.formatting import escape_controls
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
+
+HELP = "run a command of Django under a lock"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.usage = "%(prog)s KEY [options] -- COMMAND [ARGUMENT ...]"
+    arguments.add_lock(parser)
+    run_.add_waiting(parser)
+
+
+def run(
+    terminal: Terminal,
+    *,
+    key: str,
+    using: str,
+    timeout: float | None,
+    on_conflict: str,
+    command: Sequence[str],
+    **_options: Any,
+) -> int:
+    if not command:
+        raise CommandError('give the command of Django to run after "--"', returncode=exit_codes.COULD_NOT_RUN)
+    run_.check_waiting(timeout, on_conflict)
+    program = [os.path.basename(sys.argv[0]), *command]  # noqa: PTH119 - as Django does
+    # Before waiting: an unknown command ends here.
+    loaded = ManagementUtility(program).fetch_command(command[0])
+    with _common.as_command_errors():
+        work = Work(kind="command", name=command[0])
+        lock = Lock(key, connections[using], listener=signals.listener, work=lambda: work)
+    held = run_.acquire(lock, timeout, on_conflict, waiting=partial(_say_waiting, terminal, lock))
+    try:
+        interrupt.run(held, partial(loaded.run_from_argv, program))
+        # The command may have kept the error for itself, or ended before it came.
+        held.check()
+    except LockLost as error:
+        raise CommandError(
+            f"lock {escape_controls(key)} was lost while the command ran: {_common.one_line(error)}",
+            returncode=exit_codes.LOST,
+        ) from error
+    finally:
+        # The next one that waits finds the lock free.
+        held.release(wait=not held.lost)
+    return exit_codes.OK
+
+
+def _say_waiting(terminal: Terminal, lock: Lock) -> None:
+    holders = ", ".join(str(holder or "another client") for holder in lock.holders())
+    if holders:
+        terminal.write(f"Waiting for lock {escape_controls(lock.key)}, held by {escape_controls(holders)}.\n")

@@ -1,0 +1,129 @@
+"""``zklock manage``: a command of Django under a lock."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import BaseCommand, CommandError, ManagementUtility
+
+from django_zklock import current_lock
+from django_zklock.management.subcommands import exit_codes
+from tests.support.command import failure, run
+from tests.support.django_layer import Ensemble, Stranger
+from tests.support.tree_reader import wait_until
+
+pytest_plugins = ["tests.support.settings_fixtures"]
+
+
+class Command(BaseCommand):
+    """A command that does what a test says."""
+
+    requires_system_checks = ()
+    calls: list[tuple[Any, ...]]
+
+    def add_arguments(self, parser: Any) -> None:
+        parser.add_argument("words", nargs="*")
+        parser.add_argument("--flag", action="store_true")
+
+    def handle(self, *args: Any, words: list[str], flag: bool, **options: Any) -> None:
+        held = current_lock()
+        self.calls.append((words, flag, held and held.key))
+        self.work()
+
+    def work(self) -> None: ...
+
+
+@pytest.fixture
+def command(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> type[Command]:
+    """Return a command named ``work``."""
+    Command.calls = []
+    fetch = ManagementUtility.fetch_command
+
+    def fetched(utility: ManagementUtility, name: str) -> BaseCommand:
+        return Command() if name == "work" else fetch(utility, name)
+
+    monkeypatch.setattr(ManagementUtility, "fetch_command", fetched)
+    return Command
+
+
+def test_manage(command: type[Command], ensemble: Ensemble) -> None:
+    """The command runs in this process, with its own arguments, and is the holder."""
+    run("manage", "k", "--", "work", "--flag", "--", "a", "-b")
+    assert command.calls == [(["a", "-b"], True, "k")]
+    ensemble.wait_empty("k")
+
+
+def test_manage__holder(command: type[Command], ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others see the name of the command."""
+    seen = []
+    monkeypatch.setattr(command, "work", lambda self: seen.append(run("show", "k")))
+    run("manage", "k", "--", "work")
+    assert "command work" in seen[0]
+
+
+def test_manage__waits(
+    command: type[Command], stranger: Stranger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A taken lock is waited for, and the command says for whom."""
+    stranger.take("k")
+    error = failure("manage", "k", "--timeout", "0.1", "--", "work")
+    assert error.returncode == exit_codes.CONFLICT
+    error = failure("manage", "k", "--on-conflict", "fail", "--", "work")
+    assert error.returncode == exit_codes.CONFLICT
+    assert command.calls == []
+
+
+def test_manage__says_for_whom(command: type[Command], stranger: Stranger) -> None:
+    """Before it waits, the command says who holds the lock."""
+    stranger.take("k")
+    out = StringIO()
+    failure("manage", "k", "--timeout", "0.1", "--", "work", out=out)
+    assert out.getvalue().startswith("Waiting for lock k, held by label the stranger")
+
+
+def test_manage__command_fails(
+    command: type[Command], ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error and the exit code are those of the command, and the lock is free."""
+
+    def fail(_self: Command) -> None:
+        raise CommandError("no such thing", returncode=3)
+
+    monkeypatch.setattr(command, "work", fail)
+    run("manage", "k", "--", "work", status=3)
+    assert "CommandError: no such thing" in capsys.readouterr().err
+    ensemble.wait_empty("k")
+
+
+def test_manage__lost(command: type[Command], ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command whose lock is lost is interrupted."""
+
+    def lose(_self: Command) -> None:
+        ensemble.end_session()
+        wait_until(lambda: False)
+
+    monkeypatch.setattr(command, "work", lose)
+    assert failure("manage", "k", "--", "work").returncode == exit_codes.LOST
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["manage", "k"], "give the command of Django"),
+        (["manage", "k", "--timeout", "1", "--on-conflict", "fail", "--", "work"], "--timeout has no meaning"),
+        (["manage", "--using", "nowhere", "k", "--", "work"], "no alias 'nowhere'"),
+    ],
+)
+def test_manage__wrong(arguments: list[str], message: str, command: type[Command]) -> None:
+    """What cannot run is refused before the lock is taken."""
+    error = failure(*arguments)
+    assert error.returncode == exit_codes.COULD_NOT_RUN
+    assert message in str(error)
+
+
+def test_manage__unknown(command: type[Command], ensemble: Ensemble, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown command is Django's own error."""
+    run("manage", "k", "--", "wrok", status=1)
+    assert "Unknown command: 'wrok'" in capsys.readouterr().err
