@@ -9,9 +9,14 @@ import uuid
 from functools import partial
 from typing import Any
 
+from django.apps import apps
+from django.db.models import Max
+
 from django_zklock.doctor.finding import Examination, Finding
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
+from django_zklock.fencing import FIELD, FencedModel, fence_of
 from django_zklock.zk import requests
+from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
@@ -22,6 +27,8 @@ from django_zklock.zk.wire import KazooException, NoNodeError, ZnodeStat
 
 # Seconds to delete the parent node of the lock.
 CLEANUP_TIMEOUT = 1.0
+# The rows of a model that are looked at, the newest ones: a fence has no index.
+FENCED_ROWS = 1000
 # Seconds. With a larger offset between the clocks, ages and start times mislead.
 MAX_CLOCK_OFFSET = 1.0
 
@@ -65,12 +72,42 @@ def _make_round_trip(lock: Lock, session: Session, deadline: Deadline) -> list[F
     try:
         action = f"read {held.node}"
         stat: ZnodeStat = requests.run(session, read_stat, action=action, timeout=deadline.remaining())
+        fences = _examine_fences(held)
     finally:
         held.release()
     found = f"a lock was acquired in {seconds * 1000:.1f} ms, with the token {held.token}"
     # The node was created at some time during the acquisition.
     clock_offset = began_at + seconds / 2 - stat.ctime / 1000
-    return [Examination("lock.trial", root).ok(found), _clock(clock_offset, seconds)]
+    return [Examination("lock.trial", root).ok(found), _clock(clock_offset, seconds), *fences]
+
+
+def _examine_fences(held: Held) -> list[Finding]:
+    """Examine that no row has a larger fence than a new holder writes, as after a loss of the ensemble's data."""
+    findings = []
+    alias = held.lock.pool.name
+    for model in apps.get_models():
+        if not issubclass(model, FencedModel) or model.fence_using != alias or model._meta.proxy:  # noqa: SLF001
+            continue
+        examined = Examination("fencing.generation", model._meta.label)  # noqa: SLF001 - Django's own documents name it
+        try:
+            rows = model._base_manager.order_by("-pk")[:FENCED_ROWS]  # noqa: SLF001
+            newest = fence_of(held, alias)
+            largest = rows.aggregate(largest=Max(FIELD))["largest"] or 0
+        except Exception as error:  # noqa: BLE001 - a router and a backend may raise anything, and the doctor nothing
+            advice = "Migrate the database, or let this host reach it."
+            findings.append(examined.info(f"the fences could not be read: {error}", advice))
+            continue
+        if largest <= newest:
+            findings.append(examined.ok("no fence is larger than a new token"))
+            continue
+        findings.append(
+            examined.error(
+                f"the fence {largest} is larger than what a new holder writes, {newest}: the ensemble has lost its "
+                "data, its tokens have begun anew, and each fenced write is refused",
+                f'Raise "GENERATION" of ZKLOCK["{alias}"] by one in all processes.',
+            )
+        )
+    return findings
 
 
 def _clock(ahead: float, seconds: float) -> Finding:

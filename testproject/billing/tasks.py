@@ -37,12 +37,11 @@ def pay_in(account_id: int, amount: int, run: str, bank: float) -> None:
     balance = Account.objects.get(pk=account_id).balance
     time.sleep(bank)
     held = current_lock()
-    account = Account.objects.filter(pk=account_id)
     if held is None:
-        account.update(balance=balance + amount)
+        Account.objects.filter(pk=account_id).update(balance=balance + amount)
     else:
         # Refused if this process was paused for so long that another one has the lock, and has written.
-        fenced_update(account, held, balance=balance + amount)
+        fenced_update(Account.objects.filter(pk=account_id), held, balance=balance + amount)
     Deposit.objects.create(account_id=account_id, amount=amount, run=run)
     ended = time.time()
     Execution.objects.create(

@@ -16,7 +16,8 @@ import pytest
 from django.core.management.base import CommandParser
 
 import django_zklock
-from django_zklock import checks, conf, serializers
+from django_zklock import checks, conf, fencing, serializers
+from django_zklock.conf import DatabaseOptions
 from django_zklock.management.commands import zklock
 from django_zklock.management.subcommands import exit_codes, run, watch
 from django_zklock.management.subcommands._watch import Event, event_json
@@ -44,7 +45,11 @@ def in_settings(options: type, name: str) -> object:
 
 SETTINGS = {
     name: (options, field)
-    for options, readers in ((ConnectionOptions, conf._CONNECTION), (PoolOptions, conf._POOL))
+    for options, readers in (
+        (ConnectionOptions, conf._CONNECTION),
+        (PoolOptions, conf._POOL),
+        (DatabaseOptions, conf._DATABASE),
+    )
     for name, (field, _read) in readers.items()
 }
 TLS_SETTINGS = {name: (ConnectionOptions, field) for name, (field, _read) in conf._TLS.items()}
@@ -87,11 +92,11 @@ def test_settings__tls_examples_are_accepted(name: str, settings: object) -> Non
 
 
 def test_checks__each_has_its_section() -> None:
-    """The ids in the code are the sections of the reference, in the same order."""
-    source = Path(checks.__file__).read_text(encoding="utf-8")
+    """The ids in the code are the sections of the reference, in the order of the ids."""
+    source = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (checks, fencing))
     in_code = re.findall(r'id="(django_zklock\.[EW]\d{3})"', source)
     assert len(set(in_code)) == len(in_code)
-    assert list(sections("checks.md")) == in_code
+    assert list(sections("checks.md")) == sorted(in_code)
 
 
 def parser() -> CommandParser:

@@ -10,12 +10,16 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_type
 
+from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand
+from django.db import models
+from django.db.models import F
 from opentelemetry.metrics import MeterProvider
 
 from django_zklock import (
     AsyncUnsafe,
     Conflict,
+    FencedModel,
     Held,
     Identity,
     Lock,
@@ -26,6 +30,7 @@ from django_zklock import (
     ZkLockError,
     ZooKeeperUnavailable,
     current_lock,
+    fenced_update,
     signals,
     testing,
     zk_lock,
@@ -165,6 +170,29 @@ zk_locked("k", on_lost="explode")  # type: ignore[arg-type]
 zk_locked("k", on_unavailable="explode")  # type: ignore[arg-type]
 zk_locked("k", timeout="5")  # type: ignore[arg-type]
 zk_locked("k", template=["k"])  # type: ignore[arg-type]
+zk_locked("k", atomic=True)
+zk_locked("k", atomic="reports")
+zk_locked("k", atomic=None)  # type: ignore[arg-type]
+zk_lock("k", release="commit")
+zk_lock("k", release="rollback")  # type: ignore[arg-type]
+
+
+class Account(FencedModel):
+    balance = models.BigIntegerField(default=0)
+
+    class Meta:
+        app_label = "billing"
+
+
+def write(account: Account, held: Held) -> None:
+    assert_type(account.fence, int)
+    account.save()
+    account.save(held=held, update_fields=["balance"])
+    assert_type(fenced_update(Account._default_manager.all(), balance=F("balance") + 1), int)
+    assert_type(fenced_update(Account._default_manager.all(), held, balance=1), int)
+    fenced_update(User._default_manager.all(), email="")  # type: ignore[type-var]
+
+
 zk_locked("k", 5)  # type: ignore[call-arg, arg-type]
 zk_locked()  # type: ignore[call-arg]
 zk_locked(42)  # type: ignore[arg-type]

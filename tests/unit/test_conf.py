@@ -112,6 +112,8 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("CONNECT_TIMEOUT", [0, -0.5, "5", None, False, float("inf"), {}]),
     ("POOL_SIZE", [0, -1, 101, 1.5, "2", True, None]),
     ("LOSS_POLICY", ["Lease", "", None, True, []]),
+    ("IN_TRANSACTION", ["Warn", "", None, True, []]),
+    ("GENERATION", [-1, 128, 1.5, "1", True, None]),
     ("AUTH", ["digest:u:p", {"digest": "u:p"}, [("digest",)], [("digest", "")], ["digest"], [("digest", 1)], None]),
     ("ACL", ["", "everybody", [], ["world:anyone"], ["world:anyone:x"], [1], 7, None]),
     ("TLS", [True, "ca.pem", ["ca.pem"], {1: "ca.pem"}]),
@@ -245,3 +247,16 @@ def test_hosts__as_kazoo_reads_them(settings: Settings, hosts: str) -> None:
     configure(settings, HOSTS=hosts)
     accepted = conf.options("default").connection.hosts
     assert four_letter.addresses(accepted) == collect_hosts(accepted)[0]
+
+
+def test_database_options(settings: Settings) -> None:
+    """What an alias says of databases is read apart from its pool, which does not have it."""
+    settings.ZKLOCK = {
+        "default": {"HOSTS": "zk:1"},
+        "other": {"HOSTS": "zk:1", "IN_TRANSACTION": "error", "GENERATION": 2},
+    }
+    assert conf.database_options("default") == conf.DatabaseOptions(in_transaction="warn", generation=0)
+    assert conf.database_options("other") == conf.DatabaseOptions(in_transaction="error", generation=2)
+    assert conf.options("other") == conf.options("default")
+    with pytest.raises(ImproperlyConfigured, match="no alias 'nowhere'"):
+        conf.database_options("nowhere")

@@ -17,7 +17,7 @@ DEFAULT_KEY = "migrate"
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s [options] [-- ARGUMENT ...]"
-    parser.add_argument("--key", default=DEFAULT_KEY, help="the key of the lock (default: %(default)s)")
+    parser.add_argument("--key", metavar="KEY", default=DEFAULT_KEY, help="the key of the lock (default: %(default)s)")
     arguments.add_alias(parser)
     run_.add_waiting(parser)
 

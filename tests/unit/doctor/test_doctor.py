@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from billing.models import Account
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl_credential
 from services.port import LOOPBACK, free_port
@@ -76,6 +77,7 @@ def configure(settings: Settings, server: AnyServer, root: str) -> Callable[...,
 # A sound configuration.
 
 
+@pytest.mark.django_db
 def test_alone__all_is_well(zklock: str, outsider: KazooClient) -> None:
     """A single server on this host has no bad finding, and the doctor leaves no nodes."""
     findings = examine()
@@ -85,6 +87,7 @@ def test_alone__all_is_well(zklock: str, outsider: KazooClient) -> None:
     assert set(levels) == {
         "settings.readable", "settings.checks", "ensemble.server", "ensemble.words", "ensemble.leader",
         "ensemble.version", "lock.trial", "lock.release", "clock.offset", "pool.sessions",
+        "fencing.generation",
         "pool.connect-timeout", "session.timeout", "session.ticks", "security.tls", "security.credentials",
     }  # fmt: skip
     assert all(found == {"ok"} for found in levels.values()), findings
@@ -499,3 +502,22 @@ def test_run__hostile_server(configure: Callable[..., None]) -> None:
 def test_run__hostile_alias() -> None:
     """Nor does the name of an alias."""
     assert all(f"{each.subject}{each.found}".isprintable() for each in doctor.run("\x1b[2J\n\u202e"))
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("generation", "level"), [(0, "error"), (1, "ok")])
+def test_fences(generation: int, level: str, configure: Callable[..., None]) -> None:
+    """Fences that are larger than new tokens mean that the ensemble has lost its data; a new generation helps."""
+    configure(GENERATION=generation)
+    Account.objects.create(name="Ada")
+    assert examine_one("fencing.generation").level == "ok"
+    Account.objects.update(fence=2**50)
+    finding = examine_one("fencing.generation")
+    assert (finding.level, finding.subject) == (level, "billing.Account")
+    assert ("GENERATION" in finding.advice) == (level == "error")
+
+
+def test_fences__unreadable(zklock: str) -> None:
+    """A database that cannot be read is no reason to end."""
+    # pytest-django refuses it to a test that does not ask for it.
+    assert examine_one("fencing.generation").level == "info"
