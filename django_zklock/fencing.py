@@ -1,4 +1,4 @@
-"""Writes that a database refuses from a holder who is late: the largest token is stored beside the data.
+"""Writes that a database refuses from a holder that is late: the largest token is stored beside the data.
 
 A holder may be paused between its last look at the lock and its write, and continue when another one has written. So
 each fenced write puts its token into the row, in the statement that writes, and only where no larger one stands.
@@ -51,7 +51,7 @@ class FencedModel(models.Model):
         """
         held = held or _only_hold(self.fence_using)
         before = self.__dict__.get(FIELD, 0)
-        # Django writes a row in `_do_update`, and that is not told who saves.
+        # Django writes a row in `_do_update`, without the hold as an argument.
         self._saving: tuple[Held, int] | None = None
         if held is not None:
             self._saving = held, fence_of(held, self.fence_using)
@@ -131,8 +131,8 @@ def fenced_update(queryset: models.QuerySet[Model], held: Held | None = None, **
 def fence_of(held: Held, using: str) -> int:
     """Return what a hold of the ensemble ``using`` writes: the generation of the ensemble, and the token.
 
-    Raise ``LockLost`` or ``NotHeld`` if it is not held any more, and ``ValueError`` if its token does not say who came
-    later.
+    Raise ``LockLost`` or ``NotHeld`` if it is not held any more, and ``ValueError`` if its token does not tell
+    which holder is the later one.
     """
     held.check()
     if held.lock.pool.name != using:

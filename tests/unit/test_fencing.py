@@ -24,7 +24,7 @@ def test_field() -> None:
     """The fence is one column, which forms leave out and the database fills for those who do not know it."""
     (field,) = (field for field in Account._meta.fields if field.name == "fence")
     assert isinstance(field, models.BigIntegerField)
-    assert (field.default, field.db_default, field.editable) == (0, 0, False)
+    assert (field.get_default(), field.has_db_default(), field.editable) == (0, True, False)
 
 
 @isolate_apps("billing")

@@ -53,7 +53,7 @@ def run(
     with _common.as_command_errors():
         work = Work(kind="command", name=command[0])
         lock = Lock(key, connections[using], listener=signals.listener, work=lambda: work)
-    held = run_.acquire(lock, timeout, on_conflict, waiting=partial(_say_waiting, terminal, lock))
+    held = run_.acquire(lock, timeout, on_conflict, waiting=partial(_report_waiting, terminal, lock))
     try:
         interrupt.run(held, partial(loaded.run_from_argv, program))
         # The command may have kept the error for itself, or ended before it came.
@@ -69,7 +69,7 @@ def run(
     return exit_codes.OK
 
 
-def _say_waiting(terminal: Terminal, lock: Lock) -> None:
+def _report_waiting(terminal: Terminal, lock: Lock) -> None:
     holders = ", ".join(str(holder or "another client") for holder in lock.holders())
     if holders:
         terminal.write(f"Waiting for lock {escape_controls(lock.key)}, held by {escape_controls(holders)}.\n")

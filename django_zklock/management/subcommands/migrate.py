@@ -23,5 +23,5 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(terminal: Terminal, *, command: Sequence[str], **options: Any) -> int:
-    # Nobody is there to answer a question, while the others wait.
+    # A question would stay without an answer, while the other instances wait.
     return manage.run(terminal, command=["migrate", "--no-input", *command], **options)
