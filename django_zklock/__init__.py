@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         ZkLockError,
         ZooKeeperUnavailable,
     )
-    from django_zklock.fencing import FencedModel, fenced_update
+    from django_zklock.fencing import FencedModel, afenced_update, fenced_update
     from django_zklock.zk.held import Held
     from django_zklock.zk.lock import Lock
     from django_zklock.zk.node_data import Identity
@@ -47,6 +47,7 @@ __all__ = [
     "StaleToken",
     "ZkLockError",
     "ZooKeeperUnavailable",
+    "afenced_update",
     "current_lock",
     "fenced_update",
     "zk_lock",
@@ -61,6 +62,7 @@ _MODULES = {
     "Held": "django_zklock.zk.held",
     "Identity": "django_zklock.zk.node_data",
     "Lock": "django_zklock.zk.lock",
+    "afenced_update": "django_zklock.fencing",
     "current_lock": "django_zklock.api",
     "fenced_update": "django_zklock.fencing",
     "zk_lock": "django_zklock.api",

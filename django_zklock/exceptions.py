@@ -69,7 +69,7 @@ class LockInTransaction(ZkLockError, RuntimeWarning):  # noqa: N818
 
 
 class StaleToken(ZkLockError):  # noqa: N818
-    """A fenced write was refused, because a later holder has written; nothing was changed."""
+    """A fenced write was refused, because a later holder has written, or the row is gone; nothing was changed."""
 
 
 class ZooKeeperUnavailable(ZkLockError, ConnectionError):  # noqa: N818

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.core import checks
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
@@ -39,50 +40,62 @@ class FencedModel(models.Model):
 
     fence_using: ClassVar[str] = DEFAULT_ALIAS
 
+    # The hold of the running `save()`, and what it writes: Django calls the methods below without arguments of ours.
+    _saving: tuple[Held, int] | None = None
+
     class Meta:
         abstract = True
 
     def save(self, *args: Any, held: Held | None = None, **kwargs: Any) -> None:
         """Save the instance as the holder of a lock: of ``held``, or of the only lock that the caller holds.
 
-        Raise ``StaleToken`` if a later holder has written; ``LockLost`` if the lock is known to be lost; ``ValueError``
-        if the caller holds several locks and none is named. As after any error of a database, a transaction around it
-        has to be rolled back.
+        Raise ``StaleToken`` if a later holder has written, or if the row that the instance was read from is gone;
+        ``LockLost`` if the lock is known to be lost; ``ValueError`` if the caller holds several locks and none is
+        named. As after any error of a database, a transaction around it has to be rolled back.
         """
         held = held or _only_hold(self.fence_using)
-        before = self.__dict__.get(FIELD, 0)
-        # Django writes a row in `_do_update`, without the hold as an argument.
-        self._saving: tuple[Held, int] | None = None
-        if held is not None:
-            self._saving = held, fence_of(held, self.fence_using)
-            self.fence = self._saving[1]
+        # A receiver of pre_save or post_save may save the same instance.
+        outer = self._saving
+        self._saving = None if held is None else (held, fence_of(held, self.fence_using))
         try:
             super().save(*args, **kwargs)
-        except BaseException:
-            self.fence = before
-            raise
         finally:
-            del self._saving
+            self._saving = outer
 
     save.alters_data = True  # type: ignore[attr-defined] # templates must not call it
+
+    async def asave(self, *args: Any, held: Held | None = None, **kwargs: Any) -> None:
+        """Save the instance as :meth:`save` does, without blocking the event loop."""
+        await sync_to_async(self.save)(*args, held=held, **kwargs)
+
+    asave.alters_data = True  # type: ignore[attr-defined]
+
+    def _do_insert(self, *args: Any) -> Any:
+        if self._saving is not None:
+            self.fence = self._saving[1]
+        return super()._do_insert(*args)  # type: ignore[misc]
 
     # The arguments behind the values differ between the versions of Django.
     def _do_update(  # type: ignore[override]
         self, base_qs: Any, using: str, pk_val: Any, values: Any, *args: Any
     ) -> Any:
         field = self._meta.get_field(FIELD)
-        # What loads fixtures does not call save(), and a model that inherits a table has two of them.
-        if not hasattr(self, "_saving") or field.model is not base_qs.model:
-            return super()._do_update(base_qs, using, pk_val, values, *args)
+        # Not that of the instance, which may have been read before a later holder has written.
         values = [value for value in values if value[0] is not field]
-        if self._saving is None:
-            # The instance may have been read before a later holder has written.
+        # A model that inherits a table has two of them.
+        if self._saving is None or field.model is not base_qs.model:
             return super()._do_update(base_qs, using, pk_val, values, *args)
         held, fence = self._saving
         values.append((field, None, fence))
         updated = super()._do_update(base_qs.filter(fence__lte=fence), using, pk_val, values, *args)
-        if not updated:
+        # With select_on_save Django may have found the row, by a query, and not updated it.
+        if not updated or self._meta.select_on_save:
             _check_not_stale(base_qs.filter(pk=pk_val), held, fence)
+        if updated:
+            self.fence = fence
+        elif not self._state.adding and self._state.db == using:
+            # Django would insert what a later holder has deleted.
+            raise _stale(held, f"the {self._meta.object_name} with the primary key {pk_val!r} is gone")
         return updated
 
     @classmethod
@@ -100,7 +113,8 @@ class FencedModel(models.Model):
 Model = TypeVar("Model", bound=FencedModel)
 
 
-def fenced_update(queryset: models.QuerySet[Model], held: Held | None = None, **values: Any) -> int:
+# Positional, because a model may have fields with these names.
+def fenced_update(queryset: models.QuerySet[Model], held: Held | None = None, /, **values: Any) -> int:
     """Update the rows of ``queryset`` as the holder of a lock, and return their number.
 
     The holder is that of ``held``, or of the only lock that the caller holds. ``values`` are those of
@@ -108,12 +122,17 @@ def fenced_update(queryset: models.QuerySet[Model], held: Held | None = None, **
 
     If a later holder has written any of these rows, raise ``StaleToken``, and change none. Raise ``NotHeld`` if the
     caller holds no lock, ``LockLost`` if the lock is known to be lost, ``ValueError`` if the caller holds several locks
-    and none is named, and ``TypeError`` for a model whose table has no fence.
+    and none is named, and ``TypeError`` for a model whose table has no fence, and for a value that is in the table of
+    another model: that takes two statements.
     """
     model = queryset.model
-    concrete = model._meta.concrete_model or model
-    if FIELD not in {field.name for field in concrete._meta.local_fields}:
-        raise TypeError(f"fenced_update needs a FencedModel, and the table of {model.__name__} has no fence")
+    if not issubclass(model, FencedModel):
+        raise TypeError(f"fenced_update needs a FencedModel, and {model.__name__} is none")
+    for name in (FIELD, *values):
+        if (table := model._meta.get_field(name).model._meta.concrete_model) is not model._meta.concrete_model:
+            raise TypeError(
+                f"fenced_update writes one table, and {name!r} of {model.__name__} is in that of {table.__name__}"
+            )
     held = held or _only_hold(model.fence_using)
     if held is None:
         raise NotHeld(f"{model.__name__} is to be updated with a fence, and no lock is held here that has its tokens")
@@ -126,6 +145,11 @@ def fenced_update(queryset: models.QuerySet[Model], held: Held | None = None, **
         # Some rows may have been updated, and others not, because they were stale or written meanwhile.
         _check_not_stale(rows, held, fence)
     return updated
+
+
+async def afenced_update(queryset: models.QuerySet[Model], held: Held | None = None, /, **values: Any) -> int:
+    """Update as :func:`fenced_update` does, without blocking the event loop."""
+    return await sync_to_async(fenced_update)(queryset, held, **values)
 
 
 def fence_of(held: Held, using: str) -> int:
@@ -155,7 +179,7 @@ def _only_hold(using: str) -> Held | None:
             by_node[held.node] = held
     if len(by_node) > 1:
         keys = ", ".join(repr(held.key) for held in by_node.values())
-        raise ValueError(f"several locks are held here, {keys}: say which one guards the row, with held=")
+        raise ValueError(f"several locks are held here, {keys}: name the one that guards the row")
     return next(iter(by_node.values()), None)
 
 
@@ -177,13 +201,17 @@ def _check_not_stale(rows: models.QuerySet[Model], held: Held, fence: int) -> No
     """Raise ``StaleToken`` if a later holder has written one of ``rows``."""
     connection = connections[rows.db]
     later = rows.filter(fence__gt=fence)
-    if connection.vendor == "mysql" and connection.in_atomic_block:
+    if connection.vendor == "mysql" and not connection.get_autocommit():
         # With repeatable reads a plain query sees the rows as they were when the transaction began; a locking one does
         # not, as little as the update.
         later = later.select_for_update()
     if later.exists():
-        raise StaleToken(
-            f"the token {held.token} of lock {held.key!r} is stale: a later holder has written {rows.model.__name__}, "
-            f"and nothing was changed; if the ensemble has lost its data, its tokens have begun anew (GENERATION)",
-            key=held.key,
-        )
+        raise _stale(held, f"a later holder has written {rows.model.__name__}")
+
+
+def _stale(held: Held, why: str) -> StaleToken:
+    return StaleToken(
+        f"the token {held.token} of lock {held.key!r} is stale: {why}, and nothing was changed; if the ensemble has "
+        f"lost its data, its tokens have begun anew (GENERATION)",
+        key=held.key,
+    )

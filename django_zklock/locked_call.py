@@ -160,8 +160,17 @@ class LockedCall:
 
     def _run(self, held: Held | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         body = functools.partial(self.function, *args, **kwargs)
-        if self.atomic is not None:
-            body = functools.partial(self._commit, held, body)
+        if self.atomic is None:
+            return self._watch(held, body)
+        with transaction.atomic(self.atomic, durable=True):
+            # The commit is not watched: an exception in the middle of it would leave the connection in disorder.
+            result = self._watch(held, body)
+            if held is not None and self.on_lost != "ignore":
+                held.check()
+            return result
+
+    def _watch(self, held: Held | None, body: Callable[[], Any]) -> Any:
+        """Call the body, which is ended when the lock is lost, if ``on_lost`` says so."""
         if held is None or self.on_lost in {"raise", "ignore"}:
             return body()
         ways = (way for hook in terminate_hooks if (way := hook()))
@@ -172,14 +181,6 @@ class LockedCall:
             finally:
                 forget()
         return interrupt.run(held, body)
-
-    def _commit(self, held: Held | None, body: Callable[[], Any]) -> Any:
-        """Run the body in a transaction, and commit it if the lock is still held."""
-        with transaction.atomic(self.atomic, durable=True):
-            result = body()
-            if held is not None and self.on_lost != "ignore":
-                held.check()
-            return result
 
     def _reject_coroutine(self, result: object) -> None:
         if inspect.iscoroutine(result):

@@ -118,7 +118,9 @@ class CommitLock(Lock):
     def _keep(self, acquire: Callable[[], Held | None]) -> bool:
         """Acquire the lock for each open transaction; return ``False`` if it is taken."""
         for each in db.connections.all(initialized_only=True):
-            if each.connection is not None and not each.in_atomic_block and not each.autocommit:
+            # A block of atomic() does not commit there, and hooks are not called until autocommit is on again.
+            is_managed = each.in_atomic_block and each.commit_on_exit
+            if each.connection is not None and not each.autocommit and not is_managed:
                 raise TransactionManagementError(
                     f'database {each.alias!r} is in manual transaction management, where release="commit" cannot be '
                     f"used, as on_commit() cannot: use atomic()"
@@ -160,6 +162,10 @@ class _TransactionHold:
     def __init__(self, held: Held) -> None:
         self._held = held
 
+    def keeps(self, other: Held) -> bool:
+        """Whether the node of ``other``, which is held, is held until the end of the transaction."""
+        return not self._held.released and self._held.node == other.node
+
     def __call__(self) -> None:
         """Release the lock after the commit."""
         held = self._held
@@ -175,12 +181,17 @@ class _TransactionHold:
 
 def _release_at_end(connection: BaseDatabaseWrapper, held: Held) -> None:
     hooks: list[Any] = connection.run_on_commit
+    if any(isinstance(hook, _TransactionHold) and hook.keeps(held) for _savepoints, hook, _robust in hooks):
+        # A loop over one key in a long transaction.
+        held.release()
+        return
     tests = _blocks_of_tests(connection)
     if not tests:
         # The first: other hooks need no lock, and one that raises an error keeps Django from calling those behind it.
         # Without savepoints: rolling back to one does not end the transaction.
         hooks.insert(0, (set(), _TransactionHold(held), False))
         return
-    # In a TestCase the transaction is a savepoint, the first one that is not a test's: with that it is rolled back. For
-    # Django its commit is no event, so the hook is called by captureOnCommitCallbacks, which wants it to be the last.
-    hooks.append((set(connection.savepoint_ids[tests - 1 : tests]), _TransactionHold(held), False))
+    # In a TestCase the transaction is a savepoint, the first one that is not a test's: with that it is rolled back, or
+    # with those of the test around it. For Django its commit is no event, so the hook is called by
+    # captureOnCommitCallbacks, which wants it to be the last.
+    hooks.append((set(connection.savepoint_ids[:tests]), _TransactionHold(held), False))

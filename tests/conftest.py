@@ -54,7 +54,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 
 # Started by the first who asks, and serving all of them.
-DEAR = frozenset({"curator", "reference", "trio"})
+DEAR = frozenset({"curator", "database", "reference", "trio"})
 
 
 # Before pytest-xdist reads the groups.

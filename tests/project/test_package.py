@@ -126,7 +126,8 @@ def test_install__imports_in_an_empty_environment(empty_environment: Path) -> No
     """The wheel brings its requirements, and no name needs Celery, nor settings, but for a model and its updates."""
     code = (
         "import django_zklock, importlib.util as u; "
-        "[getattr(django_zklock, name) for name in {*django_zklock.__all__} - {'FencedModel', 'fenced_update'}]; "
+        "models = {'FencedModel', 'afenced_update', 'fenced_update'}; "
+        "[getattr(django_zklock, name) for name in {*django_zklock.__all__} - models]; "
         "print(django_zklock.__file__, u.find_spec('celery'))"
     )
     # -I: not from the working directory nor from PYTHONPATH.

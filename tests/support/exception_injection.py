@@ -44,6 +44,10 @@ class Place:
         """The function that is interrupted."""
         return _CODES[self.frames[0][0]]
 
+    def is_near(self, file: str) -> bool:
+        """Whether a function of ``file`` is interrupted, or one that it has called itself; of no file, always."""
+        return not file or any(_CODES[number].co_filename == file for number, _offset in self.frames[:2])
+
     def __str__(self) -> str:
         codes = [(_CODES[number], offset) for number, offset in self.frames]
         path = " < ".join(f"{code.co_name}:{code.co_firstlineno}+{offset}" for code, offset in codes)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
-from billing.models import Account
-from django.db import models
+from billing.models import Account, Deposit
+from django.db import connection, models
 from django.test.utils import isolate_apps
 
-from django_zklock import FencedModel, fenced_update, zk_lock
+from django_zklock import FencedModel, StaleToken, afenced_update, fenced_update, zk_lock
 from django_zklock.conf import TOKEN_BITS
 from django_zklock.fencing import fence_of
 from tests.support.django_layer import Ensemble
@@ -46,16 +44,74 @@ def test_check(settings: Any) -> None:
 
 
 @isolate_apps("billing")
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_inherited_table(ensemble: Ensemble) -> None:
-    """A model whose fence is in the table of its parent is refused: that takes two statements."""
+    """A model of two tables is fenced by save(), and by an update of the table with the fence alone."""
 
     class Gold(Account):
         class Meta:
             app_label = "billing"
 
-    with zk_lock("k"), pytest.raises(TypeError, match="the table of Gold has no fence"):
-        fenced_update(Gold._default_manager.all(), balance=1)
+        rank = models.IntegerField(default=0)
+
+    class Audited(FencedModel, Deposit):  # type: ignore[django-manager-missing]
+        class Meta:
+            app_label = "billing"
+
+        note = models.TextField()
+
+    def rows(model: Any) -> Any:
+        return model._default_manager.all()
+
+    for model in (Gold, Audited):
+        with connection.schema_editor() as editor:
+            editor.create_model(model)
+    with zk_lock("k") as held:
+        gold = Gold(name="Ada")
+        gold.save()
+        audited = Audited(account=gold, amount=1)
+        audited.save()
+        assert gold.fence == audited.fence == Account.objects.get().fence == held.token
+        with pytest.raises(TypeError, match="'fence' of Gold is in that of Account"):
+            fenced_update(rows(Gold), rank=1)
+        with pytest.raises(TypeError, match="'amount' of Audited is in that of Deposit"):
+            fenced_update(rows(Audited), note="b", amount=2)
+        assert fenced_update(rows(Audited).filter(amount=1), note="a") == 1
+        Account.objects.update(fence=held.token + 1)
+        rows(Audited).update(fence=held.token + 1)
+        gold.rank, audited.note = 1, "b"
+        for late, options in ((gold, {}), (gold, {"update_fields": ["rank"]}), (audited, {})):
+            with pytest.raises(StaleToken):
+                late.save(**options)
+        with pytest.raises(StaleToken):
+            fenced_update(rows(Audited).filter(amount=1), note="b")
+    assert (rows(Gold).get().rank, rows(Audited).get().note) == (0, "a")
+    # The other tests know nothing of these.
+    with connection.schema_editor() as editor:
+        for model in (Audited, Gold):
+            editor.delete_model(model)
+
+
+@isolate_apps("billing")
+@pytest.mark.django_db(transaction=True)
+def test_field_names(ensemble: Ensemble) -> None:
+    """A field may be named like an argument."""
+
+    class Seat(FencedModel):
+        class Meta:
+            app_label = "billing"
+
+        held = models.BooleanField(default=False)
+        queryset = models.IntegerField(default=0)
+
+    with connection.schema_editor() as editor:
+        editor.create_model(Seat)
+    with zk_lock("k"):
+        Seat().save()
+        assert fenced_update(Seat._default_manager.all(), held=True, queryset=1) == 1
+    assert Seat._default_manager.get().held
+    with connection.schema_editor() as editor:
+        editor.delete_model(Seat)
 
 
 def test_fence(ensemble: Ensemble, settings: Any) -> None:
@@ -80,8 +136,12 @@ def test_async(ensemble: Ensemble) -> None:
             account = Account(name="Ada")
             await account.asave()
             assert account.fence == held.token
-            update: Callable[..., int] = sync_to_async(fenced_update)  # type: ignore[assignment]
-            assert await update(Account.objects.all(), balance=1) == 1  # type: ignore[misc]
+            assert await afenced_update(Account.objects.all(), balance=1) == 1
+            async with zk_lock("other"):
+                with pytest.raises(ValueError, match="several locks"):
+                    await account.asave()
+                await account.asave(held=held, update_fields=["name"])
+                assert await afenced_update(Account.objects.all(), held) == 1
             return held.token
 
     assert asyncio.run(main()) == Account.objects.get().fence

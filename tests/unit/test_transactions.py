@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.db.transaction import TransactionManagementError
@@ -19,7 +20,7 @@ from django.test import TestCase, TransactionTestCase
 
 from django_zklock import LockInTransaction, LockLost, LockTimeout, ZkLockError, current_lock, zk_lock, zk_locked
 from django_zklock.testing import Sandbox
-from django_zklock.zk.held import Held
+from django_zklock.zk.held import Held, held_stack
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.tree_reader import wait_until
 
@@ -178,16 +179,36 @@ def test_release__lost(ensemble: Ensemble, caplog: pytest.LogCaptureFixture) -> 
 
 
 @in_database
-def test_release__manual() -> None:
-    """Where the project manages transactions itself, Django has no hooks, and neither has this."""
+@pytest.mark.parametrize("block", [contextlib.nullcontext, transaction.atomic], ids=["plain", "atomic"])
+def test_release__manual(block: Any) -> None:
+    """Where the project manages transactions itself, Django calls no hooks, not for a block either."""
     with Sandbox():
         transaction.set_autocommit(False)
         try:
-            with pytest.raises(TransactionManagementError, match="manual"):
+            with block(), pytest.raises(TransactionManagementError, match="manual"):
                 zk_lock("k", release="commit").acquire()
         finally:
             transaction.rollback()
             transaction.set_autocommit(True)
+
+
+@in_database
+def test_release__in_an_async_view(ensemble: Ensemble) -> None:
+    """Code that async code calls by ``sync_to_async`` has its transaction there, and the lock ends with that."""
+
+    def work() -> None:
+        with transaction.atomic():
+            with zk_lock("k", release="commit"):
+                pass
+            assert len(ensemble.nodes("k")) == 1
+        ensemble.wait_empty("k")
+
+    async def view() -> Held | None:
+        await sync_to_async(work)()
+        async with zk_lock("k"):
+            return current_lock("k")
+
+    assert asyncio.run(view())
 
 
 def test_atomic__refused() -> None:
@@ -252,6 +273,8 @@ class Locked:
 def test_testcase(django_db_blocker: Any) -> None:
     """The transaction around a test is none; the project's is committed by ``captureOnCommitCallbacks``."""
 
+    kept: list[Sandbox] = []
+
     class Tests(Locked, TestCase):
         def test_plain(self) -> None:
             with zk_lock("k"):
@@ -269,8 +292,14 @@ def test_testcase(django_db_blocker: Any) -> None:
             self.wait_free()
 
         def test_project__not_captured(self) -> None:
+            kept.append(self.zookeeper)
             self.work()
             assert not self.is_free()
+
+        def test_project__not_captured_before(self) -> None:
+            # The transaction around the test is over, and that around the class is not.
+            assert kept
+            assert held_stack() == []
 
         def test_project__rolled_back(self) -> None:
             with contextlib.suppress(ValueError), transaction.atomic():

@@ -5,11 +5,15 @@ So the command is the holder: what it saves is fenced, and ``current_lock()`` re
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from django.core.management import ManagementUtility
@@ -20,6 +24,7 @@ from django_zklock.connections import connections
 from django_zklock.exceptions import LockLost
 from django_zklock.management.subcommands import _common, arguments, exit_codes
 from django_zklock.management.subcommands import run as run_
+from django_zklock.management.subcommands._locked_process import SIGNAL_BASE
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.lock import Lock
@@ -53,20 +58,45 @@ def run(
     with _common.as_command_errors():
         work = Work(kind="command", name=command[0])
         lock = Lock(key, connections[using], listener=signals.listener, work=lambda: work)
-    held = run_.acquire(lock, timeout, on_conflict, waiting=partial(_report_waiting, terminal, lock))
-    try:
-        interrupt.run(held, partial(loaded.run_from_argv, program))
-        # The command may have kept the error for itself, or ended before it came.
-        held.check()
-    except LockLost as error:
-        raise CommandError(
-            f"lock {escape_controls(key)} was lost while the command ran: {_common.one_line(error)}",
-            returncode=exit_codes.LOST,
-        ) from error
-    finally:
-        # The next one that waits finds the lock free.
-        held.release(wait=not held.lost)
+    with _exiting_on_signals():
+        held = run_.acquire(lock, timeout, on_conflict, waiting=partial(_report_waiting, terminal, lock))
+        try:
+            interrupt.run(held, partial(loaded.run_from_argv, program))
+            # The command may have kept the error for itself, or ended before it came.
+            held.check()
+        except LockLost as error:
+            raise CommandError(
+                f"lock {escape_controls(key)} was lost while the command ran: {_common.one_line(error)}",
+                returncode=exit_codes.LOST,
+            ) from error
+        finally:
+            # The next one that waits finds the lock free.
+            held.release(wait=not held.lost)
     return exit_codes.OK
+
+
+@contextlib.contextmanager
+def _exiting_on_signals() -> Iterator[None]:
+    """End by ``SystemExit`` on SIGTERM and SIGHUP, which by default end Python without the release of the lock.
+
+    A command with handlers of its own replaces these; what ignores a signal, such as ``nohup``, is left alone.
+    """
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(SIGNAL_BASE + number)
+
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    # Python has no handlers in other threads, from which a program may call a command.
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            if signal.getsignal(number) is leave:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _report_waiting(terminal: Terminal, lock: Lock) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from billing.models import Account, Deposit
-from django.db import connections, transaction
-from django.db.models import Case, F, QuerySet, Value, When
+from django.db import IntegrityError, connections, transaction
+from django.db.models import Case, Count, F, QuerySet, Value, When
+from django.db.models.signals import ModelSignal, post_save, pre_save
+from django.test.utils import isolate_apps
 from pytest_django import DjangoDbBlocker
 
 from django_zklock import Held, LockLost, NotHeld, StaleToken, current_lock, fenced_update, zk_lock
@@ -25,6 +27,12 @@ from tests.support.tree_reader import wait_until
 pytest_plugins = ["tests.support.settings_fixtures"]
 
 KEY = "accounts"
+
+
+class Undo(Exception):  # noqa: N818 - no error
+    """Rolls a transaction back."""
+
+
 # Half of them are paused between their last look at the lock and their write.
 WRITERS = int(os.environ.get("ZKLOCK_WRITERS", "100"))
 
@@ -110,11 +118,12 @@ def test_update__of_different_values(accounts: QuerySet[Account]) -> None:
     assert balances(accounts) == [1, 99]
 
 
-def test_update__by_a_join(accounts: QuerySet[Account]) -> None:
-    """Rows may be found by a join."""
+@pytest.mark.parametrize("is_grouped", [False, True], ids=["condition", "group"])
+def test_update__by_a_join(is_grouped: bool, accounts: QuerySet[Account]) -> None:
+    """Rows may be found by a join, and by what is counted there."""
     for account in accounts:
         Deposit.objects.using(accounts.db).create(account=account, amount=5, run="a")
-    rows = accounts.filter(deposits__run="a")
+    rows = accounts.annotate(n=Count("deposits")).filter(n=1) if is_grouped else accounts.filter(deposits__run="a")
     with zk_lock(KEY):
         assert fenced_update(rows, balance=1) == 2
         with later_holder(accounts), pytest.raises(StaleToken):
@@ -209,6 +218,98 @@ def test_save__stale(options: dict[str, Any], accounts: QuerySet[Account]) -> No
     assert balances(accounts) == [99, 20]
 
 
+@pytest.mark.parametrize("signal", [pre_save, post_save], ids=["before", "after"])
+def test_save__in_a_receiver(signal: ModelSignal, accounts: QuerySet[Account]) -> None:
+    """A receiver may save the same instance, which is fenced as the rest of the outer save() is."""
+    ada = accounts.get(name="Ada")
+    saved: list[Account] = []
+
+    def save(instance: Account, **_facts: Any) -> None:
+        if not saved:
+            saved.append(instance)
+            instance.save(update_fields=["balance"])
+            Account.objects.using(accounts.db).filter(pk=instance.pk).update(fence=2**55)
+
+    signal.connect(save, sender=Account)
+    try:
+        with zk_lock(KEY):
+            if signal is post_save:
+                ada.save()
+            with pytest.raises(StaleToken):
+                ada.save()
+    finally:
+        signal.disconnect(save, sender=Account)
+    assert saved == [ada]
+
+
+def test_save__deleted(accounts: QuerySet[Account]) -> None:
+    """What somebody has deleted since is not inserted again, and a copy is a new row."""
+    ada = accounts.get(name="Ada")
+    accounts.filter(pk=ada.pk).delete()
+    with zk_lock(KEY) as held:
+        with pytest.raises(StaleToken, match=f"the Account with the primary key {ada.pk} is gone"):
+            ada.save()
+        assert accounts.filter(name="Ada").count() == 0
+        Account(pk=ada.pk, name="Ada").save(using=accounts.db)
+        assert accounts.get(name="Ada").fence == held.token
+    accounts.filter(pk=ada.pk).delete()
+    ada.save()
+    assert accounts.filter(name="Ada").count() == 1
+
+
+def test_save__proxy(accounts: QuerySet[Account]) -> None:
+    """A proxy has the fence of its model."""
+    with isolate_apps("billing"):
+
+        class Customer(Account):
+            class Meta:
+                app_label = "billing"
+                proxy = True
+
+    customers = Customer._default_manager.using(accounts.db)
+    ada = customers.get(name="Ada")
+    with zk_lock(KEY) as held:
+        ada.save()
+        assert ada.fence == accounts.get(name="Ada").fence == held.token
+        with later_holder(accounts), pytest.raises(StaleToken):
+            ada.save()
+        with pytest.raises(StaleToken):
+            fenced_update(customers.filter(name="Ada"), balance=0)
+
+
+def test_save__failed(accounts: QuerySet[Account]) -> None:
+    """A write that failed for another reason leaves no fence in an instance, and the next one is fenced."""
+    ada = accounts.get(name="Ada")
+    ada.name = "Barbara"
+    with zk_lock(KEY) as held:
+        with pytest.raises(IntegrityError):
+            ada.save()
+        assert ada.fence == 0
+        ada.name = "Ada"
+        ada.save()
+        assert ada.fence == held.token
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_save__repeatable_read(accounts: QuerySet[Account], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for save() in a transaction that began before, however Django looks for the row."""
+    connection = connections[accounts.db]
+    ada = accounts.get(name="Ada")
+    with zk_lock(KEY) as held:
+        connection.cursor().execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        for select_on_save in (False, True):
+            monkeypatch.setattr(Account._meta, "select_on_save", select_on_save)
+            with contextlib.suppress(Undo), transaction.atomic(accounts.db):
+                assert accounts.get(name="Ada").fence <= held.token
+                other = connection.copy()
+                with contextlib.closing(other), other.cursor() as cursor:
+                    cursor.execute("UPDATE billing_account SET fence = %s WHERE name = 'Ada'", [2**55])
+                with pytest.raises(StaleToken):
+                    ada.save()
+                raise Undo
+            accounts.update(fence=0)
+
+
 def test_save__without_a_lock(accounts: QuerySet[Account]) -> None:
     """Without a lock it is Django's own, and does not take back the fence of a later holder."""
     ada = accounts.get(name="Ada")
@@ -234,7 +335,7 @@ def test_hold(accounts: QuerySet[Account], ensemble: Ensemble) -> None:
         with pytest.raises(ValueError, match="is held as read"):
             fenced_update(accounts, reader, balance=0)
         with zk_lock("c") as inner:
-            with pytest.raises(ValueError, match="several locks are held here, 'a', 'c': say which"):
+            with pytest.raises(ValueError, match="several locks are held here, 'a', 'c': name the one"):
                 ada.save()
             with pytest.raises(ValueError, match="several locks"):
                 fenced_update(accounts, balance=0)
@@ -252,7 +353,7 @@ def test_hold(accounts: QuerySet[Account], ensemble: Ensemble) -> None:
 
 def test_models(accounts: QuerySet[Account]) -> None:
     """A model without a fence is refused."""
-    with zk_lock(KEY), pytest.raises(TypeError, match="the table of Deposit has no fence"):
+    with zk_lock(KEY), pytest.raises(TypeError, match="needs a FencedModel, and Deposit is none"):
         fenced_update(Deposit.objects.all(), amount=1)  # type: ignore[type-var]
 
 

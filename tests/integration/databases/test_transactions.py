@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from django.test import Client
 from django.urls import path
 
 from django_zklock import LockLost, current_lock, signals, zk_lock, zk_locked
+from django_zklock.zk.held import held_stack
 from tests.support.django_layer import Ensemble
 from tests.support.tree_reader import wait_until
 
@@ -107,6 +109,22 @@ def test_savepoint__rolled_back(database: str, ensemble: Ensemble, events: list[
             add(database, "Ada")
         assert len(ensemble.nodes(KEY)) == 1
     assert events == ["commit", "released"]
+    ensemble.wait_empty(KEY)
+
+
+def test_hook__raises__robust(database: str, ensemble: Ensemble, events: list[str]) -> None:
+    """A hook whose error Django only logs comes after the release too."""
+    seen: list[list[str]] = []
+
+    def fail() -> None:
+        seen.append(events[:])
+        raise ValueError
+
+    with transaction.atomic(database):
+        transaction.on_commit(fail, using=database, robust=True)
+        with zk_lock(KEY, release="commit"):
+            add(database, "Ada")
+    assert seen == [["commit", "released"]]
     ensemble.wait_empty(KEY)
 
 
@@ -212,6 +230,49 @@ def test_no_transaction(database: str, ensemble: Ensemble) -> None:
     ensemble.wait_empty(KEY)
 
 
+def test_again(database: str, ensemble: Ensemble, events: list[str]) -> None:
+    """The same lock may be taken in a transaction as often as one likes, and is one hold more."""
+    with transaction.atomic(database):
+        for _ in range(20):
+            with zk_lock(KEY, release="commit"):
+                pass
+            with transaction.atomic(database), zk_lock(KEY, release="commit"), zk_lock(KEY):
+                pass
+        assert [held.key for held in held_stack()] == [KEY]
+        assert events == []
+    assert events == ["commit", "released"]
+    ensemble.wait_empty(KEY)
+
+
+def test_inside_and_outside(database: str, ensemble: Ensemble, events: list[str]) -> None:
+    """Of two blocks and a transaction around one of them, whichever ends last releases the lock."""
+    with zk_lock(KEY):
+        with transaction.atomic(database), zk_lock(KEY, release="commit"):
+            add(database, "Ada")
+        assert events == ["commit"]
+    assert events == ["commit", "released"]
+    block = contextlib.ExitStack()
+    with transaction.atomic(database), zk_lock(KEY, release="commit"):
+        block.enter_context(zk_lock(KEY))
+    assert events[2:] == ["commit"]
+    block.close()
+    assert events[3:] == ["released"]
+    ensemble.wait_empty(KEY)
+
+
+def test_several_locks(database: str, ensemble: Ensemble, events: list[str]) -> None:
+    """A transaction keeps any number of locks, and lets the last one go first."""
+    with transaction.atomic(database):
+        with zk_lock("a", release="commit"), zk_lock(["b", "c"], release="commit"):
+            pass
+        with zk_lock("d", release="commit", mode="read"):
+            pass
+        assert [held.key for held in held_stack()] == ["a", "b, c", "d"]
+    assert events == ["commit", "released", "released", "released"]
+    for key in "abcd":
+        ensemble.wait_empty(key)
+
+
 def test_atomic(database: str, ensemble: Ensemble, events: list[str]) -> None:
     """``atomic=`` begins the transaction under the lock and commits it before the release."""
 
@@ -246,6 +307,37 @@ def test_atomic__lost(database: str, ensemble: Ensemble, events: list[str]) -> N
         work()
     assert events[0] == "rollback"
     assert names(database) == []
+
+
+def test_atomic__lost_in_the_commit(
+    database: str, ensemble: Ensemble, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss while the transaction is committed does not interrupt that: the body is over."""
+    connection = connections[database]
+    commit = connection._commit
+
+    def slow() -> None:
+        held = current_lock()
+        assert held
+        reported = threading.Event()
+        held._when_lost(reported.set)
+        ensemble.end_session()
+        assert reported.wait(10)
+        for _ in range(1000):
+            pass
+        commit()
+
+    monkeypatch.setattr(connection, "_commit", slow)
+
+    @zk_locked(KEY, template=KEY, atomic=database, on_lost="interrupt")
+    def work() -> None:
+        add(database, "Ada")
+
+    with pytest.raises(LockLost):
+        work()
+    assert "rollback" not in events
+    assert names(database) == ["Ada"]
+    assert not connection.in_atomic_block
 
 
 def view(_request: HttpRequest, database: str, status: int) -> HttpResponse:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from io import StringIO
 from typing import Any
 
@@ -12,6 +14,7 @@ from django_zklock import current_lock
 from django_zklock.management.subcommands import exit_codes
 from tests.support.command import failure, run
 from tests.support.django_layer import Ensemble, Stranger
+from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures"]
@@ -106,6 +109,63 @@ def test_manage__lost(command: type[Command], ensemble: Ensemble, monkeypatch: p
 
     monkeypatch.setattr(command, "work", lose)
     assert failure("manage", "k", "--", "work").returncode == exit_codes.LOST
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_manage__signal(
+    number: signal.Signals, command: type[Command], ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that asks to end releases the lock, and the exit code is that of ``run``."""
+
+    def be_ended(_self: Command) -> None:
+        os.kill(os.getpid(), number)
+        wait_until(lambda: False)
+
+    monkeypatch.setattr(command, "work", be_ended)
+    run("manage", "k", "--", "work", status=128 + number)
+    ensemble.wait_empty("k")
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_manage__signal_while_waiting(command: type[Command], stranger: Stranger, ensemble: Ensemble) -> None:
+    """So does one that comes while the command waits for the lock: it leaves the queue."""
+    stranger.take("k")
+
+    def end() -> None:
+        ensemble.wait_count("k", 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ending = Runner(end)
+    run("manage", "k", "--", "work", status=143)
+    ending.result(10)
+    ensemble.wait_count("k", 1)
+    assert command.calls == []
+
+
+def test_manage__own_signals(command: type[Command], ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of the program, of the command and of ``nohup`` stays in force."""
+
+    def handle(*_arguments: object) -> None: ...
+
+    def install(_self: Command) -> None:
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        signal.signal(signal.SIGTERM, handle)
+
+    monkeypatch.setattr(command, "work", install)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run("manage", "k", "--", "work")
+        assert signal.getsignal(signal.SIGTERM) is handle
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_manage__in_a_thread(command: type[Command], ensemble: Ensemble) -> None:
+    """A thread, which cannot handle signals, may call it."""
+    Runner(lambda: run("manage", "k", "--", "work")).result(20)
+    assert command.calls == [([], False, "k")]
 
 
 @pytest.mark.parametrize(
