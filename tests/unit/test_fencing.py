@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -43,6 +45,20 @@ def test_check(settings: Any) -> None:
     assert "no alias 'reports'" in message.msg
 
 
+@contextlib.contextmanager
+def tables(*created: type[models.Model]) -> Iterator[None]:
+    """Make tables of models that other tests know nothing of."""
+    for model in created:
+        with connection.schema_editor() as editor:
+            editor.create_model(model)
+    try:
+        yield
+    finally:
+        for model in reversed(created):
+            with connection.schema_editor() as editor:
+                editor.delete_model(model)
+
+
 @isolate_apps("billing")
 @pytest.mark.django_db(transaction=True)
 def test_inherited_table(ensemble: Ensemble) -> None:
@@ -63,10 +79,7 @@ def test_inherited_table(ensemble: Ensemble) -> None:
     def rows(model: Any) -> Any:
         return model._default_manager.all()
 
-    for model in (Gold, Audited):
-        with connection.schema_editor() as editor:
-            editor.create_model(model)
-    with zk_lock("k") as held:
+    with tables(Gold, Audited), zk_lock("k") as held:
         gold = Gold(name="Ada")
         gold.save()
         audited = Audited(account=gold, amount=1)
@@ -85,11 +98,7 @@ def test_inherited_table(ensemble: Ensemble) -> None:
                 late.save(**options)
         with pytest.raises(StaleToken):
             fenced_update(rows(Audited).filter(amount=1), note="b")
-    assert (rows(Gold).get().rank, rows(Audited).get().note) == (0, "a")
-    # The other tests know nothing of these.
-    with connection.schema_editor() as editor:
-        for model in (Audited, Gold):
-            editor.delete_model(model)
+        assert (rows(Gold).get().rank, rows(Audited).get().note) == (0, "a")
 
 
 @isolate_apps("billing")
@@ -104,14 +113,10 @@ def test_field_names(ensemble: Ensemble) -> None:
         held = models.BooleanField(default=False)
         queryset = models.IntegerField(default=0)
 
-    with connection.schema_editor() as editor:
-        editor.create_model(Seat)
-    with zk_lock("k"):
+    with tables(Seat), zk_lock("k"):
         Seat().save()
         assert fenced_update(Seat._default_manager.all(), held=True, queryset=1) == 1
-    assert Seat._default_manager.get().held
-    with connection.schema_editor() as editor:
-        editor.delete_model(Seat)
+        assert Seat._default_manager.get().held
 
 
 def test_fence(ensemble: Ensemble, settings: Any) -> None:
