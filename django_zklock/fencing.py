@@ -129,7 +129,8 @@ def fenced_update(queryset: models.QuerySet[Model], held: Held | None = None, /,
     if not issubclass(model, FencedModel):
         raise TypeError(f"fenced_update needs a FencedModel, and {model.__name__} is none")
     for name in (FIELD, *values):
-        if (table := model._meta.get_field(name).model._meta.concrete_model) is not model._meta.concrete_model:
+        table = model._meta.get_field(name).model
+        if table._meta.concrete_model is not model._meta.concrete_model:
             raise TypeError(
                 f"fenced_update writes one table, and {name!r} of {model.__name__} is in that of {table.__name__}"
             )
@@ -191,7 +192,7 @@ def _without_joins(rows: models.QuerySet[Model], using: str) -> models.QuerySet[
     """
     if sum(map(bool, rows.query.alias_refcount.values())) <= 1:
         return rows
-    found: Any = rows.values("pk")
+    found: Any = rows.order_by().values("pk")
     if not connections[using].features.update_can_self_select:
         found = [each["pk"] for each in found]
     return rows.model._base_manager.using(using).filter(pk__in=found)

@@ -29,6 +29,7 @@ from django_zklock import (
     NotHeld,
     ZkLockError,
     ZooKeeperUnavailable,
+    afenced_update,
     current_lock,
     fenced_update,
     signals,
@@ -191,6 +192,12 @@ def write(account: Account, held: Held) -> None:
     assert_type(fenced_update(Account._default_manager.all(), balance=F("balance") + 1), int)
     assert_type(fenced_update(Account._default_manager.all(), held, balance=1), int)
     fenced_update(User._default_manager.all(), email="")  # type: ignore[type-var]
+
+
+async def awrite(account: Account, held: Held) -> None:
+    await account.asave(held=held)
+    assert_type(await afenced_update(Account._default_manager.all(), held, balance=1), int)
+    await afenced_update(User._default_manager.all(), email="")  # type: ignore[type-var]
 
 
 zk_locked("k", 5)  # type: ignore[call-arg, arg-type]

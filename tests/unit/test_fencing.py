@@ -70,7 +70,7 @@ def test_inherited_table(ensemble: Ensemble) -> None:
 
         rank = models.IntegerField(default=0)
 
-    class Audited(FencedModel, Deposit):  # type: ignore[django-manager-missing]
+    class Audited(FencedModel, Deposit):
         class Meta:
             app_label = "billing"
 
@@ -93,9 +93,9 @@ def test_inherited_table(ensemble: Ensemble) -> None:
         Account.objects.update(fence=held.token + 1)
         rows(Audited).update(fence=held.token + 1)
         gold.rank, audited.note = 1, "b"
-        for late, options in ((gold, {}), (gold, {"update_fields": ["rank"]}), (audited, {})):
+        for late, fields in ((gold, None), (gold, ["rank"]), (audited, None)):
             with pytest.raises(StaleToken):
-                late.save(**options)
+                late.save(update_fields=fields)
         with pytest.raises(StaleToken):
             fenced_update(rows(Audited).filter(amount=1), note="b")
         assert (rows(Gold).get().rank, rows(Audited).get().note) == (0, "a")

@@ -351,6 +351,13 @@ def test_hold(accounts: QuerySet[Account], ensemble: Ensemble) -> None:
     lost.release()
 
 
+def test_slice(accounts: QuerySet[Account]) -> None:
+    """What update() refuses is refused, also where rows are found by a join: a slice."""
+    for rows in (accounts[:1], accounts.filter(deposits__run="a")[:1]):
+        with zk_lock(KEY), pytest.raises(TypeError, match="once a slice has been taken"):
+            fenced_update(rows, balance=0)
+
+
 def test_models(accounts: QuerySet[Account]) -> None:
     """A model without a fence is refused."""
     with zk_lock(KEY), pytest.raises(TypeError, match="needs a FencedModel, and Deposit is none"):

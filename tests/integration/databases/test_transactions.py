@@ -314,7 +314,7 @@ def test_atomic__lost_in_the_commit(
 ) -> None:
     """A loss while the transaction is committed does not interrupt that: the body is over."""
     connection = connections[database]
-    commit = connection._commit
+    commit: Callable[[], None] = vars(connection)["_commit"]
     committed = threading.Event()
 
     def slow() -> None:
