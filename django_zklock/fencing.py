@@ -10,7 +10,6 @@ from typing import Any, ClassVar, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core import checks
-from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, models, transaction
 from django.utils.translation import gettext_lazy as _
@@ -29,8 +28,7 @@ class FencedModel(models.Model):
     """A model whose rows remember the largest token of their writers.
 
     ``save()`` under an exclusive lock raises ``StaleToken`` if a later holder has written the row, and changes nothing.
-    Without a lock it is Django's own, and leaves the fence alone. Everything else that writes is Django's own too:
-    ``update()``, ``bulk_update()``, ``delete()``.
+    Without a lock it is Django's own, and leaves the fence alone. Everything else that writes is Django's own too.
 
     A row belongs to one lock of one ensemble: tokens of others cannot be compared. ``fence_using`` is the alias of the
     ensemble in ``ZKLOCK``.
@@ -76,9 +74,7 @@ class FencedModel(models.Model):
         return super()._do_insert(*args)  # type: ignore[misc]
 
     # The arguments behind the values differ between the versions of Django.
-    def _do_update(  # type: ignore[override]
-        self, base_qs: Any, using: str, pk_val: Any, values: Any, *args: Any
-    ) -> Any:
+    def _do_update(self, base_qs: Any, using: str, pk_val: Any, values: Any, *args: Any) -> Any:  # type: ignore[override]
         field = self._meta.get_field(FIELD)
         # Not that of the instance, which may have been read before a later holder has written.
         values = [value for value in values if value[0] is not field]
@@ -99,7 +95,7 @@ class FencedModel(models.Model):
         return updated
 
     @classmethod
-    def check(cls, **kwargs: Any) -> list[CheckMessage]:
+    def check(cls, **kwargs: Any) -> list[checks.CheckMessage]:
         """Return Django's messages about the model, and one if its alias is not in ``ZKLOCK``."""
         messages = super().check(**kwargs)
         try:
@@ -174,10 +170,8 @@ def fence_of(held: Held, using: str) -> int:
 
 def _only_hold(using: str) -> Held | None:
     """Return the lock of the alias ``using`` that the caller holds alone, ``None`` if there is none."""
-    by_node: dict[str, Held] = {}
-    for held in owners.caller().available():
-        if not held.released and held.lock.pool.name == using and held.rule.kind not in SHARED:
-            by_node[held.node] = held
+    holds: list[Held] = [held for held in owners.caller().available() if not held.released]
+    by_node = {held.node: held for held in holds if held.lock.pool.name == using and held.rule.kind not in SHARED}
     if len(by_node) > 1:
         keys = ", ".join(repr(held.key) for held in by_node.values())
         raise ValueError(f"several locks are held here, {keys}: name the one that guards the row")
