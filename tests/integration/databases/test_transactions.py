@@ -323,7 +323,7 @@ def test_atomic__lost_in_the_commit(
         reported = threading.Event()
         held._when_lost(reported.set)
         ensemble.end_session()
-        assert reported.wait(10)
+        assert reported.wait(60)
         commit()
         committed.set()
 
