@@ -65,6 +65,8 @@ def run(
             # The command may have kept the error for itself, or ended before it came.
             held.check()
         except LockLost as error:
+            if not held.lost:  # but another lock, which the command has taken itself
+                raise
             raise CommandError(
                 f"lock {escape_controls(key)} was lost while the command ran: {_common.one_line(error)}",
                 returncode=exit_codes.LOST,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.management import BaseCommand, CommandError, ManagementUtility
 
-from django_zklock import current_lock
+from django_zklock import LockLost, current_lock, zk_lock
 from django_zklock.management.subcommands import exit_codes
 from tests.support.command import failure, run
 from tests.support.django_layer import Ensemble, Stranger
@@ -109,6 +109,20 @@ def test_manage__lost(command: type[Command], ensemble: Ensemble, monkeypatch: p
 
     monkeypatch.setattr(command, "work", lose)
     assert failure("manage", "k", "--", "work").returncode == exit_codes.LOST
+
+
+def test_manage__lost_another(command: type[Command], ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of a lock that the command has taken itself is an error of the command."""
+
+    def lose(_self: Command) -> None:
+        with zk_lock("other") as held:
+            ensemble.delete(held)
+            wait_until(lambda: held.lost)
+
+    monkeypatch.setattr(command, "work", lose)
+    with pytest.raises(LockLost, match="lock 'other' was lost"):
+        run("manage", "k", "--", "work")
+    ensemble.wait_empty("k")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
