@@ -170,7 +170,8 @@ def fence_of(held: Held, using: str) -> int:
 
 def _only_hold(using: str) -> Held | None:
     """Return the lock of the alias ``using`` that the caller holds alone, ``None`` if there is none."""
-    holds: list[Held] = [held for held in owners.caller().available() if not held.released]
+    # A hold that was inherited over a fork does not count.
+    holds: list[Held] = [held for held in owners.caller().available() if held._counts_for(held.lock)]
     by_node = {held.node: held for held in holds if held.lock.pool.name == using and held.rule.kind not in SHARED}
     if len(by_node) > 1:
         keys = ", ".join(repr(held.key) for held in by_node.values())

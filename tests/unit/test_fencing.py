@@ -12,7 +12,7 @@ from billing.models import Account, Deposit
 from django.db import connection, models
 from django.test.utils import isolate_apps
 
-from django_zklock import FencedModel, StaleToken, afenced_update, fenced_update, zk_lock
+from django_zklock import FencedModel, NotHeld, StaleToken, afenced_update, fenced_update, zk_lock
 from django_zklock.conf import TOKEN_BITS
 from django_zklock.fencing import fence_of
 from tests.support.django_layer import Ensemble
@@ -130,6 +130,19 @@ def test_fence(ensemble: Ensemble, settings: Any) -> None:
         held.token = 2**TOKEN_BITS
         with pytest.raises(ValueError, match="more than 56 bits"):
             fence_of(held, "default")
+
+
+@pytest.mark.django_db
+def test_fork(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has inherited a hold over a fork holds nothing: its writes are Django's own."""
+    account = Account(name="Ada")
+    with zk_lock("k") as held:
+        monkeypatch.setattr(held._possession, "pid", -1)
+        account.save()
+        with pytest.raises(NotHeld):
+            fenced_update(Account.objects.all(), balance=1)
+        monkeypatch.undo()
+    assert Account.objects.get().fence == 0
 
 
 @pytest.mark.django_db(transaction=True)
