@@ -58,8 +58,6 @@ class LeaseRenewal:
         self._post = post
         self._needed = needed
         self._beaten = beaten
-        # Grows with each connection, which makes replies on earlier ones void.
-        self._generation = 0
         # A write that is not answered yet renews the lease.
         self._is_proving = False
         # Whether the server has caught up since this connection began; None as long as that was not requested.
@@ -68,7 +66,6 @@ class LeaseRenewal:
 
     def reset(self) -> None:
         """Forget everything about a connection that is lost."""
-        self._generation += 1
         self._is_proving = False
         self._caught_up = None
         self._when_caught_up.clear()
@@ -79,29 +76,29 @@ class LeaseRenewal:
         The first keeps the session alive, and any later write is a proof by it. So a session that only waits sends no
         writes: the one that lets it hold a lock renews its lease too.
         """
-        self._wire.sync("/", partial(self._seen, self._generation))
+        self._wire.sync("/", self._seen)
 
-    def _seen(self, asked: int, _value: object, error: KazooException | None) -> None:
-        if not self._is_done(asked, error):
+    def _seen(self, _value: object, error: KazooException | None) -> None:
+        if not self._is_done(error):
             return
         lease = self._wire.lease
         if self._needed() and lease.end - boottime() < ENOUGH * (lease.timeout or 0.0):
-            self._wire.write_nothing(partial(self._proven, asked))
+            self._wire.write_nothing(self._proven)
         else:
             self._beaten()
 
-    def _proven(self, asked: int, _value: object, error: KazooException | None) -> None:
-        if not self._is_done(asked, error):
+    def _proven(self, _value: object, error: KazooException | None) -> None:
+        if not self._is_done(error):
             return
         if self._needed() and self._is_over:
             self._wire.drop(LEASE_EXPIRED)
         else:
             self._beaten()
 
-    def _is_done(self, asked: int, error: KazooException | None) -> bool:
-        if asked == self._generation and error is not None and wire.is_temporary(error):
+    def _is_done(self, error: KazooException | None) -> bool:
+        if error is not None and wire.is_temporary(error):
             self._retries.add(self.beat, error)
-        return asked == self._generation and error is None
+        return error is None
 
     @property
     def _is_over(self) -> bool:
@@ -116,27 +113,20 @@ class LeaseRenewal:
         """Send a write, whose answer renews the lease before the requests that follow it are answered."""
         if not self._is_proving:
             self._is_proving = True
-            self._wire.write_nothing(partial(self._on_proof, self._generation))
+            self._wire.write_nothing(self._on_proof)
 
-    def _on_proof(self, asked: int, _value: object, _error: KazooException | None) -> None:
-        if asked == self._generation:
-            self._is_proving = False
+    def _on_proof(self, _value: object, _error: KazooException | None) -> None:
+        self._is_proving = False
 
-    def regain(self, again: Callable[[], object]) -> None:
-        """Renew a lease that has ended, and call ``again``; if a write does not renew it, a new connection does."""
-        self._wire.write_nothing(partial(self._on_regained, self._generation, again))
+    def regain(self, reply: Reply) -> None:
+        """Renew a lease that has ended; if a write does not renew it, a new connection does, and there is no answer."""
+        self._wire.write_nothing(partial(self._on_regained, reply))
 
-    def _on_regained(
-        self, asked: int, again: Callable[[], object], _value: object, error: KazooException | None
-    ) -> None:
-        if asked != self._generation:
-            return
-        if error is not None and wire.is_temporary(error):
-            self._retries.add(partial(self.regain, again), error)
-        elif self._is_over:
+    def _on_regained(self, reply: Reply, _value: object, error: KazooException | None) -> None:
+        if error is None and self._is_over:
             self._wire.drop(LEASE_EXPIRED)
         else:
-            again()
+            reply(None, error)
 
     def catch_up(self, call: Callable[[], object] | None = None) -> None:
         """Make sure, once for each connection, that its server has a majority behind it, and renew the lease.
@@ -152,11 +142,9 @@ class LeaseRenewal:
             self._when_caught_up.append(call)
         if self._caught_up is None:
             self._caught_up = False
-            self._wire.write_nothing(partial(self._on_caught_up, self._generation))
+            self._wire.write_nothing(self._on_caught_up)
 
-    def _on_caught_up(self, asked: int, _value: object, error: KazooException | None) -> None:
-        if asked != self._generation:
-            return
+    def _on_caught_up(self, _value: object, error: KazooException | None) -> None:
         if error is not None and wire.is_temporary(error):
             self._caught_up = None
             self._retries.add(self.catch_up, error)

@@ -10,18 +10,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from django_zklock.exceptions import AsyncUnsafe, LockConflict, NotHeld
-from django_zklock.zk import acquire, hints, multi, node_data, owners, paths, reentrancy
-from django_zklock.zk.contender import Contender
-from django_zklock.zk.creation import LockPath
+from django_zklock.zk import acquire, hints, node_data, owners, paths, reentrancy
+from django_zklock.zk.contender import Contender, data_room
 from django_zklock.zk.held import Held
 from django_zklock.zk.listener import LockListener
-from django_zklock.zk.multi import MultiContender
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import snapshots
+from django_zklock.zk.place import LockPath
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Mark
 from django_zklock.zk.rules import EXCLUSIVE, Rule
-from django_zklock.zk.single import SingleContender
 from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ class Lock(hints.Hinted):
         self.paths = tuple(map(pool.path, self.keys))
         self._data_room = node_data.MAX_BYTES
         if len(self.paths) > 1:
-            self._data_room = multi.data_room(self.paths, rule, pool.options.connection)
+            self._data_room = data_room(self.paths, rule, pool.options.connection)
         # What the blocks hold that are open now.
         self._blocks: list[Held] = []
 
@@ -96,19 +94,16 @@ class Lock(hints.Hinted):
         data = node_data.encode_current(work, self._data_room)
         # A transaction belongs to one session, so all nodes of a lock are in one. The contender may move to another.
         session = self.pool.session(min(self.paths))
-        if len(self.paths) == 1:
-            return SingleContender(
-                session,
-                LockPath(self.paths[0], _label(self.key)),
-                self.rule,
-                data=data,
-                wait=wait,
-                coalesces=self._mark(work),
-                stays=stays and not self._may_expire,
-                notify=notify,
-            )
-        lock_paths = [LockPath(path, _label(key)) for path, key in zip(self.paths, self.keys, strict=True)]
-        return MultiContender(session, lock_paths, self.rule, data=data, wait=wait, notify=notify)
+        return Contender(
+            session,
+            [LockPath(path, _label(key)) for path, key in zip(self.paths, self.keys, strict=True)],
+            self.rule,
+            data=data,
+            wait=wait,
+            coalesces=self._mark(work),
+            stays=stays and not self._may_expire,
+            notify=notify,
+        )
 
     def _mark(self, work: Work | None) -> Mark | None:
         if self._coalesces is None:

@@ -22,98 +22,200 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Reply = Callable[[Any, "KazooException | None"], None]
+Reply = Callable[[Any, "Exception | None"], None]
 Request = Callable[[Reply], object]
 """A request to ZooKeeper that lacks only its reply."""
 
-RequestScript = Generator[Sequence[Request], list[Any], T]
-"""Yields requests, which are sent together, and gets the answers to all of them.
+RequestScript = Generator["Sequence[Request] | None", list[Any], T]
+"""Yields requests, which are sent together, and gets the answers to all of them; or :data:`EVENT`.
 
-The first error is raised where the script has yielded. After a reconnect, and after an error that passes, the script
-starts anew.
+The first error that does not pass is raised where the script has yielded.
 """
+
+# Yielded in place of requests, to wait for :meth:`Script.wake` and look at the facts again.
+EVENT = None
 
 # The largest number of reads that are sent together. The requests of locks on the same session wait for these only.
 MAX_READS = 16 * MAX_READS_PER_REQUEST
 
 
-class ScriptRun(Generic[T]):
-    """One run of a request script. Every method is called under the session's monitor.
+class Interrupted(Exception):  # noqa: N818 - a fact about a request, which its script handles
+    """Whether a request was executed is not known: its answer was lost, or the server refuses it for now."""
 
-    ``ended`` is called once, with what the script returns and ``None``, or with ``None`` and what it raises.
-    ``delayed`` is called with each error that makes it start anew.
+
+class Once(partial[object]):
+    """A request that is not sent again as it is, because it may have been executed: :exc:`Interrupted` answers it."""
+
+
+class Answer:
+    """The answer to a request, which is sent until there is one: on each new connection, and after a passing refusal.
+
+    This is the one place that repeats requests. All but those that are made :class:`Once` have the same effect if they
+    are executed twice. ``use`` is called once, with the answer or with an error that does not pass.
     """
 
-    __slots__ = ("_answers", "_delayed", "_ended", "_generation", "_make", "_open", "_script", "_session", "wanted")
+    __slots__ = ("_request", "_script", "_sent_in", "_use")
 
-    def __init__(
-        self,
-        session: Session,
-        script: Callable[[], RequestScript[T]],
-        *,
-        ended: Callable[[T | None, Exception | None], None],
-        delayed: Callable[[KazooException], None],
-    ) -> None:
-        self._session = session
-        self._make = script
-        self._ended = ended
-        self._delayed = delayed
-        self._script: RequestScript[T] | None = None
-        # Grows whenever the answers to open requests have become void.
-        self._generation = 0
-        self._answers: list[Any] = []
-        # How many requests are not answered.
-        self._open = 0
-        # Any thread may clear this: answers are ignored from then on.
-        self.wanted = True
+    def __init__(self, script: Script, request: Request, use: Reply) -> None:
+        self._script = script
+        self._request = request
+        # ``None`` when it was called, or is not to be called any more.
+        self._use: Reply | None = use
+        # The epoch of the session in which the request was sent last.
+        self._sent_in: int | None = None
 
-    def start(self) -> None:
-        """Run the script from its beginning."""
-        self._script = self._make()
-        self._step(partial(next, self._script))
+    @property
+    def is_open(self) -> bool:
+        """Whether there is no answer, and one is needed."""
+        return self._use is not None
+
+    def send(self) -> None:
+        """Send the request, if there is a connection on which that was not done."""
+        session = self._script.session
+        # Listeners are resumed one after the other. What one of them has caused another one to send is sent already.
+        if self._use is not None and session.connected and self._sent_in != session.epoch:
+            self._sent_in = session.epoch
+            self._request(self._answered)
+
+    def _answered(self, value: Any, error: Exception | None) -> None:
+        if self._use is None:
+            return
+        if isinstance(error, wire.KazooException) and wire.is_temporary(error):
+            self._script.refusal = error
+            self._script.session.retries.add(self._repeat, error)
+        else:
+            self._end(value, error)
+
+    def _repeat(self) -> None:
+        if isinstance(self._request, Once):
+            self.interrupt()
+        else:
+            self._sent_in = None
+            self.send()
+
+    def interrupt(self) -> None:
+        """Answer a request that was sent, and is not sent again."""
+        if self._use is not None and self._sent_in is not None and isinstance(self._request, Once):
+            self._end(None, Interrupted())
+
+    def _end(self, value: Any, error: Exception | None) -> None:
+        use, self._use = self._use, None
+        self._script.open.remove(self)
+        if use is not None:
+            use(value, error)
+
+    def forget(self) -> None:
+        """Do not call anything any more."""
+        self._use = None
+
+
+class Script(SessionListener):
+    """What asks a server: by single requests, and by a generator that goes on with the answers to what it yields.
+
+    Every method is called under the session's monitor. The generator may be replaced by another one while it waits, and
+    is not told, so it has no ``finally``.
+    """
+
+    __slots__ = ("_awaited", "_left", "_run", "_values", "open", "refusal", "session")
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        # What is not answered, oldest first; and what the generator waits for, with the values that are there.
+        self.open: list[Answer] = []
+        self._awaited: Sequence[Answer] = ()
+        self._values: list[Any] | None = None
+        self._left = 0
+        self._run: RequestScript[Any] | None = None
+        # The last refusal that passes; the request is sent again.
+        self.refusal: KazooException | None = None
+
+    def ended(self, value: Any, error: Exception | None, /) -> None:
+        """Use what the generator has returned, or the error that it has raised."""
+        raise NotImplementedError
+
+    def ask(self, request: Request, use: Reply) -> None:
+        """Send ``request`` until there is an answer, and call ``use`` with it."""
+        self._open(request, use).send()
+
+    def begin(self, run: RequestScript[Any]) -> None:
+        """Run a generator, instead of the one that waits."""
+        self._forget(self._awaited)
+        self._run = run
+        self._step(run.send, None)
 
     def stop(self) -> None:
-        """Ignore all answers from now on."""
-        self._generation += 1
-        self._script = None
+        """End the generator, and need no answer any more."""
+        self._run = None
+        self.forget()
 
-    def _step(self, advance: Callable[[], Sequence[Request]]) -> None:
-        self._generation += 1
-        script = self._script
+    def forget(self) -> None:
+        """Need no answer any more."""
+        self._forget(self.open)
+
+    def wake(self) -> None:
+        """Continue the generator if it waits for an event."""
+        if self._run is not None and self._values is None:
+            self._step(self._run.send, None)
+
+    def _open(self, request: Request, use: Reply) -> Answer:
+        answer = Answer(self, request, use)
+        self.open.append(answer)
+        return answer
+
+    def _forget(self, answers: Sequence[Answer]) -> None:
+        if answers:
+            for answer in answers:
+                answer.forget()
+            self.open = [each for each in self.open if each.is_open]
+        self._awaited, self._values = (), None
+
+    def _step(self, advance: Callable[[Any], Sequence[Request] | None], what: Any) -> None:
+        run, value, problem = self._run, None, None
+        self._awaited, self._values = (), None
         try:
-            requests = advance()
-            while not requests:
-                assert script is not None
-                requests = script.send([])
+            requests = advance(what)
+            while requests is not EVENT and not requests:
+                assert run is not None
+                requests = run.send([])
         except StopIteration as end:
-            self.stop()
-            self._ended(end.value, None)
+            value = end.value
         except Exception as error:  # noqa: BLE001 - handed on
-            self.stop()
-            self._ended(None, error)
+            problem = error
         else:
-            self._answers = [None] * len(requests)
-            self._open = len(requests)
-            for number, request in enumerate(requests):
-                request(partial(self._answered, self._generation, number))
-
-    def _answered(self, asked: int, number: int, value: Any, error: KazooException | None) -> None:
-        if asked != self._generation or self._script is None or not self.wanted:
+            if requests is not EVENT:
+                self._left = len(requests)
+                self._values = [None] * self._left
+                self._awaited = awaited = tuple(
+                    self._open(request, partial(self._answered, number)) for number, request in enumerate(requests)
+                )
+                for answer in awaited:
+                    answer.send()
             return
-        self._answers[number] = value
-        self._open -= 1
-        if error is not None and wire.is_temporary(error):
-            self._generation += 1
-            self._delayed(error)
-            self._session.retries.add(self._start_again, error)
-        elif error is not None:
-            self._step(partial(self._script.throw, error))
-        elif not self._open:
-            self._step(partial(self._script.send, self._answers))
+        self._run = None
+        self.ended(value, problem)
 
-    def _start_again(self) -> None:
-        if self._script is not None and self.wanted and self._session.connected:
-            self.start()
+    def _answered(self, number: int, value: Any, error: Exception | None) -> None:
+        assert self._run is not None
+        assert self._values is not None
+        self._values[number] = value
+        self._left -= 1
+        if error is not None:
+            self._forget(self._awaited)
+            self._step(self._run.throw, error)
+        elif not self._left:
+            self._step(self._run.send, self._values)
+
+    # SessionListener.
+
+    def suspended(self) -> None:
+        """The connection is lost, and with it the answers under way."""
+        for answer in list(self.open):
+            answer.interrupt()
+
+    def resumed(self) -> None:
+        """There is a connection again."""
+        for answer in list(self.open):
+            answer.send()
 
 
 def run(
@@ -131,7 +233,7 @@ def run(
     refuses, and what the script raises.
     """
     blocking = _BlockingRun(session, script, has_deadline=timeout is not None)
-    session.post(blocking.begin)
+    session.post(blocking.join)
     try:
         if not blocking.done.wait(timeout):
             connected, refusal = session.connected, blocking.refusal
@@ -139,8 +241,8 @@ def run(
             blocking.error = TimeoutError(silence)
     finally:
         # An answer may come before the session knows that it comes too late.
-        blocking.run.wanted = False
-        session.post(blocking.end)
+        blocking.wanted = False
+        session.post(blocking.leave)
     error = blocking.error
     if error is None:
         return blocking.outcome[0]
@@ -174,7 +276,7 @@ def or_error(request: Request, *errors: type[KazooException]) -> Request:
     """Return ``request`` with these errors, all that do not pass by default, as its answer instead of raised."""
 
     def send(reply: Reply) -> None:
-        def answered(value: Any, error: KazooException | None) -> None:
+        def answered(value: Any, error: Exception | None) -> None:
             if error is not None and not wire.is_temporary(error) and (not errors or isinstance(error, errors)):
                 reply(error, None)
             else:
@@ -185,53 +287,58 @@ def or_error(request: Request, *errors: type[KazooException]) -> Request:
     return send
 
 
-class _BlockingRun(SessionListener, Generic[T]):
-    """A script run for which a thread waits. Methods are called under the session's monitor."""
+class _BlockingRun(Script, Generic[T]):
+    """A script for which a thread waits. It begins anew after a reconnect, and after a refusal that passes."""
 
     def __init__(self, session: Session, script: Callable[[], RequestScript[T]], *, has_deadline: bool) -> None:
+        super().__init__(session)
         # These are written before the event is set. The first has one element when there is an outcome.
         self.outcome: list[T] = []
         self.error: Exception | None = None
         self.done = AutoResetEvent()
-        # The last error that made the script start anew.
-        self.refusal: KazooException | None = None
+        # Any thread may clear this: answers are ignored from then on.
+        self.wanted = True
         # The waiting thread has a deadline, which covers outages too.
         self._has_deadline = has_deadline
-        self._session = session
-        self.run = ScriptRun(session, script, ended=self._ended, delayed=self._on_delay)
+        self._script = script
 
-    def begin(self) -> None:
+    def join(self) -> None:
         """Start as soon as there is a connection."""
-        self._session.add_listener(self)
-        if self._session.connected:
-            self.run.start()
+        self.session.add_listener(self)
+        self.resumed()
 
-    def end(self) -> None:
+    def leave(self) -> None:
         """Stop, whatever is answered from now on."""
-        self.run.stop()
-        self._session.remove_listener(self)
+        self.stop()
+        self.session.remove_listener(self)
 
-    def _ended(self, outcome: T | None, error: Exception | None) -> None:
-        if not self.run.wanted:
+    def ended(self, value: T | None, error: Exception | None, /) -> None:
+        if not self.wanted:
             return
         if error is None:
-            self.outcome.append(outcome)  # type: ignore[arg-type]
+            self.outcome.append(value)  # type: ignore[arg-type]
         self.error = error
-        self._session.remove_listener(self)
+        self.leave()
         self.done.set()
 
-    def _on_delay(self, error: KazooException) -> None:
-        self.refusal = error
+    def _open(self, request: Request, use: Reply) -> Answer:
+        return super()._open(Once(request), use)
+
+    def _step(self, advance: Callable[[Any], Sequence[Request] | None], what: Any) -> None:
+        if isinstance(what, Interrupted):
+            self.resumed()
+        elif self.wanted:
+            super()._step(advance, what)
 
     # SessionListener.
 
     def suspended(self) -> None:
-        self.run.stop()
+        self.stop()
 
     def resumed(self) -> None:
-        self.run.start()
+        if self.wanted and self.session.connected:
+            self.begin(self._script())
 
     def unavailable(self, reason: str, /) -> None:
-        if self._session.ended is not None or not self._has_deadline:
-            self.end()
-            self._ended(None, ConnectionError(reason))
+        if self.session.ended is not None or not self._has_deadline:
+            self.ended(None, ConnectionError(reason))

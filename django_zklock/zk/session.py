@@ -289,10 +289,10 @@ class Session:
 
     def _restore_watches(self) -> None:
         if self.wire.restoring:
-            self.wire.restore_watches(partial(self._watches_restored, self.epoch))
+            self.wire.restore_watches(self._watches_restored)
 
-    def _watches_restored(self, epoch: int, _value: object, error: KazooException | None) -> None:
-        if epoch == self.epoch and error is not None:
+    def _watches_restored(self, _value: object, error: KazooException | None) -> None:
+        if error is not None:
             # Whatever the error is: without watches the waiters would wait for ever.
             self.retries.add(self._restore_watches, error)
 

@@ -8,13 +8,12 @@ from typing import Any
 
 from kazoo.protocol.states import ZnodeStat
 
-from django_zklock.zk.contender import State
-from django_zklock.zk.creation import LockPath
+from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.listing import SharedListing, shared_listing
 from django_zklock.zk.node_data import Identity
+from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import Kind, Node, name_prefix, parse_name, sort_by_sequence
 from django_zklock.zk.rules import EXCLUSIVE, Rule
-from django_zklock.zk.single import SingleContender
 
 SESSION = 77
 # The session of everybody else.
@@ -96,6 +95,8 @@ class Script:
         self.listeners: dict[Any, None] = {}
         self.requests: list[tuple[str, Any, Any]] = []
         self.watches: dict[str, list[Callable[[bool], None]]] = {}
+        # Those among them that are not answered yet, so that they end with the connection.
+        self._unset: list[tuple[str, Any]] = []
         self.wire = self
         self.renewal = self
         self.reads = Reads(self)
@@ -185,15 +186,18 @@ class Script:
     def prove(self) -> None:
         self.requests.append(("write", None, None))
 
-    def regain(self, _again: Callable[[], object]) -> None:
+    def regain(self, _reply: Any) -> None:
         """The contender wants another connection; the test breaks this one if it is to have it."""
         self.requests.append(("drop", None, None))
 
     def _read(self, name: str, path: str, reply: Any, place: str, watcher: Any) -> Any:
         if watcher is not None:
             self.watches.setdefault(place, []).append(watcher)
+            self._unset.append((place, watcher))
 
         def answered(value: Any, error: Any) -> None:
+            if watcher is not None:
+                self._unset.remove((place, watcher))
             if error is not None:
                 self._drop(place, watcher)
             reply(value, error)
@@ -251,7 +255,7 @@ class Script:
             call()
 
     def break_connection(self) -> None:
-        """Lose the connection; of the watches those stay that the contenders do not take off."""
+        """Lose the connection; those watches stay that were set."""
         self.connected = False
         self.epoch += 1
         self._forget()
@@ -279,20 +283,19 @@ class Script:
 
     def _forget(self) -> None:
         self.requests.clear()
+        unset, self._unset = self._unset, []
+        for place, watcher in unset:
+            self._drop(place, watcher)
         self.put_off.clear()
         self._when_synced.clear()
         self._synced = None
 
 
-def contend(
-    script: Script, rule: Rule = EXCLUSIVE, *, wait: bool = True, told: list[Any] | None = None
-) -> SingleContender:
+def contend(script: Script, rule: Rule = EXCLUSIVE, *, wait: bool = True, told: list[Any] | None = None) -> Contender:
     """Return a contender that has sent what it sends first; ``told`` grows with each notification."""
     notes = [] if told is None else told
     session: Any = script
-    contender = SingleContender(
-        session, LockPath("/k"), rule, data=data(), wait=wait, notify=lambda: notes.append(None)
-    )
+    contender = Contender(session, [LockPath("/k")], rule, data=data(), wait=wait, notify=lambda: notes.append(None))
     contender.join()
     return contender
 
@@ -305,7 +308,7 @@ def create(script: Script, sequence: int = 5, czxid: int = 50) -> str:
     return name
 
 
-def line_up(script: Script, *before: str, rule: Rule = EXCLUSIVE, sequence: int = 5) -> tuple[SingleContender, str]:
+def line_up(script: Script, *before: str, rule: Rule = EXCLUSIVE, sequence: int = 5) -> tuple[Contender, str]:
     """Return a contender that has found these nodes before its own, and the name of that; the watches are asked for."""
     contender = contend(script, rule)
     name = create(script, sequence)

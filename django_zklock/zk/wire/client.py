@@ -269,6 +269,7 @@ class Wire(Requests):
         # kazoo has just failed the requests under way. Those that were queued since then would be sent after a
         # reconnect, when no caller needs their replies.
         self._client._queue.clear()
+        self.connection_number += 1
         with self._ending:
             self._close_sent = False
             if self._closing:

@@ -54,27 +54,35 @@ class EncodingError(KazooException):
 
 
 class InlineResult:
-    """Replaces kazoo's asynchronous result: calls the reply on the connection's thread, at most once."""
+    """Replaces kazoo's asynchronous result: calls the reply on the connection's thread.
 
-    __slots__ = ("_notify", "_reply")
+    A reply is called at most once, and only while the connection of its request lives.
+    """
 
-    def __init__(self, notify: Callable[..., None], reply: Reply) -> None:
-        self._notify = notify
+    __slots__ = ("_connection", "_reply", "_requests")
+
+    def __init__(self, requests: Requests, reply: Reply) -> None:
+        self._requests = requests
         self._reply: Reply | None = reply
+        self._connection = requests.connection_number
 
     def set(self, value: Any = None) -> None:
-        # kazoo may complete a request twice around a disconnect.
-        reply, self._reply = self._reply, None
-        if reply is not None:
-            self._notify(reply, value, None)
+        self._answer(value, None)
 
     def set_exception(self, error: BaseException) -> None:
-        reply, self._reply = self._reply, None
-        if reply is None or isinstance(error, _CONNECTION_ERRORS):
+        if isinstance(error, _CONNECTION_ERRORS):
+            self._reply = None
             return
         if not isinstance(error, KazooException):
             error = EncodingError(f"cannot be encoded or decoded: {error!r}")
-        self._notify(reply, None, error)
+        self._answer(None, error)
+
+    def _answer(self, value: Any, error: KazooException | None) -> None:
+        # kazoo may complete a request twice around a disconnect.
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            assert self._connection == self._requests.connection_number, "the answer is from an earlier connection"
+            self._requests.notify(reply, value, error)
 
 
 # These state a fact about the tree, the request or the rights of this client. The same request gets the same answer
@@ -134,6 +142,8 @@ class Requests:
         self._monitor = monitor
         # Used under the monitor: without a connection, waiters that leave discard their watches in the timers' thread.
         self._watches = WatchRegistry()
+        # Grows when a connection ends. No reply to a request of an earlier connection is called.
+        self.connection_number = 0
 
     def notify(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call ``callback`` under the monitor; an error in it must not end kazoo's connection thread."""
@@ -321,6 +331,6 @@ class Requests:
             answered(None, None)
 
     def _send(self, request: Any, reply: Reply) -> None:
-        self._client._queue.append((request, InlineResult(self.notify, reply)))
+        self._client._queue.append((request, InlineResult(self, reply)))
         if not self._client._connection.collecting:
             self._client._connection.wake()

@@ -28,7 +28,6 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.testing.faults import DirectionName
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.multi import MultiContender
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.scripted_session import parse_names
@@ -76,7 +75,7 @@ def may_hold(rule: Rule, node: str, line: list[str]) -> bool:
 class Person:
     """Somebody who wants a lock, and what comes of it."""
 
-    contender: Contender | MultiContender
+    contender: Contender
     rule: Rule
 
     @property

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 
-from django_zklock.zk.contender import State
-from django_zklock.zk.creation import LockPath
+from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.listing import LONG, SharedListing
-from django_zklock.zk.multi import MultiContender
 from django_zklock.zk.node_data import Identity
+from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import Kind, Queue
 from django_zklock.zk.rules import READ, WRITE, Rule, semaphore
-from django_zklock.zk.single import SingleContender
+from tests.support.queued_contenders import is_next, node_of
 from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat
 
 
@@ -24,7 +23,7 @@ def script() -> Script:
     return script
 
 
-def crowd(script: Script, *rules: Rule) -> list[SingleContender]:
+def crowd(script: Script, *rules: Rule) -> list[Contender]:
     """Return contenders that have joined in one write, with sequences from 5 on; the list is still to be answered."""
     contenders = [contend(script, rule) for rule in rules]
     script.flush()
@@ -34,8 +33,8 @@ def crowd(script: Script, *rules: Rule) -> list[SingleContender]:
     return contenders
 
 
-def names(*contenders: SingleContender) -> list[str]:
-    return [contender.node or "" for contender in contenders]
+def names(*contenders: Contender) -> list[str]:
+    return [node_of(contender) or "" for contender in contenders]
 
 
 def settle_all(script: Script) -> None:
@@ -220,12 +219,10 @@ def test_connection__gone_before_the_write(script: Script) -> None:
 
 
 def test_connection__gone_before_the_answer(script: Script) -> None:
-    """An answer that never comes keeps nobody from asking again, and comes too late for whoever has asked for it."""
+    """An answer that never comes keeps nobody from asking again."""
     one, two = crowd(script, WRITE, WRITE)
-    late = script.requests[0][2]
     script.break_connection()
     script.reconnect()
-    late(names(two), None)
     assert (one.state, two.state) == (State.JOINING, State.JOINING)
     script.flush()
     script.answer("children", names(one, two))
@@ -251,10 +248,10 @@ def test_connection__old_questions(script: Script) -> None:
 
 def test_connection__several_lines(script: Script) -> None:
     """Who looks for its nodes in several lines has all the lists, also if a neighbour has asked for the last first."""
-    single = SingleContender(script, LockPath("/c"), WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    single = Contender(script, [LockPath("/c")], WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
     single.join()
     places = [LockPath(path, b"") for path in ("/a", "/b", "/c")]
-    several = MultiContender(script, places, WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    several = Contender(script, places, WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
     several.join()
     script.flush()
     one = f"{script.requests[0][1].rpartition('/')[2]}0000000004"
@@ -283,7 +280,7 @@ def test_identify__shared(script: Script) -> None:
     found: list[Identity | None] = []
     for answer, host in [((data(host="first"), stat()), "first"), (None, None)]:
         for _ in range(3):
-            listing.read_holder(other(1), found.append)
+            listing.read_holder(other(1), lambda who, _error: found.append(who))
         script.flush()
         assert script.answer("get", answer, None if answer else NoNodeError()) == f"/k/{other(1)}"
         assert [who and who.host for who in found] == [host] * 3
@@ -293,20 +290,26 @@ def test_identify__shared(script: Script) -> None:
 
 def test_identify__refused_for_now(script: Script) -> None:
     """Who a predecessor is, and who is first, is asked again after a refusal that passes, and never told wrongly."""
-    listing, told = script.listing("/k"), list[str]()
-    listing.read_holder(other(1), lambda who: told.append(who.host if who else "nobody"))
-    listing.read_first_holder(WRITE, None, lambda who: told.append(who.host if who else "nobody"))
+    contender = contend(script, WRITE)
     script.flush()
+    name = create(script)
+    script.answer("children", [other(1), other(2), other(3), name])
+    script.flush()
+    for _ in range(2):
+        script.answer("get", (data(), stat()))
     script.answer("get", error=OperationTimeoutError())
+    contender.refresh_holder()
+    script.flush()
     script.answer("children", error=OperationTimeoutError())
-    assert (told, script.asked) == ([], [])
+    assert (contender.holder_reads, script.asked) == (0, [])
     script.ask_again()
     script.flush()
-    script.answer("get", (data(), stat()))
-    script.answer("children", [other(1)])
+    assert script.answer("get", (data("the first"), stat())) == f"/k/{other(1)}"
+    assert (contender.holder_reads, contender.holder and contender.holder.host) == (1, "the first")
+    script.answer("children", [other(1), name])
     script.flush()
-    script.answer("get", (data(), stat()))
-    assert told == ["elsewhere", "elsewhere"]
+    script.answer("get", (data("still"), stat()))
+    assert (contender.holder_reads, contender.holder and contender.holder.host) == (2, "still")
 
 
 def test_look__shared(script: Script) -> None:
@@ -321,7 +324,7 @@ def test_look__shared(script: Script) -> None:
     script.flush()
     script.answer("children", names(holding, *waiting))
     script.flush()
-    assert script.answer("get", (data(host="me"), stat())) == f"/k/{holding.node}"
+    assert script.answer("get", (data(host="me"), stat())) == f"/k/{node_of(holding)}"
     assert [contender.holder_reads for contender in waiting] == [before + 1 for before in holder_reads]
     assert script.asked == []
 
@@ -329,7 +332,7 @@ def test_look__shared(script: Script) -> None:
 # The one before is a neighbour.
 
 
-def line_of_three(script: Script) -> list[SingleContender]:
+def line_of_three(script: Script) -> list[Contender]:
     """Return three of our session that stand behind each other, the first of which holds; all is settled."""
     three = crowd(script, WRITE, WRITE, WRITE)
     script.answer("children", names(*three))
@@ -344,16 +347,16 @@ def test_neighbour__in_turn(script: Script, backwards: bool) -> None:
     one, two, three = line_of_three(script)
     one.leave()
     if backwards:
-        script.watches[f"/k/{one.node}"].reverse()
-    script.tell(f"/k/{one.node}", deleted=True)
+        script.watches[f"/k/{node_of(one)}"].reverse()
+    script.tell(f"/k/{node_of(one)}", deleted=True)
     script.flush()
     assert (two.state, three.state) == (State.HELD, State.WAITING)
     assert script.asked == ["delete", "get"]
     script.answer("delete")
     settle_all(script)
-    assert three.is_next
+    assert is_next(three)
     two.leave()
-    script.tell(f"/k/{two.node}", deleted=True)
+    script.tell(f"/k/{node_of(two)}", deleted=True)
     assert (three.state, script.asked) == (State.HELD, ["delete"])
 
 
@@ -361,11 +364,11 @@ def test_neighbour__gone_without_us(script: Script) -> None:
     """The end of a neighbour's node that nobody of ours has deleted proves nothing: the line is read."""
     one, two, three = line_of_three(script)
     one.leave()
-    script.tell(f"/k/{one.node}", deleted=True)
+    script.tell(f"/k/{node_of(one)}", deleted=True)
     script.flush()
     script.answer("delete")
     settle_all(script)
-    script.tell(f"/k/{two.node}", deleted=True)
+    script.tell(f"/k/{node_of(two)}", deleted=True)
     script.flush()
     assert (two.lost, three.state) == ("its node was deleted", State.WAITING)
     # Why it was lost, and who is there.
@@ -379,11 +382,11 @@ def test_neighbour__gone_before_the_watch(script: Script) -> None:
     """If it has gone before it could be watched, the line is read, and only once."""
     one, two, three = line_of_three(script)
     one.leave()
-    script.tell(f"/k/{one.node}", deleted=True)
+    script.tell(f"/k/{node_of(one)}", deleted=True)
     script.flush()
     script.answer("delete")
     two.leave()
-    script.answer_get(two.node or "", error=NoNodeError())
+    script.answer_get(node_of(two) or "", error=NoNodeError())
     script.flush()
     assert script.asked == ["delete", "children"]
     script.answer("delete")
@@ -412,7 +415,7 @@ def test_neighbour__lets_others_in(script: Script) -> None:
     assert [each.state for each in (one, two)] == [State.HELD, State.HELD]
     assert script.listing("/k").local_head is None
     two.leave()
-    script.tell(f"/k/{two.node}", deleted=True)
+    script.tell(f"/k/{node_of(two)}", deleted=True)
     script.flush()
     assert three.state is State.WAITING
 
@@ -423,14 +426,14 @@ def test_neighbour__semaphore(script: Script) -> None:
     script.answer("children", names(one, two, *leases))
     settle_all(script)
     one.leave()
-    script.tell(f"/k/{one.node}", deleted=True)
+    script.tell(f"/k/{node_of(one)}", deleted=True)
     script.flush()
     script.answer("delete")
     settle_all(script)
     script.answer("children", names(two, *leases))
     settle_all(script)
     two.leave()
-    script.tell(f"/k/{two.node}", deleted=True)
+    script.tell(f"/k/{node_of(two)}", deleted=True)
     script.flush()
     assert [each.state for each in leases] == [State.HELD, State.WAITING]
 
@@ -482,8 +485,8 @@ def test_change__older_answer(script: Script) -> None:
 def test_listing__lives_with_its_contenders(script: Script) -> None:
     """Names that were read once are not read again."""
     listing = SharedListing(script, "/k")  # type: ignore[arg-type]
-    first = listing.parse([other(2), other(1), "readme"])
-    again = listing.parse([other(3), other(2)])
+    first = listing._parse([other(2), other(1), "readme"])
+    again = listing._parse([other(3), other(2)])
     assert [node.sequence for node in first] == [1, 2]
     assert [node.sequence for node in again] == [2, 3]
     assert again[0] is first[1]
@@ -493,12 +496,12 @@ def test_session__of_the_neighbours(script: Script) -> None:
     """A leader of a session that is over leads nobody: its node is in no list any more."""
     one, two = crowd(script, WRITE, WRITE)
     script.answer("children", names(one, two))
-    assert script.listing("/k").local_head == one.node
+    assert script.listing("/k").local_head == node_of(one)
     script.end_session()
     script.reconnect()
     script.flush()
     assert (one.state, two.state, script.id) == (State.GONE, State.JOINING, SESSION + 1)
     create(script, 7)
-    script.answer("children", [other(6), two.node])
+    script.answer("children", [other(6), node_of(two)])
     script.flush()
     assert two.state is State.WAITING

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped
+from kazoo.exceptions import ConnectionDropped, ConnectionLoss
 from kazoo.protocol.connection import AUTH_XID, DELETED_EVENT, PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import Auth, Create, GetData, Ping, int_struct, reply_header_struct, write_string
 from kazoo.protocol.states import KeeperState
@@ -154,17 +154,52 @@ def test_messages__garbage(ends: Ends, garbage: bytes) -> None:
         ends.exchange()
 
 
+class Asker:
+    """Stands for the requests of a client; ``told`` has the values and errors of the replies."""
+
+    def __init__(self) -> None:
+        self.connection_number = 0
+        self.told: list[tuple[object, object]] = []
+
+    def result(self) -> InlineResult:
+        requests: Any = self
+        return InlineResult(requests, lambda *answer: self.told.append(answer))
+
+    def notify(self, reply: Callable[..., None], *answer: object) -> None:
+        reply(*answer)
+
+
+def test_answer__once() -> None:
+    """A reply is called at most once, and not at all for the end of the connection."""
+    asker = Asker()
+    first, second = asker.result(), asker.result()
+    first.set("answer")
+    for result in (first, second):
+        result.set_exception(ConnectionLoss())
+        result.set("late")
+    assert asker.told == [("answer", None)]
+
+
+def test_answer__of_an_earlier_connection() -> None:
+    """A reply is called only while the connection of its request lives; nobody else checks that."""
+    asker = Asker()
+    result = asker.result()
+    asker.connection_number += 1
+    with pytest.raises(AssertionError):
+        result.set("late")
+    assert asker.told == []
+
+
 @pytest.mark.parametrize("is_write", [True, False])
 def test_answer__undecodable(ends: Ends, *, is_write: bool) -> None:
     """A write whose answer cannot be decoded is in doubt, as after a lost connection; a read has failed."""
-    errors: list[object] = []
+    asker = Asker()
     request = Create("/k", b"", (), 0) if is_write else GetData("/k", None)
-    answer = InlineResult(lambda _reply, _value, error: errors.append(error), lambda _value, _error: None)
-    ends.connection.client._pending.append((request, answer, 1))
+    ends.connection.client._pending.append((request, asker.result(), 1))
     ends.server.sendall(message(reply_header_struct.pack(1, 1, 0) + b"\0"))
     with pytest.raises(ConnectionDropped) if is_write else contextlib.nullcontext():
         ends.exchange()
-    assert [isinstance(error, EncodingError) for error in errors] == [True] * (not is_write)
+    assert [isinstance(error, EncodingError) for _value, error in asker.told] == [True] * (not is_write)
 
 
 def test_reply__its_requests_leave_at_once(ends: Ends) -> None:

@@ -11,6 +11,7 @@ from django_zklock.zk.contender import State
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.queue import Kind
 from django_zklock.zk.rules import READ, WRITE
+from tests.support.queued_contenders import node_of
 from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, line_up, other, settle, stat
 
 
@@ -97,7 +98,7 @@ def test_own_node__gone(script: Script) -> None:
     watcher = script.watches[f"/k/{other(3)}"][0]
     script.tell(f"/k/{name}", deleted=True)
     watcher(True)
-    assert (contender.state, contender.node) == (State.JOINING, None)
+    assert (contender.state, node_of(contender)) == (State.JOINING, None)
     assert script.asked == ["create", "children"]
     assert script.watches == {}
 
@@ -207,23 +208,21 @@ def test_last__unreadable(script: Script) -> None:
     assert script.requests[-1][:2] == ("delete", f"/k/{name}")
 
 
-def test_connection__between(script: Script) -> None:
-    """A watch whose request was under way when the connection went proves nothing on the next one."""
+@pytest.mark.parametrize("is_there", [True, False])
+def test_connection__between(script: Script, is_there: bool) -> None:
+    """A watch whose request was under way when the connection went is asked for on the next one, and counts then."""
     contender, name = line_up(script, other(3))
-    old = script.watches[f"/k/{other(3)}"][0]
     script.break_connection()
-    old(True)
-    assert contender.state is State.WAITING
+    assert (contender.state, script.watches) == (State.WAITING, {})
     script.reconnect()
-    assert script.asked == ["children"]
-    old(True)
-    assert (contender.state, script.asked) == (State.WAITING, ["children"])
-    script.answer("children", [name, other(3)])
-    assert set(script.watches) == {f"/k/{name}", f"/k/{other(3)}"}
-    settle(script, name)
-    old(True)
-    assert (contender.state, script.asked) == (State.WAITING, [])
-    script.tell(f"/k/{other(3)}", deleted=True)
+    assert [what for _, what, _ in script.requests] == [f"/k/{name}", f"/k/{other(3)}"]
+    if is_there:
+        settle(script, name)
+        script.tell(f"/k/{other(3)}", deleted=True)
+    else:
+        script.answer_get(name, (data(), stat()))
+        script.answer_get(other(3), error=NoNodeError())
+        script.answer("children", [name])
     assert (contender.state, script.asked) == (State.HELD, [])
 
 
