@@ -237,12 +237,15 @@ class Contender(Script):
         if self.state in {State.LEAVING, State.GONE}:
             return
         self.error = error
+        was_held = self.state is State.HELD and self.lost is None
         was_new = self.state is State.NEW
         self.state = State.GONE if was_new else State.LEAVING
         # While it is not known which nodes exist, the recipe goes on until it is, and then deletes them.
         if not was_new and not self._guid:
             self.stop()
             self.begin(self._delete())
+            for place in self.places:
+                place.pass_on(is_released=was_held)
         if error is not None:
             self._notify()
 

@@ -25,6 +25,7 @@ from django_zklock.zk.queue import (
 )
 
 if TYPE_CHECKING:
+    from django_zklock.zk.place import Place
     from django_zklock.zk.session import Session
     from django_zklock.zk.wire import KazooException, ZnodeStat
 
@@ -48,13 +49,15 @@ class SharedListing:
 
     __slots__ = (
         "__weakref__", "_epoch", "_holder_requests", "_is_under_way", "_nodes", "_posted", "_session", "_waiting",
-        "local_head", "path",
+        "local", "local_head", "path",
     )  # fmt: skip
 
     def __init__(self, session: Session, path: str) -> None:
         self.path = path
         # A node of our session that was granted an exclusive lock, so no node is or ever will be before it.
         self.local_head: str | None = None
+        # The places of our session in this queue, by the names of their nodes.
+        self.local: dict[str, Place] = {}
         self._session = session
         # The requests of this epoch of the session that have not been sent: for the queue, and for owners.
         self._epoch = session.epoch

@@ -25,6 +25,8 @@ logger = DeferredLogger("django_zklock.contender")
 
 # Stands for the children of the lock, in place of the name of a node.
 CHILDREN = ""
+# The plan of a place right behind another one of our session: nothing is watched.
+BEHIND = WatchPlan(1)
 
 
 class LockPath(NamedTuple):
@@ -93,8 +95,8 @@ class Place:
 
     # Thousands may wait in one process.
     __slots__ = (
-        "_own_watch", "_plan", "_remaining", "_unreliable", "_watches", "contender", "holder", "is_listing", "listing",
-        "node", "parent_data", "path", "turn",
+        "_ahead", "_own_watch", "_plan", "_remaining", "_unreliable", "_watches", "behind", "contender", "holder",
+        "is_listing", "listing", "node", "parent_data", "path", "turn",
     )  # fmt: skip
 
     listing: SharedListing
@@ -116,6 +118,9 @@ class Place:
         self._remaining = 0
         # The watches by the name of the node. A watch that is not here any more is void.
         self._watches: dict[str, Watch] = {}
+        # The place of our session right before ours, and the one right behind ours; see :meth:`pass_on`.
+        self._ahead: Place | None = None
+        self.behind: Place | None = None
         # The lease before ours whose client may have written to it before we watched, so the children are watched too.
         self._unreliable: str | None = None
 
@@ -145,12 +150,16 @@ class Place:
     def adopt(self, node: str) -> None:
         """Begin the turn of a node that exists; the queue is listed after its creation."""
         self.node, self.turn = node, Turn.OPEN
+        self.listing.local[node] = self
 
     def forget(self) -> None:
         """Our node does not exist any more."""
         self.end_turn()
         self.contender.session.deleting.discard(self.own_path)
+        if self.node is not None:
+            self.listing.local.pop(self.node, None)
         self.node, self._own_watch = None, OwnWatch.NONE
+        self.pass_on(is_released=False)
 
     def delete(self, reply: Reply) -> None:
         """Request the deletion of our node."""
@@ -252,7 +261,12 @@ class Place:
         contender.on_place_waits()
         if self._own_watch is OwnWatch.NONE:
             self._watch_own_node()
-        self._plan, self._remaining = plan, len(plan.watch)
+        first = plan.first
+        ahead = self._local_predecessor(plan)
+        self._set_ahead(ahead)
+        if ahead is not None:
+            plan = BEHIND
+        self._plan, self._remaining = plan, plan.blocker_count if ahead is not None else len(plan.watch)
         wanted = {node.name for node in plan.watch}
         if plan.watch_children or self._unreliable in wanted:
             wanted.add(CHILDREN)
@@ -260,8 +274,54 @@ class Place:
             self._watches.pop(name).remove()
         for name in wanted - self._watches.keys():
             self._watch(name)
-        if contender.wants_holder and plan.first not in wanted:
-            contender.ask(partial(self.listing.read_holder, plan.first), partial(contender.on_holder, self))
+        if contender.wants_holder and first not in wanted:
+            contender.ask(partial(self.listing.read_holder, first), partial(contender.on_holder, self))
+
+    # Between contenders of one session. T1 releases, and T2 of the same process has the next node: T2 holds at once,
+    # and not when the server has told it that the node of T1 is deleted. No other node can come between, and both have
+    # the same lease. For a moment the first node of the queue is one whose owner has released it.
+
+    def _local_predecessor(self, plan: WatchPlan) -> Place | None:
+        """Return the place of the node right before ours, if it is one of our session that will tell us of its end."""
+        last = plan.watch_next or plan.watch
+        if len(last) != 1 or self.contender.rule.conflicts != ALL:
+            return None
+        ahead = self.listing.local.get(last[0].name)
+        if ahead is None or ahead.turn is Turn.NONE or ahead.contender.rule.conflicts != ALL:
+            return None
+        return ahead
+
+    def _set_ahead(self, ahead: Place | None) -> None:
+        if self._ahead is not None and self._ahead.behind is self:
+            self._ahead.behind = None
+        self._ahead = ahead
+        if ahead is not None:
+            ahead.be_followed_by(self)
+
+    def be_followed_by(self, behind: Place) -> None:
+        """Tell ``behind`` of the end of our node, which an operator may delete too."""
+        self.behind = behind
+        if self._own_watch is OwnWatch.NONE:
+            self._watch_own_node()
+
+    def pass_on(self, *, is_released: bool) -> None:
+        """Let the place right behind ours go on: our node is, or will be, deleted.
+
+        That proves the end of its turn if our contender has held and ``is_released`` by its owner. Without a hold of
+        ours other nodes may be before both; so that place lists the queue.
+        """
+        behind, self.behind = self.behind, None
+        if behind is not None:
+            behind.go_on(is_clear=is_released)
+
+    def go_on(self, *, is_clear: bool) -> None:
+        """The place right before ours is left; with ``is_clear`` nothing else is before us."""
+        self._ahead = None
+        if is_clear:
+            self._remaining = 0
+            self.contender.session.post(self.advance)
+        else:
+            self._list_soon()
 
     def _watch(self, name: str) -> None:
         watch = self._watches[name] = Watch(self, name)
@@ -315,13 +375,13 @@ class Place:
         return watch.owner is not None and (watch.owner != session.id or path in session.deleting)
 
     def advance(self) -> None:
-        """Be clear without a listing, if the events prove as much as a listing would; else list again.
+        """Be clear without a listing, if what has happened proves as much as a listing would; else list again.
 
         No node can be created before ours, except by a Curator writer that becomes a reader, and behind a writer of
         Curator no deletion is a proof. So once all watched predecessors are deleted we are first. This does not hold if
         our own node may be deleted, or if the process was suspended in between.
         """
-        if self._remaining:
+        if self._remaining or self.turn is not Turn.OPEN:
             return
         if self._is_sure and not self.contender.session.lease_expired:
             self._clear(is_followed=True)
@@ -388,6 +448,7 @@ class Place:
         self._end_watches()
 
     def _end_watches(self) -> None:
+        self._set_ahead(None)
         self._plan = self._unreliable = None
         while self._watches:
             self._watches.popitem()[1].remove()

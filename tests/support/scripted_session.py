@@ -78,7 +78,7 @@ class Script:
         self.lease_expired = False
         self.closing = False
         self.ended: str | None = None
-        self.watching = True
+        self.restoring = False
         self.retries = self
         # What is asked again when the test says so.
         self.put_off: list[Callable[[], object]] = []
@@ -103,6 +103,10 @@ class Script:
         self.shared: dict[str, Any] = {}
         # What runs before the next write, once :meth:`hold_back` was called; at once before that.
         self.posted: list[Callable[[], object]] | None = None
+
+    @property
+    def watching(self) -> bool:
+        return self.connected and not self.restoring
 
     def post(self, call: Callable[[], object]) -> None:
         if self.posted is None:

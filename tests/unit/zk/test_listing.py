@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 
@@ -11,7 +14,7 @@ from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import Kind, Queue
 from django_zklock.zk.rules import READ, WRITE, Rule, semaphore
-from tests.support.queued_contenders import is_next, node_of
+from tests.support.queued_contenders import node_of
 from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat
 
 
@@ -45,6 +48,9 @@ def settle_all(script: Script) -> None:
         name = next(what for kind, what, _ in script.requests if kind == "get").rpartition("/")[2]
         script.answer_get(name, (data(), stat(owner=OTHERS if name in strangers else SESSION)))
         script.flush()
+
+
+CALM: dict[str, Any] = {"data": b"", "wait": True, "notify": lambda: None}
 
 
 # One list for many.
@@ -341,33 +347,80 @@ def line_of_three(script: Script) -> list[Contender]:
     return three
 
 
-@pytest.mark.parametrize("backwards", [False, True])
-def test_neighbour__in_turn(script: Script, backwards: bool) -> None:
-    """Who stands behind one of our own session that holds knows that nobody else is left, whoever hears of it first."""
+def test_neighbour__in_turn(script: Script) -> None:
+    """Who stands behind one of our own session holds when that lets go, before the server has heard of it."""
     one, two, three = line_of_three(script)
+    assert set(script.watches) == {f"/k/{name}" for name in names(one, two, three)}
     one.leave()
-    if backwards:
-        script.watches[f"/k/{node_of(one)}"].reverse()
-    script.tell(f"/k/{node_of(one)}", deleted=True)
+    assert (two.state, three.state, script.asked) == (State.WAITING, State.WAITING, ["delete"])
     script.flush()
-    assert (two.state, three.state) == (State.HELD, State.WAITING)
-    assert script.asked == ["delete", "get"]
-    script.answer("delete")
-    settle_all(script)
-    assert is_next(three)
+    assert (two.state, three.state, script.asked) == (State.HELD, State.WAITING, ["delete"])
     two.leave()
-    script.tell(f"/k/{node_of(two)}", deleted=True)
-    assert (three.state, script.asked) == (State.HELD, ["delete"])
+    script.flush()
+    assert (three.state, script.asked) == (State.HELD, ["delete", "delete"])
+    for each in (one, two):
+        script.answer("delete")
+        assert each.state is State.GONE
+
+
+def not_watched(script: Script, two: Contender) -> None:
+    """Leave it open whether the own node of the second is there."""
+    script.tell(f"/k/{node_of(two)}", deleted=False)
+
+
+def without_lease(script: Script, _two: Contender) -> None:
+    script.lease_expired = True
+
+
+def not_restored(script: Script, _two: Contender) -> None:
+    script.restoring = True
+
+
+@pytest.mark.parametrize("unsure", [not_watched, without_lease, not_restored])
+def test_neighbour__without_proof(script: Script, unsure: Callable[[Script, Contender], None]) -> None:
+    """What is no proof for an event is none for a neighbour: the line is read."""
+    one, two, _ = line_of_three(script)
+    unsure(script, two)
+    script.requests.clear()
+    one.leave()
+    script.flush()
+    asked = [each for each in script.asked if each != "write"]
+    assert (two.state, asked) == (State.WAITING, ["delete", "children"])
+    script.lease_expired = False
+    script.answer("delete")
+    if script.asked[0] == "write":
+        script.answer("write")
+    script.answer("children", names(two))
+    assert two.state is State.HELD
+
+
+def test_neighbour__while_away(script: Script) -> None:
+    """Who lets go without a connection lets nobody in: the line is read on the next one, behind the deletion."""
+    one, two, _ = line_of_three(script)
+    script.break_connection()
+    one.leave()
+    script.flush()
+    assert two.state is State.WAITING
+    script.reconnect()
+    script.flush()
+    assert script.asked == ["delete", "children"]
+
+
+def test_neighbour__has_lost(script: Script) -> None:
+    """Who has lost the lock is no proof that nobody else is before the one behind."""
+    one, two, _ = line_of_three(script)
+    one.lose("the connection was suspended")
+    one.leave()
+    script.flush()
+    assert (two.state, script.asked) == (State.WAITING, ["delete", "children"])
 
 
 def test_neighbour__gone_without_us(script: Script) -> None:
     """The end of a neighbour's node that nobody of ours has deleted proves nothing: the line is read."""
     one, two, three = line_of_three(script)
     one.leave()
-    script.tell(f"/k/{node_of(one)}", deleted=True)
     script.flush()
     script.answer("delete")
-    settle_all(script)
     script.tell(f"/k/{node_of(two)}", deleted=True)
     script.flush()
     assert (two.lost, three.state) == ("its node was deleted", State.WAITING)
@@ -378,20 +431,53 @@ def test_neighbour__gone_without_us(script: Script) -> None:
     assert three.state is State.HELD
 
 
-def test_neighbour__gone_before_the_watch(script: Script) -> None:
-    """If it has gone before it could be watched, the line is read, and only once."""
-    one, two, three = line_of_three(script)
-    one.leave()
+def test_neighbour__first_of_all_gone(script: Script) -> None:
+    """A holder that has not waited watches its node too if a neighbour relies on it: an operator may delete it."""
+    one, two, _ = line_of_three(script)
     script.tell(f"/k/{node_of(one)}", deleted=True)
     script.flush()
-    script.answer("delete")
+    assert (one.lost, script.asked) == ("its node was deleted", ["get", "children"])
+    script.answer("get", (b"", stat()))
+    script.answer("children", names(two))
+    assert two.state is State.HELD
+
+
+def test_neighbour__gives_up(script: Script) -> None:
+    """Behind a neighbour that has not held the line is read, and whoever is before it counts from then on."""
+    one, two, three = line_of_three(script)
     two.leave()
-    script.answer_get(node_of(two) or "", error=NoNodeError())
     script.flush()
-    assert script.asked == ["delete", "children"]
+    assert (three.state, script.asked) == (State.WAITING, ["delete", "children"])
     script.answer("delete")
-    script.answer("children", names(three))
-    assert three.state is State.HELD
+    script.answer("children", names(one, three))
+    settle_all(script)
+    one.leave()
+    script.flush()
+    assert (three.state, script.asked) == (State.HELD, ["delete"])
+
+
+def test_neighbour__of_several_lines(script: Script) -> None:
+    """Who waits behind neighbours in several lines holds when the last of them has let go."""
+    places = [LockPath(path) for path in ("/k", "/l")]
+    first, second = contend(script, WRITE), Contender(script, [LockPath("/l")], WRITE, **CALM)  # type: ignore[arg-type]
+    second.join()
+    both = Contender(script, places, WRITE, **CALM)  # type: ignore[arg-type]
+    both.join()
+    script.flush()
+    assert script.asked == ["create", "create", "create_all", "children", "children"]
+    create(script, 4)
+    create(script, 4)
+    script.answer("create_all", ([f"{stem.rpartition('/')[2]}0000000005" for stem in script.requests[0][1]], 50))
+    for each, place in zip((first, second), both.places, strict=True):
+        script.answer("children", [node_of(each) or "", place.node or ""])
+    settle_all(script)
+    assert (first.state, second.state, both.state) == (State.HELD, State.HELD, State.WAITING)
+    second.leave()
+    script.flush()
+    assert (both.state, script.asked) == (State.WAITING, ["delete"])
+    first.leave()
+    script.flush()
+    assert (both.state, script.asked) == (State.HELD, ["delete", "delete"])
 
 
 def test_neighbour__of_others(script: Script) -> None:
