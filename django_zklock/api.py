@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Never
+from typing import Literal
 
 from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.connections import connections
 from django_zklock.work import current_work
-from django_zklock.zk import hints
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.rules import rule
@@ -27,7 +26,6 @@ def zk_lock(
     using: str = DEFAULT_ALIAS,
     timeout: Timeout = None,
     template: str | None = None,
-    **unknown: Never,
 ) -> Lock:
     """Return the lock named ``key`` of the ensemble ``ZKLOCK[using]``. No I/O.
 
@@ -48,7 +46,6 @@ def zk_lock(
     template that is not a ``str``, a limit that is not positive, a limit with a mode and a timeout of another type;
     ``ImproperlyConfigured`` for an alias that is not configured.
     """
-    hints.reject_unknown(zk_lock, unknown)
     return Lock(
         key,
         connections[using],

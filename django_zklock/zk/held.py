@@ -17,7 +17,6 @@ from weakref import ref
 from django_zklock.exceptions import AsyncUnsafe, LockLost, NotHeld
 from django_zklock.zk import owners
 from django_zklock.zk.contender import State
-from django_zklock.zk.hints import Hinted
 from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ class Possession:
         self.lock.pool.listeners.submit(call)
 
 
-class Held(Hinted):
+class Held:
     """A held lock.
 
     ``key`` is the lock's key, ``node`` the full path of the znode, ``token`` the fencing token: the transaction

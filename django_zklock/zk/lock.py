@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from django_zklock.exceptions import AsyncUnsafe, LockConflict, NotHeld
-from django_zklock.zk import acquire, hints, node_data, owners, paths, reentrancy
+from django_zklock.zk import acquire, node_data, owners, paths, reentrancy
 from django_zklock.zk.contender import Contender, data_room
 from django_zklock.zk.held import Held
 from django_zklock.zk.listener import LockListener
@@ -23,8 +23,6 @@ from django_zklock.zk.rules import EXCLUSIVE, Rule
 from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
 if TYPE_CHECKING:
-    from typing import Never
-
     from django_zklock.zk.owners import Caller
 
 
@@ -32,7 +30,7 @@ def _no_work() -> Work | None:
     return None
 
 
-class Lock(hints.Hinted):
+class Lock:
     """A named lock, or several that are acquired together.
 
     Making one does no I/O and holds nothing, so a lock object can be kept, shared between threads and used
@@ -113,7 +111,7 @@ class Lock(hints.Hinted):
         call = work.id if work is not None and work.id else self._call_id
         return Mark.of(f"{self._coalesces} {task} {self.rule}", call)
 
-    def acquire(self, timeout: Timeout | Unset = UNSET, **unknown: Never) -> Held:
+    def acquire(self, timeout: Timeout | Unset = UNSET) -> Held:
         """Wait for the lock and return the hold.
 
         ``timeout`` is in seconds or a ``timedelta``; ``None`` waits for ever, 0 tries once; without it, the lock's own
@@ -127,7 +125,6 @@ class Lock(hints.Hinted):
         already, ``ValueError`` for a negative timeout.
         No way out leaves a node behind.
         """
-        hints.reject_unknown(Lock.acquire, unknown)
         limit = self.timeout if timeout is UNSET else seconds(timeout)
         caller = owners.caller()
         owner, depth = caller.owner, len(caller.owner.holds)
@@ -137,13 +134,12 @@ class Lock(hints.Hinted):
             owner.release_since(self, depth)
             raise
 
-    def try_acquire(self, **unknown: Never) -> Held | None:
+    def try_acquire(self) -> Held | None:
         """Return the hold, or ``None`` if another contender holds the lock; that takes one round trip and no write.
 
         Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer within the connect timeout, and ``AsyncUnsafe``
         as :meth:`acquire` does.
         """
-        hints.reject_unknown(Lock.try_acquire, unknown)
         caller = owners.caller()
         owner, depth = caller.owner, len(caller.owner.holds)
         try:
@@ -163,17 +159,15 @@ class Lock(hints.Hinted):
     # Not `async def`, so that the owner is found at the call. Another task may await the coroutine, such as the one
     # which asyncio.wait_for makes in Python 3.11.
 
-    def aacquire(self, timeout: Timeout | Unset = UNSET, **unknown: Never) -> Coroutine[Any, Any, Held]:
+    def aacquire(self, timeout: Timeout | Unset = UNSET) -> Coroutine[Any, Any, Held]:
         """Acquire as :meth:`acquire` does, without a thread for the waiter; cancelling it leaves no node.
 
         The hold belongs to the task that makes the call, also if another one awaits the result.
         """
-        hints.reject_unknown(Lock.aacquire, unknown)
         return self._aacquire(owners.caller(), self.timeout if timeout is UNSET else seconds(timeout))
 
-    def atry_acquire(self, **unknown: Never) -> Coroutine[Any, Any, Held | None]:
+    def atry_acquire(self) -> Coroutine[Any, Any, Held | None]:
         """Acquire as :meth:`try_acquire` does; the hold belongs to the task that makes the call."""
-        hints.reject_unknown(Lock.atry_acquire, unknown)
         return self._atry_acquire(owners.caller())
 
     def holders(self) -> tuple[Identity | None, ...]:

@@ -245,3 +245,12 @@ def test_hosts__as_kazoo_reads_them(settings: Settings, hosts: str) -> None:
     configure(settings, HOSTS=hosts)
     accepted = conf.options("default").connection.hosts
     assert four_letter.addresses(accepted) == collect_hosts(accepted)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("HOST", " (did you mean HOSTS?)"), ("root", " (did you mean ROOT?)"), ("LOCATION", ""), ("", "")],
+)
+def test_did_you_mean(name: str, meant: str) -> None:
+    """The nearest known name is offered if it is near."""
+    assert conf.did_you_mean(name, ["HOSTS", "ROOT", "OPTIONS"]) == meant
