@@ -11,9 +11,9 @@ from django.core.checks import ERROR
 from django_zklock import checks
 from django_zklock.doctor.finding import Examination, Finding
 from django_zklock.exceptions import ZkLockError
-from django_zklock.zk import requests
+from django_zklock.zk import scripts
 from django_zklock.zk.pool import PoolOptions
-from django_zklock.zk.requests import RequestScript
+from django_zklock.zk.scripts import RequestScript
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import ConnectionOptions, four_letter
 
@@ -90,7 +90,7 @@ def _acl(session: Session, root: str, options: ConnectionOptions) -> Finding:
         return list(entries)
 
     try:
-        entries = requests.run(session, read, action=f"read the ACL of {root}", timeout=ACL_TIMEOUT)
+        entries = scripts.run(session, read, action=f"read the ACL of {root}", timeout=ACL_TIMEOUT)
     except ZkLockError as error:
         return examined.info(str(error), "Let these credentials read the ACL of ROOT.")
     world = {letter for entry in entries if _is_for_everyone(entry) for letter in entry.rpartition(":")[2]}

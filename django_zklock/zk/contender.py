@@ -13,7 +13,7 @@ tells them that something has changed. The recipe is Curator's (ZooKeeper Recipe
 
 What ends a wait from outside has one door each, which begins another script or the same one anew: the script that
 waits never finds an exit at its ``yield``. The doors are :meth:`~Contender.leave`, :meth:`~Contender.on_place_lost` and
-:meth:`~Contender.session_ended`. Only :exc:`~django_zklock.zk.requests.Interrupted` arrives in the script, at the
+:meth:`~Contender.session_ended`. Only :exc:`~django_zklock.zk.scripts.Interrupted` arrives in the script, at the
 creation, because only a creation must not be repeated as it is.
 
 One transaction creates the nodes in all queues. So of any two contenders one is first in every queue that has both, and
@@ -33,7 +33,7 @@ from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.place import LockPath, Place, Turn
 from django_zklock.zk.queue import name_prefix, new_guid
-from django_zklock.zk.requests import EVENT, Interrupted, Once, Reply, RequestScript, Script, or_error
+from django_zklock.zk.scripts import EVENT, Interrupted, Once, Reply, RequestScript, Script, or_error
 from django_zklock.zk.wire import ConnectionOptions
 
 if TYPE_CHECKING:

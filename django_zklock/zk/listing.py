@@ -25,7 +25,6 @@ from django_zklock.zk.queue import (
 )
 
 if TYPE_CHECKING:
-    from django_zklock.zk.place import Place
     from django_zklock.zk.session import Session
     from django_zklock.zk.wire import KazooException, ZnodeStat
 
@@ -57,7 +56,7 @@ class SharedListing:
         # A node of our session that was granted an exclusive lock, so no node is or ever will be before it.
         self.local_head: str | None = None
         # The places of our session in this queue, by the names of their nodes.
-        self.local: dict[str, Place] = {}
+        self.local: dict[str, Any] = {}
         self._session = session
         # The requests of this epoch of the session that have not been sent: for the queue, and for owners.
         self._epoch = session.epoch

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django_zklock.zk import node_data, wire
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.queue import LEASES, Queue
-from django_zklock.zk.requests import Once, Reply
 from django_zklock.zk.rules import ALL, GRANTED, WatchPlan
+from django_zklock.zk.scripts import Once, Reply
 
 if TYPE_CHECKING:
     from django_zklock.zk.contender import Contender
@@ -286,7 +286,7 @@ class Place:
         last = plan.watch_next or plan.watch
         if len(last) != 1 or self.contender.rule.conflicts != ALL:
             return None
-        ahead = self.listing.local.get(last[0].name)
+        ahead: Place | None = self.listing.local.get(last[0].name)
         if ahead is None or ahead.turn is Turn.NONE or ahead.contender.rule.conflicts != ALL:
             return None
         return ahead

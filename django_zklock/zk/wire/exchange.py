@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import ssl
 from collections import deque
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - it is a class
@@ -24,7 +25,7 @@ from kazoo.exceptions import (
     SessionMovedError,
     UnimplementedError,
 )
-from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, STOP_CONNECTING, WATCH_XID
+from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, STOP_CONNECTING, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import (
     Close,
     Create,
@@ -39,7 +40,6 @@ from kazoo.protocol.serialization import (
 from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.waiting import boottime, monotonic
-from django_zklock.zk.wire.buffered import BufferedConnection
 from django_zklock.zk.wire.lease import Lease, Sent
 
 # Errors about the connection in the answer of a server. The next connection shows whether the session lives.
@@ -55,6 +55,11 @@ MAX_READ = 65536
 _REQUEST_HEADER = Struct(">iii")
 # The number of the request, the newest transaction that the server has seen, and the code of an error.
 _ANSWER_HEADER = Struct(">iqi")
+
+# The length of a message, before it.
+_SIZE = Struct(">i")
+# A non-blocking socket has nothing to read, or no room to write; a TLS socket may need either for both.
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 # What the decoding of bytes raises that are not of the protocol.
 _UNDECODABLE = (StructError, UnicodeDecodeError)
@@ -78,6 +83,93 @@ class ConnectionOwner(Protocol):
 
     def connection_failed(self, reason: str) -> None:
         """Called before the thread ends for good."""
+
+
+class BufferedConnection(ConnectionHandler):
+    """The socket of a connection, with a buffer: a read takes all that has arrived, and a write waits only if it must.
+
+    kazoo waits before each read and each write, and reads each message in two pieces. All methods run on the thread of
+    the connection.
+    """
+
+    _socket: Any
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # When the last message was complete, by the boot-time clock, and when anything was read last.
+        self.received = self._read_at = float("-inf")
+        self._clear_buffer()
+
+    def _clear_buffer(self) -> None:
+        # What was received, and how much of it was handled.
+        self._buffer = b""
+        self._position = 0
+
+    # Why the last connect failed; None if it succeeded.
+    failure: str | None
+
+    def _expand_client_hosts(self) -> Any:
+        found = super()._expand_client_hosts()
+        if not found:
+            # kazoo then connects to no server, and only logs why.
+            names = ", ".join(host for host, _port in self.client.hosts)
+            self.failure = f"the host name cannot be resolved: {names}"
+        return found
+
+    def _write(self, message: bytes | bytearray, timeout: float) -> None:
+        left = memoryview(message)
+        while left:
+            try:
+                sent = self._socket.send(left)
+                if not sent:  # gevent returns 0 where ssl raises SSLWantWriteError
+                    self._wait(ssl.SSLWantWriteError(), timeout)
+                left = left[sent:]
+            except _WOULD_BLOCK as error:
+                self._wait(error, timeout)
+            except OSError as error:
+                raise ConnectionDropped(f"socket connection error: {error.strerror or error}") from error
+
+    def _read(self, length: int, timeout: float) -> bytes:
+        # Of the handshake. It reads no more than that: kazoo's loop waits for the socket next, and not for the buffer.
+        with self._socket_error_handling():
+            while (missing := self._position + length - len(self._buffer)) > 0:
+                if not self._receive(missing):
+                    self._wait(None, timeout)
+        start = self._position
+        self._position += length
+        return self._buffer[start : self._position]
+
+    def _receive(self, size: int) -> bool:
+        """Read at most ``size`` bytes into the buffer; return ``False`` if there are none yet."""
+        try:
+            received = self._socket.recv(size)
+        except _WOULD_BLOCK:
+            return False
+        if not received:
+            raise ConnectionDropped("socket connection broken")
+        self._read_at = boottime()
+        self._buffer = self._buffer[self._position :] + received
+        self._position = 0
+        return True
+
+    def _next_message(self) -> bytes | None:
+        """Take a message out of the buffer; return ``None`` if there is no complete one."""
+        buffer, start = self._buffer, self._position + _SIZE.size
+        if len(buffer) < start:
+            return None
+        end = start + _SIZE.unpack_from(buffer, self._position)[0]
+        if len(buffer) < end:
+            return None
+        self._position = end
+        self.received = self._read_at
+        return buffer[start:end]
+
+    def _wait(self, error: OSError | None, timeout: float) -> None:
+        """Wait until the socket is readable, or writable after an error of a write that does not want to read."""
+        reads = error is None or isinstance(error, ssl.SSLWantReadError)
+        sockets = [self._socket]
+        if not any(self.handler.select(sockets if reads else [], [] if reads else sockets, [], timeout)):
+            raise self.handler.timeout_exception(f"socket time-out during {'read' if error is None else 'write'}")
 
 
 class Exchange(BufferedConnection):
