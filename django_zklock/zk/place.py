@@ -47,16 +47,8 @@ class Turn(enum.Enum):
     CLEAR = "clear"
 
 
-class OwnWatch(enum.Enum):
-    """The watch on our own node. It is never removed: it ends with the node."""
-
-    NONE = "none"
-    REQUESTED = "requested"
-    SET = "set"
-
-
 class Watch:
-    """A watch on one predecessor, or on the children, from the moment that it is requested."""
+    """A watch on our node, on one predecessor, or on the children, from the moment that it is requested."""
 
     __slots__ = ("_place", "name", "owner", "remove")
 
@@ -111,7 +103,8 @@ class Place:
         self.is_listing = False
         # The owner of the first node in the queue when it was last read.
         self.holder: node_data.Identity | None = None
-        self._own_watch = OwnWatch.NONE
+        # Never removed: it ends with the node.
+        self._own_watch: Watch | None = None
         # What we watch, since the first listing that has made us wait.
         self._plan: WatchPlan | None = None
         # How many watched nodes are not yet known to be deleted.
@@ -143,7 +136,7 @@ class Place:
     @property
     def _is_sure(self) -> bool:
         """Whether our own node surely exists as long as no event says otherwise."""
-        return self._own_watch is OwnWatch.SET and self.contender.session.watching
+        return self._own_watch is not None and self._own_watch.owner is not None and self.contender.session.watching
 
     # The node.
 
@@ -158,7 +151,7 @@ class Place:
         self.contender.session.deleting.discard(self.own_path)
         if self.node is not None:
             self.listing.local.pop(self.node, None)
-        self.node, self._own_watch = None, OwnWatch.NONE
+        self.node = self._own_watch = None
         self.pass_on(is_released=False)
 
     def delete(self, reply: Reply) -> None:
@@ -182,21 +175,14 @@ class Place:
             contender.on_place_lost(self)
 
     def _watch_own_node(self) -> None:
-        self._own_watch = OwnWatch.REQUESTED
-        self.contender.ask(partial(self._request_own_node, self.node), partial(self._own_node_read, self.node))
+        assert self.node is not None
+        self._own_watch = watch = Watch(self, self.node)
+        self.contender.ask(watch.request, watch.answered)
 
-    def _request_own_node(self, node: str | None, reply: Reply) -> None:
-        self.contender.session.wire.get(f"{self.path}/{node}", reply, partial(self._own_node_changed, node))
-
-    def _own_node_read(self, node: str | None, value: Any, error: Exception | None) -> None:
-        if node == self.node and value is not None:
-            self._own_watch = OwnWatch.SET
-        self._verified(node, value, error)
-
-    def _own_node_changed(self, node: str | None, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
-        if node != self.node or self.turn is Turn.NONE:
+    def _own_node_changed(self, *, deleted: bool) -> None:
+        if self.turn is Turn.NONE:
             return
-        self._own_watch = OwnWatch.NONE
+        self._own_watch = None
         if deleted:
             self.contender.on_place_lost(self)
         else:
@@ -259,7 +245,7 @@ class Place:
         """Watch our node and what ``plan`` names, and nothing else."""
         contender = self.contender
         contender.on_place_waits()
-        if self._own_watch is OwnWatch.NONE:
+        if self._own_watch is None:
             self._watch_own_node()
         first = plan.first
         ahead = self._local_predecessor(plan)
@@ -301,7 +287,7 @@ class Place:
     def be_followed_by(self, behind: Place) -> None:
         """Tell ``behind`` of the end of our node, which an operator may delete too."""
         self.behind = behind
-        if self._own_watch is OwnWatch.NONE:
+        if self._own_watch is None:
             self._watch_own_node()
 
     def pass_on(self, *, is_released: bool) -> None:
@@ -329,13 +315,16 @@ class Place:
 
     def keeps(self, watch: Watch) -> bool:
         """Whether we still need ``watch``."""
-        return self._watches.get(watch.name) is watch
+        return watch is self._own_watch or self._watches.get(watch.name) is watch
 
     def on_watched(self, watch: Watch, value: Any, error: Exception | None) -> None:
         """Note that the server has set a watch."""
         if not self.keeps(watch):
             return
-        if watch.name == CHILDREN:
+        if watch is self._own_watch:
+            watch.owner = None if value is None else value[1].ephemeralOwner
+            self._verified(self.node, value, error)
+        elif watch.name == CHILDREN:
             watch.owner = 0
             self._on_queue(value, error)
         elif isinstance(error, wire.NoNodeError):
@@ -357,6 +346,9 @@ class Place:
 
     def on_event(self, watch: Watch, *, deleted: bool) -> None:
         """What is watched has changed, or is ``deleted``."""
+        if watch is self._own_watch:
+            self._own_node_changed(deleted=deleted)
+            return
         if not self.keeps(watch):
             return
         assert self._plan is not None
