@@ -400,7 +400,7 @@ class Place:
             self.is_listing = False
             self._wait(WatchPlan(1, following[0].name, following, grants_on_delete=True))
             return
-        if session.lease_expired:
+        if session.connected and session.lease_expired:
             # A session that has only waited for long has no lease. The listing may grant the lock.
             session.renewal.prove()
         self.list_queue()

@@ -398,9 +398,10 @@ def test_neighbour__while_away(script: Script) -> None:
     """Who lets go without a connection lets nobody in: the line is read on the next one, behind the deletion."""
     one, two, _ = line_of_three(script)
     script.break_connection()
+    script.lease_expired = True
     one.leave()
     script.flush()
-    assert two.state is State.WAITING
+    assert (two.state, script.asked) == (State.WAITING, [])
     script.reconnect()
     script.flush()
     assert script.asked == ["delete", "children"]
