@@ -135,6 +135,29 @@ def test_create_reply__cut_and_expired(server: ZooKeeperServer, pool: Pool, lagg
             assert server.owner(held.node) == session_of(pool) != before
 
 
+@pytest.mark.parametrize("opcode", ["multi", "getChildren", "getData"])
+def test_create_reply__cut_and_recovery_cut(server: ZooKeeperServer, pool: Pool, opcode: str) -> None:
+    """Who is cut off again while it looks for its node finds it, at a follower that knows as little as it may.
+
+    The first is the transaction that changes nothing, by which the server catches up; then the list, and the node.
+    """
+    lock = warm(pool)
+    session, created = session_of(pool), creates(server, session_of(pool))
+    with server.faults.lag_reads(zxids=10_000):
+        cut = server.faults.cut_reply("create2")
+        with server.faults.refuse():
+            waiter = waiting_in(lock)
+            cut.wait()
+            again = server.faults.cut_reply(opcode)
+        with waiter.result() as held:
+            again.wait()
+            assert server.paths(lock.paths[0]) == [held.node]
+            assert server.owner(held.node) == session == session_of(pool)
+            assert creates(server, session) == created + 1
+            held.release(wait=True)
+        assert server.paths(lock.paths[0]) == []
+
+
 @pytest.mark.parametrize("owner", ["nobody", "somebody else"])
 def test_create_reply__cut_and_not_ours(server: ZooKeeperServer, pool: Pool, make_pool: MakePool, owner: str) -> None:
     """A node with our id that is not of our session is removed and not taken for ours."""
