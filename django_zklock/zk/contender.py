@@ -243,9 +243,11 @@ class Contender(Script):
         # While it is not known which nodes exist, the recipe goes on until it is, and then deletes them.
         if not was_new and not self._guid:
             self.stop()
+            for place in self.places:
+                place.end_turn(Turn.RELEASED if was_held else Turn.NONE)
             self.begin(self._delete())
             for place in self.places:
-                place.pass_on(is_released=was_held)
+                place.pass_on()
         if error is not None:
             self._notify()
 
@@ -328,6 +330,8 @@ class Contender(Script):
         while self._blocked and self.state is not State.LEAVING:
             yield EVENT
         if self.state is State.LEAVING:
+            for place in self.places:
+                place.end_turn()
             yield from self._delete()
         else:
             self.state = State.HELD
@@ -455,8 +459,6 @@ class Contender(Script):
 
     def _delete(self) -> RequestScript[None]:
         """Delete our nodes, and return when the server has confirmed it."""
-        for place in self.places:
-            place.end_turn()
         places = [place for place in self.places if place.node is not None]
         outcomes = yield [or_error(place.delete) for place in places]
         for place, outcome in zip(places, outcomes, strict=True):

@@ -45,6 +45,12 @@ class Turn(enum.Enum):
     OPEN = "open"
     # No node before ours blocks us.
     CLEAR = "clear"
+    # We have held, and the owner has released the lock: the node is, or will be, deleted, and blocks nobody of ours.
+    RELEASED = "released"
+
+
+# The contender leaves, or has left.
+LEFT = (Turn.NONE, Turn.RELEASED)
 
 
 class Watch:
@@ -107,8 +113,8 @@ class Place:
         self._own_watch: Watch | None = None
         # What we watch, since the first listing that has made us wait.
         self._plan: WatchPlan | None = None
-        # How many watched nodes are not yet known to be deleted.
-        self._remaining = 0
+        # How many nodes are not yet known to be deleted. It is 0 if that proves the end of our turn, and at no other time.
+        self._remaining = 1
         # The watches by the name of the node. A watch that is not here any more is void.
         self._watches: dict[str, Watch] = {}
         # The place of our session right before ours, and the one right behind ours; see :meth:`pass_on`.
@@ -152,7 +158,7 @@ class Place:
         if self.node is not None:
             self.listing.local.pop(self.node, None)
         self.node = self._own_watch = None
-        self.pass_on(is_released=False)
+        self.pass_on()
 
     def delete(self, reply: Reply) -> None:
         """Request the deletion of our node."""
@@ -165,7 +171,7 @@ class Place:
 
     def _verified(self, node: str | None, value: Any, error: Exception | None) -> None:
         contender = self.contender
-        if node != self.node or self.turn is Turn.NONE:
+        if node != self.node or self.turn in LEFT:
             return
         if value is not None and value[1].ephemeralOwner == contender.session.id:
             contender.on_data(self, value[0])
@@ -180,7 +186,7 @@ class Place:
         self.contender.ask(watch.request, watch.answered)
 
     def _own_node_changed(self, *, deleted: bool) -> None:
-        if self.turn is Turn.NONE:
+        if self.turn in LEFT:
             return
         self._own_watch = None
         if deleted:
@@ -213,7 +219,8 @@ class Place:
             contender.on_place_lost(self)
             return
         plan = contender.rule.evaluate(node, queue)
-        if plan is GRANTED:
+        ahead = self._local_predecessor(plan)
+        if plan is GRANTED or (ahead is not None and ahead.turn is Turn.RELEASED):
             self._clear(is_followed=contender.rule.limit is not None and queue.of(LEASES)[-1].name != node)
         elif not contender.wait:
             contender.leave_as_taken(self)
@@ -249,10 +256,10 @@ class Place:
             self._watch_own_node()
         first = plan.first
         ahead = self._local_predecessor(plan)
-        self._set_ahead(ahead)
         if ahead is not None:
             plan = BEHIND
-        self._plan, self._remaining = plan, plan.blocker_count if ahead is not None else len(plan.watch)
+        self._plan, self._remaining = plan, len(plan.watch) if plan.grants_on_delete else 1
+        self._set_ahead(ahead)
         wanted = {node.name for node in plan.watch}
         if plan.watch_children or self._unreliable in wanted:
             wanted.add(CHILDREN)
@@ -287,18 +294,20 @@ class Place:
     def be_followed_by(self, behind: Place) -> None:
         """Tell ``behind`` of the end of our node, which an operator may delete too."""
         self.behind = behind
-        if self._own_watch is None:
+        if self.turn is Turn.RELEASED:
+            self.pass_on()
+        elif self._own_watch is None:
             self._watch_own_node()
 
-    def pass_on(self, *, is_released: bool) -> None:
+    def pass_on(self) -> None:
         """Let the place right behind ours go on: our node is, or will be, deleted.
 
-        That proves the end of its turn if our contender has held and ``is_released`` by its owner. Without a hold of
-        ours other nodes may be before both; so that place lists the queue.
+        That proves the end of its turn if our contender has held until its owner has released the lock. Without a hold
+        of ours other nodes may be before both; so that place lists the queue.
         """
         behind, self.behind = self.behind, None
         if behind is not None:
-            behind.go_on(is_clear=is_released)
+            behind.go_on(is_clear=self.turn is Turn.RELEASED)
 
     def go_on(self, *, is_clear: bool) -> None:
         """The place right before ours is left; with ``is_clear`` nothing else is before us."""
@@ -322,8 +331,11 @@ class Place:
         if not self.keeps(watch):
             return
         if watch is self._own_watch:
+            # Without a value the server has no watch.
+            self._own_watch = None if value is None else watch
             watch.owner = None if value is None else value[1].ephemeralOwner
             self._verified(self.node, value, error)
+            self.advance()
         elif watch.name == CHILDREN:
             watch.owner = 0
             self._on_queue(value, error)
@@ -371,9 +383,13 @@ class Place:
 
         No node can be created before ours, except by a Curator writer that becomes a reader, and behind a writer of
         Curator no deletion is a proof. So once all watched predecessors are deleted we are first. This does not hold if
-        our own node may be deleted, or if the process was suspended in between.
+        our own node may be deleted, or if the process was suspended in between. T1 releases, and the watch of T2 of the
+        same process on its own node is under way: the answer to it tells, and a listing would tell no more.
         """
         if self._remaining or self.turn is not Turn.OPEN:
+            return
+        own = self._own_watch
+        if own is not None and own.owner is None and self.contender.session.watching:
             return
         if self._is_sure and not self.contender.session.lease_expired:
             self._clear(is_followed=True)
@@ -434,14 +450,15 @@ class Place:
     def _on_regained(self, _value: object, _error: Exception | None) -> None:
         self.list_queue()
 
-    def end_turn(self) -> None:
+    def end_turn(self, turn: Turn = Turn.NONE) -> None:
         """Wait for nothing any more."""
-        self.turn, self.is_listing, self.holder = Turn.NONE, False, None
+        self.turn, self.is_listing, self.holder = turn, False, None
         self._end_watches()
 
     def _end_watches(self) -> None:
         self._set_ahead(None)
         self._plan = self._unreliable = None
+        self._remaining = 1
         while self._watches:
             self._watches.popitem()[1].remove()
 

@@ -363,11 +363,6 @@ def test_neighbour__in_turn(script: Script) -> None:
         assert each.state is State.GONE
 
 
-def not_watched(script: Script, two: Contender) -> None:
-    """Leave it open whether the own node of the second is there."""
-    script.tell(f"/k/{node_of(two)}", deleted=False)
-
-
 def without_lease(script: Script, _two: Contender) -> None:
     script.lease_expired = True
 
@@ -376,7 +371,7 @@ def not_restored(script: Script, _two: Contender) -> None:
     script.restoring = True
 
 
-@pytest.mark.parametrize("unsure", [not_watched, without_lease, not_restored])
+@pytest.mark.parametrize("unsure", [without_lease, not_restored])
 def test_neighbour__without_proof(script: Script, unsure: Callable[[Script, Contender], None]) -> None:
     """What is no proof for an event is none for a neighbour: the line is read."""
     one, two, _ = line_of_three(script)
@@ -392,6 +387,59 @@ def test_neighbour__without_proof(script: Script, unsure: Callable[[Script, Cont
         script.answer("write")
     script.answer("children", names(two))
     assert two.state is State.HELD
+
+
+def test_neighbour__own_node_unsure(script: Script) -> None:
+    """Who cannot be sure of its own node waits for the answer of its watch, and reads nothing."""
+    one, two, _ = line_of_three(script)
+    script.tell(f"/k/{node_of(two)}", deleted=False)
+    one.leave()
+    script.flush()
+    assert (two.state, script.asked) == (State.WAITING, ["get", "delete"])
+    settle_all(script)
+    assert (two.state, script.asked) == (State.HELD, ["delete"])
+
+
+def holder_and_arrival(script: Script) -> tuple[Contender, Contender]:
+    """Return a holder, and one that has come after it, with the list under way."""
+    one = contend(script, WRITE)
+    script.flush()
+    create(script, 5)
+    script.answer("children", names(one))
+    two = contend(script, WRITE)
+    script.flush()
+    create(script, 6)
+    assert (one.state, two.state, script.asked) == (State.HELD, State.JOINING, ["children"])
+    return one, two
+
+
+def test_neighbour__just_released(script: Script) -> None:
+    """Whose list still has a neighbour that has let go holds: nobody else was before it."""
+    one, two = holder_and_arrival(script)
+    listed = names(one, two)
+    one.leave()
+    script.answer("children", listed)
+    assert (two.state, script.asked) == (State.HELD, ["delete"])
+
+
+def test_neighbour__just_released_without_a_lease(script: Script) -> None:
+    """Not without a lease: another client may hold by now."""
+    one, two = holder_and_arrival(script)
+    listed = names(one, two)
+    one.leave()
+    script.lease_expired = True
+    script.answer("children", listed)
+    assert (two.state, script.asked) == (State.JOINING, ["delete", "drop"])
+
+
+def test_neighbour__just_lost(script: Script) -> None:
+    """A neighbour in the list that has lost the lock is no proof: its node is watched until it is gone."""
+    one, two = holder_and_arrival(script)
+    listed = names(one, two)
+    one.lose("the lease ran out")
+    one.leave()
+    script.answer("children", listed)
+    assert (two.state, script.asked) == (State.WAITING, ["delete", "get", "get"])
 
 
 def test_neighbour__while_away(script: Script) -> None:

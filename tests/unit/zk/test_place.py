@@ -53,19 +53,22 @@ def test_holder__known(script: Script) -> None:
 # What is no proof.
 
 
-def not_seen(script: Script) -> None:
-    """Our own node is written to, and the watch that takes the place of the one that told is on its way."""
-    own = next(path for path in script.watches if not path.endswith(other(3)))
-    script.tell(own, deleted=False)
-    # The request goes where all do; the answer is what counts.
-    script.requests.clear()
-
-
 def test_last_gone__own_place_unsure(script: Script) -> None:
-    """Who cannot be sure of its own node reads the line: it may be gone as well."""
+    """Who cannot be sure of its own node, which was just written to, waits for the answer of its new watch."""
     contender, name = line_up(script, other(3))
     settle(script, name)
-    not_seen(script)
+    script.tell(f"/k/{name}", deleted=False)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert (contender.state, script.asked) == (State.WAITING, ["get"])
+    settle(script, name)
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_last_gone__own_place_unwatched(script: Script) -> None:
+    """Who may not read its own node, and so cannot watch it, reads the line: the node may be gone as well."""
+    contender, name = line_up(script, other(3))
+    script.answer_get(other(3), (data(), stat(owner=OTHERS)))
+    script.answer_get(name, error=NoAuthError())
     script.tell(f"/k/{other(3)}", deleted=True)
     assert (contender.state, script.asked) == (State.WAITING, ["children"])
     script.answer("children", [name])
@@ -83,12 +86,22 @@ def test_own_node__watched_again(script: Script) -> None:
 
 
 def test_own_node__not_watched_yet(script: Script) -> None:
-    """The watch on the own node counts from its answer on."""
-    contender, _ = line_up(script, other(3))
+    """The watch on the own node counts from its answer on, for which the contender waits."""
+    contender, name = line_up(script, other(3))
     script.answer_get(other(3), (data(), stat(owner=OTHERS)))
     script.tell(f"/k/{other(3)}", deleted=True)
-    assert contender.state is State.WAITING
-    assert script.asked == ["get", "children"]
+    assert (contender.state, script.asked) == (State.WAITING, ["get"])
+    settle(script, name)
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_own_node__not_watched_yet_and_gone(script: Script) -> None:
+    """If that answer is that the own node is gone, the contender lines up anew."""
+    contender, name = line_up(script, other(3))
+    script.answer_get(other(3), (data(), stat(owner=OTHERS)))
+    script.tell(f"/k/{other(3)}", deleted=True)
+    script.answer_get(name, error=NoNodeError())
+    assert (contender.state, script.asked) == (State.JOINING, ["create", "children"])
 
 
 def test_own_node__gone(script: Script) -> None:
