@@ -113,7 +113,7 @@ class Place:
         self._own_watch: Watch | None = None
         # What we watch, since the first listing that has made us wait.
         self._plan: WatchPlan | None = None
-        # How many nodes are not yet known to be deleted. It is 0 if that proves the end of our turn, and at no other time.
+        # How many nodes are not yet known to be deleted. It is 0 only if that proves the end of our turn.
         self._remaining = 1
         # The watches by the name of the node. A watch that is not here any more is void.
         self._watches: dict[str, Watch] = {}

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     )
     from kazoo.protocol.states import ZnodeStat
 
-    from django_zklock.zk.wire.client import Wire, WireListener
+    from django_zklock.zk.wire.client import TESTED_KAZOO, Wire, WireListener, untested_kazoo
     from django_zklock.zk.wire.multi_read import Read
     from django_zklock.zk.wire.requests import creation_size, is_temporary
 
@@ -71,6 +71,7 @@ __all__ = [
     "KAZOO_OPTIONS",
     "MAX_READS_PER_REQUEST",
     "MAX_REQUEST",
+    "TESTED_KAZOO",
     "BadVersionError",
     "ConnectionOptions",
     "KazooException",
@@ -85,6 +86,7 @@ __all__ = [
     "creation_size",
     "is_temporary",
     "parse_acl",
+    "untested_kazoo",
 ]
 
 

@@ -22,6 +22,7 @@ from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk import background
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import (
@@ -30,6 +31,7 @@ from django_zklock.zk.wire import (
     NoNodeError,
     Read,
     Wire,
+    client,
     parse_acl,
 )
 from django_zklock.zk.wire.handler import make_handler
@@ -114,6 +116,15 @@ def plugs(zookeeper: ZooKeeper) -> Iterator[Any]:
     yield make
     for plug in made:
         plug.wire.close(1.0)
+
+
+def test_start__untested_kazoo(plugs: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first connect of a process names a version of kazoo that was not tested, and no later one does."""
+    monkeypatch.setattr(client, "_warnings", ["2.99.0"])
+    for _ in range(2):
+        plugs().connected()
+    background.flush_log()
+    assert caplog.text.count("event=kazoo_untested version=2.99.0") == 1
 
 
 def test_requests__one_write(zookeeper: ZooKeeper, plugs: Any) -> None:
