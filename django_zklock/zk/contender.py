@@ -417,7 +417,7 @@ class Contender(Script):
         """Answer at the end of the pause after a refusal that passes."""
         assert isinstance(error, wire.KazooException)
         self.refusal = error
-        self.session.retries.add(partial(reply, None, None), error)
+        self.session.retry_later(partial(reply, None, None), error)
 
     def _not_created(self) -> None:
         """Need no list of queues in which we are not."""
@@ -431,7 +431,7 @@ class Contender(Script):
         wire_ = self.session.wire
         # The server of this connection may not know yet what another one has done. It is asked once: no server that
         # knows less than its answer will take our session.
-        yield [lambda reply: self.session.renewal.catch_up(partial(reply, None, None))]
+        yield [lambda reply: self.session.catch_up(partial(reply, None, None))]
         queues = yield [or_error(place.listing.list_queue) for place in self.places]
         refusals = [each for each in queues if isinstance(each, Exception)]
         found = [None if isinstance(each, Exception) else self._mine(each) for each in queues]

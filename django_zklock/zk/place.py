@@ -167,7 +167,7 @@ class Place:
 
     def verify(self) -> None:
         """Read our node at a heartbeat: the answer proves that it exists and belongs to our session."""
-        self.contender.session.reads.add(self.own_path, partial(self._verified, self.node))
+        self.contender.session.read_at_heartbeat(self.own_path, partial(self._verified, self.node))
 
     def _verified(self, node: str | None, value: Any, error: Exception | None) -> None:
         contender = self.contender
@@ -418,7 +418,7 @@ class Place:
             return
         if session.connected and session.lease_expired:
             # A session that has only waited for long has no lease. The listing may grant the lock.
-            session.renewal.prove()
+            session.prove()
         self.list_queue()
 
     def _clear(self, *, is_followed: bool) -> None:
@@ -429,7 +429,7 @@ class Place:
             # hold by now. The queue is listed again with a new lease, because no event would report it once more.
             self._end_watches()
             self.is_listing = True
-            contender.ask(Once(session.renewal.regain), self._on_regained)
+            contender.ask(Once(session.regain), self._on_regained)
             return
         if session.closing:
             # The holder was another contender of this process, in a session that has ended first.

@@ -82,7 +82,7 @@ class Answer:
             return
         if isinstance(error, wire.KazooException) and wire.is_temporary(error):
             self._script.refusal = error
-            self._script.session.retries.add(self._repeat, error)
+            self._script.session.retry_later(self._repeat, error)
         else:
             self._end(value, error)
 

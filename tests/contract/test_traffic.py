@@ -74,7 +74,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
     the one that has let go, of its own node.
     """
     # No heartbeat while requests are counted.
-    monkeypatch.setattr("django_zklock.zk.heartbeat.HEARTBEATS_PER_SESSION", 0.1)
+    monkeypatch.setattr("django_zklock.zk.session.HEARTBEATS_PER_SESSION", 0.1)
     told = count_notifications(monkeypatch)
     with Proxy(server.address) as proxy:
         pools = [make_pool(proxy.hosts, session_timeout=60.0) for _ in range(4)]

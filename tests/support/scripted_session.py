@@ -45,16 +45,6 @@ def parse_names(names: Iterable[str]) -> list[Node]:
     return sort_by_sequence(node for name in names if (node := parse_name(name)))
 
 
-class Reads:
-    """The reads of a heartbeat, each of which is sent at once."""
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-
-    def add(self, path: str, reply: Any) -> None:
-        self._script.get(path, reply)
-
-
 class AllQueues:
     """The queues that a session knows: all of them, so that no parent is created unless it is missing."""
 
@@ -79,7 +69,6 @@ class Script:
         self.closing = False
         self.ended: str | None = None
         self.restoring = False
-        self.retries = self
         # What is asked again when the test says so.
         self.put_off: list[Callable[[], object]] = []
         self._synced: bool | None = None
@@ -98,8 +87,6 @@ class Script:
         # Those among them that are not answered yet, so that they end with the connection.
         self._unset: list[tuple[str, Any]] = []
         self.wire = self
-        self.renewal = self
-        self.reads = Reads(self)
         self.shared: dict[str, Any] = {}
         # What runs before the next write, once :meth:`hold_back` was called; at once before that.
         self.posted: list[Callable[[], object]] | None = None
@@ -183,7 +170,11 @@ class Script:
         for call in calls:
             call()
 
-    def add(self, call: Callable[[], object], _error: Any) -> None:
+    def read_at_heartbeat(self, path: str, reply: Any) -> None:
+        """Send it at once."""
+        self.get(path, reply)
+
+    def retry_later(self, call: Callable[[], object], _error: Any) -> None:
         if call not in self.put_off:
             self.put_off.append(call)
 
