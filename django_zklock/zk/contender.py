@@ -144,7 +144,7 @@ class Contender(Script):
         self.holder: Identity | None = None
         self.holder_reads = 0
         # There may be a thousand, so no step of one iterates over all.
-        self.places = tuple(Place(self, path) for path in paths)
+        self.places = [Place(self, path) for path in paths]
         # The place whose holder is named; and that of a lock that is taken.
         self._holder_of = self.places[0]
         # How many places are not clear.
@@ -355,7 +355,7 @@ class Contender(Script):
             try:
                 ((names, self.token),) = yield [Once(self._send_creation, refusals, is_retry=ensures > 0)]
             except Interrupted:
-                self.forget()
+                self.forget(self.open)
                 names = yield from self._recover()
                 is_recovered = True
             except wire.NoNodeError as error:
@@ -395,10 +395,7 @@ class Contender(Script):
         self._guid = new_guid(self._mark)
         prefix = name_prefix(self._guid, self.rule.kind, self.rule.limit)
         stems = [f"{place.path}/{prefix}" for place in self.places]
-        if len(stems) > 1:
-            session.wire.create_all(stems, self.data, reply)
-        else:
-            session.wire.create(stems[0], self.data, partial(_created, reply))
+        session.wire.create(stems, self.data, reply)
         for place in self.places:
             place.list_queue()
 
@@ -421,7 +418,7 @@ class Contender(Script):
 
     def _not_created(self) -> None:
         """Need no list of queues in which we are not."""
-        self.forget()
+        self.forget(self.open)
         self._guid = ""
         for place in self.places:
             self.session.known_queues.discard(place.path)
@@ -564,8 +561,3 @@ class Contender(Script):
         self.answered = True
         self.wants_holder = False
         self._notify()
-
-
-def _created(reply: Reply, value: Any, error: Exception | None) -> None:
-    """Answer the creation of one node like that of several: with their names and the transaction."""
-    reply(None if value is None else ([value[0]], value[1].czxid), error)

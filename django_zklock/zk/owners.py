@@ -48,10 +48,6 @@ class Owner:
         number, forget = id(of), _owners.pop
         self._of = ref(of, lambda _gone: forget(number, None))
 
-    def is_of(self, what: Any) -> bool:
-        """Whether this is the owner that ``what`` is."""
-        return self._of() is what
-
     def add_call(self, call: Owner) -> None:
         """Note that ``call`` runs for this owner, which waits for it."""
         if call not in self._calls:
@@ -91,8 +87,7 @@ class Owner:
     @property
     def acquisitions(self) -> list[Any]:
         """What this owner is acquiring at the moment: a task can begin several acquisitions at once."""
-        alive = [acquisition for acquisition in (get() for get in self._acquisitions) if acquisition is not None]
-        return [acquisition for acquisition in alive if acquisition.is_pending]
+        return [each for get in self._acquisitions if (each := get()) is not None and each.is_pending]
 
     def add_acquisition(self, acquisition: Any) -> None:
         """Note that this owner is acquiring a lock (:class:`~.acquire.Acquisition`)."""
@@ -190,11 +185,11 @@ def must_not_block() -> bool:
 def _of(what: Any, frame: FrameType | None = None) -> Owner:
     """Return the owner that ``what`` is; if that is a thread or a greenlet, ``frame`` runs in it."""
     owner = _owners.get(id(what))
-    if owner is not None and owner.is_of(what):
+    if owner is not None and owner._of() is what:
         return owner
     owner = Owner(what, serves=any(map(_is_worker, bridges.outwards(frame))))
     found = _owners.setdefault(id(what), owner)
-    if not found.is_of(what):
+    if found._of() is not what:
         found = _owners[id(what)] = owner
     return found
 

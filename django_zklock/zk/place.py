@@ -148,7 +148,7 @@ class Place:
 
     def adopt(self, node: str) -> None:
         """Begin the turn of a node that exists; the queue is listed after its creation."""
-        self.node, self.turn = node, Turn.OPEN
+        self.node, self.turn, self.holder = node, Turn.OPEN, None
         self.listing.local[node] = self
 
     def forget(self) -> None:
@@ -199,15 +199,12 @@ class Place:
     def list_queue(self) -> None:
         """Request the listing that decides whether our node blocks or is blocked."""
         self.is_listing = True
-        self.contender.ask(self.listing.list_queue, self._on_listed)
-
-    def _on_listed(self, queue: Queue | None, error: Exception | None) -> None:
-        self.is_listing = False
-        self._on_queue(queue, error)
+        self.contender.ask(self.listing.list_queue, self._on_queue)
 
     def _on_queue(self, queue: Queue | None, error: Exception | None) -> None:
         """Be clear, wait or leave, as the queue demands."""
         contender, node = self.contender, self.node
+        self.is_listing = False
         if node is None or self.turn is not Turn.OPEN:
             return
         if queue is None:
@@ -403,7 +400,8 @@ class Place:
         self.is_listing = True
         # In the same write as the listing: the next blocker may be deleted before that is answered.
         for node in self._plan.watch_next:
-            self._watch(node.name)
+            if node.name not in self._watches:
+                self._watch(node.name)
         # The same event may grant the lock to the contender before us, if that is of our session.
         self.contender.session.post(self._list_again)
 
@@ -427,15 +425,14 @@ class Place:
         if session.lease_expired:
             # This process slept after the answer was sent, or no majority has accepted a write: another contender may
             # hold by now. The queue is listed again with a new lease, because no event would report it once more.
-            self._end_watches()
+            self.end_turn(Turn.OPEN)
             self.is_listing = True
             contender.ask(Once(session.regain), self._on_regained)
             return
         if session.closing:
             # The holder was another contender of this process, in a session that has ended first.
             return
-        self.turn = Turn.CLEAR
-        self._end_watches()
+        self.end_turn(Turn.CLEAR)
         if contender.rule.conflicts == ALL:
             # No node is before ours.
             self.listing.local_head = self.node
@@ -452,11 +449,9 @@ class Place:
 
     def end_turn(self, turn: Turn = Turn.NONE) -> None:
         """Wait for nothing any more."""
-        self.turn, self.is_listing, self.holder = turn, False, None
-        self._end_watches()
-
-    def _end_watches(self) -> None:
-        self._set_ahead(None)
+        self.turn, self.is_listing = turn, False
+        if self._ahead is not None:
+            self._set_ahead(None)
         self._plan = self._unreliable = None
         self._remaining = 1
         while self._watches:

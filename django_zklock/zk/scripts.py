@@ -47,6 +47,12 @@ class Once(partial[object]):
     """A request that is not sent again as it is, because it may have been executed: :exc:`Interrupted` answers it."""
 
 
+class _Tolerant(partial[object]):
+    """A request that some errors answer, in place of a value."""
+
+    errors: tuple[type[Exception], ...]
+
+
 class Answer:
     """The answer to a request, which is sent until there is one: on each new connection, and after a passing refusal.
 
@@ -57,6 +63,7 @@ class Answer:
     __slots__ = ("_request", "_script", "_sent_in", "_use")
 
     def __init__(self, script: Script, request: Request, use: Reply) -> None:
+        script.open.append(self)
         self._script = script
         self._request = request
         # ``None`` when it was called, or is not to be called any more.
@@ -83,26 +90,25 @@ class Answer:
         if isinstance(error, wire.KazooException) and wire.is_temporary(error):
             self._script.refusal = error
             self._script.session.retry_later(self._repeat, error)
-        else:
-            self._end(value, error)
-
-    def _repeat(self) -> None:
-        if isinstance(self._request, Once):
-            self.interrupt()
-        else:
-            self._sent_in = None
-            self.send()
-
-    def interrupt(self) -> None:
-        """Answer a request that was sent, and is not sent again."""
-        if self._use is not None and self._sent_in is not None and isinstance(self._request, Once):
-            self._end(None, Interrupted())
-
-    def _end(self, value: Any, error: Exception | None) -> None:
+            return
+        if isinstance(self._request, _Tolerant) and isinstance(error, self._request.errors):
+            value, error = error, None
         use, self._use = self._use, None
         self._script.open.remove(self)
-        if use is not None:
-            use(value, error)
+        use(value, error)
+
+    def _repeat(self) -> None:
+        if self._script.repeats and not isinstance(self._request, Once):
+            self._sent_in = None
+            self.send()
+        else:
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Answer a request that was sent, if it is not to be sent again."""
+        is_once = isinstance(self._request, Once) or not self._script.repeats
+        if self._sent_in is not None and is_once:
+            self._answered(None, Interrupted())
 
     def forget(self) -> None:
         """Do not call anything any more."""
@@ -117,6 +123,9 @@ class Script(SessionListener):
     """
 
     __slots__ = ("_awaited", "_left", "_run", "_values", "open", "refusal", "session")
+
+    # Whether requests are sent again one by one.
+    repeats = True
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -135,34 +144,26 @@ class Script(SessionListener):
 
     def ask(self, request: Request, use: Reply) -> None:
         """Send ``request`` until there is an answer, and call ``use`` with it."""
-        self._open(request, use).send()
+        Answer(self, request, use).send()
 
     def begin(self, run: RequestScript[Any]) -> None:
         """Run a generator, instead of the one that waits."""
-        self._forget(self._awaited)
+        self.forget(self._awaited)
         self._run = run
         self._step(run.send, None)
 
     def stop(self) -> None:
         """End the generator, and need no answer any more."""
         self._run = None
-        self.forget()
-
-    def forget(self) -> None:
-        """Need no answer any more."""
-        self._forget(self.open)
+        self.forget(self.open)
 
     def wake(self) -> None:
         """Continue the generator if it waits for an event."""
         if self._run is not None and self._values is None:
             self._step(self._run.send, None)
 
-    def _open(self, request: Request, use: Reply) -> Answer:
-        answer = Answer(self, request, use)
-        self.open.append(answer)
-        return answer
-
-    def _forget(self, answers: Sequence[Answer]) -> None:
+    def forget(self, answers: Sequence[Answer]) -> None:
+        """Need these answers no more."""
         if answers:
             for answer in answers:
                 answer.forget()
@@ -185,9 +186,9 @@ class Script(SessionListener):
             if requests is not EVENT:
                 self._left = len(requests)
                 self._values = [None] * self._left
-                self._awaited = awaited = tuple(
-                    self._open(request, partial(self._answered, number)) for number, request in enumerate(requests)
-                )
+                self._awaited = awaited = [
+                    Answer(self, request, partial(self._answered, number)) for number, request in enumerate(requests)
+                ]
                 for answer in awaited:
                     answer.send()
             return
@@ -200,7 +201,7 @@ class Script(SessionListener):
         self._values[number] = value
         self._left -= 1
         if error is not None:
-            self._forget(self._awaited)
+            self.forget(self._awaited)
             self._step(self._run.throw, error)
         elif not self._left:
             self._step(self._run.send, self._values)
@@ -274,21 +275,15 @@ def read_many(session: Session, reads: Sequence[Read]) -> RequestScript[list[Any
 
 def or_error(request: Request, *errors: type[KazooException]) -> Request:
     """Return ``request`` with these errors, all that do not pass by default, as its answer instead of raised."""
-
-    def send(reply: Reply) -> None:
-        def answered(value: Any, error: Exception | None) -> None:
-            if error is not None and not wire.is_temporary(error) and (not errors or isinstance(error, errors)):
-                reply(error, None)
-            else:
-                reply(value, error)
-
-        request(answered)
-
-    return send
+    tolerant = _Tolerant(request)
+    tolerant.errors = errors or (wire.KazooException,)
+    return tolerant
 
 
 class _BlockingRun(Script, Generic[T]):
     """A script for which a thread waits. It begins anew after a reconnect, and after a refusal that passes."""
+
+    repeats = False
 
     def __init__(self, session: Session, script: Callable[[], RequestScript[T]], *, has_deadline: bool) -> None:
         super().__init__(session)
@@ -320,9 +315,6 @@ class _BlockingRun(Script, Generic[T]):
         self.error = error
         self.leave()
         self.done.set()
-
-    def _open(self, request: Request, use: Reply) -> Answer:
-        return super()._open(Once(request), use)
 
     def _step(self, advance: Callable[[Any], Sequence[Request] | None], what: Any) -> None:
         if isinstance(what, Interrupted):

@@ -213,7 +213,7 @@ class Session:
     @property
     def lease_expired(self) -> bool:
         """Whether the session may have ended at the server unknown to us, or nothing needs the lease."""
-        return boottime() >= self.lease_end
+        return boottime() >= self.wire.lease.end
 
     @property
     def silent(self) -> bool:
@@ -284,16 +284,14 @@ class Session:
             self._is_emptying = True
             try:
                 while inbox:
-                    self._run(inbox.popleft())
+                    call = inbox.popleft()
+                    try:
+                        call()
+                    except Exception:
+                        logger.exception("event=post_failed session=%s call=%r", self.name, call)
             finally:
                 # Before the last look: what is posted from now on wakes the connection.
                 self._is_emptying = False
-
-    def _run(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except Exception:
-            logger.exception("event=post_failed session=%s call=%r", self.name, call)
 
     def on_connected(self) -> None:
         self._cancel_timers()

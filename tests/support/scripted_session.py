@@ -126,11 +126,9 @@ class Script:
     def remove_listener(self, listener: Any) -> None:
         self.listeners.pop(listener, None)
 
-    def create(self, path: str, data: bytes, reply: Any) -> None:
-        self.requests.append(("create", path, reply))
-
-    def create_all(self, stems: Sequence[str], data: bytes, reply: Any) -> None:
-        self.requests.append(("create_all", list(stems), reply))
+    def create(self, stems: Sequence[str], data: bytes, reply: Any) -> None:
+        """Create one node, or several by a transaction."""
+        self.requests.append(("create", stems[0], reply) if len(stems) == 1 else ("create_all", list(stems), reply))
 
     def ensure(self, path: str, data: bytes, reply: Any, *, container: bool, with_ancestors: bool = True) -> None:
         self.requests.append(("ensure" if with_ancestors else "ensure_last", container, reply))
@@ -299,7 +297,7 @@ def create(script: Script, sequence: int = 5, czxid: int = 50) -> str:
     """Answer a create; return the node's name."""
     stem = script.requests[0][1].rpartition("/")[2]
     name = f"{stem}{sequence:010d}"
-    script.answer("create", (name, stat(czxid, script.id or SESSION)))
+    script.answer("create", ([name], czxid))
     return name
 
 

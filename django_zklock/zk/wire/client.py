@@ -119,6 +119,8 @@ class Wire(Requests):
         self._connection = Connection(client, self, sasl, connect_timeout=connect_timeout)
         client._connection = self._connection
         self.lease = self._connection.lease
+        # Makes the connection's thread call `listener.on_wake` and send what is queued; any thread.
+        self.wake = self._connection.wake
         client.add_listener(self._state_changed)
         # Guards the close request: close() and the end of the handshake may come in either order.
         self._ending = threading.RLock()
@@ -182,10 +184,6 @@ class Wire(Requests):
         with contextlib.suppress(IndexError):
             logger.warning("event=kazoo_untested version=%s tested=%s", _warnings.pop(), TESTED_KAZOO)
         self._client.start_async()
-
-    def wake(self) -> None:
-        """Make the connection's thread call ``listener.on_wake`` and send what is queued; any thread."""
-        self._connection.wake()
 
     def drop(self, reason: str) -> None:
         """End the connection, not the session; kazoo then reconnects. Any thread."""

@@ -279,8 +279,11 @@ class Exchange(BufferedConnection):
         # From here on no byte wakes the loop until it reads the queue.
         self._woken = self._generation
         try:
-            if self._socket in ready and self._read_messages() == CLOSE_RESPONSE:
-                return CLOSE_RESPONSE
+            # All complete messages that have arrived.
+            if self._socket in ready and self._receive(MAX_READ):
+                while (message := self._next_message()) is not None:
+                    if self._handle(message) == CLOSE_RESPONSE:
+                        return CLOSE_RESPONSE
         except BaseException:
             self._generation += 1
             self.wake()
@@ -289,14 +292,6 @@ class Exchange(BufferedConnection):
         # Read while the server works. One byte has woken the loop; another one may announce what is queued since then.
         if self._read_sock in ready and len(self._read_sock.recv(MAX_READ)) > 1:
             self._send_queued(self._write_timeout)
-        return None
-
-    def _read_messages(self) -> Any:
-        """Handle all complete messages that have arrived."""
-        if self._receive(MAX_READ):
-            while (message := self._next_message()) is not None:
-                if self._handle(message) == CLOSE_RESPONSE:
-                    return CLOSE_RESPONSE
         return None
 
     def _send_queued(self, timeout: float) -> None:
