@@ -74,7 +74,8 @@ class Acquisition:
         # On the clock of leases.
         self._asked_at = boottime()
         self._deadline = Deadline.after(timeout)
-        self._response_deadline = self._new_response_deadline()
+        # Until when ZooKeeper is to have answered.
+        self._response_deadline = self._deadline if timeout else Deadline.after(lock.pool.options.connect_timeout)
         self._in_queue = False
         # Until when the holder is read after the deadline, and how often it had been read before that.
         self._holder_deadline: Deadline | None = None
@@ -94,9 +95,6 @@ class Acquisition:
         self._pending_in = os.getpid()
         self.contender.session.post(self.contender.join)
 
-    def _new_response_deadline(self) -> Deadline:
-        return self._deadline if self.timeout else Deadline.after(self.lock.pool.options.connect_timeout)
-
     def _new_contender(self) -> Contender:
         contender = self.lock._new_contender(wait=self.timeout != 0, notify=self._changed, stays=self.timeout is None)
         # A timeout also limits the wait for ZooKeeper during an outage.
@@ -113,7 +111,8 @@ class Acquisition:
         if self.expired:
             # This caller slept since the grant: it has to wait again, and nothing has happened under the lock.
             contender.session.post(contender.leave)
-            self._response_deadline = self._new_response_deadline()
+            if not self.timeout:
+                self._response_deadline = Deadline.after(self.lock.pool.options.connect_timeout)
             self.contender = self._new_contender()
             self.start()
             return False
@@ -338,9 +337,3 @@ async def aacquire(
     except BaseException:
         await acquisition.aend()
         raise
-
-
-def granted(held: Held | None) -> Held:
-    """Return the hold of an acquisition that ends with a hold or an error."""
-    assert held is not None, "an acquisition that waits ends with a hold or an error"
-    return held
