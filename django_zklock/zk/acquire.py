@@ -74,8 +74,7 @@ class Acquisition:
         # On the clock of leases.
         self._asked_at = boottime()
         self._deadline = Deadline.after(timeout)
-        # Until when ZooKeeper is to have answered.
-        self._response_deadline = self._deadline if timeout else Deadline.after(lock.pool.options.connect_timeout)
+        self._response_deadline = self._new_response_deadline()
         self._in_queue = False
         # Until when the holder is read after the deadline, and how often it had been read before that.
         self._holder_deadline: Deadline | None = None
@@ -95,6 +94,10 @@ class Acquisition:
         self._pending_in = os.getpid()
         self.contender.session.post(self.contender.join)
 
+    def _new_response_deadline(self) -> Deadline:
+        """Return until when ZooKeeper is to have answered; an acquisition that nobody waits for has another one."""
+        return self._deadline if self.timeout else Deadline.after(self.lock.pool.options.connect_timeout)
+
     def _new_contender(self) -> Contender:
         contender = self.lock._new_contender(wait=self.timeout != 0, notify=self._changed, stays=self.timeout is None)
         # A timeout also limits the wait for ZooKeeper during an outage.
@@ -111,8 +114,7 @@ class Acquisition:
         if self.expired:
             # This caller slept since the grant: it has to wait again, and nothing has happened under the lock.
             contender.session.post(contender.leave)
-            if not self.timeout:
-                self._response_deadline = Deadline.after(self.lock.pool.options.connect_timeout)
+            self._response_deadline = self._new_response_deadline()
             self.contender = self._new_contender()
             self.start()
             return False
@@ -124,7 +126,7 @@ class Acquisition:
             return True
         if contender.error is not None:
             raise self._refused(contender.error) from contender.error
-        if contender.taken and self._may_be_taken:
+        if contender.refused_busy and self._may_be_taken:
             self._pending_in = None
             return True
         if contender.state is State.WAITING and not contender.wants_holder and not self._in_queue:
@@ -156,9 +158,9 @@ class Acquisition:
             if contender.holder_reads != self._holder_reads:
                 raise self._timed_out()
             if self._holder_deadline.passed:
-                is_known = contender.taken or self._waits_surely or self._has_received
+                is_known = contender.refused_busy or self._waits_surely or self._has_received
                 raise self._timed_out() if is_known else self._unanswered()
-        elif contender.taken:
+        elif contender.refused_busy:
             self._read_holder()
         elif not contender.answered:
             if self._response_deadline.passed:
@@ -232,9 +234,9 @@ class Acquisition:
         """Return the error of a lock that was not granted in time, or for which another call waits already."""
         lock, contender, timeout, holder = self.lock, self.contender, self.timeout, self.contender.holder
         by = f"held by {holder}" if holder else "its holder left no readable identity"
-        if not contender.answered and not contender.taken:
+        if not contender.answered and not contender.refused_busy:
             by = "ZooKeeper had not answered by then, so its holder is not known"
-        if contender.taken and timeout != 0:
+        if contender.refused_busy and timeout != 0:
             return AlreadyAwaited(
                 f"lock {lock.key!r} is taken, and another call of the function waits for it already; {by}",
                 key=lock.key,

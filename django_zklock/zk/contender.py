@@ -103,7 +103,7 @@ class Contender(Script):
     __slots__ = (
         "_blocked", "_coalesces", "_guid", "_holder_of", "_is_left_behind", "_mark", "_notify", "_on_deleted",
         "_reserved", "answered", "data", "error", "has_deadline", "holder", "holder_reads", "loss_reason_pending",
-        "lost", "places", "revoked", "rule", "state", "taken", "token", "wait", "wants_holder",
+        "lost", "places", "refused_busy", "revoked", "rule", "state", "token", "wait", "wants_holder",
     )  # fmt: skip
 
     def __init__(
@@ -133,7 +133,7 @@ class Contender(Script):
         # session ends has been answered, and queues again.
         self.answered = False
         # The lock is held by another contender, and `wait` is false; or another call waits to run the same.
-        self.taken = False
+        self.refused_busy = False
         # Why the hold can no longer be trusted; never cleared.
         self.lost: str | None = None
         # Why a release was requested; never cleared.
@@ -253,7 +253,7 @@ class Contender(Script):
 
     def leave_as_taken(self, place: Place) -> None:
         """Leave because another contender has the lock of ``place``, or waits for it, and this one does not wait."""
-        self.taken, self._holder_of = True, place
+        self.refused_busy, self._holder_of = True, place
         self.leave()
         self._notify()
 
@@ -342,7 +342,7 @@ class Contender(Script):
         queues = yield [place.listing.list_queue for place in self.places]
         for place, queue in zip(self.places, queues, strict=True):
             if self.rule.must_wait(queue):
-                self.taken, self._holder_of, self.state = True, place, State.LEAVING
+                self.refused_busy, self._holder_of, self.state = True, place, State.LEAVING
                 return
 
     def _create(self) -> RequestScript[None]:

@@ -370,7 +370,7 @@ def _check_acquisitions(lock: LockValue, caller: Caller) -> None:
 
 def _check_thread(lock: LockValue, caller: Caller) -> None:
     """Raise ``LockConflict`` if the holder needs the thread that would be blocked by waiting for it."""
-    for held in caller.others():
+    for held in caller.held_here_for_others():
         if held._overlaps(lock) and not held.lost and held.rule.kind in lock.rule.conflicts:
             raise _conflict(
                 lock,

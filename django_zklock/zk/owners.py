@@ -88,11 +88,6 @@ class Owner:
         future = getattr(of, "future", None)
         return bool(getattr(of, "dead", False) if future is None else future.done())
 
-    @property
-    def guests(self) -> list[Any]:
-        """What was acquired in this thread for other owners. To wait for one of them here can be to wait for itself."""
-        return [] if self._guests is None else list(self._guests)
-
     def add_guest(self, held: Any) -> None:
         """Note that ``held`` was acquired in this thread, which is ours, for another owner."""
         if self._guests is None:
@@ -137,13 +132,16 @@ class Caller(NamedTuple):
             return self.owner.available()
         return [held for owner in (*reversed(self.outer), self.owner) for held in owner.available()]
 
-    def others(self) -> list[Any]:
-        """Return what was acquired in the thread for other owners."""
-        if self.thread is None:
+    def held_here_for_others(self) -> list[Any]:
+        """Return what was acquired in the thread for other owners: to wait for it may be to wait for oneself."""
+        thread = self.thread
+        if thread is None:
             return []
-        own = [] if self.thread is self.owner else self.thread.holds
+        here = [*(() if thread is self.owner else thread.holds), *(thread._guests or ())]
+        if not here:
+            return here
         available = self.available()
-        return [held for held in (*own, *self.thread.guests) if held not in available]
+        return [held for held in here if held not in available]
 
 
 def caller() -> Caller:
@@ -154,8 +152,10 @@ def caller() -> Caller:
         return _of_task(task)
     frame = sys._getframe(1)
     thread = _of(threading.current_thread(), frame)
-    greenlet = _greenlet()
-    if greenlet is None:
+    getcurrent = _getcurrent()
+    greenlet = None if getcurrent is None else getcurrent()
+    # The main greenlet of a thread stands for the thread.
+    if greenlet is None or greenlet.parent is None:
         found = Caller(thread, thread)
     else:
         # Where threads are patched, a greenlet that waits lets the others go on.
@@ -250,13 +250,6 @@ def _served(found: Caller, frame: FrameType) -> Caller:
 def _getcurrent() -> Callable[[], Any] | None:
     """Return the function that tells the calling greenlet, if any library has greenlets."""
     return getattr(sys.modules.get("greenlet"), "getcurrent", None)
-
-
-def _greenlet() -> Any:
-    """Return the calling greenlet; ``None`` in the main one of its thread, which stands for the thread."""
-    getcurrent = _getcurrent()
-    greenlet = None if getcurrent is None else getcurrent()
-    return None if greenlet is None or greenlet.parent is None else greenlet
 
 
 def _blocks_thread() -> bool:

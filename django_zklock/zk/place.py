@@ -56,13 +56,13 @@ LEFT = (Turn.NONE, Turn.RELEASED)
 class Watch:
     """A watch on our node, on one predecessor, or on the children, from the moment that it is requested."""
 
-    __slots__ = ("_place", "name", "owner", "remove")
+    __slots__ = ("_place", "name", "remove", "session_id")
 
     def __init__(self, place: Place, name: str) -> None:
         self._place = place
         self.name = name
-        # The session of the node, or 0 for the children, when the server has the watch.
-        self.owner: int | None = None
+        # The session that owns the node, or 0 for the children, when the server has the watch.
+        self.session_id: int | None = None
         self.remove: Callable[[], None] = _nothing
 
     def request(self, reply: Reply) -> None:
@@ -137,12 +137,14 @@ class Place:
         if plan is None or not plan.grants_on_delete or not self._is_sure:
             return False
         watches = [self._watches.get(node.name) for node in plan.watch]
-        return all(watch is not None and watch.owner is not None for watch in watches)
+        return all(watch is not None and watch.session_id is not None for watch in watches)
 
     @property
     def _is_sure(self) -> bool:
         """Whether our own node surely exists as long as no event says otherwise."""
-        return self._own_watch is not None and self._own_watch.owner is not None and self.contender.session.watching
+        return (
+            self._own_watch is not None and self._own_watch.session_id is not None and self.contender.session.watching
+        )
 
     # The node.
 
@@ -212,10 +214,11 @@ class Place:
             contender.leave(error)
             return
         contender.refusal = None
-        if node not in queue:
+        try:
+            plan = contender.rule.evaluate(node, queue)
+        except LookupError:  # the node is not in the queue
             contender.on_place_lost(self)
             return
-        plan = contender.rule.evaluate(node, queue)
         ahead = self._local_predecessor(plan)
         if plan is GRANTED or (ahead is not None and ahead.turn is Turn.RELEASED):
             self._clear(is_followed=contender.rule.limit is not None and queue.of(LEASES)[-1].name != node)
@@ -330,11 +333,11 @@ class Place:
         if watch is self._own_watch:
             # Without a value the server has no watch.
             self._own_watch = None if value is None else watch
-            watch.owner = None if value is None else value[1].ephemeralOwner
+            watch.session_id = None if value is None else value[1].ephemeralOwner
             self._verified(self.node, value, error)
             self.advance()
         elif watch.name == CHILDREN:
-            watch.owner = 0
+            watch.session_id = 0
             self._on_queue(value, error)
         elif isinstance(error, wire.NoNodeError):
             # It was deleted between the listing and the watch.
@@ -344,7 +347,7 @@ class Place:
             self.contender.leave(error)
         else:
             assert self._plan is not None
-            watch.owner = value[1].ephemeralOwner
+            watch.session_id = value[1].ephemeralOwner
             if watch.name == self._plan.first:
                 self.contender.on_holder(self, node_data.decode_identity(value[0]))
             # It was written to since its creation: its client may have been granted before we watched it.
@@ -373,7 +376,7 @@ class Place:
     def _is_proof(self, watch: Watch) -> bool:
         """Whether the deletion of a watched node cannot be part of the end of our own session."""
         session, path = self.contender.session, f"{self.path}/{watch.name}"
-        return watch.owner is not None and (watch.owner != session.id or path in session.deleting)
+        return watch.session_id is not None and (watch.session_id != session.id or path in session.deleting)
 
     def advance(self) -> None:
         """Be clear without a listing, if what has happened proves as much as a listing would; else list again.
@@ -386,7 +389,7 @@ class Place:
         if self._remaining or self.turn is not Turn.OPEN:
             return
         own = self._own_watch
-        if own is not None and own.owner is None and self.contender.session.watching:
+        if own is not None and own.session_id is None and self.contender.session.watching:
             return
         if self._is_sure and not self.contender.session.lease_expired:
             self._clear(is_followed=True)

@@ -214,7 +214,7 @@ def test_session_ended(make_pool: MakePool, onlooker: Onlooker) -> None:
 def halted(small: Pool) -> Iterator[threading.RLock]:
     """Fill the home, and halt whoever moves on from it until the end of the test, or until it is released."""
     take(small, ROOM)
-    lock = small._here().overflowing
+    lock = small._of_this_process().overflow_guard
     lock.acquire()
     yield lock
     if lock._is_owned():  # type: ignore[attr-defined]
@@ -256,10 +256,10 @@ def test_cancelled__on_the_way(small: Pool, halted: threading.RLock, onlooker: O
 
 def test_close__on_the_way(small: Pool, halted: threading.RLock, onlooker: Onlooker, root: str) -> None:
     """A pool that is closed opens no further session: the contender on its way to one fails."""
-    contents = small._here()
+    state = small._of_this_process()
     waiter = Runner(lambda: Lock("other", small).acquire(timeout=20))
     wait_until(lambda: small.sessions()[0]._is_emptying)
-    contents.closed = True
+    state.closed = True
     halted.release()
     with pytest.raises(ZooKeeperUnavailable, match="the session was closed"):
         waiter.result()
@@ -305,7 +305,7 @@ def test_idle__a_contender_on_its_way(small: Pool, onlooker: Onlooker) -> None:
     take(small, ROOM)
     Lock("other", small).acquire(timeout=10).release(wait=True)
     (session,) = small.overflow_sessions()
-    contents = small._here()
+    state = small._of_this_process()
     inside, go_on = threading.Event(), threading.Event()
 
     def halt() -> None:
@@ -318,7 +318,7 @@ def test_idle__a_contender_on_its_way(small: Pool, onlooker: Onlooker) -> None:
     # It is posted there, behind `halt`; what ends the session comes first.
     wait_until(lambda: any(getattr(call, "__name__", "") == "join" for call in list(session._inbox)))
     session.used_at = 0.0
-    session._inbox.appendleft(lambda: small._close_if_idle(contents, "0+1", session))
+    session._inbox.appendleft(lambda: small._close_if_idle(state, "0+1", session))
     go_on.set()
     held = waiter.result()
     assert session.closing

@@ -180,9 +180,9 @@ class Exchange(BufferedConnection):
         self._owner = owner
         self._xid: int = 0
         self.lease = Lease()
-        # Grows before the queue is read. A byte that was sent in this generation will wake the loop.
-        self._generation = 0
-        self._woken = -1
+        # Grows before the queue is read. A byte that was sent at this count will wake the loop.
+        self._wake_count = 0
+        self._woken_at = -1
         # The owner is being called before a write, which contains what it queues.
         self.collecting = False
         # The server has confirmed the end of the session.
@@ -198,16 +198,16 @@ class Exchange(BufferedConnection):
 
     def wake(self) -> None:
         """Make the loop send what is queued; any thread. One byte is enough for any number of callers."""
-        generation = self._generation
-        if self._woken == generation:
+        count = self._wake_count
+        if self._woken_at == count:
             return
         write_socket = self._write_sock
         if write_socket is not None:
             with contextlib.suppress(OSError):
                 write_socket.send(b"\0")
             # Not before the byte is sent: this thread may be interrupted, by an exception or for long. If the loop has
-            # read the byte meanwhile, this is an old generation, and the next caller sends another one.
-            self._woken = generation
+            # read the byte meanwhile, this is an old count, and the next caller sends another one.
+            self._woken_at = count
 
     # The loop.
 
@@ -277,7 +277,7 @@ class Exchange(BufferedConnection):
     def _exchange(self, ready: list[Any]) -> Any:
         """Read what is ``ready``, the connection or the socket of :meth:`wake`, and send what is queued then."""
         # From here on no byte wakes the loop until it reads the queue.
-        self._woken = self._generation
+        self._woken_at = self._wake_count
         try:
             # All complete messages that have arrived.
             if self._socket in ready and self._receive(MAX_READ):
@@ -285,7 +285,7 @@ class Exchange(BufferedConnection):
                     if self._handle(message) == CLOSE_RESPONSE:
                         return CLOSE_RESPONSE
         except BaseException:
-            self._generation += 1
+            self._wake_count += 1
             self.wake()
             raise
         self._send_queued(self._write_timeout)
@@ -295,7 +295,7 @@ class Exchange(BufferedConnection):
         return None
 
     def _send_queued(self, timeout: float) -> None:
-        self._generation += 1
+        self._wake_count += 1
         self.collecting = True
         try:
             self._owner.before_write()

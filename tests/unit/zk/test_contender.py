@@ -479,7 +479,7 @@ def test_sequence_end__who_holds(script: Script) -> None:
     script.answer("children", [rival(1), rival(2)])
     for czxid in (70, 50):
         script.answer("get", (b"", stat(czxid)))
-    assert contender.taken
+    assert contender.refused_busy
     contender.refresh_holder()
     script.answer("children", [rival(1), rival(2)])
     for czxid in (70, 50):
@@ -584,7 +584,7 @@ def test_try__busy(script: Script, line: list[str]) -> None:
     """A try lists first and creates nothing on a busy lock."""
     contender = contend(script, wait=False)
     script.answer("children", line)
-    assert (contender.taken, contender.state, script.asked) == (True, State.GONE, [])
+    assert (contender.refused_busy, contender.state, script.asked) == (True, State.GONE, [])
 
 
 def test_try__overtaken(script: Script) -> None:
@@ -593,6 +593,6 @@ def test_try__overtaken(script: Script) -> None:
     script.answer("children", [])
     name = create(script)
     script.answer("children", [other(1), name])
-    assert contender.taken
+    assert contender.refused_busy
     assert script.answer("delete") == f"/k/{name}"
     assert contender.state is State.GONE

@@ -290,7 +290,7 @@ def test_try__busy(script: Script, full: int, told: list[None]) -> None:
     several = contend(script, wait=False, told=told)
     for number in range(3):
         script.answer("children", [other(1)] if number == full else [])
-    assert (several.taken, several.state, script.asked, script.listeners) == (True, State.GONE, [], {})
+    assert (several.refused_busy, several.state, script.asked, script.listeners) == (True, State.GONE, [], {})
     assert told
     several.refresh_holder()
     assert script.answer("children", [other(1)]) == LINES[full]
@@ -307,7 +307,7 @@ def test_try__overtaken(script: Script) -> None:
         script.answer("children", [])
     names = create(script)
     list_all(script, names, a=other(1))
-    assert several.taken
+    assert several.refused_busy
     assert sorted(answer_deletes(script)) == sorted(nodes_of(names))
     assert (several.state, script.listeners) == (State.GONE, {})
     several.refresh_holder()
@@ -324,7 +324,7 @@ def test_try__shared(script: Script) -> None:
     leases = contend(script, semaphore(1), wait=False)
     for _ in LINES:
         script.answer("children", [other(1, Kind.LEASE)])
-    assert (readers.taken, leases.taken) == (False, True)
+    assert (readers.refused_busy, leases.refused_busy) == (False, True)
 
 
 def test_try__refused(script: Script) -> None:
@@ -334,7 +334,7 @@ def test_try__refused(script: Script) -> None:
     script.answer("children", error=NoAuthError())
     script.answer("children", [other(1)])
     assert isinstance(several.error, NoAuthError)
-    assert (several.taken, several.state, script.asked) == (False, State.GONE, [])
+    assert (several.refused_busy, several.state, script.asked) == (False, State.GONE, [])
 
 
 def test_try__connection_lost(script: Script) -> None:
