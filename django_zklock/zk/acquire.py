@@ -95,7 +95,7 @@ class Acquisition:
         self.contender.session.post(self.contender.join)
 
     def _new_response_deadline(self) -> Deadline:
-        """Return until when ZooKeeper is to have answered; an acquisition that nobody waits for has another one."""
+        """Return until when ZooKeeper is to have answered; the acquisition of a gate has another one."""
         return self._deadline if self.timeout else Deadline.after(self.lock.pool.options.connect_timeout)
 
     def _new_contender(self) -> Contender:

@@ -45,7 +45,8 @@ class Turn(enum.Enum):
     OPEN = "open"
     # No node before ours blocks us.
     CLEAR = "clear"
-    # We have held, and the owner has released the lock: the node is, or will be, deleted, and blocks nobody of ours.
+    # We have held, and the owner has released the lock: the node is, or will be, deleted. It blocks no contender of our
+    # session any more.
     RELEASED = "released"
 
 
