@@ -141,7 +141,7 @@ COLUMNS: Mapping[str, Callable[[LockSnapshot], Any]] = {
     "age": _of_first_holder(lambda holder: -holder.since),
     "waiters": attrgetter("waiter_count"),
     "token": _of_first_holder(attrgetter("token")),
-    "holder": _of_first_holder(lambda holder: holder.owner.casefold()),
+    "holder": _of_first_holder(lambda holder: holder.owner_text.casefold()),
     "urgency": urgency,
 }
 COLUMNS_IN_DATA = frozenset({"age", "token", "holder", "urgency"})

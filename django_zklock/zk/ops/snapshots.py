@@ -57,7 +57,7 @@ class QueueEntry:
     granted: float | None = None
 
     @property
-    def owner(self) -> str:
+    def owner_text(self) -> str:
         """Its owner as text without control characters: work, process and host, or the session if that is all."""
         if self.identity is None:
             return f"unknown client, session 0x{self.session_id:x}"

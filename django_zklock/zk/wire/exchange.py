@@ -69,7 +69,7 @@ class UnsupportedServerError(Exception):
     """The server is older than ZooKeeper 3.6."""
 
 
-class ConnectionOwner(Protocol):
+class ConnectionListener(Protocol):
     """The client of a connection, which calls it on its thread."""
 
     def before_write(self) -> None:
@@ -175,15 +175,15 @@ class BufferedConnection(ConnectionHandler):
 class Exchange(BufferedConnection):
     """The requests and answers of one client; all methods but :meth:`wake` run on the connection's thread."""
 
-    def __init__(self, client: KazooClient, owner: ConnectionOwner, **options: Any) -> None:
+    def __init__(self, client: KazooClient, listener: ConnectionListener, **options: Any) -> None:
         super().__init__(client, client._conn_retry.copy(), logger=client.logger, **options)
-        self._owner = owner
+        self._listener = listener
         self._xid: int = 0
         self.lease = Lease()
         # Grows before the queue is read. A byte that was sent at this count will wake the loop.
         self._wake_count = 0
         self._woken_at = -1
-        # The owner is being called before a write, which contains what it queues.
+        # The listener is being called before a write, which contains what it queues.
         self.collecting = False
         # The server has confirmed the end of the session.
         self.session_closed = False
@@ -241,12 +241,12 @@ class Exchange(BufferedConnection):
             self._report(KeeperState.EXPIRED_SESSION)
             return None
         except UnsupportedServerError:
-            # The owner knows.
+            # The listener knows.
             raise
         except Exception as error:
             self.logger.exception("Unhandled exception in connection loop")
             # Before kazoo reports that the client is closed, which says nothing.
-            self._owner.connection_failed(f"the connection failed: {error!r}")
+            self._listener.connection_failed(f"the connection failed: {error!r}")
             raise
         else:
             client._session_callback(KeeperState.CLOSED)
@@ -298,7 +298,7 @@ class Exchange(BufferedConnection):
         self._wake_count += 1
         self.collecting = True
         try:
-            self._owner.before_write()
+            self._listener.before_write()
         finally:
             self.collecting = False
         queue, pending = self.client._queue, self.client._pending
@@ -337,7 +337,7 @@ class Exchange(BufferedConnection):
             raise ConnectionDropped(f"what the server has sent cannot be decoded: {exception!r}") from exception
         if event is not None:
             self.logger.debug("Received %s", event)
-            self._owner.on_event(event.type, event.path)
+            self._listener.on_event(event.type, event.path)
         elif xid == PING_XID:
             self.ping_outstanding.clear()
             if self.pings:
@@ -389,7 +389,7 @@ class Exchange(BufferedConnection):
             # Such an answer overtakes those to earlier requests, and the server closes the connection after it
             # (``UnimplementedRequestProcessor``).
             reason = "the server does not know one of our requests; ZooKeeper 3.6 or newer is required"
-            self._owner.connection_failed(reason)
+            self._listener.connection_failed(reason)
             raise UnsupportedServerError(reason)
         pending = self.client._pending
         if not pending or pending[0][2] != xid:
