@@ -48,13 +48,11 @@ class SharedListing:
 
     __slots__ = (
         "__weakref__", "_epoch", "_holder_requests", "_is_under_way", "_nodes", "_posted", "_session", "_waiting",
-        "local", "local_head", "path",
+        "local", "path",
     )  # fmt: skip
 
     def __init__(self, session: Session, path: str) -> None:
         self.path = path
-        # A node of our session that was granted an exclusive lock, so no node is or ever will be before it.
-        self.local_head: str | None = None
         # The places of our session in this queue, by the names of their nodes.
         self.local: dict[str, Any] = {}
         self._session = session

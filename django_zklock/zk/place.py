@@ -26,7 +26,7 @@ logger = DeferredLogger("django_zklock.contender")
 # Stands for the children of the lock, in place of the name of a node.
 CHILDREN = ""
 # The plan of a place right behind another one of our session: nothing is watched.
-BEHIND = WatchPlan(1)
+BEHIND = WatchPlan()
 
 
 class LockPath(NamedTuple):
@@ -410,13 +410,8 @@ class Place:
         self.contender.session.post(self._list_again)
 
     def _list_again(self) -> None:
+        session = self.contender.session
         if self.turn is not Turn.OPEN or self._plan is None:
-            return
-        following, session = self._plan.watch_next, self.contender.session
-        if self.contender.rule.limit is None and following and following[0].name == self.listing.local_head:
-            # That node is the first of the queue, and our only blocker.
-            self.is_listing = False
-            self._wait(WatchPlan(1, following[0].name, following, grants_on_delete=True))
             return
         if session.connected and session.lease_expired:
             # A session that has only waited for long has no lease. The listing may grant the lock.
@@ -437,9 +432,6 @@ class Place:
             # The holder was another contender of this process, in a session that has ended first.
             return
         self.end_turn(Turn.CLEAR)
-        if contender.rule.conflicts == ALL:
-            # No node is before ours.
-            self.listing.local_head = self.node
         if is_followed and contender.rule.limit is not None:
             # The lease behind ours watches only our node, and must learn that we hold: then our deletion makes room for
             # it. We write only while our node has version 0. If it was written before (for example to request a
