@@ -89,8 +89,9 @@ def count_grants(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str | None], lis
     advance, on_line = Place.advance, Place._on_queue
 
     def hear(place: Place) -> None:
+        before = place.contender.state
         advance(place)
-        if place.contender.state is State.HELD:
+        if before is State.WAITING and place.contender.state is State.HELD:
             unasked.append(place.node)
             waited.append(place.node)
 
