@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, Never, get_args
+from typing import Any, Literal, get_args
 
 from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.connections import connections
 from django_zklock.transactions import CommitLock, Release, check_outside
 from django_zklock.work import current_work
-from django_zklock.zk import hints
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
@@ -31,7 +30,6 @@ def zk_lock(
     timeout: Timeout = None,
     template: str | None = None,
     release: Release = "block",
-    **unknown: Never,
 ) -> Lock:
     """Return the lock named ``key`` of the ensemble ``ZKLOCK[using]``. No I/O.
 
@@ -57,7 +55,6 @@ def zk_lock(
     template that is not a ``str``, a limit that is not positive, a limit with a mode and a timeout of another type;
     ``ImproperlyConfigured`` for an alias that is not configured.
     """
-    hints.reject_unknown(zk_lock, unknown)
     options: dict[str, Any] = {
         "rule": rule(mode, limit),
         "reentrant": reentrant,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from django.conf import settings
@@ -12,7 +13,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.views.decorators.debug import sensitive_variables
 
 from django_zklock.zk import paths
-from django_zklock.zk.hints import did_you_mean
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.waiting import seconds
 from django_zklock.zk.wire import KAZOO_OPTIONS, ConnectionOptions, parse_acl
@@ -272,3 +272,10 @@ def _read(place: str, values: Mapping[str, Any], readers: Mapping[str, tuple[str
             f"known are: {', '.join(sorted(readers))}"
         )
     return fields
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ``" (did you mean …?)"`` if one of the known names is like ``name``, in upper or lower case."""
+    names = {each.lower(): each for each in known}
+    found = get_close_matches(name.lower(), names, n=1, cutoff=0.7)
+    return f" (did you mean {names[found[0]]}?)" if found else ""

@@ -8,7 +8,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Never, Protocol, TypeVar, cast, get_args
+from typing import Any, Protocol, TypeVar, cast, get_args
 
 from django.core.management.base import BaseCommand
 from django.db import DEFAULT_DB_ALIAS
@@ -18,7 +18,7 @@ from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.conflict import ConflictPolicy, OnConflict, OnLost, OnUnavailable, UnavailablePolicy
 from django_zklock.key_template import compile_key, metric_name, warn_of_mistakes
 from django_zklock.locked_call import LockedCall
-from django_zklock.zk import hints, paths
+from django_zklock.zk import paths
 from django_zklock.zk.rules import rule
 from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
@@ -48,7 +48,6 @@ def zk_locked(
     on_unavailable: OnUnavailable = "raise",
     template: str | None = None,
     atomic: bool | str = False,
-    **unknown: Never,
 ) -> Locked:
     """Decorate a function, coroutine function, method, ``BaseCommand`` class, Celery task or Django task.
 
@@ -96,7 +95,6 @@ def zk_locked(
     template has a ``%s``, which is not a field, and if it has no field although the function has an argument without a
     default. One lock for all calls is meant if ``template``, ``mode`` or ``limit`` is given, so that does not warn.
     """
-    hints.reject_unknown(zk_locked, unknown)
     if _is_bare_use(key):
         raise TypeError(f"zk_locked needs the key of the lock: write {USAGE}")
     if not isinstance(key, (str, list, tuple)) and not callable(key):

@@ -59,14 +59,3 @@ linkcheck_ignore = [r"https://hub\.docker\.com/"]
 
 html_theme = "furo"
 html_title = f"django_zklock {release}"
-
-
-def without_unknown(*event):
-    """Leave out the parameter that collects unknown arguments for the hints in their errors."""
-    *_, signature, returns = event
-    # A property has no signature.
-    return signature and (re.sub(r"(, )?\*\*unknown(: [\w.~]+)?", "", signature), returns)
-
-
-def setup(app):
-    app.connect("autodoc-process-signature", without_unknown)

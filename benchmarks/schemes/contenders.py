@@ -159,7 +159,7 @@ class Ours(Contender):
     def _has_position(self) -> bool:
         # A listener would have the waiter read the holder, which costs a request.
         contenders = list(self._pool.session(self._lock.paths[0])._listeners)  # noqa: SLF001 - see above
-        return any(getattr(each, "_is_watching_all", False) for each in contenders)
+        return any(getattr(each, "answered", False) and not getattr(each, "open", ()) for each in contenders)
 
     async def wait(self) -> None:
         self._held = await self._acquiring

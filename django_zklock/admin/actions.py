@@ -155,7 +155,7 @@ def _act(request: HttpRequest, lock: Lock, entry: QueueEntry, action: Action, re
     except ZkLockError as error:
         messages.error(request, formatting.escape_controls(str(error)))
     else:
-        messages.success(request, action.done % {"holder": entry.owner})
+        messages.success(request, action.done % {"holder": entry.owner_text})
     if not logged:
         messages.warning(request, _("The action is not in the log: writing to the database failed."))
     return known
@@ -179,7 +179,7 @@ def _write_log(
     An error of ``act`` removes the entry again. If the database cannot be written, ``act`` is called all the same.
     """
     node = formatting.escape_controls(entry.node)
-    text = f"{verb}: {entry.owner}, node {node}, token {entry.token}. Reason: {reason}"
+    text = f"{verb}: {entry.owner_text}, node {node}, token {entry.token}. Reason: {reason}"
     # Views of the admin require a login.
     assert request.user.pk is not None
     acted = False

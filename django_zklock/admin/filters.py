@@ -12,6 +12,7 @@ from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from django_zklock.admin.format import KINDS
 from django_zklock.admin.reader import readers
 from django_zklock.models import Lock
 from django_zklock.zk.formatting import DAY, HOUR, MINUTE
@@ -50,12 +51,7 @@ class StateFilter(ChoiceFilter):
 class KindFilter(ChoiceFilter):
     title = _("kind")
     parameter_name = "kind"
-    values = (
-        ("exclusive", _("exclusive")),
-        ("write", _("write")),
-        ("read", _("read")),
-        ("lease", _("lease of a semaphore")),
-    )
+    values = tuple((KINDS | {"": "", "lease": _("lease of a semaphore")}).items())[1:]
 
 
 class AgeFilter(ChoiceFilter):

@@ -47,7 +47,7 @@ def key_group(key: str) -> str:
 def work_text(entry: QueueEntry) -> str:
     """Return what runs under the lock, or the session if nothing else is known."""
     identity = entry.identity
-    return formatting.escape_controls(str(identity.work)) if identity and identity.work else entry.owner
+    return formatting.escape_controls(str(identity.work)) if identity and identity.work else entry.owner_text
 
 
 def process_text(entry: QueueEntry) -> str:

@@ -37,6 +37,7 @@ def run(alias: str) -> Iterator[Finding]:
     options = pool.options
     yield examined.ok(f"locks are under {options.root} at {options.connection.hosts}")
     yield from configuration.run_system_checks()
+    yield from configuration.examine_kazoo()
     found = servers(options.connection, timeout=options.connect_timeout)
     yield from ensemble.examine_servers(found, options.connection)
     # This connects if no session of the pool is connected yet.

@@ -11,9 +11,9 @@ from django.core.checks import ERROR
 from django_zklock import checks
 from django_zklock.doctor.finding import Examination, Finding
 from django_zklock.exceptions import ZkLockError
-from django_zklock.zk import requests
+from django_zklock.zk import scripts, wire
 from django_zklock.zk.pool import PoolOptions
-from django_zklock.zk.requests import RequestScript
+from django_zklock.zk.scripts import RequestScript
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import ConnectionOptions, four_letter
 
@@ -33,6 +33,17 @@ def run_system_checks() -> Iterator[Finding]:
         yield report(str(message.msg), message.hint or "")
     if not messages:
         yield Examination("settings.checks", "ZKLOCK").ok("the system checks report nothing")
+
+
+def examine_kazoo() -> Iterator[Finding]:
+    """Examine whether the installed version of kazoo was tested."""
+    version = wire.untested_kazoo()
+    if version is not None:
+        yield Examination("client.kazoo", f"kazoo {version}").warning(
+            f"only kazoo {wire.TESTED_KAZOO} was tested, and another minor release may change private names that the "
+            f"locks use",
+            f'Install "kazoo~={wire.TESTED_KAZOO}.0", or run the tests of this package with this version.',
+        )
 
 
 def examine_security(options: PoolOptions, connected: Session | None) -> Iterator[Finding]:
@@ -90,7 +101,7 @@ def _acl(session: Session, root: str, options: ConnectionOptions) -> Finding:
         return list(entries)
 
     try:
-        entries = requests.run(session, read, action=f"read the ACL of {root}", timeout=ACL_TIMEOUT)
+        entries = scripts.run(session, read, action=f"read the ACL of {root}", timeout=ACL_TIMEOUT)
     except ZkLockError as error:
         return examined.info(str(error), "Let these credentials read the ACL of ROOT.")
     world = {letter for entry in entries if _is_for_everyone(entry) for letter in entry.rpartition(":")[2]}

@@ -15,12 +15,12 @@ from django.db.models import Max
 from django_zklock.doctor.finding import Examination, Finding
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.fencing import FIELD, FencedModel, fence_of
-from django_zklock.zk import requests
+from django_zklock.zk import scripts
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.requests import RequestScript
+from django_zklock.zk.scripts import RequestScript
 from django_zklock.zk.session import Session
 from django_zklock.zk.waiting import Deadline, monotonic
 from django_zklock.zk.wire import KazooException, NoNodeError, ZnodeStat
@@ -65,13 +65,13 @@ def _make_round_trip(lock: Lock, session: Session, deadline: Deadline) -> list[F
         return stat
 
     # Connect first, so that the measured time is that of the lock alone.
-    requests.run(session, connect, action=f"read {root}", timeout=deadline.remaining())
+    scripts.run(session, connect, action=f"read {root}", timeout=deadline.remaining())
     began, began_at = monotonic(), time.time()
     held = lock.acquire(deadline.remaining())
     seconds = monotonic() - began
     try:
         action = f"read {held.node}"
-        stat: ZnodeStat = requests.run(session, read_stat, action=action, timeout=deadline.remaining())
+        stat: ZnodeStat = scripts.run(session, read_stat, action=action, timeout=deadline.remaining())
         fences = _examine_fences(held)
     finally:
         held.release()
@@ -140,7 +140,7 @@ def _clean_up(session: Session, lock: Lock) -> list[Finding]:
     if not session.connected:
         return []
     try:
-        remaining = requests.run(session, delete, action=f"delete {path}", timeout=CLEANUP_TIMEOUT, mutates=True)
+        remaining = scripts.run(session, delete, action=f"delete {path}", timeout=CLEANUP_TIMEOUT, mutates=True)
     except ZkLockError:
         return []
     examined = Examination("lock.release", lock.pool.options.root)

@@ -10,8 +10,9 @@ import os
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from django_zklock.zk import failures
-from django_zklock.zk.contender import State
+from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
+from django_zklock.zk.contender import SessionUnavailable, State
+from django_zklock.zk.formatting import advise, format_silence
 from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.owners import Caller
 from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, Deadline, boottime, monotonic
@@ -94,6 +95,7 @@ class Acquisition:
         self.contender.session.post(self.contender.join)
 
     def _new_response_deadline(self) -> Deadline:
+        """Return until when ZooKeeper is to have answered; the acquisition of a gate has another one."""
         return self._deadline if self.timeout else Deadline.after(self.lock.pool.options.connect_timeout)
 
     def _new_contender(self) -> Contender:
@@ -123,8 +125,8 @@ class Acquisition:
             self.keep(held)
             return True
         if contender.error is not None:
-            raise failures.refused(self.lock, contender, self.timeout, contender.error) from contender.error
-        if contender.taken and self._may_be_taken:
+            raise self._refused(contender.error) from contender.error
+        if contender.refused_busy and self._may_be_taken:
             self._pending_in = None
             return True
         if contender.state is State.WAITING and not contender.wants_holder and not self._in_queue:
@@ -156,9 +158,9 @@ class Acquisition:
             if contender.holder_reads != self._holder_reads:
                 raise self._timed_out()
             if self._holder_deadline.passed:
-                is_known = contender.taken or self._waits_surely or self._has_received
+                is_known = contender.refused_busy or self._waits_surely or self._has_received
                 raise self._timed_out() if is_known else self._unanswered()
-        elif contender.taken:
+        elif contender.refused_busy:
             self._read_holder()
         elif not contender.answered:
             if self._response_deadline.passed:
@@ -226,11 +228,52 @@ class Acquisition:
         if self._possession is not None:
             self._possession.on_change()
 
-    def _timed_out(self) -> Exception:
-        return failures.timed_out(self.lock, self.contender, self.timeout)
+    # The errors: what happened, for how long, which contender holds the lock, and what to do.
 
-    def _unanswered(self) -> Exception:
-        return failures.unanswered(self.lock, self.contender, self.timeout, monotonic() - self._began)
+    def _timed_out(self) -> LockTimeout | LockConflict:
+        """Return the error of a lock that was not granted in time, or for which another call waits already."""
+        lock, contender, timeout, holder = self.lock, self.contender, self.timeout, self.contender.holder
+        by = f"held by {holder}" if holder else "its holder left no readable identity"
+        if not contender.answered and not contender.refused_busy:
+            by = "ZooKeeper had not answered by then, so its holder is not known"
+        if contender.refused_busy and timeout != 0:
+            return AlreadyAwaited(
+                f"lock {lock.key!r} is taken, and another call of the function waits for it already; {by}",
+                key=lock.key,
+                timeout=timeout,
+                holder=holder,
+            )
+        what = "is taken" if timeout == 0 else f"was not granted within {timeout:g} s"
+        return LockTimeout(
+            f"lock {lock.key!r} {what}; {by}; see `manage.py zklock show`, or wait longer with a larger timeout",
+            key=lock.key,
+            timeout=timeout,
+            holder=holder,
+        )
+
+    def _unanswered(self) -> ZooKeeperUnavailable:
+        """Return the error of an acquisition that ZooKeeper has not answered."""
+        session, refusal = self.contender.session, self.contender.refusal
+        waited = monotonic() - self._began
+        return self._unavailable(format_silence(session.server, waited, connected=session.connected, refusal=refusal))
+
+    def _refused(self, error: Exception) -> ZkLockError:
+        """Return the error of an acquisition that has failed with ``error``."""
+        lock, server = self.lock, self.contender.session.server
+        if isinstance(error, SessionUnavailable):
+            return self._unavailable(f"ZooKeeper at {server}: {error}")
+        return ZkLockError(
+            f"lock {lock.key!r}: ZooKeeper at {server} refused: {error!r} at {' and '.join(lock.paths)}; "
+            f"check the ACL there and the credentials in ZKLOCK",
+            key=lock.key,
+            timeout=self.timeout,
+        )
+
+    def _unavailable(self, facts: str) -> ZooKeeperUnavailable:
+        advice = advise(facts, self.lock.pool.options.connection.hosts)
+        return ZooKeeperUnavailable(
+            f"lock {self.lock.key!r}: {facts}; {advice}", key=self.lock.key, timeout=self.timeout
+        )
 
 
 def _nothing() -> None:
@@ -296,9 +339,3 @@ async def aacquire(
     except BaseException:
         await acquisition.aend()
         raise
-
-
-def granted(held: Held | None) -> Held:
-    """Return the hold of an acquisition that ends with a hold or an error."""
-    assert held is not None, "an acquisition that waits ends with a hold or an error"
-    return held

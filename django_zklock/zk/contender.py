@@ -1,8 +1,8 @@
-"""What every contender has: one attempt to hold a lock of one key (:mod:`.single`) or of several (:mod:`.multi`).
+"""One attempt to hold the locks of some keys, all or none: the recipe. The lock of one key is the normal case.
 
 Nothing here blocks, polls or owns a thread. Blocking, asyncio and gate callers post what they want, and ``notify``
-tells them that something has changed. The recipe is Curator's (ZooKeeper Recipes, "Locks"); :mod:`.rules` says which
-nodes a waiter watches.
+tells them that something has changed. The recipe is Curator's (ZooKeeper Recipes, "Locks"), in one script:
+:meth:`Contender._recipe`. In between each :class:`~django_zklock.zk.place.Place` waits for its turn.
 
 ::
 
@@ -10,33 +10,45 @@ nodes a waiter watches.
                     |  ^                       WAITING --blockers deleted--> HELD
                     |  '--node deleted, session ended--'
                     '--leave, failure, taken--> LEAVING --deleted--> GONE
+
+What ends a wait from outside has one door each, which begins another script or the same one anew: the script that
+waits never finds an exit at its ``yield``. The doors are :meth:`~Contender.leave`, :meth:`~Contender.on_place_lost` and
+:meth:`~Contender.session_ended`. Only :exc:`~django_zklock.zk.scripts.Interrupted` arrives in the script, at the
+creation, because only a creation must not be repeated as it is.
+
+One transaction creates the nodes in all queues. So of any two contenders one is first in every queue that has both, and
+every edge of "waits for" points to an earlier transaction: the edges cannot form a cycle.
 """
 
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from django_zklock.zk import wire
+from django_zklock.zk import formatting, node_data, wire
 from django_zklock.zk.background import DeferredLogger
-from django_zklock.zk.creation import Created, Creation, LockPath, Outcome
-from django_zklock.zk.queue import name_prefix
-from django_zklock.zk.session import Session, SessionListener
+from django_zklock.zk.listing import shared_listing
+from django_zklock.zk.place import LockPath, Place, Turn
+from django_zklock.zk.queue import name_prefix, new_guid
+from django_zklock.zk.scripts import EVENT, Interrupted, Once, Reply, RequestScript, Script, or_error
+from django_zklock.zk.wire import ConnectionOptions
 
 if TYPE_CHECKING:
-    from django_zklock.zk.listing import SharedListing
     from django_zklock.zk.node_data import Identity
-    from django_zklock.zk.queue import Mark
+    from django_zklock.zk.queue import Mark, Queue
     from django_zklock.zk.rules import Rule
-    from django_zklock.zk.wire import KazooException
+    from django_zklock.zk.session import Session
 
 logger = DeferredLogger("django_zklock.contender")
 
 # All GUIDs have this length.
 ANY_GUID = "00000000-0000-8000-8000-000000000000"
+# An empty container may be deleted between its creation and ours. After this many retries there is another cause.
+MAX_ENSURES = 5
+NODE_DELETED = "its node was deleted"
 
 
 class State(enum.Enum):
@@ -57,23 +69,41 @@ class SessionUnavailable(Exception):  # noqa: N818 - internal, translated at the
     """The session cannot serve this contender; the text says why."""
 
 
-class Contender(SessionListener, ABC):
-    """One attempt to hold a lock, as a state machine that is driven by callbacks.
+def data_room(paths: Sequence[str], rule: Rule, options: ConnectionOptions) -> int:
+    """Return how many bytes of data each node may have, so that one transaction can create all nodes.
+
+    Raises ``ValueError`` if that is too few. A server would close the connection instead of answering.
+    """
+    prefix = name_prefix(ANY_GUID, rule.kind, rule.limit)
+    size = wire.creation_size(options, [f"{path}/{prefix}" for path in paths])
+    room = (wire.MAX_REQUEST - size) // len(paths)
+    if room < node_data.MIN_BYTES:
+        raise ValueError(
+            f"a lock of {len(paths)} keys is too large: one request creates all its nodes, which takes "
+            f"{size + len(paths) * node_data.MIN_BYTES} bytes, and ZooKeeper reads no request of more than "
+            f"{wire.MAX_REQUEST}"
+        )
+    return min(room, node_data.MAX_BYTES)
+
+
+class Contender(Script):
+    """One attempt to hold the locks at ``paths``, which have a fixed order; ``data`` is that of each node.
 
     Callers :meth:`post` the calls :meth:`join`, :meth:`leave`, :meth:`refresh_holder` and :meth:`on_deleted`. These and
     all other methods run under ``session.monitor``. Any thread may read the attributes without an underscore;
-    ``notify`` is called under the monitor, without arguments, whenever one of them has changed. ``paths`` are the locks
-    to acquire, in a fixed order, and ``data`` is that of each node.
+    ``notify`` is called under the monitor, without arguments, whenever one of them has changed.
+
+    With ``coalesces``, for one key, it leaves instead of waiting if a contender waits already that will run the same.
+    With ``stays`` others may leave for it: it waits until it holds.
 
     A contender that finds its session full when it joins moves to another one. From then on ``session`` stays the same.
     """
 
     # Thousands may wait in one process.
     __slots__ = (
-        "_creation", "_generation", "_is_left_behind", "_notify", "_on_deleted", "_paths", "_reserved",
-        "_retry_generation", "_size", "answered", "data", "error", "has_deadline", "holder", "holder_reads",
-        "loss_reason_pending", "lost", "mark", "refusal", "revoked", "rule", "session", "state", "taken", "token",
-        "wait", "wants_holder",
+        "_blocked", "_coalesces", "_guid", "_holder_of", "_is_left_behind", "_mark", "_notify", "_on_deleted",
+        "_reserved", "answered", "data", "error", "has_deadline", "holder", "holder_reads", "loss_reason_pending",
+        "lost", "places", "refused_busy", "revoked", "rule", "state", "token", "wait", "wants_holder",
     )  # fmt: skip
 
     def __init__(
@@ -84,19 +114,17 @@ class Contender(SessionListener, ABC):
         *,
         data: bytes,
         wait: bool,
+        coalesces: Mark | None = None,
+        stays: bool = False,
         notify: Callable[[], None],
     ) -> None:
-        self.session = session
+        super().__init__(session)
         self.rule = rule
         self.data = data
         self.wait = wait
-        # What the name of its node says about the call, if other calls may be skipped for it.
-        self.mark: Mark | None = None
         self.state = State.NEW
         self.token: int | None = None
         self.error: Exception | None = None
-        # The last error that passes; the request is sent again.
-        self.refusal: KazooException | None = None
         # The caller has a deadline, which covers outages too.
         self.has_deadline = False
         # The holder is read as soon as we wait; an error that names the holder reads it in any case.
@@ -104,8 +132,8 @@ class Contender(SessionListener, ABC):
         # ZooKeeper has answered with our position in the queue, or with the holder. Never cleared: a waiter whose
         # session ends has been answered, and queues again.
         self.answered = False
-        # The lock is held by another contender, and `wait` is false.
-        self.taken = False
+        # The lock is held by another contender, and `wait` is false; or another call waits to run the same.
+        self.refused_busy = False
         # Why the hold can no longer be trusted; never cleared.
         self.lost: str | None = None
         # Why a release was requested; never cleared.
@@ -115,28 +143,49 @@ class Contender(SessionListener, ABC):
         # The owner of the first node in the queue when it was last read, and how often it was read.
         self.holder: Identity | None = None
         self.holder_reads = 0
-        self._paths = paths
-        # The bytes that our nodes need of the session's budget, and those that are reserved for us.
-        name = name_prefix(ANY_GUID, rule.kind, rule.limit)
-        self._size = session.wire.closing_size([f"{each.path}/{name}" for each in paths])
+        # There may be a thousand, so no step of one iterates over all.
+        self.places = [Place(self, path) for path in paths]
+        # The place whose holder is named; and that of a lock that is taken.
+        self._holder_of = self.places[0]
+        # How many places are not clear.
+        self._blocked = 0
+        # Nodes with this GUID may exist whose names are not known here: the reply to their creation is not here, or was
+        # lost. Apache Curator calls that protection.
+        self._guid = ""
+        self._coalesces = coalesces
+        # What the names of our nodes say about the call, if other calls may be skipped for it.
+        self._mark = coalesces if stays else None
+        # The bytes of the session's budget that are reserved for our nodes, until they are deleted.
         self._reserved = 0
         self._notify = notify
-        # Only while nodes are being created.
-        self._creation: Creation | None = None
-        # Grows whenever the answers to open requests have become void.
-        self._generation = 0
-        # The generation in which a request waits to be sent again.
-        self._retry_generation = -1
         # The server refuses for good to delete a node.
         self._is_left_behind = False
         self._on_deleted: tuple[Callable[[], None], ...] = ()
 
-    # For callers.
+    def __repr__(self) -> str:
+        return f"<Contender {self.state.value} {' '.join(place.own_path for place in self.places)}>"
 
     @property
-    @abstractmethod
     def node_paths(self) -> dict[str, str]:
         """The full path of the node in each queue, by the path of the lock."""
+        return {place.path: place.own_path for place in self.places}
+
+    @property
+    def needs_lease(self) -> bool:
+        if self.state in {State.LEAVING, State.GONE}:
+            return False
+        # A loop, because every waiter is asked at each heartbeat.
+        for place in self.places:  # noqa: SIM110
+            if place.needs_lease:
+                return True
+        return False
+
+    @property
+    def redundant_behind(self) -> Mark | None:
+        """What a waiting contender will run if this one, which joins, is to leave for it; ``None`` if it stays."""
+        return self._coalesces if self.state is State.JOINING else None
+
+    # For callers.
 
     def post(self, call: Callable[[], object]) -> None:
         """Run ``call`` under the monitor of our session, soon. Never blocks, never raises.
@@ -157,45 +206,70 @@ class Contender(SessionListener, ABC):
         """Join the queue, in this session or, if it is full, in another one."""
         if self.state is not State.NEW:
             return
-        if not self.session.has_room(self._size):
-            self._join_elsewhere()
+        size = self._size(self.places)
+        if not self.session.has_room(size):
+            try:
+                session = self.session.overflow(size)
+            except (ConnectionError, RuntimeError) as error:  # the pool is closed; no thread can be started
+                self.leave(SessionUnavailable(str(error)))
+                return
+            # From here on the thread of that session may call us. Only that session knows for sure whether it has room:
+            # others may have come before us.
+            self.session = session
+            session.post(self.join)
             return
-        self.reserve()
+        self._reserved = size
+        self.session.used += size
+        for place in self.places:
+            place.listing = shared_listing(self.session, place.path)
         self.state = State.JOINING
         self.session.add_listener(self)
-        if self.session.connected and self.state is State.JOINING:
-            self._create()
+        if self.state is State.JOINING:
+            self.begin(self._recipe())
 
-    def _join_elsewhere(self) -> None:
-        try:
-            session = self.session.overflow(self._size)
-        except (ConnectionError, RuntimeError) as error:  # the pool is closed; no thread can be started
-            self._fail(SessionUnavailable(str(error)))
-            return
-        self._move_to(session)
-        # Only that session knows for sure whether it has room: others may have come before us.
-        session.post(self.join)
+    def _size(self, places: Sequence[Place]) -> int:
+        """Return the bytes that the nodes of ``places`` need of the session's budget."""
+        name = name_prefix(ANY_GUID, self.rule.kind, self.rule.limit)
+        return self.session.wire.closing_size([f"{place.path}/{name}" for place in places])
 
-    def _move_to(self, session: Session) -> None:
-        """Belong to another session. From here on its thread may call us."""
-        self.session = session
-
-    def reserve(self) -> None:
-        """Count our nodes in the session, until they are deleted."""
-        self._reserved = self._size
-        self.session.used += self._size
-
-    def leave(self) -> None:
+    def leave(self, error: Exception | None = None) -> None:
         """Leave the queue or release the lock. Nodes are deleted now, or as soon as there is a connection."""
-        if self.state is State.NEW:
-            self.state = State.GONE
-        elif self.state not in {State.LEAVING, State.GONE}:
-            self.state = State.LEAVING
-            self._release()
+        if self.state in {State.LEAVING, State.GONE}:
+            return
+        self.error = error
+        was_held = self.state is State.HELD and self.lost is None
+        was_new = self.state is State.NEW
+        self.state = State.GONE if was_new else State.LEAVING
+        # While it is not known which nodes exist, the recipe goes on until it is, and then deletes them.
+        if not was_new and not self._guid:
+            self.stop()
+            for place in self.places:
+                place.end_turn(Turn.RELEASED if was_held else Turn.NONE)
+            self.begin(self._delete())
+            for place in self.places:
+                place.pass_on()
+        if error is not None:
+            self._notify()
 
-    @abstractmethod
+    def leave_as_taken(self, place: Place) -> None:
+        """Leave because another contender has the lock of ``place``, or waits for it, and this one does not wait."""
+        self.refused_busy, self._holder_of = True, place
+        self.leave()
+        self._notify()
+
     def refresh_holder(self) -> None:
-        """Read the holder; ``holder_reads`` grows when the answer is there."""
+        """Read the owner of the first node in a queue; ``holder_reads`` grows when the answer is there."""
+        if self.session.connected:
+            place = next((place for place in self.places if place.turn is Turn.OPEN), self._holder_of)
+            self.ask(place.listing.list_queue, partial(self._read_first_holder, place))
+
+    def _read_first_holder(self, place: Place, queue: Queue | None, _error: Exception | None) -> None:
+        conflicts, limit = self.rule.conflicts, self.rule.limit
+        first = next((node.name for node in queue or () if node.kind in conflicts or limit), place.node)
+        if first is None or first == place.node:
+            self.on_holder(place, None)
+        else:
+            self.ask(partial(place.listing.read_holder, first), partial(self.on_holder, place))
 
     def on_deleted(self, call: Callable[[], None]) -> None:
         """Call ``call`` once the server has no node of this contender."""
@@ -205,26 +279,30 @@ class Contender(SessionListener, ABC):
             call()
 
     def lose(self, reason: str) -> None:
-        """Mark the hold as lost. The node stays until the holder leaves: its work may still be running."""
-        if self.state is State.HELD and self.lost is None:
-            self.lost = reason
-            self._notify()
+        """Mark the hold as lost. The nodes stay until the holder leaves: its work may still be running."""
+        if self.state is not State.HELD or self.lost is not None:
+            return
+        # A process that ends while it holds does so on purpose.
+        level = logging.INFO if self.session.closing else logging.WARNING
+        for place in self.places:
+            logger.log(level, "event=lost path=%s node=%s reason=%s", place.path, place.node, reason)
+        self.lost = reason
+        self._notify()
 
     # SessionListener.
 
-    def suspended(self) -> None:
-        """The connection is lost, and with it all open requests."""
-        self._generation += 1
-        if self._creation is not None:
-            self._creation.suspend()
-
-    def resumed(self) -> None:
-        """There is a connection again. What is unknown is requested."""
-        self._request_unknown()
-
-    @abstractmethod
     def session_ended(self, reason: str) -> None:
-        """The session has ended, and its nodes are deleted."""
+        """The session has ended, and our nodes are deleted: join again, unless that was a hold, or we leave."""
+        self.lose(reason)
+        self.stop()
+        self._guid = ""
+        for place in self.places:
+            place.forget()
+        if self.state in {State.HELD, State.LEAVING}:
+            self._finish()
+        else:
+            self.state = State.JOINING
+            self.begin(self._recipe())
 
     def unavailable(self, reason: str) -> None:
         """ZooKeeper cannot be reached. A waiter without a deadline stops waiting.
@@ -234,104 +312,173 @@ class Contender(SessionListener, ABC):
         if self.state in {State.JOINING, State.WAITING} and (
             self.session.ended is not None or (self.answered and not self.has_deadline)
         ):
-            self._fail(SessionUnavailable(reason))
+            self.leave(SessionUnavailable(reason))
 
-    # What happens to every contender.
+    def heartbeat(self) -> None:
+        for place in self.places:
+            if place.turn is Turn.CLEAR:
+                place.verify()
 
-    def _create(self) -> None:
-        self._generation += 1
-        self._creation = Creation(
-            self.session,
-            self._paths,
-            self.rule,
-            data=self.data,
-            mark=self.mark,
-            wait=self.wait,
-            sent=self.list_queue,
-            ended=self._creation_ended,
-            delayed=self._creation_delayed,
-        )
-        self._creation.start()
+    # The recipe.
 
-    def _creation_ended(self, outcome: Outcome, error: Exception | None) -> None:
-        in_doubt = self._creation is not None and self._creation.in_doubt
-        self._creation = None
-        if isinstance(outcome, Created):
-            self._adopt(outcome)
-        elif outcome is not None:
-            self._taken_in(outcome)
-        elif error is not None and (self.state is not State.LEAVING or in_doubt):
-            self.on_refusal(error)
+    def _recipe(self) -> RequestScript[None]:
+        """Create the nodes, wait until none of them is blocked, and hold. If we leave meanwhile, delete them."""
+        yield from self._delete()  # what an earlier attempt has left
+        if not self.wait:
+            yield from self._find_taken()
+        yield from self._create()
+        while self._blocked and self.state is not State.LEAVING:
+            yield EVENT
+        if self.state is State.LEAVING:
+            for place in self.places:
+                place.end_turn()
+            yield from self._delete()
         else:
-            self._finish_if_gone()
+            self.state = State.HELD
+            self._notify()
 
-    def _creation_delayed(self, error: KazooException) -> None:
+    def _find_taken(self) -> RequestScript[None]:
+        """Leave if one of the locks is taken: that costs no write then, and leaves no trace."""
+        queues = yield [place.listing.list_queue for place in self.places]
+        for place, queue in zip(self.places, queues, strict=True):
+            if self.rule.must_wait(queue):
+                self.refused_busy, self._holder_of, self.state = True, place, State.LEAVING
+                return
+
+    def _create(self) -> RequestScript[None]:
+        """Create all nodes, and list the queues in the same write. If the answer is lost, search for the nodes."""
+        ensures = 0
+        names: list[str] | None = None
+        while names is None and self.state is not State.LEAVING:
+            refusals: list[Exception] = []
+            is_recovered = False
+            try:
+                ((names, self.token),) = yield [Once(self._send_creation, refusals, is_retry=ensures > 0)]
+            except Interrupted:
+                self.forget(self.open)
+                names = yield from self._recover()
+                is_recovered = True
+            except wire.NoNodeError as error:
+                self._not_created()
+                final = next((each for each in refusals if not wire.is_temporary(each)), None)
+                if final is not None or ensures == MAX_ENSURES:
+                    raise final or error from error
+                if refusals:
+                    yield [partial(self._pause, refusals[0])]
+                else:
+                    ensures += 1
+            except wire.KazooException:
+                self._not_created()
+                raise
+        self._guid = ""
+        if names is None:
+            return
+        self._blocked = len(self.places)
+        for place, name in zip(self.places, names, strict=True):
+            self.session.known_queues.add(place.path)
+            place.adopt(name)
+            if is_recovered and self.state is not State.LEAVING:
+                place.list_queue()
+
+    def _send_creation(self, refusals: list[Exception], reply: Reply, *, is_retry: bool) -> None:
+        """Create the nodes by a new GUID: a node that turns up late is never taken for the new one."""
+        session = self.session
+        known = session.known_queues
+        if is_retry:
+            for place in self.places:
+                self._make_parent(place, refusals)
+        elif len(self.places) == 1 and self.places[0].path not in known:
+            # Many keys are used once. The request saves a round trip then, and else does nothing. Several keys at once
+            # are rarely all new. The contenders that join meanwhile rely on this request, which is before theirs.
+            known.add(self.places[0].path)
+            self._make_parent(self.places[0], [], with_ancestors=False)
+        self._guid = new_guid(self._mark)
+        prefix = name_prefix(self._guid, self.rule.kind, self.rule.limit)
+        stems = [f"{place.path}/{prefix}" for place in self.places]
+        session.wire.create(stems, self.data, reply)
+        for place in self.places:
+            place.list_queue()
+
+    def _make_parent(self, place: Place, refusals: list[Exception], *, with_ancestors: bool = True) -> None:
+        """Create the parent node of a queue. The creation in the same write shows whether a refusal matters."""
+
+        def made(_value: object, error: Exception | None) -> None:
+            if error is not None and not isinstance(error, wire.NodeExistsError):
+                logger.debug("event=ensure_refused path=%s error=%r", place.path, error)
+                refusals.append(error)
+
+        path, data = place.path, place.parent_data
+        self.session.wire.ensure(path, data, made, container=True, with_ancestors=with_ancestors)
+
+    def _pause(self, error: Exception, reply: Reply) -> None:
+        """Answer at the end of the pause after a refusal that passes."""
+        assert isinstance(error, wire.KazooException)
         self.refusal = error
+        self.session.retry_later(partial(reply, None, None), error)
 
-    def _taken_in(self, _listing: SharedListing) -> None:
-        """The lock is held by another contender, and this one does not wait."""
-        self.taken = True
-        self._abort()
+    def _not_created(self) -> None:
+        """Need no list of queues in which we are not."""
+        self.forget(self.open)
+        self._guid = ""
+        for place in self.places:
+            self.session.known_queues.discard(place.path)
 
-    def _abandon_creation(self) -> bool:
-        """Create no more nodes. Return whether a result is still to come, because nodes may exist."""
-        if self._creation is not None and not self._creation.abandon():
-            self._creation = None
-        return self._creation is not None
+    def _recover(self) -> RequestScript[list[str] | None]:
+        """Return the nodes of a creation whose reply was lost. Delete what is left of it if they are of no use."""
+        wire_ = self.session.wire
+        # The server of this connection may not know yet what another one has done. It is asked once: no server that
+        # knows less than its answer will take our session.
+        yield [lambda reply: self.session.catch_up(partial(reply, None, None))]
+        queues = yield [or_error(place.listing.list_queue) for place in self.places]
+        refusals = [each for each in queues if isinstance(each, Exception)]
+        found = [None if isinstance(each, Exception) else self._mine(each) for each in queues]
+        if all(found):
+            (value,) = yield [or_error(partial(wire_.get, f"{self.places[0].path}/{found[0]}"))]
+            if isinstance(value, tuple) and value[1].ephemeralOwner == self.session.id:
+                self.token = value[1].czxid
+                return [name for name in found if name]
+            if isinstance(value, Exception) and not isinstance(value, wire.NoNodeError):
+                refusals.append(value)
+        # Some were deleted; or the session that created them has ended, and contenders would wait for them until the
+        # server notices; or they cannot be read, so that the hold could never be verified.
+        leftovers = [f"{place.path}/{name}" for place, name in zip(self.places, found, strict=True) if name]
+        outcomes = yield [or_error(partial(wire_.delete, path)) for path in leftovers]
+        for path, outcome in zip(leftovers, outcomes, strict=True):
+            if isinstance(outcome, Exception) and not isinstance(outcome, wire.NoNodeError):
+                logger.error("event=leave_refused node=%s error=%r", path, outcome)
+        if refusals:
+            raise refusals[0]
+        self._guid = ""
+        return None
 
-    def _reset_creation(self) -> None:
-        """Forget the creation: the session has ended, so no node of it can exist."""
-        if self._creation is not None:
-            self._creation.suspend()
-            self._creation = None
+    def _mine(self, queue: Queue) -> str | None:
+        return next((node.name for node in queue if node.guid == self._guid), None)
 
-    @abstractmethod
-    def list_queue(self) -> None:
-        """Request a listing of each queue, which decides whether the lock is granted."""
+    def _delete(self) -> RequestScript[None]:
+        """Delete our nodes, and return when the server has confirmed it."""
+        places = [place for place in self.places if place.node is not None]
+        outcomes = yield [or_error(place.delete) for place in places]
+        for place, outcome in zip(places, outcomes, strict=True):
+            if isinstance(outcome, Exception) and not isinstance(outcome, wire.NoNodeError):
+                self._leave_behind([place], outcome)
+            place.forget()
 
-    @abstractmethod
-    def _adopt(self, created: Created) -> None: ...
+    def _leave_behind(self, places: Sequence[Place], error: Exception) -> None:
+        """Note that nodes may stay until the session ends, because the server refuses for good to delete them."""
+        logger.error("event=leave_refused contender=%r error=%r", self, error)
+        self._is_left_behind, self._on_deleted = True, ()
+        self.session.leave_behind(self._size(places))
 
-    @abstractmethod
-    def _release(self) -> None:
-        """Delete the nodes, now or as soon as there is a connection."""
-
-    @abstractmethod
-    def _finish_if_gone(self) -> None: ...
-
-    @abstractmethod
-    def _request_unknown(self) -> None: ...
-
-    def on_refusal(self, error: Exception) -> None:
-        """Stop after a permanent error. After a temporary one, request later what is unknown."""
-        if isinstance(error, wire.KazooException) and wire.is_temporary(error):
-            self.refusal, self._retry_generation = error, self._generation
-            self.session.retries.add(self._retry, error)
-        elif self.state is State.LEAVING:
-            logger.error("event=leave_refused contender=%r error=%r", self, error)
-            # A node may be left, so its deletion is never confirmed.
-            self._is_left_behind, self._on_deleted = True, ()
-            self.session.leave_behind(self._size)
+    def ended(self, _value: object, error: Exception | None) -> None:
+        if self.state is State.LEAVING:
+            if error is not None and (self._guid or not isinstance(error, wire.KazooException)):
+                self._leave_behind(self.places, error)
             self._finish()
-        else:
-            self._fail(error)
-
-    def _retry(self) -> None:
-        if self._retry_generation == self._generation and self.session.connected and self.state is not State.GONE:
-            self._retry_generation = -1
-            self._request_unknown()
-
-    def _fail(self, error: Exception) -> None:
-        self.error = error
-        self._abort()
-
-    def _abort(self) -> None:
-        self.leave()
-        self._notify()
+        elif error is not None:
+            self._guid = ""
+            self.leave(error)
 
     def _finish(self) -> None:
-        if self.state is State.GONE:
-            return
         self.state = State.GONE
         self.loss_reason_pending = False
         self.session.used -= self._reserved
@@ -341,9 +488,75 @@ class Contender(SessionListener, ABC):
         for call in self._on_deleted:
             call()
 
-    def on_holder(self, holder: Identity | None) -> None:
-        """Keep the owner of the first node in the queue."""
-        self.holder = holder
+    # What the places find out.
+
+    def on_place_waits(self) -> None:
+        self.state, self.answered = State.WAITING, True
+
+    def on_place_clear(self, place: Place) -> None:
+        """No node before that of ``place`` blocks us. We hold when that is so for all."""
+        self._blocked -= 1
+        if self._blocked and place is self._holder_of and self.holder is not None:
+            # An error names one that is still in our way.
+            blocked = (each for each in self.places if each.turn is Turn.OPEN and each.holder is not None)
+            self._holder_of = next(blocked, place)
+            self.holder = self._holder_of.holder
+        self.wake()
+
+    def on_place_lost(self, place: Place) -> None:
+        """The node was deleted, by an operator or together with its parent."""
+        node = place.node
+        place.forget()
+        if self.state is not State.HELD:
+            # A single new node would break the common order, so all are created again.
+            if len(self.places) == 1:
+                logger.warning("event=place_lost path=%s node=%s", place.path, node)
+            else:
+                logger.warning("event=places_lost paths=%s", " ".join(each.path for each in self.places))
+            self.stop()
+            for each in self.places:
+                each.end_turn()
+            self.state = State.JOINING
+            self.begin(self._recipe())
+        elif self.lost is None:
+            self.begin(self._find_reason(place, node))
+        elif not self.loss_reason_pending:
+            self._finish_if_gone()
+
+    def _find_reason(self, place: Place, node: str | None) -> RequestScript[None]:
+        """Lose the lock at once. Signals wait until it is known whether a reason was written to the lock's node."""
+        self.loss_reason_pending, self.lost = True, NODE_DELETED
+        logger.warning("event=lost path=%s node=%s reason=%s", place.path, node, self.lost)
+        self._notify()
+        written = None
+        try:
+            ((data, _stat),) = yield [Once(self.session.wire.get, place.path)]
+            written = node_data.decode_lock_node(data)
+        except (Interrupted, wire.KazooException):  # the reason is not worth waiting for a connection
+            pass
+        if written is not None and written.removal is not None and written.removal.node == node:
+            self.lost = f"{NODE_DELETED}: {formatting.escape_controls(written.removal.why)}"
+        self.loss_reason_pending = False
+        self._notify()
+        self._finish_if_gone()
+
+    def _finish_if_gone(self) -> None:
+        """Be gone with the last node. The others stay until the holder leaves: its work may still be running."""
+        if all(place.node is None for place in self.places):
+            self._finish()
+
+    def on_data(self, place: Place, data: bytes) -> None:
+        """Look for a request to release in the data of a node of ours."""
+        reason = node_data.decode_revoke(data) if self.revoked is None else None
+        if reason is not None:
+            logger.warning("event=revoked path=%s node=%s reason=%r", place.path, place.node, reason)
+            self.revoked = reason
+            self._notify()
+
+    def on_holder(self, place: Place, holder: Any, _error: Exception | None = None) -> None:
+        """Keep the owner of the first node in a queue."""
+        self.holder = place.holder = holder
+        self._holder_of = place
         self.holder_reads += 1
         self.answered = True
         self.wants_holder = False

@@ -17,7 +17,6 @@ from weakref import ref
 from django_zklock.exceptions import AsyncUnsafe, LockLost, NotHeld
 from django_zklock.zk import owners
 from django_zklock.zk.contender import State
-from django_zklock.zk.hints import Hinted
 from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ class Possession:
         self.lock.pool.listeners.submit(call)
 
 
-class Held(Hinted):
+class Held:
     """A held lock.
 
     ``key`` is the lock's key, ``node`` the full path of the znode, ``token`` the fencing token: the transaction
@@ -288,10 +287,6 @@ class Held(Hinted):
         raise TypeError(f"the hold of lock {self.key!r} cannot be copied or pickled: pass its token and key on")
 
     @property
-    def _root(self) -> Held:
-        return self._outermost or self
-
-    @property
     def tokens(self) -> dict[str, int]:
         """The fencing token for each key. All keys of one lock have the same token."""
         return dict.fromkeys(self.keys, self.token)
@@ -355,7 +350,8 @@ class Held(Hinted):
             raise
         if not was_last:
             return
-        self._root.lock.listener.notify("released", self._root.lock, held=self._root)
+        root = self._outermost or self
+        root.lock.listener.notify("released", root.lock, held=root)
         if not wait or is_gone:
             return
         if owners.must_not_block():
@@ -374,7 +370,8 @@ class Held(Hinted):
     async def arelease(self) -> None:
         """Release the lock like :meth:`release` without ``wait``."""
         if self._let_go():
-            await self._root.lock.listener.anotify("released", self._root.lock, held=self._root)
+            root = self._outermost or self
+            await root.lock.listener.anotify("released", root.lock, held=root)
 
     def _overlaps(self, lock: LockValue) -> bool:
         """Whether this hold is on a node that ``lock`` would need."""
@@ -396,7 +393,7 @@ class Held(Hinted):
             self._possession.contender,
             waited=0.0,
             caller=owners.Caller(owner, None),
-            outermost=self._root,
+            outermost=self._outermost or self,
         )
         if self._possession.nest(held._handle):
             return held

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_zklock.zk import node_data, wire
 from django_zklock.zk.background import DeferredLogger
-from django_zklock.zk.node_data import Identity
 from django_zklock.zk.queue import (
     Node,
     Queue,
@@ -26,7 +25,6 @@ from django_zklock.zk.queue import (
 )
 
 if TYPE_CHECKING:
-    from django_zklock.zk.rules import Rule
     from django_zklock.zk.session import Session
     from django_zklock.zk.wire import KazooException, ZnodeStat
 
@@ -35,35 +33,32 @@ logger = DeferredLogger("django_zklock.listing")
 # A queue with this number of names or more is long: waiting in it takes longer than a listing.
 LONG = 100
 
-OnNames = Callable[["list[str] | None", "KazooException | None"], None]
-"""Takes the names of all nodes in no order, or the error that the server answered."""
-OnQueue = Callable[[Queue, "KazooException | None"], None]
-"""Takes the queue in its true order, or an empty one and the error that the server answered."""
-OnHolder = Callable[["Identity | None"], None]
-"""Takes the owner of a node; ``None`` if its data does not tell, or the node is deleted."""
+OnQueue = Callable[[Any, "Exception | None"], None]
+"""Takes the queue in its true order, or ``None`` and the error that the server answered."""
+OnHolder = Callable[[Any, "Exception | None"], None]
+"""Takes the owner of a node, or ``None`` if its data does not tell or it cannot be read; or an error that passes."""
 
 
 class SharedListing:
     """The listings of the queue at ``path`` for the contenders of one session.
 
     Every method runs under ``session.monitor``. The callback is called once, or never if the connection is lost before
-    the answer; then the contender asks again on the next connection.
+    the answer.
     """
 
     __slots__ = (
-        "__weakref__", "_epoch", "_holder_requests", "_is_under_way", "_nodes", "_on_names", "_on_queue", "_posted",
-        "_session", "local_head", "path",
+        "__weakref__", "_epoch", "_holder_requests", "_is_under_way", "_nodes", "_posted", "_session", "_waiting",
+        "local", "path",
     )  # fmt: skip
 
     def __init__(self, session: Session, path: str) -> None:
         self.path = path
-        # A node of our session that was granted an exclusive lock, so no node is or ever will be before it.
-        self.local_head: str | None = None
+        # The places of our session in this queue, by the names of their nodes.
+        self.local: dict[str, Any] = {}
         self._session = session
-        # The requests of this epoch of the session that have not been sent.
+        # The requests of this epoch of the session that have not been sent: for the queue, and for owners.
         self._epoch = session.epoch
-        self._on_names: list[OnNames] = []
-        self._on_queue: list[OnQueue] = []
+        self._waiting: list[OnQueue] = []
         self._holder_requests: dict[str, list[OnHolder]] = {}
         self._posted = False
         # A listing was requested and not answered yet.
@@ -71,21 +66,15 @@ class SharedListing:
         # The nodes of the newest listing, because the next one has mostly the same names.
         self._nodes: dict[str, Node] = {}
 
-    def list_names(self, use: OnNames) -> None:
-        """Request the names of all nodes."""
-        self._renew()
-        self._on_names.append(use)
-        self._post()
-
     def list_queue(self, use: OnQueue) -> None:
-        """Request the queue in its true order."""
+        """Request the queue; that of a lock without a node is empty."""
         self._renew()
-        self._on_queue.append(use)
+        self._waiting.append(use)
         self._post()
 
     def watch_queue(self, use: OnQueue, triggered: Callable[[bool], None]) -> Callable[[], None]:
         """Request the queue, and call ``triggered`` once when it changes. Return what removes the watch."""
-        return self._session.wire.children(self.path, partial(self._listed, [], [use]), triggered)
+        return self._session.wire.children(self.path, partial(self._listed, [use]), triggered)
 
     def read_holder(self, name: str, found: OnHolder) -> None:
         """Read the owner of the node with that name."""
@@ -93,21 +82,7 @@ class SharedListing:
         self._holder_requests.setdefault(name, []).append(found)
         self._post()
 
-    def read_first_holder(self, rule: Rule, own: str | None, found: OnHolder) -> None:
-        """Read the owner of the first node that blocks by ``rule``, if that is not the ``own`` node."""
-
-        def listed(queue: Queue, refusal: KazooException | None) -> None:
-            first = next((node.name for node in queue if node.kind in rule.conflicts or rule.limit), None)
-            if refusal is not None and wire.is_temporary(refusal):
-                self._session.retries.add(partial(self.read_first_holder, rule, own, found), refusal)
-            elif refusal is None and first is not None and first != own:
-                self.read_holder(first, found)
-            else:
-                found(None)
-
-        self.list_queue(listed)
-
-    def parse(self, names: Iterable[str]) -> list[Node]:
+    def _parse(self, names: Iterable[str]) -> list[Node]:
         """Return the nodes with known names, in the order of their sequence numbers."""
         known = self._nodes
         parsed = [(name, known.get(name) or parse_name(name)) for name in names]
@@ -118,7 +93,7 @@ class SharedListing:
         if self._epoch != self._session.epoch:
             # What was requested on an earlier connection is requested again by its contender.
             self._epoch, self._is_under_way = self._session.epoch, False
-            self._on_names, self._on_queue, self._holder_requests = [], [], {}
+            self._waiting, self._holder_requests = [], {}
 
     def _post(self) -> None:
         # A posted call runs last before the write, so requests that are queued until then are sent before it.
@@ -132,47 +107,29 @@ class SharedListing:
             return
         holder_requests, self._holder_requests = self._holder_requests, {}
         for name, callbacks in holder_requests.items():
-            self._session.wire.get(f"{self.path}/{name}", partial(self._holder_read, name, callbacks))
-        if (self._on_names or self._on_queue) and not (self._is_under_way and len(self._nodes) >= LONG):
-            on_names, self._on_names = self._on_names, []
-            on_queue, self._on_queue = self._on_queue, []
+            self._session.wire.get(f"{self.path}/{name}", partial(self._holder_read, callbacks))
+        if self._waiting and not (self._is_under_way and len(self._nodes) >= LONG):
+            waiting, self._waiting = self._waiting, []
             self._is_under_way = True
-            self._session.wire.children(self.path, partial(self._answered, on_names, on_queue))
+            self._session.wire.children(self.path, partial(self._answered, waiting))
 
-    def _answered(
-        self, on_names: list[OnNames], on_queue: list[OnQueue], names: list[str] | None, error: KazooException | None
-    ) -> None:
+    def _answered(self, waiting: list[OnQueue], names: list[str] | None, error: KazooException | None) -> None:
         self._is_under_way = False
-        if self._on_names or self._on_queue:
+        if self._waiting:
             self._post()
-        self._listed(on_names, on_queue, names, error)
+        self._listed(waiting, names, error)
 
-    def _listed(
-        self, on_names: list[OnNames], on_queue: list[OnQueue], names: list[str] | None, error: KazooException | None
-    ) -> None:
-        for each in on_names:
-            _call(each, names, error)
-        if not on_queue:
-            return
+    def _listed(self, waiting: list[OnQueue], names: list[str] | None, error: KazooException | None) -> None:
         if error is not None and not isinstance(error, wire.NoNodeError):
-            self._call_all(on_queue, Queue(), error)
+            _call_all(waiting, None, error)
         else:
-            self._order(self.parse(names or ()), partial(self._call_all, on_queue))
-
-    def _call_all(self, on_queue: list[OnQueue], queue: Queue, refusal: KazooException | None) -> None:
-        for each in on_queue:
-            _call(each, queue, refusal)
+            self._order(self._parse(names or ()), partial(_call_all, waiting))
 
     def _holder_read(
-        self, name: str, callbacks: list[OnHolder], value: tuple[bytes, ZnodeStat] | None, error: KazooException | None
+        self, callbacks: list[OnHolder], value: tuple[bytes, ZnodeStat] | None, error: KazooException | None
     ) -> None:
-        if error is not None and wire.is_temporary(error):
-            for each in callbacks:
-                self._session.retries.add(partial(self.read_holder, name, each), error)
-            return
         holder = node_data.decode_identity(value[0]) if value is not None else None
-        for each in callbacks:
-            _call(each, holder)
+        _call_all(callbacks, holder, error if error is not None and wire.is_temporary(error) else None)
 
     def _order(self, nodes: list[Node], use: OnQueue, known: dict[str, int] | None = None) -> None:
         """Call ``use`` with the queue in its true order.
@@ -210,7 +167,7 @@ class SharedListing:
                 self._session.wire.children(self.path, partial(self._listed_again, use, czxids))
                 return
             existing = ((node, czxids[node.name]) for node in nodes if node.name in czxids)
-            use(Queue(sort_by_creation(existing)), refusals[0] if refusals else None)
+            use(None if refusals else Queue(sort_by_creation(existing)), refusals[0] if refusals else None)
 
         for name in unread:
             self._session.wire.get(f"{self.path}/{name}", partial(read, name))
@@ -221,9 +178,9 @@ class SharedListing:
         self, use: OnQueue, known: dict[str, int], names: list[str] | None, error: KazooException | None
     ) -> None:
         if error is not None and not isinstance(error, wire.NoNodeError):
-            use(Queue(), error)
+            use(None, error)
         else:
-            self._order(self.parse(names or ()), use, known)
+            self._order(self._parse(names or ()), use, known)
 
 
 def shared_listing(session: Session, path: str) -> SharedListing:
@@ -235,9 +192,10 @@ def shared_listing(session: Session, path: str) -> SharedListing:
     return listing
 
 
-def _call(callback: Callable[..., None], *values: object) -> None:
-    """Call one of several callbacks. An error in it is logged, so that the others are called too."""
-    try:
-        callback(*values)
-    except Exception:
-        logger.exception("event=callback_failed callback=%r", callback)
+def _call_all(callbacks: Iterable[Callable[..., None]], *values: object) -> None:
+    """Call each with ``values``. An error in one is logged, so that the others are called too."""
+    for callback in callbacks:
+        try:
+            callback(*values)
+        except Exception:
+            logger.exception("event=callback_failed callback=%r", callback)

@@ -1,4 +1,8 @@
-"""A lock as a value: its keys, its rule and its pool. Possession is another object."""
+"""A lock as a value: its keys, its rule and its pool. Possession is another object.
+
+At its end stands what the caller of a lock holds already: a nested hold, or a conflict in which it would wait for
+itself.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +14,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from django_zklock.exceptions import AsyncUnsafe, LockConflict, NotHeld
-from django_zklock.zk import acquire, hints, multi, node_data, owners, paths, reentrancy
-from django_zklock.zk.contender import Contender
-from django_zklock.zk.creation import LockPath
+from django_zklock.zk import acquire, node_data, owners, paths
+from django_zklock.zk.contender import Contender, data_room
 from django_zklock.zk.held import Held
-from django_zklock.zk.listener import LockListener
-from django_zklock.zk.multi import MultiContender
+from django_zklock.zk.listener import LockListener, LockValue
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import snapshots
+from django_zklock.zk.place import LockPath
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Mark
 from django_zklock.zk.rules import EXCLUSIVE, Rule
-from django_zklock.zk.single import SingleContender
 from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
 if TYPE_CHECKING:
-    from typing import Never
-
     from django_zklock.zk.owners import Caller
 
 
@@ -34,7 +34,7 @@ def _no_work() -> Work | None:
     return None
 
 
-class Lock(hints.Hinted):
+class Lock:
     """A named lock, or several that are acquired together.
 
     Making one does no I/O and holds nothing, so a lock object can be kept, shared between threads and used
@@ -83,7 +83,7 @@ class Lock(hints.Hinted):
         self.paths = tuple(map(pool.path, self.keys))
         self._data_room = node_data.MAX_BYTES
         if len(self.paths) > 1:
-            self._data_room = multi.data_room(self.paths, rule, pool.options.connection)
+            self._data_room = data_room(self.paths, rule, pool.options.connection)
         # What the blocks hold that are open now.
         self._blocks: list[Held] = []
 
@@ -96,29 +96,28 @@ class Lock(hints.Hinted):
         data = node_data.encode_current(work, self._data_room)
         # A transaction belongs to one session, so all nodes of a lock are in one. The contender may move to another.
         session = self.pool.session(min(self.paths))
-        if len(self.paths) == 1:
-            return SingleContender(
-                session,
-                LockPath(self.paths[0], _label(self.key)),
-                self.rule,
-                data=data,
-                wait=wait,
-                coalesces=self._mark(work),
-                stays=stays and not self._may_expire,
-                notify=notify,
-            )
-        lock_paths = [LockPath(path, _label(key)) for path, key in zip(self.paths, self.keys, strict=True)]
-        return MultiContender(session, lock_paths, self.rule, data=data, wait=wait, notify=notify)
+        return Contender(
+            session,
+            # The data of the lock's node is the whole key, if the node's name has room for a part of it only.
+            [
+                LockPath(path, key.encode() if paths.is_shortened(path[len(self.pool.options.root) :]) else b"")
+                for path, key in zip(self.paths, self.keys, strict=True)
+            ],
+            self.rule,
+            data=data,
+            wait=wait,
+            coalesces=None if self._coalesces is None else self._mark(work),
+            stays=stays and not self._may_expire,
+            notify=notify,
+        )
 
-    def _mark(self, work: Work | None) -> Mark | None:
-        if self._coalesces is None:
-            return None
+    def _mark(self, work: Work | None) -> Mark:
         # Tasks may share a function and do different work: the `run` of their base class, or the function of a factory.
         task = work.name if work is not None and work.kind == "task" else ""
         call = work.id if work is not None and work.id else self._call_id
         return Mark.of(f"{self._coalesces} {task} {self.rule}", call)
 
-    def acquire(self, timeout: Timeout | Unset = UNSET, **unknown: Never) -> Held:
+    def acquire(self, timeout: Timeout | Unset = UNSET) -> Held:
         """Wait for the lock and return the hold.
 
         ``timeout`` is in seconds or a ``timedelta``; ``None`` waits for ever, 0 tries once; without it, the lock's own
@@ -132,7 +131,6 @@ class Lock(hints.Hinted):
         already, ``ValueError`` for a negative timeout.
         No way out leaves a node behind.
         """
-        hints.reject_unknown(Lock.acquire, unknown)
         limit = self.timeout if timeout is UNSET else seconds(timeout)
         caller = owners.caller()
         owner, depth = caller.owner, len(caller.owner.holds)
@@ -142,17 +140,16 @@ class Lock(hints.Hinted):
             owner.release_since(self, depth)
             raise
 
-    def try_acquire(self, **unknown: Never) -> Held | None:
+    def try_acquire(self) -> Held | None:
         """Return the hold, or ``None`` if another contender holds the lock; that takes one round trip and no write.
 
         Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer within the connect timeout, and ``AsyncUnsafe``
         as :meth:`acquire` does.
         """
-        hints.reject_unknown(Lock.try_acquire, unknown)
         caller = owners.caller()
         owner, depth = caller.owner, len(caller.owner.holds)
         try:
-            held = reentrancy.nested_hold(self, caller)
+            held = _nested_hold(self, caller)
             if held is None:
                 self._check_no_loop("atry_acquire")
                 held = acquire.acquire(self, 0, caller, may_be_taken=True)
@@ -168,17 +165,15 @@ class Lock(hints.Hinted):
     # Not `async def`, so that the owner is found at the call. Another task may await the coroutine, such as the one
     # which asyncio.wait_for makes in Python 3.11.
 
-    def aacquire(self, timeout: Timeout | Unset = UNSET, **unknown: Never) -> Coroutine[Any, Any, Held]:
+    def aacquire(self, timeout: Timeout | Unset = UNSET) -> Coroutine[Any, Any, Held]:
         """Acquire as :meth:`acquire` does, without a thread for the waiter; cancelling it leaves no node.
 
         The hold belongs to the task that makes the call, also if another one awaits the result.
         """
-        hints.reject_unknown(Lock.aacquire, unknown)
         return self._aacquire(owners.caller(), self.timeout if timeout is UNSET else seconds(timeout))
 
-    def atry_acquire(self, **unknown: Never) -> Coroutine[Any, Any, Held | None]:
+    def atry_acquire(self) -> Coroutine[Any, Any, Held | None]:
         """Acquire as :meth:`try_acquire` does; the hold belongs to the task that makes the call."""
-        hints.reject_unknown(Lock.atry_acquire, unknown)
         return self._atry_acquire(owners.caller())
 
     def holders(self) -> tuple[Identity | None, ...]:
@@ -244,28 +239,30 @@ class Lock(hints.Hinted):
         await self._checked(held)._afinish(raising=kind is None)
 
     def _acquire(self, caller: Caller, limit: float | None) -> Held:
-        held = reentrancy.nested_hold(self, caller)
+        held = _nested_hold(self, caller)
         if held is None:
             self._check_no_loop("aacquire")
             if limit != 0:
-                reentrancy.check_acquisitions(self, caller)
-                reentrancy.check_thread(self, caller)
-            held = acquire.granted(acquire.acquire(self, limit, caller))
+                _check_acquisitions(self, caller)
+                _check_thread(self, caller)
+            held = acquire.acquire(self, limit, caller)
+        assert held is not None, "a taken lock is an error here"
         return held
 
     async def _aacquire(self, caller: Caller, limit: float | None, *, is_block: bool = False) -> Held:
-        held = reentrancy.nested_hold(self, caller)
+        held = _nested_hold(self, caller)
         if held is None:
             if limit != 0:
-                reentrancy.check_acquisitions(self, caller)
-            held = acquire.granted(await acquire.aacquire(self, limit, caller))
+                _check_acquisitions(self, caller)
+            held = await acquire.aacquire(self, limit, caller)
+        assert held is not None, "a taken lock is an error here"
         if is_block:
             self._blocks.append(held)
         return held
 
     async def _atry_acquire(self, caller: Caller) -> Held | None:
         try:
-            return reentrancy.nested_hold(self, caller) or await acquire.aacquire(self, 0, caller, may_be_taken=True)
+            return _nested_hold(self, caller) or await acquire.aacquire(self, 0, caller, may_be_taken=True)
         except LockConflict:
             if self.reentrant:
                 raise
@@ -324,6 +321,87 @@ def _several(given: Sequence[str]) -> tuple[str, ...]:
     return several
 
 
-def _label(key: str) -> bytes:
-    """Return the data of the lock's node: the whole key, if the node's name has room for a part of it only."""
-    return key.encode() if paths.is_shortened(paths.escape(key)) else b""
+# What the caller holds already.
+
+
+def _nested_hold(lock: LockValue, caller: Caller) -> Held | None:
+    """Return a hold nested in one that the caller has, ``None`` if it has none; raise ``LockConflict``.
+
+    Another thread may release what the caller has at any moment, so each hold is looked at once, and the nesting itself
+    decides.
+    """
+    overlapping: list[Held] = [held for held in reversed(caller.available()) if held._overlaps(lock)]
+    if not overlapping:
+        return None
+    if not lock.reentrant:
+        _check_room(lock, overlapping)
+        return None
+    outer = next((held for held in overlapping if held._possession.nodes.keys() >= set(lock.paths)), None)
+    if outer is None:
+        raise _conflict(lock, _some_held(lock, overlapping))
+    if outer.lock.pool is not lock.pool:
+        raise _conflict(
+            lock,
+            f"lock {lock.key!r} is held by this very thread or task through {outer.lock.pool.name!r}, which names "
+            f"the same ensemble and ROOT as {lock.pool.name!r}: it would wait for itself. Use one alias for both",
+        )
+    if not outer.rule.covers(lock.rule):
+        raise _conflict(
+            lock,
+            f"lock {lock.key!r} is held by this very thread or task as {outer.rule}, and cannot be "
+            f"taken as {lock.rule} inside of that: it could wait for itself. Take the stronger one first",
+        )
+    if outer.lost:
+        raise outer._loss_error()
+    # If another thread has released it meanwhile, the caller may have other holds, and else it has none.
+    return outer._nest(lock, caller.owner) or _nested_hold(lock, caller)
+
+
+def _check_acquisitions(lock: LockValue, caller: Caller) -> None:
+    """Raise ``LockConflict`` if the caller is acquiring this lock already, as two calls in one ``gather`` do."""
+    for other in caller.owner.acquisitions:
+        if other.lock.rule.kind in lock.rule.conflicts and not set(other.lock.paths).isdisjoint(lock.paths):
+            raise _conflict(
+                lock,
+                f"lock {lock.key!r} is being acquired by this very thread or task: it would wait for itself. Wait "
+                f"for the first acquisition, or let each run in a task of its own that also releases it",
+            )
+
+
+def _check_thread(lock: LockValue, caller: Caller) -> None:
+    """Raise ``LockConflict`` if the holder needs the thread that would be blocked by waiting for it."""
+    for held in caller.held_here_for_others():
+        if held._overlaps(lock) and not held.lost and held.rule.kind in lock.rule.conflicts:
+            raise _conflict(
+                lock,
+                f"lock {lock.key!r} was taken in this very thread by another task or greenlet, which may need the "
+                f"thread to go on: waiting here could last for ever. Take the lock with `async with` in the "
+                f"coroutine, or run each side in a thread of its own (sync_to_async(…, thread_sensitive=False))",
+            )
+
+
+def _some_held(lock: LockValue, held_here: list[Held]) -> str:
+    held_keys = [key for key in lock.keys if any(key in held.keys for held in held_here)]
+    missing = [key for key in lock.keys if key not in held_keys]
+    return (
+        f"this very thread or task holds {_join(held_keys)} already, but not {_join(missing) or 'together'}. "
+        f"Acquiring more keys while holding some can deadlock; acquire all keys together"
+    )
+
+
+def _check_room(lock: LockValue, held_here: list[Held]) -> None:
+    """Raise ``LockConflict`` unless these are leases of a semaphore that has room for one more."""
+    limits = [rule.limit for rule in (lock.rule, *(held.rule for held in held_here))]
+    if any(limit is None or len(held_here) >= limit for limit in limits):
+        raise _conflict(
+            lock,
+            f"lock {lock.key!r} is held by this very thread or task, and reentrant=False: waiting would never end",
+        )
+
+
+def _conflict(lock: LockValue, message: str) -> LockConflict:
+    return LockConflict(message, key=lock.key)
+
+
+def _join(keys: list[str]) -> str:
+    return " and ".join(map(repr, keys))

@@ -3,23 +3,38 @@
 A thread-local is not enough. A library may patch threads after this module was imported, and then all greenlets of a
 thread share it; and many tasks run their synchronous code in one thread. A context variable is not enough either. A new
 task, and in Python 3.14 perhaps a new thread, gets a copy of its creator's context, but not its creator's locks.
+
+``sync_to_async`` runs a function in a thread while a task waits for it, and ``async_to_sync`` runs a coroutine as a
+task while a thread waits for it. asgiref does not store which task or thread that is. A context variable does not tell
+either: every task and thread that was started meanwhile may have a copy of the context. But asgiref makes an object for
+each call, and it is a local variable on both sides: the list ``task_context`` of ``SyncToAsync``, and the future
+``call_result`` of ``AsyncToSync`` (asgiref 3.8 to 3.13). So what is found by them is right. Where nothing is found, as
+for a call whose task was cancelled, the code has no outer owner. Nothing here imports asgiref: without it there are no
+bridges.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import threading
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Iterator
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 from weakref import WeakSet, ref
 
-from django_zklock.zk import bridges
+from django_zklock.zk.waiting import AutoResetEvent
 
 # Django's own switch, for shells and notebooks that run an event loop.
 ASYNC_UNSAFE = "DJANGO_ALLOW_ASYNC_UNSAFE"
+
+# Seconds to wait for a turn of an event loop. It is needed only where a task has just started its call, or no longer
+# waits for it.
+TURN = 1.0
+
+_SUSPENDABLE = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 # By the id of the task, greenlet, thread or job, with which the entry goes: two that compare equal are two owners.
 _owners: dict[int, Owner] = {}
@@ -48,10 +63,6 @@ class Owner:
         number, forget = id(of), _owners.pop
         self._of = ref(of, lambda _gone: forget(number, None))
 
-    def is_of(self, what: Any) -> bool:
-        """Whether this is the owner that ``what`` is."""
-        return self._of() is what
-
     def add_call(self, call: Owner) -> None:
         """Note that ``call`` runs for this owner, which waits for it."""
         if call not in self._calls:
@@ -77,11 +88,6 @@ class Owner:
         future = getattr(of, "future", None)
         return bool(getattr(of, "dead", False) if future is None else future.done())
 
-    @property
-    def guests(self) -> list[Any]:
-        """What was acquired in this thread for other owners. To wait for one of them here can be to wait for itself."""
-        return [] if self._guests is None else list(self._guests)
-
     def add_guest(self, held: Any) -> None:
         """Note that ``held`` was acquired in this thread, which is ours, for another owner."""
         if self._guests is None:
@@ -91,8 +97,7 @@ class Owner:
     @property
     def acquisitions(self) -> list[Any]:
         """What this owner is acquiring at the moment: a task can begin several acquisitions at once."""
-        alive = [acquisition for acquisition in (get() for get in self._acquisitions) if acquisition is not None]
-        return [acquisition for acquisition in alive if acquisition.is_pending]
+        return [each for get in self._acquisitions if (each := get()) is not None and each.is_pending]
 
     def add_acquisition(self, acquisition: Any) -> None:
         """Note that this owner is acquiring a lock (:class:`~.acquire.Acquisition`)."""
@@ -127,13 +132,16 @@ class Caller(NamedTuple):
             return self.owner.available()
         return [held for owner in (*reversed(self.outer), self.owner) for held in owner.available()]
 
-    def others(self) -> list[Any]:
-        """Return what was acquired in the thread for other owners."""
-        if self.thread is None:
+    def held_here_for_others(self) -> list[Any]:
+        """Return what was acquired in the thread for other owners: to wait for it may be to wait for oneself."""
+        thread = self.thread
+        if thread is None:
             return []
-        own = [] if self.thread is self.owner else self.thread.holds
+        here = [*(() if thread is self.owner else thread.holds), *(thread._guests or ())]
+        if not here:
+            return here
         available = self.available()
-        return [held for held in (*own, *self.thread.guests) if held not in available]
+        return [held for held in here if held not in available]
 
 
 def caller() -> Caller:
@@ -144,13 +152,15 @@ def caller() -> Caller:
         return _of_task(task)
     frame = sys._getframe(1)
     thread = _of(threading.current_thread(), frame)
-    greenlet = _greenlet()
-    if greenlet is None:
+    getcurrent = _getcurrent()
+    greenlet = None if getcurrent is None else getcurrent()
+    # The main greenlet of a thread stands for the thread.
+    if greenlet is None or greenlet.parent is None:
         found = Caller(thread, thread)
     else:
         # Where threads are patched, a greenlet that waits lets the others go on.
         found = Caller(_of(greenlet, frame), thread if _blocks_thread() else None)
-    if found.owner.serves or bridges.is_crossed():
+    if found.owner.serves or _is_crossed():
         return _served(found, frame)
     return found
 
@@ -175,7 +185,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         # A greenlet that a task has started runs for that task, as SQLAlchemy's do.
-        if any(each.f_code is runs and each.f_locals.get("self") is loop for each in bridges.outwards(frame)):
+        if any(each.f_code is runs and each.f_locals.get("self") is loop for each in _outwards(frame)):
             return loop
         greenlet = greenlet.parent
         frame = None if greenlet is None else greenlet.gr_frame
@@ -190,18 +200,18 @@ def must_not_block() -> bool:
 def _of(what: Any, frame: FrameType | None = None) -> Owner:
     """Return the owner that ``what`` is; if that is a thread or a greenlet, ``frame`` runs in it."""
     owner = _owners.get(id(what))
-    if owner is not None and owner.is_of(what):
+    if owner is not None and owner._of() is what:
         return owner
-    owner = Owner(what, serves=any(map(_is_worker, bridges.outwards(frame))))
+    owner = Owner(what, serves=any(map(_is_worker, _outwards(frame))))
     found = _owners.setdefault(id(what), owner)
-    if not found.is_of(what):
+    if found._of() is not what:
         found = _owners[id(what)] = owner
     return found
 
 
 def _of_task(task: asyncio.Task[Any]) -> Caller:
     owner = _of(task)
-    waiting = bridges.waiting_thread(task)
+    waiting = _waiting_thread(task)
     if waiting is not None and _blocks_thread():
         ident, frame = waiting
         thread = next((thread for thread in threading.enumerate() if thread.ident == ident), None)
@@ -223,14 +233,14 @@ def _served(found: Caller, frame: FrameType) -> Caller:
     That is the job that the code is a part of. If it is a call of ``sync_to_async``, the task that waits for it, if one
     can be found, is an outer owner.
     """
-    call = bridges.call_code()
-    jobs = [bridges.job_code(module) for module in ("asgiref.current_thread_executor", "concurrent.futures.thread")]
+    call = _call_code()
+    jobs = [_job_code(module) for module in ("asgiref.current_thread_executor", "concurrent.futures.thread")]
     blocked = task = None
-    for each in bridges.outwards(frame):
+    for each in _outwards(frame):
         code = each.f_code
         if code is call:
-            blocked = blocked or (found.thread if bridges.blocks_all(each) else None)
-            task = task or bridges.waiting_task(each)
+            blocked = blocked or (found.thread if _blocks_all(each) else None)
+            task = task or _waiting_task(each)
         elif any(code is job for job in jobs):
             owner = _of(each.f_locals["self"])
             return Caller(owner, blocked) if task is None else _called(owner, blocked, _of_task(task))
@@ -242,13 +252,6 @@ def _getcurrent() -> Callable[[], Any] | None:
     return getattr(sys.modules.get("greenlet"), "getcurrent", None)
 
 
-def _greenlet() -> Any:
-    """Return the calling greenlet; ``None`` in the main one of its thread, which stands for the thread."""
-    getcurrent = _getcurrent()
-    greenlet = None if getcurrent is None else getcurrent()
-    return None if greenlet is None or greenlet.parent is None else greenlet
-
-
 def _blocks_thread() -> bool:
     """Whether waiting for a lock of ``threading`` blocks the thread, with all its greenlets."""
     return type(threading.Lock()).__module__ == "_thread"
@@ -258,3 +261,145 @@ def _is_worker(frame: FrameType) -> bool:
     executor: Any = sys.modules.get("concurrent.futures.thread")
     worker = getattr(executor, "_worker", None)
     return worker is not None and frame.f_code is worker.__code__
+
+
+# The bridges of asgiref: which task or thread waits for the code behind one.
+
+
+def _asgiref() -> Any:
+    """Return the module that has the bridges, or ``None`` where nothing has imported it completely."""
+    module = sys.modules.get("asgiref.sync")
+    return module if hasattr(module, "sync_to_async") else None
+
+
+def _is_crossed() -> bool:
+    """Whether ``sync_to_async`` has ever run something in the calling thread."""
+    module = _asgiref()
+    return module is not None and hasattr(module.SyncToAsync.threadlocal, "task_context")
+
+
+def _call_code() -> CodeType | None:
+    """Return the code of the function that runs what ``sync_to_async`` was given; ``None`` if there is none."""
+    module = _asgiref()
+    return None if module is None else module.SyncToAsync.thread_handler.__code__
+
+
+def _job_code(module: str) -> CodeType | None:
+    """Return the code that runs a job of the executors in ``module``; ``None`` if nothing has imported it."""
+    item: Any = getattr(sys.modules.get(module), "_WorkItem", None)
+    return None if item is None else item.run.__code__
+
+
+def _blocks_all(call: FrameType) -> bool:
+    """Whether the calls of other tasks have to wait for the end of this ``call``: it is thread-sensitive."""
+    return bool(getattr(call.f_locals.get("self"), "_thread_sensitive", True))
+
+
+def _waiting_task(call: FrameType) -> asyncio.Task[Any] | None:
+    """Return the task that waits for ``call``, a frame of :func:`_call_code`."""
+    here = call.f_locals
+    mark, loop = here.get("task_context"), here.get("loop")
+    if not isinstance(mark, list) or not isinstance(loop, asyncio.AbstractEventLoop):
+        return None
+    thread = threading.get_ident()
+    latest = _latest.get(thread, lambda: None)()
+    if latest is not None and _waits(latest, mark):
+        return latest
+    task = _find(mark, loop)
+    if task is None and loop.is_running() and not _runs_here(loop):
+        # The thread can be faster than the task that has started the call and is about to wait for it.
+        turned = AutoResetEvent()
+        try:
+            loop.call_soon_threadsafe(turned.set)
+        except RuntimeError:  # closed meanwhile
+            return None
+        turned.wait(TURN)
+        task = _find(mark, loop)
+    if task is not None:
+        _latest[thread] = ref(task)
+    return task
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:  # no running event loop in this thread
+        return False
+
+
+def _waiting_thread(task: asyncio.Task[Any]) -> tuple[int, FrameType] | None:
+    """Return the identifier of the thread that waits in ``async_to_sync`` for ``task``, and the frame in which it does.
+
+    ``None`` for a task that was made by anything else.
+    """
+    module = _asgiref()
+    if module is None:
+        return None
+    result = _awaited_result(module, task)
+    if result is None:
+        return None
+    code = module.AsyncToSync.__call__.__code__
+    for ident, top in sys._current_frames().items():
+        for frame in _outwards(top):
+            if frame.f_code is code and frame.f_locals.get("call_result") is result:
+                return ident, frame
+    return None
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Iterate over ``frame`` and the frames that it was called by."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+# The task that was found last in each thread. Code that asks once asks again; each time the task is checked again.
+_latest: dict[int, Callable[[], asyncio.Task[Any] | None]] = {}
+
+
+def _find(mark: list[Any], loop: asyncio.AbstractEventLoop) -> asyncio.Task[Any] | None:
+    return next((task for task in asyncio.all_tasks(loop) if _waits(task, mark)), None)
+
+
+def _waits(task: asyncio.Task[Any], mark: list[Any]) -> bool:
+    """Whether ``task`` waits for the call that has this ``mark``."""
+    code = _asgiref().SyncToAsync.__call__.__code__
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        # There may be thousands of tasks, and nearly all of what they wait in is of this type.
+        if type(awaited) is CoroutineType:
+            if awaited.cr_code is code and _local(awaited, "task_context") is mark:
+                return True
+            awaited = awaited.cr_await
+        else:
+            awaited = _behind(awaited)
+    return False
+
+
+def _behind(awaited: Any) -> Any:
+    """Return what ``awaited``, which is no plain coroutine, waits for in the same task; ``None`` if it is the last."""
+    for name in ("gi_yieldfrom", "ag_await", "cr_await"):
+        if hasattr(awaited, name):
+            return getattr(awaited, name)
+    if type(awaited).__module__ != "builtins":
+        return None
+    # The objects that drive an asynchronous generator, or iterate over a coroutine, show it only to the garbage
+    # collector.
+    return next((each for each in gc.get_referents(awaited) if isinstance(each, _SUSPENDABLE)), None)
+
+
+def _awaited_result(module: Any, task: asyncio.Task[Any]) -> Any:
+    """Return the future that ``task`` will put its result into, if ``async_to_sync`` has made it."""
+    wrap = module.AsyncToSync.main_wrap.__code__
+    coroutine: Any = task.get_coro()
+    code = getattr(coroutine, "cr_code", None)
+    if code is not None and code is not wrap and code in module.AsyncToSync.__call__.__code__.co_consts:
+        # In a loop of its own, a function of `__call__` awaits the one that is looked for.
+        coroutine = _local(coroutine, "awaitable")
+        code = getattr(coroutine, "cr_code", None)
+    return _local(coroutine, "call_result") if code is wrap else None
+
+
+def _local(coroutine: Any, name: str) -> Any:
+    frame = coroutine.cr_frame
+    return None if frame is None else frame.f_locals.get(name)

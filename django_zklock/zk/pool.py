@@ -65,7 +65,7 @@ class Pool:
         self.tree = id(self) if tree is None else tree
         # By process id; after the first use in a process it has one entry. Each step that changes it is atomic, so no
         # lock is needed, which a fork could copy while it is taken.
-        self._contents: dict[int, _Contents] = {}
+        self._states: dict[int, _ProcessState] = {}
         _pools.add(self)
 
     def __repr__(self) -> str:
@@ -92,26 +92,26 @@ class Pool:
 
     def sessions(self) -> list[Session]:
         """Return the started sessions for locks, overflow sessions too."""
-        return [session for slot, session in self._begun().items() if slot != INSPECTION]
+        return [session for slot, session in self._started().items() if slot != INSPECTION]
 
     def overflow_sessions(self) -> list[Session]:
         """Return those of :meth:`sessions` that were started because a home was full."""
-        return [session for slot, session in self._begun().items() if "+" in slot]
+        return [session for slot, session in self._started().items() if "+" in slot]
 
     @property
     def inspecting(self) -> Session | None:
         """The session for inspection, if it is started."""
-        return self._begun().get(INSPECTION)
+        return self._started().get(INSPECTION)
 
     @property
     def actions(self) -> BackgroundCalls:
         """The threads for calls that end or interrupt a body whose lock is lost: short calls that must be prompt."""
-        return self._here().actions
+        return self._of_this_process().actions
 
     @property
     def listeners(self) -> BackgroundCalls:
         """The threads that notify listeners, each of which may be slow."""
-        return self._here().listeners
+        return self._of_this_process().listeners
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
         """End every session, which frees every lock held through it; the pool may be used again.
@@ -120,12 +120,12 @@ class Pool:
         are freed when the session times out.
         """
         self.forget()
-        contents = self._contents.pop(os.getpid(), None)
-        if contents is None:
+        state = self._states.pop(os.getpid(), None)
+        if state is None:
             return True
-        with contents.beginning, contents.overflowing:
-            contents.closed = True
-            sessions = list(contents.sessions.values())
+        with state.home_guard, state.overflow_guard:
+            state.closed = True
+            sessions = list(state.sessions.values())
         end = monotonic() + timeout
         # All at the same time, because a server needs a while for a session with thousands of nodes. No contender of
         # one session is granted a lock that the end of another one has freed.
@@ -134,7 +134,7 @@ class Pool:
         for session in sessions:
             session.begin_close()
         closed = [session.close(max(0.0, end - monotonic())) for session in sessions]
-        contents.clock.stop()
+        state.timers.stop()
         if not all(closed):
             logger.warning("event=close_unconfirmed pool=%s timeout=%s", self.name, timeout)
         return all(closed)
@@ -142,139 +142,141 @@ class Pool:
     def forget(self) -> None:
         """In a forked child: leave the parent's sessions alone and start with none."""
         pid = os.getpid()
-        for other in [each for each in list(self._contents) if each != pid]:
+        for other in [each for each in list(self._states) if each != pid]:
             # Only one thread gets it.
-            inherited = self._contents.pop(other, None)
+            inherited = self._states.pop(other, None)
             for session in list(inherited.sessions.values()) if inherited is not None else ():
                 session.forget()
 
-    def _begun(self) -> dict[str, Session]:
-        contents = self._contents.get(os.getpid())
-        return {} if contents is None else contents.sessions.copy()
+    def _started(self) -> dict[str, Session]:
+        state = self._states.get(os.getpid())
+        return {} if state is None else state.sessions.copy()
 
-    def _here(self) -> _Contents:
+    def _of_this_process(self) -> _ProcessState:
         """Return what belongs to this process."""
         pid = os.getpid()
-        contents = self._contents.get(pid)
-        if contents is None:
+        state = self._states.get(pid)
+        if state is None:
             # os.register_at_fork discards inherited sessions, but not in servers that fork without Python's knowledge
             # (uWSGI). Those are stored under the parent's process id, so they are not found here.
             self.forget()
-            contents = self._contents.setdefault(pid, _Contents())
-        return contents
+            state = self._states.setdefault(pid, _ProcessState())
+        return state
 
     def _session(self, slot: str) -> Session:
         while True:
-            contents = self._here()
-            session = contents.sessions.get(slot)
+            state = self._of_this_process()
+            session = state.sessions.get(slot)
             if session is None or session.ended is not None or slot == INSPECTION:
-                session = self._open_session(contents, slot)
+                session = self._open_session(state, slot)
             if session is not None:
                 return session
 
-    def _open_session(self, contents: _Contents, slot: str) -> Session | None:
+    def _open_session(self, state: _ProcessState, slot: str) -> Session | None:
         """Start the session of that slot if there is none; return ``None`` if the pool was closed meanwhile."""
-        with contents.beginning:
-            if contents.closed:
+        with state.home_guard:
+            if state.closed:
                 return None
-            session = contents.sessions.get(slot)
+            session = state.sessions.get(slot)
             if session is None or session.ended is not None:
-                session = self._start_session(contents, slot, home=slot)
+                session = self._start_session(state, slot, home=slot)
             session.used_at = monotonic()
             return session
 
-    def _overflow(self, contents: _Contents, home: str, size: int) -> Session:
+    def _overflow(self, state: _ProcessState, home: str, size: int) -> Session:
         """Return a session of that home that has room for ``size`` bytes, and start one if none has.
 
         Called under the monitor of a session that has no room, for each contender that joins there. Thousands may come
         at once: the first one starts a session, and the others find it. If it is full when they get there, they ask
         again.
         """
-        with contents.overflowing:
-            if contents.closed:
+        with state.overflow_guard:
+            if state.closed:
                 raise ConnectionError("the session was closed")
             # One slot more than there are sessions, so that one is free.
-            slots = [home, *(f"{home}+{number}" for number in range(1, len(contents.sessions) + 1))]
+            slots = [home, *(f"{home}+{number}" for number in range(1, len(state.sessions) + 1))]
             usable = {
                 slot: session
                 for slot in slots
-                if (session := contents.sessions.get(slot)) is not None and session.ended is None
+                if (session := state.sessions.get(slot)) is not None and session.ended is None
             }
             session = next((each for each in usable.values() if each.has_room(size)), None)
             if session is None:
-                # Never the home: that is started by the threads of users, under `beginning`.
+                # Never the home: that is started by the threads of users, under `home_guard`.
                 slot = next(slot for slot in slots[1:] if slot not in usable)
-                session = self._start_session(contents, slot, home=home)
+                session = self._start_session(state, slot, home=home)
                 logger.info("event=session_full pool=%s budget=%d next=%s", self.name, self.options.budget, slot)
             session.used_at = monotonic()
             return session
 
-    def _start_session(self, contents: _Contents, slot: str, *, home: str) -> Session:
-        ended = contents.sessions.get(slot)
+    def _start_session(self, state: _ProcessState, slot: str, *, home: str) -> Session:
+        ended = state.sessions.get(slot)
         if ended is not None:
             # Its thread is about to end, and this closes its descriptors. In the background, because an event loop may
             # wait for this call.
-            contents.actions.submit(partial(ended.close, CLOSE_TIMEOUT))
+            state.actions.submit(partial(ended.close, CLOSE_TIMEOUT))
         session = Session(
             self.options.connection,
-            timers=contents.clock,
+            timers=state.timers,
             name=f"{self.name}-{slot}",
             connect_timeout=self.options.connect_timeout,
             budget=self.options.budget,
-            overflow=partial(self._overflow, contents, home),
+            overflow=partial(self._overflow, state, home),
             # No lock depends on the connection of the session for inspection.
             strict=self.options.strict and slot != INSPECTION,
         )
         try:
             session.start()
-            contents.sessions[slot] = session
+            state.sessions[slot] = session
         except BaseException:  # raised in this thread: no other code would ever end that session
             session.close(0)
             raise
         if slot == INSPECTION or slot != home:
-            self._end_when_idle(contents, slot, session)
+            self._end_when_idle(state, slot, session)
         _expect_exit()
         return session
 
-    def _end_when_idle(self, contents: _Contents, slot: str, session: Session) -> None:
-        check = partial(self._close_if_idle, contents, slot, session)
-        contents.clock.call_later(IDLE_TIMEOUT / 4, partial(session.post, check))
+    def _end_when_idle(self, state: _ProcessState, slot: str, session: Session) -> None:
+        check = partial(self._close_if_idle, state, slot, session)
+        state.timers.call_later(IDLE_TIMEOUT / 4, partial(session.post, check))
 
-    def _close_if_idle(self, contents: _Contents, slot: str, session: Session) -> None:
+    def _close_if_idle(self, state: _ProcessState, slot: str, session: Session) -> None:
         # Under the session's monitor, so that no contender joins meanwhile: one that was given the session before this
         # finds no room in it later, and asks again. Guarded, so that no caller is given a session that is closed.
-        with contents.beginning if slot == INSPECTION else contents.overflowing:
-            if contents.sessions.get(slot) is not session:
+        with state.home_guard if slot == INSPECTION else state.overflow_guard:
+            if state.sessions.get(slot) is not session:
                 return
             now = monotonic()
             if session.in_use:
                 session.used_at = now
             if now - session.used_at < IDLE_TIMEOUT:
-                self._end_when_idle(contents, slot, session)
+                self._end_when_idle(state, slot, session)
                 return
             session.closing = True
-            del contents.sessions[slot]
-        contents.actions.submit(partial(session.close, CLOSE_TIMEOUT))
+            del state.sessions[slot]
+        state.actions.submit(partial(session.close, CLOSE_TIMEOUT))
 
 
-class _Contents:
-    """The contents of a pool in one process, made at first use, when monkey patches are in slot."""
+class _ProcessState:
+    """The state of a pool in one process, made at first use, when monkey patches are in place."""
 
     def __init__(self) -> None:
-        self.clock = TimerThread()
+        self.timers = TimerThread()
         # Guard `sessions` and `closed`. Both are reentrant, for a signal handler that acquires a lock.
         #
-        # T1, in the main thread, starts a home and has `beginning` when a signal handler interrupts it, which waits for
-        # a lock in another home. That one is full, and its thread must start an overflow session without `beginning`.
-        # So threads of sessions take `overflowing`, under the monitor of a session; threads of users take it only to
-        # close the pool.
-        self.beginning = threading.RLock()
-        self.overflowing = threading.RLock()
+        # T1, in the main thread, starts a home and has `home_guard` when a signal handler interrupts it, which waits
+        # for a lock in another home. That one is full, and its thread must start an overflow session without
+        # `home_guard`. So threads of sessions take `overflow_guard`, under the monitor of a session; threads of users
+        # take it only to close the pool.
+        self.home_guard = threading.RLock()
+        self.overflow_guard = threading.RLock()
         self.closed = False
         # Homes are "0", "1", …, and the overflow sessions of "0" are "0+1", "0+2", …
         self.sessions: dict[str, Session] = {}
-        self.actions = BackgroundCalls("zklock-actions", threads=ACTION_THREADS, call_later=self.clock.call_later)
-        self.listeners = BackgroundCalls("zklock-listeners", threads=LISTENER_THREADS, call_later=self.clock.call_later)
+        self.actions = BackgroundCalls("zklock-actions", threads=ACTION_THREADS, call_later=self.timers.call_later)
+        self.listeners = BackgroundCalls(
+            "zklock-listeners", threads=LISTENER_THREADS, call_later=self.timers.call_later
+        )
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()

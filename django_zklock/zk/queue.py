@@ -204,7 +204,7 @@ class Queue:
 
         The write node of a writer that became a reader is left out: both nodes belong to one client.
         """
-        return self.of(kinds)[: self.count_before(name, kinds)]
+        return self._select(kinds)[1][: self.count_before(name, kinds)]
 
     def count_before(self, name: str, kinds: frozenset[Kind]) -> int:
         """Return how many nodes :meth:`before` returns."""

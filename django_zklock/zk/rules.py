@@ -20,8 +20,7 @@ NOT_SHARED = ALL - SHARED
 class WatchPlan:
     """What a contender watches while it waits, or :data:`GRANTED`.
 
-    ``first`` is the first of ``blocker_count`` blockers; the others are not kept, as queues are long. ``watch`` has the
-    nodes to watch.
+    ``first`` is the first of the blockers; not all are kept, as queues are long. ``watch`` has the nodes to watch.
 
     - With ``grants_on_delete`` these are all blockers: the lock is granted when the last of them is deleted.
     - Otherwise the deletion of a watched node means: list again. The watched node is the one before the last blockers,
@@ -31,7 +30,6 @@ class WatchPlan:
       to it when it is granted.
     """
 
-    blocker_count: int = 0
     first: str = ""
     watch: tuple[Node, ...] = ()
     watch_next: tuple[Node, ...] = ()
@@ -82,8 +80,8 @@ class Rule:
         leases = queue.before(own, LEASES)
         # If the lease before ours holds, or its client does not write when it is granted, only the children wake us.
         if len(leases) == queue.room or leases[-1].limit is None:
-            return WatchPlan(len(leases), leases[0].name, watch_children=True)
-        return WatchPlan(len(leases), leases[0].name, (leases[-1],), woken_by_predecessor=True)
+            return WatchPlan(leases[0].name, watch_children=True)
+        return WatchPlan(leases[0].name, (leases[-1],), woken_by_predecessor=True)
 
     def proof_of_waiter(self, own: str, queue: Queue, mark: Mark) -> tuple[str, ...]:
         """Return nodes whose existence proves that a contender waits which will run what ``mark`` names, if one does.
@@ -128,10 +126,10 @@ class Rule:
                 size += 1
         last_blockers = tuple(blockers[-size:])
         if size < len(blockers):
-            return WatchPlan(len(blockers), first, (blockers[-size - 1],), last_blockers)
+            return WatchPlan(first, (blockers[-size - 1],), last_blockers)
         # A writer that becomes a reader still blocks us when its write node is deleted.
         stays = Kind.READ in self.conflicts and any(node.may_downgrade for node in last_blockers)
-        return WatchPlan(len(blockers), first, last_blockers, grants_on_delete=not others and not stays)
+        return WatchPlan(first, last_blockers, grants_on_delete=not others and not stays)
 
 
 EXCLUSIVE = Rule(Kind.EXCLUSIVE, ALL)

@@ -1,4 +1,4 @@
-"""One ZooKeeper session: its lease, its heartbeat, and the listeners that live in it.
+"""One ZooKeeper session: its lease, its heartbeat, its pauses, and the listeners that live in it.
 
 Threads. Threads of users never run the state machines of this package: they :meth:`Session.post` calls. Posted calls,
 replies, watch events and changes of state run under ``monitor``, on the connection's thread while there is a connection
@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from django_zklock.zk import heartbeat, wire
+from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger, TimerHandle, TimerThread
 from django_zklock.zk.paths import RecentPaths
-from django_zklock.zk.retries import Retries
-from django_zklock.zk.waiting import boottime
-from django_zklock.zk.wire import ConnectionOptions
+from django_zklock.zk.waiting import boottime, monotonic
+from django_zklock.zk.wire import MAX_READS_PER_REQUEST, ConnectionOptions
 
 if TYPE_CHECKING:
     from django_zklock.zk.wire import KazooException
@@ -32,6 +32,29 @@ logger = DeferredLogger("django_zklock.session")
 
 # For an older queue the first acquisition asks for its parent once more.
 MAX_KNOWN_QUEUES = 10_000
+
+# A heartbeat comes a little later than the margin of a lease (see wire.lease) after the one before, on which its proof
+# builds. A proof leaves a lease of 0.83 of the session timeout. That is enough for the heartbeat that follows too, so
+# every second one is a proof, and more than a half is left when it is due.
+HEARTBEATS_PER_SESSION = 7
+# The share of the session timeout that a heartbeat leaves as it is. A busy process sends heartbeats late, so this is
+# less than the 0.69 that are left one heartbeat after a proof.
+ENOUGH = 0.66
+# The share of the session timeout after which silence means a dead link. It is checked at each heartbeat, so a request
+# of one heartbeat is found unanswered at the second one after it; a quarter of the timeout is left to reconnect.
+MAX_SILENCE = 0.25
+# Where the loss of a connection is the loss of its locks, silence is tolerated for one heartbeat more. The lease allows
+# that.
+STRICT_MAX_SILENCE = 0.4
+# With this number of reads or more they share requests. A request costs ten times as much as a read in it.
+MIN_SHARED_READS = 16
+
+# Seconds of the pause after a refusal that passes. It doubles from the first to the last while refusals continue. Half
+# of it is random, so that the clients of an overloaded server do not all come back at once.
+FIRST_PAUSE = 0.05
+LAST_PAUSE = 0.5
+
+Reply = Callable[[Any, "KazooException | None"], None]
 
 
 class SessionListener:
@@ -96,11 +119,6 @@ class Session:
         self.ended: str | None = None
         self.closing = False
         self.wire = wire.Wire(options, self, connect_timeout=connect_timeout)
-        self.retries = Retries(name, post=self.post, call_later=timers.call_later)
-        self.renewal = heartbeat.LeaseRenewal(
-            self.wire, self.retries, post=self.post, needed=self._needs_lease, beaten=self._read_held_nodes
-        )
-        self.reads = heartbeat.HeartbeatReads(self.wire)
         self.budget = budget
         self.overflow = overflow
         # Bytes of nodes that exist or may exist: of holders and waiters, of creations without an answer, of deletions
@@ -120,12 +138,25 @@ class Session:
         self._timer_thread = timers
         self._connect_timeout = connect_timeout
         self._strict = strict
-        self._max_silence = heartbeat.STRICT_MAX_SILENCE if strict else heartbeat.MAX_SILENCE
+        self._max_silence = STRICT_MAX_SILENCE if strict else MAX_SILENCE
         self._inbox: deque[Callable[[], object]] = deque()
         # Calls are being taken out of the inbox, so another one needs no wake-up.
         self._is_emptying = False
         # Guarded by monitor. A dict keeps the order: after a reconnect the oldest is called first.
         self._listeners: dict[SessionListener, None] = {}
+        # A write that is not answered yet renews the lease.
+        self._is_proving = False
+        # Whether the server has caught up since this connection began; None as long as that was not requested.
+        self._caught_up: bool | None = None
+        self._when_caught_up: list[Callable[[], object]] = []
+        # The reads of the next heartbeat.
+        self._reads: list[tuple[str, Reply]] = []
+        # What waits for the end of the pause, see `retry_later`. A dict keeps the order, and the same call once.
+        self._refused: dict[Callable[[], object], None] = {}
+        self._pause = 0.0
+        self._pause_timer: TimerHandle | None = None
+        # When the last pause has ended.
+        self._resumed_at = float("-inf")
         # Since the first connection.
         self._beats = False
         self._timers: list[TimerHandle] = []
@@ -182,7 +213,7 @@ class Session:
     @property
     def lease_expired(self) -> bool:
         """Whether the session may have ended at the server unknown to us, or nothing needs the lease."""
-        return boottime() >= self.lease_end
+        return boottime() >= self.wire.lease.end
 
     @property
     def silent(self) -> bool:
@@ -253,16 +284,14 @@ class Session:
             self._is_emptying = True
             try:
                 while inbox:
-                    self._run(inbox.popleft())
+                    call = inbox.popleft()
+                    try:
+                        call()
+                    except Exception:
+                        logger.exception("event=post_failed session=%s call=%r", self.name, call)
             finally:
                 # Before the last look: what is posted from now on wakes the connection.
                 self._is_emptying = False
-
-    def _run(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except Exception:
-            logger.exception("event=post_failed session=%s call=%r", self.name, call)
 
     def on_connected(self) -> None:
         self._cancel_timers()
@@ -279,9 +308,9 @@ class Session:
         )
         if not self._beats:
             self._beats = True
-            self._timer_thread.call_later(self.timeout / heartbeat.HEARTBEATS_PER_SESSION, self._heartbeat)
+            self._timer_thread.call_later(self.timeout / HEARTBEATS_PER_SESSION, self._heartbeat)
         if self._listeners and self.wire.lease.wants_write:
-            self.renewal.catch_up()
+            self.catch_up()
         # Held nodes are read before anything else.
         self._read_held_nodes()
         self._restore_watches()
@@ -289,12 +318,12 @@ class Session:
 
     def _restore_watches(self) -> None:
         if self.wire.restoring:
-            self.wire.restore_watches(partial(self._watches_restored, self.epoch))
+            self.wire.restore_watches(self._watches_restored)
 
-    def _watches_restored(self, epoch: int, _value: object, error: KazooException | None) -> None:
-        if epoch == self.epoch and error is not None:
+    def _watches_restored(self, _value: object, error: KazooException | None) -> None:
+        if error is not None:
             # Whatever the error is: without watches the waiters would wait for ever.
-            self.retries.add(self._restore_watches, error)
+            self.retry_later(self._restore_watches, error)
 
     def on_suspended(self) -> None:
         self._disconnected()
@@ -330,8 +359,14 @@ class Session:
         self.connected = False
         self.epoch += 1
         self.deleting.clear()
-        self.retries.clear()
-        self.renewal.reset()
+        # Everything is requested again on the next connection.
+        self._refused.clear()
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
+            self._pause_timer = None
+        self._is_proving = False
+        self._caught_up = None
+        self._when_caught_up.clear()
         self._cancel_timers()
         self.on_wake()
 
@@ -367,7 +402,7 @@ class Session:
         with self.monitor:
             if self.ended is not None or self.closing:
                 return
-            self._timer_thread.call_later(self.timeout / heartbeat.HEARTBEATS_PER_SESSION, self._heartbeat)
+            self._timer_thread.call_later(self.timeout / HEARTBEATS_PER_SESSION, self._heartbeat)
             if not self.connected:
                 return
             if self.wire.unanswered_for() > self.timeout * self._max_silence:
@@ -383,15 +418,139 @@ class Session:
             timer.cancel()
         self._timers.clear()
 
-    # On the connection's thread.
+    # The lease and the heartbeat, on the connection's thread. :mod:`.wire.lease` says why writes renew a lease.
 
     def _beat(self) -> None:
+        """Send a request that the leader sees, and behind its answer a write if the lease is needed and short.
+
+        The first keeps the session alive, and any later write is a proof by it. So a session that only waits sends no
+        writes: the one that lets it hold a lock renews its lease too.
+        """
         if self.connected:
-            self.renewal.beat()
+            self.wire.sync("/", self._seen)
+
+    def _seen(self, _value: object, error: KazooException | None) -> None:
+        if error is not None:
+            self._beat_again(error)
+        elif self._needs_lease() and self.lease_end - boottime() < ENOUGH * self.timeout:
+            self.wire.write_nothing(self._proven)
+        else:
+            self._read_held_nodes()
+
+    def _proven(self, _value: object, error: KazooException | None) -> None:
+        if error is not None:
+            self._beat_again(error)
+        elif self._needs_lease() and self.lease_expired:
+            self._drop_for_lease()
+        else:
+            self._read_held_nodes()
+
+    def _beat_again(self, error: KazooException) -> None:
+        if wire.is_temporary(error):
+            self.retry_later(self._beat, error)
+
+    def _drop_for_lease(self) -> None:
+        """Begin a new connection, because the lease is over although a write was answered.
+
+        Then this process was stopped, and no recent answer is left to build a proof on. A new connection renews the
+        lease at once, and every contender asks again on it.
+        """
+        self.wire.drop("the lease ran out")
 
     def _needs_lease(self) -> bool:
         return any(listener.needs_lease for listener in self._listeners)
 
+    def prove(self) -> None:
+        """Send a write, whose answer renews the lease before the requests that follow it are answered."""
+        if not self._is_proving:
+            self._is_proving = True
+            self.wire.write_nothing(self._on_proof)
+
+    def _on_proof(self, _value: object, _error: KazooException | None) -> None:
+        self._is_proving = False
+
+    def regain(self, reply: Reply) -> None:
+        """Renew a lease that has ended; if a write does not renew it, a new connection does, and there is no answer."""
+
+        def answered(_value: object, error: KazooException | None) -> None:
+            if error is None and self.lease_expired:
+                self._drop_for_lease()
+            else:
+                reply(None, error)
+
+        self.wire.write_nothing(answered)
+
+    def catch_up(self, call: Callable[[], object] | None = None) -> None:
+        """Make sure, once for each connection, that its server has a majority behind it, and renew the lease.
+
+        Unless the server refuses that, later requests show everything that was done before the connection began;
+        ``call`` is called as soon as that is so.
+        """
+        if self._caught_up:
+            if call is not None:
+                call()
+            return
+        if call is not None:
+            self._when_caught_up.append(call)
+        if self._caught_up is None:
+            self._caught_up = False
+            self.wire.write_nothing(self._on_caught_up)
+
+    def _on_caught_up(self, _value: object, error: KazooException | None) -> None:
+        if error is not None and wire.is_temporary(error):
+            self._caught_up = None
+            self.retry_later(self.catch_up, error)
+            return
+        self._caught_up = True
+        calls, self._when_caught_up = self._when_caught_up, []
+        for call in calls:
+            self.post(call)
+
+    def read_at_heartbeat(self, path: str, reply: Reply) -> None:
+        """Read a node together with those of all listeners; the reply is that of ``wire.get``."""
+        self._reads.append((path, reply))
+
     def _read_held_nodes(self) -> None:
         self._call_listeners(lambda listener: listener.heartbeat())
-        self.reads.flush()
+        reads, self._reads = self._reads, []
+        if len(reads) < MIN_SHARED_READS:
+            for path, reply in reads:
+                self.wire.get(path, reply)
+            return
+        for start in range(0, len(reads), MAX_READS_PER_REQUEST):
+            chunk = reads[start : start + MAX_READS_PER_REQUEST]
+            self.wire.read_many([wire.Read(path) for path, _reply in chunk], partial(self._on_held_nodes, chunk))
+
+    def _on_held_nodes(
+        self, reads: Sequence[tuple[str, Reply]], outcomes: list[Any] | None, error: KazooException | None
+    ) -> None:
+        if outcomes is None:
+            # The next heartbeat reads them again.
+            logger.warning("event=unverified nodes=%d error=%r", len(reads), error)
+            return
+        for (_path, reply), outcome in zip(reads, outcomes, strict=True):
+            refusal = wire.NoNodeError() if outcome is None else outcome
+            refusal = refusal if isinstance(refusal, wire.KazooException) else None
+            # An error in one reply is logged there, so that the others are called too.
+            self.wire.notify(reply, outcome if refusal is None else None, refusal)
+
+    # Pauses. All calls of a session share one, so an overloaded server is not asked more often because there are more.
+
+    def retry_later(self, call: Callable[[], object], error: KazooException) -> None:
+        """Make ``call`` after a pause, because a server has refused something for now; not if the connection ends."""
+        self._refused[call] = None
+        if self._pause_timer is not None:
+            return
+        continues = monotonic() < self._resumed_at + 2 * LAST_PAUSE
+        self._pause = min(2 * self._pause, LAST_PAUSE) if continues else FIRST_PAUSE
+        level = logging.DEBUG if continues else logging.WARNING
+        logger.log(level, "event=refused_for_now session=%s error=%r", self.name, error)
+        pause = self._pause * random.uniform(0.5, 1.0)  # noqa: S311
+        self._pause_timer = self._timer_thread.call_later(pause, partial(self.post, self._end_pause))
+
+    def _end_pause(self) -> None:
+        self._pause_timer = None
+        self._resumed_at = monotonic()
+        calls, self._refused = self._refused, {}
+        for call in calls:
+            self.post(call)

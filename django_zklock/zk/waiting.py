@@ -132,15 +132,11 @@ class AutoResetEvent:
         if threading.current_thread() is not threading.main_thread():
             return self._unset.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         end = None if timeout is None else monotonic() + timeout
-        while not self._unset.acquire(timeout=_until(end)):
-            if end is not None and end <= monotonic():
+        left = SIGNAL_CHECK_INTERVAL if timeout is None else timeout
+        while not self._unset.acquire(timeout=min(max(left, 0.0), SIGNAL_CHECK_INTERVAL)):
+            if end is not None and (left := end - monotonic()) <= 0:
                 return False
         return True
-
-
-def _until(end: float | None) -> float:
-    """Return how long to wait before the next check for signals, if the whole wait ends at ``end``."""
-    return SIGNAL_CHECK_INTERVAL if end is None else min(max(end - monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)
 
 
 class AsyncAutoResetEvent:

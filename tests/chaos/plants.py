@@ -203,7 +203,7 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     "a watch that is left": ("left", left("watch")),
     "a thread that is left": ("left", kept("threads", ["zklock-timers"])),
     "a socket that is left": ("left", kept("sockets", 1)),
-    "a contender that is left": ("left", kept("objects", {"SingleContender": 1})),
+    "a contender that is left": ("left", kept("objects", {"Contender": 1})),
     "memory that is left": ("left", kept("rss", 10_000_000)),
 }
 

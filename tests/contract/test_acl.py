@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 from kazoo.client import KazooClient
 
-from django_zklock.zk import requests
+from django_zklock.zk import scripts
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.requests import RequestScript
+from django_zklock.zk.scripts import RequestScript
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import parse_acl
 
@@ -25,7 +25,7 @@ def test_acl_of(pool: Pool, outsider: KazooClient, root: str) -> None:
     """Every entry of a node is told, in the form of the setting."""
     outsider.create(root, acl=parse_acl(["world:anyone:r", "ip:10.0.0.1:cd", "digest:shop:hash:cdrwa"]))
     session = pool.session(root)
-    entries = requests.run(session, partial(ask, session, root), action="tell", timeout=10)
+    entries = scripts.run(session, partial(ask, session, root), action="tell", timeout=10)
     # Nobody but the owner learns the hash.
     assert entries == ["world:anyone:r", "ip:10.0.0.1:cd", "digest:shop:x:cdrwa"]
 

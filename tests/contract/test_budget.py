@@ -214,7 +214,7 @@ def test_session_ended(make_pool: MakePool, onlooker: Onlooker) -> None:
 def halted(small: Pool) -> Iterator[threading.RLock]:
     """Fill the home, and halt whoever moves on from it until the end of the test, or until it is released."""
     take(small, ROOM)
-    lock = small._here().overflowing
+    lock = small._of_this_process().overflow_guard
     lock.acquire()
     yield lock
     if lock._is_owned():  # type: ignore[attr-defined]
@@ -256,10 +256,10 @@ def test_cancelled__on_the_way(small: Pool, halted: threading.RLock, onlooker: O
 
 def test_close__on_the_way(small: Pool, halted: threading.RLock, onlooker: Onlooker, root: str) -> None:
     """A pool that is closed opens no further session: the contender on its way to one fails."""
-    contents = small._here()
+    state = small._of_this_process()
     waiter = Runner(lambda: Lock("other", small).acquire(timeout=20))
     wait_until(lambda: small.sessions()[0]._is_emptying)
-    contents.closed = True
+    state.closed = True
     halted.release()
     with pytest.raises(ZooKeeperUnavailable, match="the session was closed"):
         waiter.result()
@@ -305,7 +305,7 @@ def test_idle__a_contender_on_its_way(small: Pool, onlooker: Onlooker) -> None:
     take(small, ROOM)
     Lock("other", small).acquire(timeout=10).release(wait=True)
     (session,) = small.overflow_sessions()
-    contents = small._here()
+    state = small._of_this_process()
     inside, go_on = threading.Event(), threading.Event()
 
     def halt() -> None:
@@ -318,7 +318,7 @@ def test_idle__a_contender_on_its_way(small: Pool, onlooker: Onlooker) -> None:
     # It is posted there, behind `halt`; what ends the session comes first.
     wait_until(lambda: any(getattr(call, "__name__", "") == "join" for call in list(session._inbox)))
     session.used_at = 0.0
-    session._inbox.appendleft(lambda: small._close_if_idle(contents, "0+1", session))
+    session._inbox.appendleft(lambda: small._close_if_idle(state, "0+1", session))
     go_on.set()
     held = waiter.result()
     assert session.closing
@@ -338,6 +338,12 @@ def test_ended__replaced(small: Pool, onlooker: Onlooker) -> None:
     assert owners(onlooker, [held]) == [small.overflow_sessions()[0].id]
 
 
+def room_of(held: Held) -> int:
+    """Return what its nodes take of the budget."""
+    contender = held._possession.contender
+    return contender._size(contender.places)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_fork(small: Pool, onlooker: Onlooker) -> None:
     """A child begins with empty sessions, and ends none of its parent's."""
@@ -346,14 +352,14 @@ def test_fork(small: Pool, onlooker: Onlooker) -> None:
     def work(report: object) -> None:
         assert small.sessions() == []
         own = Lock("own", small).acquire(timeout=10)
-        assert used(small) == [own._possession.contender._size]
+        assert used(small) == [room_of(own)]
         assert small.close(10)
 
     with fork(work) as child:
         assert child.hear() == "done"
     for each in held:
         each.check()
-    assert sum(used(small)) == sum(each._possession.contender._size for each in held)
+    assert sum(used(small)) == sum(map(room_of, held))
 
 
 def test_left_behind(make_pool: MakePool, server: Server, outsider: KazooClient, root: str) -> None:
@@ -366,7 +372,7 @@ def test_left_behind(make_pool: MakePool, server: Server, outsider: KazooClient,
     held.release()
     (session,) = pool.sessions()
     wait_until(lambda: not session._listeners)
-    assert used(pool) == [held._possession.contender._size]
+    assert used(pool) == [room_of(held)]
     end = Onlooker(server.hosts)
     try:
         before = session.id

@@ -8,11 +8,13 @@ import time
 import pytest
 
 from django_zklock.exceptions import LockConflict, LockTimeout, NotHeld, ZkLockError
+from django_zklock.zk.contender import Contender
 from django_zklock.zk.held import current, held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
 from tests.support.odd_keys import ODD
+from tests.support.queued_contenders import node_of
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
@@ -269,7 +271,7 @@ def test_pool__closed_while_waiting(pool: Pool, make_pool: MakePool) -> None:
     with Lock("k", make_pool()):
         waiting = Runner(lambda: Lock("k", pool).acquire())
         wait_until(lambda: pool.sessions() and pool.sessions()[0]._listeners)
-        wait_until(lambda: [t for t in pool.sessions()[0]._listeners if getattr(t, "node", None)])
+        wait_until(lambda: [t for t in pool.sessions()[0]._listeners if isinstance(t, Contender) and node_of(t)])
         pool.close()
         assert isinstance(waiting.outcome(3), ZkLockError)
 

@@ -25,7 +25,7 @@ import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
 from django_zklock.exceptions import AsyncUnsafe, LockConflict, LockLost, LockTimeout, NotHeld, ZooKeeperUnavailable
-from django_zklock.zk import bridges
+from django_zklock.zk import owners
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
@@ -664,7 +664,7 @@ def test_sync_to_async__of_a_task_that_was_cancelled(lock: Lock) -> None:
 @sensitive
 def test_sync_to_async__task_not_found(lock: Lock, monkeypatch: pytest.MonkeyPatch, sensitive: bool) -> None:
     """Code whose task cannot be found, as with another asgiref, has its own holds and nobody else's."""
-    monkeypatch.setattr(bridges, "waiting_task", lambda _call: None)
+    monkeypatch.setattr(owners, "_waiting_task", lambda _call: None)
 
     def alone() -> str:
         with Lock("k", lock.pool):
@@ -686,7 +686,7 @@ def test_waiting_task__cannot_be_found(loop_is: str) -> None:
     """A call whose loop has ended, and one without what asgiref leaves behind, has no task that waits for it."""
 
     def thread_handler(loop: Any, task_context: Any) -> Any:
-        return bridges.waiting_task(sys._getframe())
+        return owners._waiting_task(sys._getframe())
 
     loop = asyncio.new_event_loop()
     loop.close()

@@ -13,9 +13,9 @@ from services.port import LOOPBACK, free_port
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.zk import requests
+from django_zklock.zk import scripts
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.requests import MAX_READS, RequestScript
+from django_zklock.zk.scripts import MAX_READS, RequestScript
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST, NoAuthError, NoNodeError, Read
 from django_zklock.zk.wire.multi_read import MultiRead
@@ -40,7 +40,7 @@ def tree(outsider: KazooClient, root: str) -> str:
 
 def read(pool: Pool, *reads: Read, timeout: float = 10) -> list[Any]:
     session = pool.session("/")
-    return requests.run(session, partial(requests.read_many, session, reads), action="read", timeout=timeout)
+    return scripts.run(session, partial(scripts.read_many, session, reads), action="read", timeout=timeout)
 
 
 def test_read_many__outcomes(pool: Pool, tree: str) -> None:
@@ -118,7 +118,7 @@ def test_ask__refusal_in_the_script(pool: Pool, tree: str) -> None:
         raise LookupError(data.decode())
 
     with pytest.raises(LookupError, match="one"):
-        requests.run(session, script, action="see", timeout=5)
+        scripts.run(session, script, action="see", timeout=5)
 
 
 def test_ask__refused(pool: Pool, tree: str) -> None:
@@ -129,7 +129,7 @@ def test_ask__refused(pool: Pool, tree: str) -> None:
         yield [partial(session.wire.get, f"{tree}/secret")]
 
     with pytest.raises(ZkLockError, match=r"refused to look into it: NoAuthError") as caught:
-        requests.run(session, script, action="look into it", timeout=5)
+        scripts.run(session, script, action="look into it", timeout=5)
     assert not isinstance(caught.value, ZooKeeperUnavailable)
 
 
@@ -146,7 +146,7 @@ def test_ask__connection_cut(server: Server, make_pool: MakePool, tree: str) -> 
             return data  # type: ignore[no-any-return]
 
         proxy.pause(DOWN)
-        asking = Runner(lambda: requests.run(session, script, action="read", timeout=10))
+        asking = Runner(lambda: scripts.run(session, script, action="read", timeout=10))
         wait_until(lambda: begun)
         proxy.resume(drop=True)
         proxy.cut()
@@ -170,7 +170,7 @@ def test_ask__time_is_up(server: Server, make_pool: MakePool, tree: str, outside
             ZooKeeperUnavailable,
             match=r"no answer from ZooKeeper at .* within 0\.2 s; whether that was done is not known",
         ):
-            requests.run(session, script, action="write", timeout=0.2, mutates=True)
+            scripts.run(session, script, action="write", timeout=0.2, mutates=True)
         proxy.resume()
         # Its answer comes after that of the script's first request.
         ((data, _stat),) = read_on(session, f"{tree}/a")
@@ -179,7 +179,7 @@ def test_ask__time_is_up(server: Server, make_pool: MakePool, tree: str, outside
 
 
 def read_on(session: Session, path: str) -> list[Any]:
-    return requests.run(session, partial(requests.read_many, session, [Read(path)]), action="read", timeout=10)
+    return scripts.run(session, partial(scripts.read_many, session, [Read(path)]), action="read", timeout=10)
 
 
 def test_ask__no_server(make_pool: MakePool) -> None:

@@ -15,13 +15,13 @@ from services.port import LOOPBACK, free_port
 from django_zklock import zk_lock
 from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import node_data
+from django_zklock.zk.contender import Contender
 from django_zklock.zk.held import Held
 from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import semaphore
-from django_zklock.zk.single import SingleContender
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble, Recorder
 from tests.support.queued_contenders import RULES, Standing, settle
@@ -71,7 +71,7 @@ def test_ask__within_a_heartbeat(make_pool: MakePool, kind: str) -> None:
 
 def test_ask__at_once(make_pool: MakePool, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder that has waited watches its node, and learns of a revoke request at once."""
-    monkeypatch.setattr(SingleContender, "heartbeat", lambda _self: None)
+    monkeypatch.setattr(Contender, "heartbeat", lambda _self: None)
     standing = Standing(onlooker, make_pool)
     for kind in RULES:
         first, second = standing.join(RULES["exclusive"]), standing.join(RULES[kind])
@@ -123,13 +123,13 @@ def test_ask__curator(make_pool: MakePool, onlooker: Onlooker) -> None:
 
 def test_ask__twice(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second revoke request changes nothing: the first reason stays, and there is one notification."""
-    wishes, beats, read = Wishes(), threading.Semaphore(0), SingleContender.heartbeat
+    wishes, beats, read = Wishes(), threading.Semaphore(0), Contender.heartbeat
 
-    def beat(contender: SingleContender) -> None:
+    def beat(contender: Contender) -> None:
         read(contender)
         beats.release()
 
-    monkeypatch.setattr(SingleContender, "heartbeat", beat)
+    monkeypatch.setattr(Contender, "heartbeat", beat)
     with Lock("k", make_pool(session_timeout=1.5), listener=wishes) as held:
         actions.revoke(held.lock.pool, held.node, "first", timeout=5)
         wait_until(lambda: wishes.told)

@@ -7,11 +7,12 @@ from collections import Counter
 
 import pytest
 
+from django_zklock.zk.contender import Contender
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.single import SingleContender
 from django_zklock.zk.wire.client import Wire
 from tests.support.any_server import Server, packets_received
+from tests.support.queued_contenders import is_next, is_watching
 from tests.support.tcp_proxy import UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
@@ -73,7 +74,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
     the one that has let go, of its own node.
     """
     # No heartbeat while requests are counted.
-    monkeypatch.setattr("django_zklock.zk.heartbeat.HEARTBEATS_PER_SESSION", 0.1)
+    monkeypatch.setattr("django_zklock.zk.session.HEARTBEATS_PER_SESSION", 0.1)
     told = count_notifications(monkeypatch)
     with Proxy(server.address) as proxy:
         pools = [make_pool(proxy.hosts, session_timeout=60.0) for _ in range(4)]
@@ -100,7 +101,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
         def so_far() -> tuple[Counter[int], int, int, list[bool], list[int]]:
             asked = Counter(code for write in written(proxy, seen) for code in write)
             left = waiting(pools)
-            return asked, len(told), len(left), [True for contender in left if contender.is_next], order
+            return asked, len(told), len(left), [True for contender in left if is_next(contender)], order
 
         asked: Counter[int] = Counter()
         notifications = 0
@@ -135,14 +136,14 @@ def count_notifications(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return told
 
 
-def waiting(pools: list[Pool]) -> list[SingleContender]:
+def waiting(pools: list[Pool]) -> list[Contender]:
     """Return those who have found their place in the line."""
     return [
         tenant
         for pool in pools
         for session in pool.sessions()
         for tenant in list(session._listeners)
-        if isinstance(tenant, SingleContender) and tenant._is_watching_all
+        if isinstance(tenant, Contender) and is_watching(tenant)
     ]
 
 

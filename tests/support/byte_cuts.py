@@ -30,7 +30,8 @@ LANES = 12
 
 def sweep(make_pool: MakePool, sizes: int, visit: Callable[[Pool, int], None]) -> None:
     """Visit every size from nought to ``sizes``, in several sessions at once."""
-    pools = [make_pool() for _ in range(LANES)]
+    # A session that survives on a busy machine, and sends few heartbeats, whose replies could be cut instead.
+    pools = [make_pool(session_timeout=60.0) for _ in range(LANES)]
 
     def visit_some(lane: int) -> None:
         for size in range(lane, sizes + 1, LANES):

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from django_zklock.zk.acquire import Acquisition
-from django_zklock.zk.contender import State
+from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from django_zklock.zk.session import Session
-from django_zklock.zk.single import SingleContender
 from tests.support.threads import Runner, waiting_in
 from tests.support.tree_reader import Onlooker, wait_until
 
@@ -39,6 +38,26 @@ def _ask(session: Session, answered: threading.Event) -> None:
     session.wire.children("/", lambda _names, _error: answered.set())
 
 
+def node_of(contender: Contender) -> str | None:
+    """Return the name of its node in the first of its queues."""
+    return contender.places[0].node
+
+
+def is_next(contender: Contender) -> bool:
+    """Whether it holds without a request when its predecessor is deleted."""
+    return contender.state is State.WAITING and contender.needs_lease
+
+
+def is_watching(tenant: object) -> bool:
+    """Whether a tenant of a session is a contender that waits, and all that it has asked is answered."""
+    return (
+        isinstance(tenant, Contender)
+        and tenant.state is State.WAITING
+        and not tenant.open
+        and not any(place.is_listing for place in tenant.places)
+    )
+
+
 @dataclass
 class Person:
     """Somebody who wants a lock, in a thread of its own; the thread ends when it has it, and the hold stays."""
@@ -51,7 +70,7 @@ class Person:
     def granted(self) -> bool:
         """Whether its contender holds, as far as it knows by now."""
         return any(
-            isinstance(tenant, SingleContender) and tenant.node == self.node and tenant.state is State.HELD
+            isinstance(tenant, Contender) and node_of(tenant) == self.node and tenant.state is State.HELD
             for session in self.pool.sessions()
             for tenant in list(session._listeners)
         )

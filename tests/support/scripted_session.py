@@ -8,13 +8,12 @@ from typing import Any
 
 from kazoo.protocol.states import ZnodeStat
 
-from django_zklock.zk.contender import State
-from django_zklock.zk.creation import LockPath
+from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.listing import SharedListing, shared_listing
 from django_zklock.zk.node_data import Identity
+from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import Kind, Node, name_prefix, parse_name, sort_by_sequence
 from django_zklock.zk.rules import EXCLUSIVE, Rule
-from django_zklock.zk.single import SingleContender
 
 SESSION = 77
 # The session of everybody else.
@@ -46,16 +45,6 @@ def parse_names(names: Iterable[str]) -> list[Node]:
     return sort_by_sequence(node for name in names if (node := parse_name(name)))
 
 
-class Reads:
-    """The reads of a heartbeat, each of which is sent at once."""
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-
-    def add(self, path: str, reply: Any) -> None:
-        self._script.get(path, reply)
-
-
 class AllQueues:
     """The queues that a session knows: all of them, so that no parent is created unless it is missing."""
 
@@ -79,8 +68,7 @@ class Script:
         self.lease_expired = False
         self.closing = False
         self.ended: str | None = None
-        self.watching = True
-        self.retries = self
+        self.restoring = False
         # What is asked again when the test says so.
         self.put_off: list[Callable[[], object]] = []
         self._synced: bool | None = None
@@ -96,12 +84,16 @@ class Script:
         self.listeners: dict[Any, None] = {}
         self.requests: list[tuple[str, Any, Any]] = []
         self.watches: dict[str, list[Callable[[bool], None]]] = {}
+        # Those among them that are not answered yet, so that they end with the connection.
+        self._unset: list[tuple[str, Any]] = []
         self.wire = self
-        self.renewal = self
-        self.reads = Reads(self)
         self.shared: dict[str, Any] = {}
         # What runs before the next write, once :meth:`hold_back` was called; at once before that.
         self.posted: list[Callable[[], object]] | None = None
+
+    @property
+    def watching(self) -> bool:
+        return self.connected and not self.restoring
 
     def post(self, call: Callable[[], object]) -> None:
         if self.posted is None:
@@ -134,11 +126,9 @@ class Script:
     def remove_listener(self, listener: Any) -> None:
         self.listeners.pop(listener, None)
 
-    def create(self, path: str, data: bytes, reply: Any) -> None:
-        self.requests.append(("create", path, reply))
-
-    def create_all(self, stems: Sequence[str], data: bytes, reply: Any) -> None:
-        self.requests.append(("create_all", list(stems), reply))
+    def create(self, stems: Sequence[str], data: bytes, reply: Any) -> None:
+        """Create one node, or several by a transaction."""
+        self.requests.append(("create", stems[0], reply) if len(stems) == 1 else ("create_all", list(stems), reply))
 
     def ensure(self, path: str, data: bytes, reply: Any, *, container: bool, with_ancestors: bool = True) -> None:
         self.requests.append(("ensure" if with_ancestors else "ensure_last", container, reply))
@@ -178,22 +168,29 @@ class Script:
         for call in calls:
             call()
 
-    def add(self, call: Callable[[], object], _error: Any) -> None:
+    def read_at_heartbeat(self, path: str, reply: Any) -> None:
+        """Send it at once."""
+        self.get(path, reply)
+
+    def retry_later(self, call: Callable[[], object], _error: Any) -> None:
         if call not in self.put_off:
             self.put_off.append(call)
 
     def prove(self) -> None:
         self.requests.append(("write", None, None))
 
-    def regain(self, _again: Callable[[], object]) -> None:
+    def regain(self, _reply: Any) -> None:
         """The contender wants another connection; the test breaks this one if it is to have it."""
         self.requests.append(("drop", None, None))
 
     def _read(self, name: str, path: str, reply: Any, place: str, watcher: Any) -> Any:
         if watcher is not None:
             self.watches.setdefault(place, []).append(watcher)
+            self._unset.append((place, watcher))
 
         def answered(value: Any, error: Any) -> None:
+            if watcher is not None:
+                self._unset.remove((place, watcher))
             if error is not None:
                 self._drop(place, watcher)
             reply(value, error)
@@ -251,7 +248,7 @@ class Script:
             call()
 
     def break_connection(self) -> None:
-        """Lose the connection; of the watches those stay that the contenders do not take off."""
+        """Lose the connection; those watches stay that were set."""
         self.connected = False
         self.epoch += 1
         self._forget()
@@ -279,20 +276,19 @@ class Script:
 
     def _forget(self) -> None:
         self.requests.clear()
+        unset, self._unset = self._unset, []
+        for place, watcher in unset:
+            self._drop(place, watcher)
         self.put_off.clear()
         self._when_synced.clear()
         self._synced = None
 
 
-def contend(
-    script: Script, rule: Rule = EXCLUSIVE, *, wait: bool = True, told: list[Any] | None = None
-) -> SingleContender:
+def contend(script: Script, rule: Rule = EXCLUSIVE, *, wait: bool = True, told: list[Any] | None = None) -> Contender:
     """Return a contender that has sent what it sends first; ``told`` grows with each notification."""
     notes = [] if told is None else told
     session: Any = script
-    contender = SingleContender(
-        session, LockPath("/k"), rule, data=data(), wait=wait, notify=lambda: notes.append(None)
-    )
+    contender = Contender(session, [LockPath("/k")], rule, data=data(), wait=wait, notify=lambda: notes.append(None))
     contender.join()
     return contender
 
@@ -301,11 +297,11 @@ def create(script: Script, sequence: int = 5, czxid: int = 50) -> str:
     """Answer a create; return the node's name."""
     stem = script.requests[0][1].rpartition("/")[2]
     name = f"{stem}{sequence:010d}"
-    script.answer("create", (name, stat(czxid, script.id or SESSION)))
+    script.answer("create", ([name], czxid))
     return name
 
 
-def line_up(script: Script, *before: str, rule: Rule = EXCLUSIVE, sequence: int = 5) -> tuple[SingleContender, str]:
+def line_up(script: Script, *before: str, rule: Rule = EXCLUSIVE, sequence: int = 5) -> tuple[Contender, str]:
     """Return a contender that has found these nodes before its own, and the name of that; the watches are asked for."""
     contender = contend(script, rule)
     name = create(script, sequence)

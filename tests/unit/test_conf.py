@@ -260,3 +260,12 @@ def test_database_options(settings: Settings) -> None:
     assert conf.options("other") == conf.options("default")
     with pytest.raises(ImproperlyConfigured, match="no alias 'nowhere'"):
         conf.database_options("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("HOST", " (did you mean HOSTS?)"), ("root", " (did you mean ROOT?)"), ("LOCATION", ""), ("", "")],
+)
+def test_did_you_mean(name: str, meant: str) -> None:
+    """The nearest known name is offered if it is near."""
+    assert conf.did_you_mean(name, ["HOSTS", "ROOT", "OPTIONS"]) == meant

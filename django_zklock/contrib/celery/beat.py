@@ -31,12 +31,12 @@ from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.connections import connections
 from django_zklock.exceptions import LockLost, ZkLockError
-from django_zklock.zk import owners, paths, requests
+from django_zklock.zk import owners, paths, scripts
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
-from django_zklock.zk.requests import RequestScript, or_error
+from django_zklock.zk.scripts import RequestScript, or_error
 from django_zklock.zk.waiting import AutoResetEvent, boottime, monotonic
 from django_zklock.zk.wire import BadVersionError, NodeExistsError, NoNodeError
 
@@ -292,7 +292,7 @@ class Sends:
             return (yield from script())
 
         action = f"{verb} {self._path}"
-        return requests.run(session, of_one_session, action=action, timeout=session.timeout, mutates=mutates)
+        return scripts.run(session, of_one_session, action=action, timeout=session.timeout, mutates=mutates)
 
     def _read(self) -> RequestScript[tuple[bytes, int]]:
         wire, path = self._session.wire, self._path

@@ -211,7 +211,7 @@ def _total(sizes: Sequence[int]) -> int:
 
 def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
     holders = snapshot.holders
-    holder = holders[0].owner if holders else "-"
+    holder = holders[0].owner_text if holders else "-"
     if snapshot.holder_count > 1:
         holder += f" and {snapshot.holder_count - 1} more"
     return (
@@ -232,7 +232,7 @@ def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float) -> tuple[s
         entry.kind if entry.limit is None else f"{entry.kind} of {entry.limit}",
         format_duration(now - entry.since),
         _ranges(snapshot.blockers_of(entry)),
-        entry.owner,
+        entry.owner_text,
         f"{datetime.fromtimestamp(entry.since, UTC):%Y-%m-%d %H:%M:%S}",
         str(entry.token),
         escape_controls(entry.node),

@@ -59,7 +59,7 @@ def event_text(event: Event, now: datetime) -> str:
     """Return time, event, key and contender, separated by tabs."""
     key, contender = "-", event.note or ""
     if event.snapshot is not None and event.entry is not None:
-        key, contender = escape_controls(event.snapshot.key), event.entry.owner
+        key, contender = escape_controls(event.snapshot.key), event.entry.owner_text
         if event.what == "revoked":
             contender += f": {event.entry.revoked}"
     return "\t".join((_timestamp(now), event.what, key, contender))

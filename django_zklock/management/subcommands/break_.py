@@ -55,9 +55,9 @@ def run(
             terminal.write(f"Nothing was broken: {_common.one_line(error)}.\n")
             _common.write_holders(snapshots.one_lock(pool, key, timeout=timeout), terminal)
             return FOUND_PROBLEM
-    terminal.write(f"Lock {escape_controls(key)} was broken; it was held by {holder.owner}.\n")
+    terminal.write(f"Lock {escape_controls(key)} was broken; it was held by {holder.owner_text}.\n")
     return OK
 
 
 def _confirmed(holder: QueueEntry, terminal: Terminal) -> bool:
-    return terminal.ask(f'Break the lock of {holder.owner}? Type "yes": ') == "yes"
+    return terminal.ask(f'Break the lock of {holder.owner_text}? Type "yes": ') == "yes"

@@ -49,15 +49,15 @@ def run(
             try:
                 actions.revoke(pool, entry.path, why, timeout=pool.options.connect_timeout)
             except NotHeld:
-                terminal.write(f"Already released by {entry.owner}.\n")
+                terminal.write(f"Already released by {entry.owner_text}.\n")
             else:
                 revoked.add(entry.node)
-                terminal.write(f"Release requested from {entry.owner}. The holder decides when to release.\n")
+                terminal.write(f"Release requested from {entry.owner_text}. The holder decides when to release.\n")
         if wait == 0:
             return OK
         remaining = _wait(pool, key, revoked, Deadline.after(wait))
     for entry in remaining:
-        terminal.write(f"Still held by {entry.owner}.\n")
+        terminal.write(f"Still held by {entry.owner_text}.\n")
     if remaining:
         return FOUND_PROBLEM
     terminal.write("All of them have released the lock.\n")

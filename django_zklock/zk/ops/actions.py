@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from django_zklock.exceptions import NotHeld
-from django_zklock.zk import formatting, node_data, paths, requests, wire
+from django_zklock.zk import formatting, node_data, paths, scripts, wire
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.requests import RequestScript
+from django_zklock.zk.scripts import RequestScript
 from django_zklock.zk.waiting import Deadline
 
 logger = logging.getLogger("django_zklock.breaking")
@@ -73,7 +73,7 @@ def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float) -
             sent = with_note = False
             yield from script()
 
-    requests.run(session, script, action=f"delete {node}", timeout=timeout, mutates=True)
+    scripts.run(session, script, action=f"delete {node}", timeout=timeout, mutates=True)
     logger.warning("event=removed path=%s node=%s token=%s reason=%r", lock, name, token, why)
 
 
@@ -101,8 +101,8 @@ def last_break(pool: Pool, lock: str, *, timeout: float | None) -> LastBreak | N
     what :func:`break_lock` raises.
     """
     session = pool.inspection()
-    script = partial(requests.read_many, session, [wire.Read(lock)])
-    (found,) = requests.run(session, script, action=f"read {lock}", timeout=timeout)
+    script = partial(scripts.read_many, session, [wire.Read(lock)])
+    (found,) = scripts.run(session, script, action=f"read {lock}", timeout=timeout)
     if not isinstance(found, tuple):
         return None
     data, stat = found
@@ -135,7 +135,7 @@ def revoke(pool: Pool, node: str, why: str, *, timeout: float) -> None:
         except wire.NoNodeError as error:
             raise NotHeld(f"{node} {_GONE}") from error
 
-    requests.run(session, script, action=f"write {node}", timeout=timeout, mutates=True)
+    scripts.run(session, script, action=f"write {node}", timeout=timeout, mutates=True)
 
 
 def find_idle(pool: Pool, *, timeout: float | None) -> list[str]:
@@ -150,8 +150,8 @@ def find_idle(pool: Pool, *, timeout: float | None) -> list[str]:
     root = pool.options.root
     session = pool.inspection()
     names = snapshots.list_names(pool, timeout=deadline.remaining())
-    script = partial(requests.read_many, session, [wire.Read(f"{root}/{name}") for name in names])
-    found = requests.run(session, script, action=f"read what is in {root}", timeout=deadline.remaining())
+    script = partial(scripts.read_many, session, [wire.Read(f"{root}/{name}") for name in names])
+    found = scripts.run(session, script, action=f"read what is in {root}", timeout=deadline.remaining())
     read = [(name, outcome[1]) for name, outcome in zip(names, found, strict=True) if isinstance(outcome, tuple)]
     # An ephemeral node is no lock node.
     return [name for name, stat in read if (stat.numChildren, stat.ephemeralOwner) == (0, 0)]
@@ -171,9 +171,9 @@ def prune(pool: Pool, names: Sequence[str], *, timeout: float | None) -> list[st
         for start in range(0, len(names), MAX_DELETIONS):
             batch = names[start : start + MAX_DELETIONS]
             deletions = [partial(session.wire.delete, f"{root}/{name}") for name in batch]
-            answers = yield [requests.or_error(each, wire.NoNodeError, wire.NotEmptyError) for each in deletions]
+            answers = yield [scripts.or_error(each, wire.NoNodeError, wire.NotEmptyError) for each in deletions]
             left = [isinstance(answer, wire.NotEmptyError) for answer in answers]
             gone += (name for name, is_left in zip(batch, left, strict=True) if not is_left)
         return gone
 
-    return requests.run(session, script, action=f"delete what is in {root}", timeout=timeout, mutates=True)
+    return scripts.run(session, script, action=f"delete what is in {root}", timeout=timeout, mutates=True)

@@ -16,12 +16,13 @@ from django_zklock.zk import paths
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.queue import Kind
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 STATES = ("held", "contended", "revoked", "unknown")
-KINDS = ("exclusive", "write", "read", "lease")
+KINDS = tuple(kind.value for kind in Kind)
 
 # How many locks are read within one timeout; the time for a whole tree depends on its size.
 BATCH_SIZE = 10_000
@@ -140,7 +141,7 @@ COLUMNS: Mapping[str, Callable[[LockSnapshot], Any]] = {
     "age": _of_first_holder(lambda holder: -holder.since),
     "waiters": attrgetter("waiter_count"),
     "token": _of_first_holder(attrgetter("token")),
-    "holder": _of_first_holder(lambda holder: holder.owner.casefold()),
+    "holder": _of_first_holder(lambda holder: holder.owner_text.casefold()),
     "urgency": urgency,
 }
 COLUMNS_IN_DATA = frozenset({"age", "token", "holder", "urgency"})

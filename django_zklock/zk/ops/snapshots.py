@@ -15,12 +15,12 @@ from functools import cached_property, partial
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
-from django_zklock.zk import node_data, paths, queue, requests, rules, wire
+from django_zklock.zk import node_data, paths, queue, rules, scripts, wire
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import LEASES, Kind, Node, Queue
-from django_zklock.zk.requests import RequestScript
+from django_zklock.zk.scripts import RequestScript
 from django_zklock.zk.session import Session
 from django_zklock.zk.waiting import Deadline
 
@@ -57,7 +57,7 @@ class QueueEntry:
     granted: float | None = None
 
     @property
-    def owner(self) -> str:
+    def owner_text(self) -> str:
         """Its owner as text without control characters: work, process and host, or the session if that is all."""
         if self.identity is None:
             return f"unknown client, session 0x{self.session_id:x}"
@@ -190,7 +190,7 @@ def list_names(pool: Pool, *, timeout: float | None) -> list[str]:
             (names,) = yield [partial(session.wire.children, root)]
         return names
 
-    return sorted(requests.run(session, script, action=f"list {root}", timeout=timeout))
+    return sorted(scripts.run(session, script, action=f"list {root}", timeout=timeout))
 
 
 def list_queues(pool: Pool, names: Sequence[str], *, timeout: float | None) -> list[LockSnapshot]:
@@ -209,7 +209,7 @@ def list_queues(pool: Pool, names: Sequence[str], *, timeout: float | None) -> l
         contents = yield from _read_many(session, [wire.Read(f"{root}/{name}") for name in shortened])
         return children, contents
 
-    found, contents = requests.run(session, script, action=f"list what is in {root}", timeout=timeout)
+    found, contents = scripts.run(session, script, action=f"list what is in {root}", timeout=timeout)
     data = {name: content[0] for name, content in zip(shortened, contents, strict=True) if content}
     listings = zip(names, found, strict=True)
     queues = [_parse_queue(root, name, children, data.get(name, b"")) for name, children in listings if children]
@@ -228,7 +228,7 @@ def read_entries(
     chosen = [lock.nodes[: limit if queue.sequence_is_reliable(lock.nodes) else None] for lock in locks]
     reads = [wire.Read(f"{lock.path}/{node.name}") for lock, nodes in zip(locks, chosen, strict=True) for node in nodes]
     script = partial(_read_many, session, reads)
-    outcomes = iter(requests.run(session, script, action=f"read what is in {pool.options.root}", timeout=timeout))
+    outcomes = iter(scripts.run(session, script, action=f"read what is in {pool.options.root}", timeout=timeout))
     return [
         _add_entries(lock, [(node, next(outcomes)) for node in nodes])
         for lock, nodes in zip(locks, chosen, strict=True)
@@ -237,7 +237,7 @@ def read_entries(
 
 def _read_many(session: Session, reads: Sequence[wire.Read]) -> RequestScript[list[Any]]:
     """Return what was read, ``None`` for a node that does not exist; raise the first refusal."""
-    outcomes = yield from requests.read_many(session, reads)
+    outcomes = yield from scripts.read_many(session, reads)
     for outcome in outcomes:
         if isinstance(outcome, wire.KazooException):
             raise outcome

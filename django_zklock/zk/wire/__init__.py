@@ -1,7 +1,10 @@
 """kazoo as the transport: the only package that imports kazoo and uses its private attributes.
 
 kazoo provides the connection: servers, reconnects, TLS, SASL, the session handshake and the encoding. This package
-changes the following; for each change ``tests/unit/zk/wire`` has a test that fails if kazoo changes:
+changes the following; for each change ``tests/unit/zk/wire`` has a test that fails if kazoo changes.
+
+A reply is called at most once, and only while the connection of its request lives. So no answer is ever stale, and no
+caller counts connections to find out; a request that has no answer when its connection ends never gets one.
 
 - Requests enter the connection's queue with our own result object. So replies, watch events and changes of state all
   arrive on the connection's thread, in the order of the connection; kazoo's two worker threads are not started.
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
     )
     from kazoo.protocol.states import ZnodeStat
 
-    from django_zklock.zk.wire.client import Wire, WireListener
+    from django_zklock.zk.wire.client import TESTED_KAZOO, Wire, WireListener, untested_kazoo
     from django_zklock.zk.wire.multi_read import Read
     from django_zklock.zk.wire.requests import creation_size, is_temporary
 
@@ -68,6 +71,7 @@ __all__ = [
     "KAZOO_OPTIONS",
     "MAX_READS_PER_REQUEST",
     "MAX_REQUEST",
+    "TESTED_KAZOO",
     "BadVersionError",
     "ConnectionOptions",
     "KazooException",
@@ -82,6 +86,7 @@ __all__ = [
     "creation_size",
     "is_temporary",
     "parse_acl",
+    "untested_kazoo",
 ]
 
 

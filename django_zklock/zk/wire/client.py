@@ -16,6 +16,7 @@ from kazoo.protocol.connection import DELETED_EVENT
 from kazoo.protocol.serialization import SASL, Auth, CloseInstance, Connect
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
+from kazoo.version import __version__ as kazoo_version
 
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.waiting import boottime
@@ -27,8 +28,19 @@ from django_zklock.zk.wire.requests import Requests
 logger = DeferredLogger("django_zklock.wire")
 
 
+# The minor release of kazoo that was tested. We use private names of it, which any other one may change.
+TESTED_KAZOO = "2.11"
 # kazoo's warning when a client is closed before it has a connection. It would follow on the error of the lock.
 NOT_CONNECTED = "Failed connecting to Zookeeper within the connection retry policy."
+
+
+def untested_kazoo() -> str | None:
+    """Return the installed version of kazoo, if its minor release was not tested."""
+    return None if f"{kazoo_version}.".startswith(f"{TESTED_KAZOO}.") else kazoo_version
+
+
+# The first connect of a process takes out what it is to warn of.
+_warnings = [version for version in (untested_kazoo(),) if version is not None]
 
 
 class KazooLogger(DeferredLogger):
@@ -107,6 +119,8 @@ class Wire(Requests):
         self._connection = Connection(client, self, sasl, connect_timeout=connect_timeout)
         client._connection = self._connection
         self.lease = self._connection.lease
+        # Makes the connection's thread call `listener.on_wake` and send what is queued; any thread.
+        self.wake = self._connection.wake
         client.add_listener(self._state_changed)
         # Guards the close request: close() and the end of the handshake may come in either order.
         self._ending = threading.RLock()
@@ -167,11 +181,9 @@ class Wire(Requests):
 
     def start(self) -> None:
         """Begin to connect; the listener is notified of the rest."""
+        with contextlib.suppress(IndexError):
+            logger.warning("event=kazoo_untested version=%s tested=%s", _warnings.pop(), TESTED_KAZOO)
         self._client.start_async()
-
-    def wake(self) -> None:
-        """Make the connection's thread call ``listener.on_wake`` and send what is queued; any thread."""
-        self._connection.wake()
 
     def drop(self, reason: str) -> None:
         """End the connection, not the session; kazoo then reconnects. Any thread."""
@@ -269,6 +281,7 @@ class Wire(Requests):
         # kazoo has just failed the requests under way. Those that were queued since then would be sent after a
         # reconnect, when no caller needs their replies.
         self._client._queue.clear()
+        self.connection_number += 1
         with self._ending:
             self._close_sent = False
             if self._closing:

@@ -11,7 +11,7 @@ from kazoo.exceptions import AuthFailedError, ConnectionDropped
 from kazoo.protocol.serialization import CloseInstance, Connect
 
 from django_zklock.zk.waiting import Deadline, boottime
-from django_zklock.zk.wire.exchange import ConnectionOwner, Exchange, UnsupportedServerError
+from django_zklock.zk.wire.exchange import ConnectionListener, Exchange, UnsupportedServerError
 from django_zklock.zk.wire.options import NOT_ACCEPTED
 
 # Seconds that an attempt to connect has at least, however little is left of the lease.
@@ -28,12 +28,12 @@ class Connection(Exchange):
     def __init__(
         self,
         client: KazooClient,
-        owner: ConnectionOwner,
+        listener: ConnectionListener,
         sasl_options: dict[str, Any] | None,
         *,
         connect_timeout: float,
     ) -> None:
-        super().__init__(client, owner, sasl_options=sasl_options)
+        super().__init__(client, listener, sasl_options=sasl_options)
         self.retry_sleeper.sleep_func = self._pause
         # Seconds for one server in a round: first an equal share of the timeout, and later more.
         self._connect_timeout = connect_timeout
@@ -53,9 +53,9 @@ class Connection(Exchange):
         try:
             super().zk_loop()
         except UnsupportedServerError:
-            pass  # the owner knows
+            pass  # the listener knows
         except Exception as error:  # noqa: BLE001 - kazoo has logged it, but no caller would know of the thread's end
-            self._owner.connection_failed(f"the connection failed: {error!r}")
+            self._listener.connection_failed(f"the connection failed: {error!r}")
         finally:
             self.close()
 
@@ -187,7 +187,7 @@ class Connection(Exchange):
                 raise _ServesError
             if self._renewing:
                 # Before the lease begins again: locks that were held in the old session must not be covered by it.
-                self._owner.session_replaced()
+                self._listener.session_replaced()
             self.sent.clear()
             self.pings.clear()
             self.received = boottime()

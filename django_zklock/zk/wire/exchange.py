@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import ssl
 from collections import deque
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - it is a class
@@ -24,7 +25,7 @@ from kazoo.exceptions import (
     SessionMovedError,
     UnimplementedError,
 )
-from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, STOP_CONNECTING, WATCH_XID
+from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, STOP_CONNECTING, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import (
     Close,
     Create,
@@ -39,7 +40,6 @@ from kazoo.protocol.serialization import (
 from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.waiting import boottime, monotonic
-from django_zklock.zk.wire.buffered import BufferedConnection
 from django_zklock.zk.wire.lease import Lease, Sent
 
 # Errors about the connection in the answer of a server. The next connection shows whether the session lives.
@@ -56,6 +56,11 @@ _REQUEST_HEADER = Struct(">iii")
 # The number of the request, the newest transaction that the server has seen, and the code of an error.
 _ANSWER_HEADER = Struct(">iqi")
 
+# The length of a message, before it.
+_SIZE = Struct(">i")
+# A non-blocking socket has nothing to read, or no room to write; a TLS socket may need either for both.
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
 # What the decoding of bytes raises that are not of the protocol.
 _UNDECODABLE = (StructError, UnicodeDecodeError)
 
@@ -64,7 +69,7 @@ class UnsupportedServerError(Exception):
     """The server is older than ZooKeeper 3.6."""
 
 
-class ConnectionOwner(Protocol):
+class ConnectionListener(Protocol):
     """The client of a connection, which calls it on its thread."""
 
     def before_write(self) -> None:
@@ -80,18 +85,105 @@ class ConnectionOwner(Protocol):
         """Called before the thread ends for good."""
 
 
+class BufferedConnection(ConnectionHandler):
+    """The socket of a connection, with a buffer: a read takes all that has arrived, and a write waits only if it must.
+
+    kazoo waits before each read and each write, and reads each message in two pieces. All methods run on the thread of
+    the connection.
+    """
+
+    _socket: Any
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # When the last message was complete, by the boot-time clock, and when anything was read last.
+        self.received = self._read_at = float("-inf")
+        self._clear_buffer()
+
+    def _clear_buffer(self) -> None:
+        # What was received, and how much of it was handled.
+        self._buffer = b""
+        self._position = 0
+
+    # Why the last connect failed; None if it succeeded.
+    failure: str | None
+
+    def _expand_client_hosts(self) -> Any:
+        found = super()._expand_client_hosts()
+        if not found:
+            # kazoo then connects to no server, and only logs why.
+            names = ", ".join(host for host, _port in self.client.hosts)
+            self.failure = f"the host name cannot be resolved: {names}"
+        return found
+
+    def _write(self, message: bytes | bytearray, timeout: float) -> None:
+        left = memoryview(message)
+        while left:
+            try:
+                sent = self._socket.send(left)
+                if not sent:  # gevent returns 0 where ssl raises SSLWantWriteError
+                    self._wait(ssl.SSLWantWriteError(), timeout)
+                left = left[sent:]
+            except _WOULD_BLOCK as error:
+                self._wait(error, timeout)
+            except OSError as error:
+                raise ConnectionDropped(f"socket connection error: {error.strerror or error}") from error
+
+    def _read(self, length: int, timeout: float) -> bytes:
+        # Of the handshake. It reads no more than that: kazoo's loop waits for the socket next, and not for the buffer.
+        with self._socket_error_handling():
+            while (missing := self._position + length - len(self._buffer)) > 0:
+                if not self._receive(missing):
+                    self._wait(None, timeout)
+        start = self._position
+        self._position += length
+        return self._buffer[start : self._position]
+
+    def _receive(self, size: int) -> bool:
+        """Read at most ``size`` bytes into the buffer; return ``False`` if there are none yet."""
+        try:
+            received = self._socket.recv(size)
+        except _WOULD_BLOCK:
+            return False
+        if not received:
+            raise ConnectionDropped("socket connection broken")
+        self._read_at = boottime()
+        self._buffer = self._buffer[self._position :] + received
+        self._position = 0
+        return True
+
+    def _next_message(self) -> bytes | None:
+        """Take a message out of the buffer; return ``None`` if there is no complete one."""
+        buffer, start = self._buffer, self._position + _SIZE.size
+        if len(buffer) < start:
+            return None
+        end = start + _SIZE.unpack_from(buffer, self._position)[0]
+        if len(buffer) < end:
+            return None
+        self._position = end
+        self.received = self._read_at
+        return buffer[start:end]
+
+    def _wait(self, error: OSError | None, timeout: float) -> None:
+        """Wait until the socket is readable, or writable after an error of a write that does not want to read."""
+        reads = error is None or isinstance(error, ssl.SSLWantReadError)
+        sockets = [self._socket]
+        if not any(self.handler.select(sockets if reads else [], [] if reads else sockets, [], timeout)):
+            raise self.handler.timeout_exception(f"socket time-out during {'read' if error is None else 'write'}")
+
+
 class Exchange(BufferedConnection):
     """The requests and answers of one client; all methods but :meth:`wake` run on the connection's thread."""
 
-    def __init__(self, client: KazooClient, owner: ConnectionOwner, **options: Any) -> None:
+    def __init__(self, client: KazooClient, listener: ConnectionListener, **options: Any) -> None:
         super().__init__(client, client._conn_retry.copy(), logger=client.logger, **options)
-        self._owner = owner
+        self._listener = listener
         self._xid: int = 0
         self.lease = Lease()
-        # Grows before the queue is read. A byte that was sent in this generation will wake the loop.
-        self._generation = 0
-        self._woken = -1
-        # The owner is being called before a write, which contains what it queues.
+        # Grows before the queue is read. A byte that was sent at this count will wake the loop.
+        self._wake_count = 0
+        self._woken_at = -1
+        # The listener is being called before a write, which contains what it queues.
         self.collecting = False
         # The server has confirmed the end of the session.
         self.session_closed = False
@@ -106,16 +198,16 @@ class Exchange(BufferedConnection):
 
     def wake(self) -> None:
         """Make the loop send what is queued; any thread. One byte is enough for any number of callers."""
-        generation = self._generation
-        if self._woken == generation:
+        count = self._wake_count
+        if self._woken_at == count:
             return
         write_socket = self._write_sock
         if write_socket is not None:
             with contextlib.suppress(OSError):
                 write_socket.send(b"\0")
             # Not before the byte is sent: this thread may be interrupted, by an exception or for long. If the loop has
-            # read the byte meanwhile, this is an old generation, and the next caller sends another one.
-            self._woken = generation
+            # read the byte meanwhile, this is an old count, and the next caller sends another one.
+            self._woken_at = count
 
     # The loop.
 
@@ -149,12 +241,12 @@ class Exchange(BufferedConnection):
             self._report(KeeperState.EXPIRED_SESSION)
             return None
         except UnsupportedServerError:
-            # The owner knows.
+            # The listener knows.
             raise
         except Exception as error:
             self.logger.exception("Unhandled exception in connection loop")
             # Before kazoo reports that the client is closed, which says nothing.
-            self._owner.connection_failed(f"the connection failed: {error!r}")
+            self._listener.connection_failed(f"the connection failed: {error!r}")
             raise
         else:
             client._session_callback(KeeperState.CLOSED)
@@ -185,12 +277,15 @@ class Exchange(BufferedConnection):
     def _exchange(self, ready: list[Any]) -> Any:
         """Read what is ``ready``, the connection or the socket of :meth:`wake`, and send what is queued then."""
         # From here on no byte wakes the loop until it reads the queue.
-        self._woken = self._generation
+        self._woken_at = self._wake_count
         try:
-            if self._socket in ready and self._read_messages() == CLOSE_RESPONSE:
-                return CLOSE_RESPONSE
+            # All complete messages that have arrived.
+            if self._socket in ready and self._receive(MAX_READ):
+                while (message := self._next_message()) is not None:
+                    if self._handle(message) == CLOSE_RESPONSE:
+                        return CLOSE_RESPONSE
         except BaseException:
-            self._generation += 1
+            self._wake_count += 1
             self.wake()
             raise
         self._send_queued(self._write_timeout)
@@ -199,19 +294,11 @@ class Exchange(BufferedConnection):
             self._send_queued(self._write_timeout)
         return None
 
-    def _read_messages(self) -> Any:
-        """Handle all complete messages that have arrived."""
-        if self._receive(MAX_READ):
-            while (message := self._next_message()) is not None:
-                if self._handle(message) == CLOSE_RESPONSE:
-                    return CLOSE_RESPONSE
-        return None
-
     def _send_queued(self, timeout: float) -> None:
-        self._generation += 1
+        self._wake_count += 1
         self.collecting = True
         try:
-            self._owner.before_write()
+            self._listener.before_write()
         finally:
             self.collecting = False
         queue, pending = self.client._queue, self.client._pending
@@ -250,7 +337,7 @@ class Exchange(BufferedConnection):
             raise ConnectionDropped(f"what the server has sent cannot be decoded: {exception!r}") from exception
         if event is not None:
             self.logger.debug("Received %s", event)
-            self._owner.on_event(event.type, event.path)
+            self._listener.on_event(event.type, event.path)
         elif xid == PING_XID:
             self.ping_outstanding.clear()
             if self.pings:
@@ -302,7 +389,7 @@ class Exchange(BufferedConnection):
             # Such an answer overtakes those to earlier requests, and the server closes the connection after it
             # (``UnimplementedRequestProcessor``).
             reason = "the server does not know one of our requests; ZooKeeper 3.6 or newer is required"
-            self._owner.connection_failed(reason)
+            self._listener.connection_failed(reason)
             raise UnsupportedServerError(reason)
         pending = self.client._pending
         if not pending or pending[0][2] != xid:

@@ -47,6 +47,8 @@ class _InlineHandler:
     def poller(self, sockets: list[Any]) -> Callable[[float], list[Any]]:
         """Return a function that waits for at most some seconds, and returns those ``sockets`` that are readable."""
         with_tls, sleep = [sock for sock in sockets if hasattr(sock, "pending")], self.sleeper(sockets)
+        if not with_tls:
+            return sleep
 
         def wait(timeout: float) -> list[Any]:
             return [sock for sock in with_tls if sock.pending()] or sleep(timeout)

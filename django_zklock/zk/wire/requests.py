@@ -54,27 +54,32 @@ class EncodingError(KazooException):
 
 
 class InlineResult:
-    """Replaces kazoo's asynchronous result: calls the reply on the connection's thread, at most once."""
+    """Replaces kazoo's asynchronous result: calls the reply on the connection's thread.
 
-    __slots__ = ("_notify", "_reply")
+    A reply is called at most once, and only while the connection of its request lives.
+    """
 
-    def __init__(self, notify: Callable[..., None], reply: Reply) -> None:
-        self._notify = notify
+    __slots__ = ("_connection", "_reply", "_requests")
+
+    def __init__(self, requests: Requests, reply: Reply) -> None:
+        self._requests = requests
         self._reply: Reply | None = reply
-
-    def set(self, value: Any = None) -> None:
-        # kazoo may complete a request twice around a disconnect.
-        reply, self._reply = self._reply, None
-        if reply is not None:
-            self._notify(reply, value, None)
+        self._connection = requests.connection_number
 
     def set_exception(self, error: BaseException) -> None:
-        reply, self._reply = self._reply, None
-        if reply is None or isinstance(error, _CONNECTION_ERRORS):
+        if isinstance(error, _CONNECTION_ERRORS):
+            self._reply = None
             return
         if not isinstance(error, KazooException):
             error = EncodingError(f"cannot be encoded or decoded: {error!r}")
-        self._notify(reply, None, error)
+        self.set(None, error)
+
+    def set(self, value: Any = None, error: KazooException | None = None) -> None:
+        # kazoo may complete a request twice around a disconnect.
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            assert self._connection == self._requests.connection_number, "the answer is from an earlier connection"
+            self._requests.notify(reply, value, error)
 
 
 # These state a fact about the tree, the request or the rights of this client. The same request gets the same answer
@@ -115,7 +120,7 @@ class CreateContainer(Create2):
 
 
 def creation_size(options: ConnectionOptions, stems: Sequence[str]) -> int:
-    """Return the bytes that :meth:`Requests.create_all` of these stems takes, besides the data of each."""
+    """Return the bytes that :meth:`Requests.create` of these stems takes, besides the data of each."""
     _, slash, chroot = options.hosts.partition("/")
     create = Create("", b"", parse_acl(options.acl), EPHEMERAL_SEQUENTIAL)
     nothing, one = (len(Transaction(each).serialize()) for each in ([], [create]))
@@ -134,6 +139,8 @@ class Requests:
         self._monitor = monitor
         # Used under the monitor: without a connection, waiters that leave discard their watches in the timers' thread.
         self._watches = WatchRegistry()
+        # Grows when a connection ends. No reply to a request of an earlier connection is called.
+        self.connection_number = 0
 
     def notify(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call ``callback`` under the monitor; an error in it must not end kazoo's connection thread."""
@@ -149,15 +156,7 @@ class Requests:
         The server writes one transaction with the full paths of all nodes of the session (``CloseSessionTxn``).
         """
         each = LENGTH_FIELD + len(self._chroot.encode()) + MAX_SEQUENCE
-        return len(stems) * each + sum(len(stem.encode()) for stem in stems)
-
-    def create(self, path: str, data: bytes, reply: Callable[[tuple[str, ZnodeStat] | None, Any], None]) -> None:
-        """Create an ephemeral sequential node; the reply has its name and stat."""
-
-        def strip(value: tuple[str, ZnodeStat] | None, error: KazooException | None) -> None:
-            reply(None if value is None else (value[0].rpartition("/")[2], value[1]), error)
-
-        self._send(Create2(self._chroot + path, data, self.acl, EPHEMERAL_SEQUENTIAL), strip)
+        return len(stems) * each + len("".join(stems).encode())
 
     def ensure(self, path: str, data: bytes, reply: Reply, *, container: bool, with_ancestors: bool = True) -> None:
         """Create ``path`` as a container or as a persistent node, and what is missing above it as persistent nodes.
@@ -183,7 +182,7 @@ class Requests:
         request = CreateContainer if container else Create
         self._send(request(full, data, self.acl, CONTAINER if container else 0), replied)
 
-    def create_all(
+    def create(
         self, stems: Sequence[str], data: bytes, reply: Callable[[tuple[list[str], int] | None, Any], None]
     ) -> None:
         """Create an ephemeral sequential node at each stem, all or none.
@@ -191,14 +190,20 @@ class Requests:
         The reply has their names, in the order of the stems, and the id of the one transaction that created them all.
         """
 
-        def read(outcomes: list[Any] | None, error: KazooException | None) -> None:
-            if outcomes is None:
+        def created(answer: Any, error: KazooException | None) -> None:
+            if answer is None:
                 reply(None, error)
-            else:
-                # A reply is called as soon as it is read, so this is the transaction of its own answer.
-                reply(([name.rpartition("/")[2] for name in outcomes], self._client.last_zxid), None)
+                return
+            # One node has a stat. For several, a reply is called as soon as it is read: that is the last transaction.
+            one = len(stems) == 1
+            paths, token = ([answer[0]], answer[1].czxid) if one else (answer, self._client.last_zxid)
+            reply(([path.rpartition("/")[2] for path in paths], token), None)
 
-        self._transact([Create(self._chroot + stem, data, self.acl, EPHEMERAL_SEQUENTIAL) for stem in stems], read)
+        if len(stems) == 1:
+            self._send(Create2(self._chroot + stems[0], data, self.acl, EPHEMERAL_SEQUENTIAL), created)
+        else:
+            nodes = [Create(self._chroot + stem, data, self.acl, EPHEMERAL_SEQUENTIAL) for stem in stems]
+            self._transact(nodes, created)
 
     def delete_if_all_exist(self, path: str, others: Sequence[str], reply: Reply) -> None:
         """Delete a node of any version if all ``others`` exist in the same transaction; else change nothing."""
@@ -321,6 +326,6 @@ class Requests:
             answered(None, None)
 
     def _send(self, request: Any, reply: Reply) -> None:
-        self._client._queue.append((request, InlineResult(self.notify, reply)))
+        self._client._queue.append((request, InlineResult(self, reply)))
         if not self._client._connection.collecting:
             self._client._connection.wake()

@@ -94,10 +94,10 @@ def test_node__names_worker_and_child(workshop: Any, key: str) -> None:
     note = workshop.entered(f"{key}:gate")
     first = work_of(workshop, key)
     assert (first.name, first.id, first.time_limit) == ("workshop.tasks.hold", task.id, 300)
-    assert f"main pid {workshop.worker.pid} on " in holder(workshop, key).owner or first.child
+    assert f"main pid {workshop.worker.pid} on " in holder(workshop, key).owner_text or first.child
     wait_until(lambda: work_of(workshop, key).child, SOON, "the node names the child")
     assert work_of(workshop, key).child == note["pid"] != workshop.worker.pid
-    assert f"(pid {note['pid']} on {os.uname().nodename}, worker {first.worker})" in holder(workshop, key).owner
+    assert f"(pid {note['pid']} on {os.uname().nodename}, worker {first.worker})" in holder(workshop, key).owner_text
     workshop.let_go(f"{key}:gate")
     assert workshop.result(task)["token"] == note["token"]
 

@@ -160,7 +160,7 @@ class Model:
             if contender.state is State.HELD and contender.lost is None:
                 call.ran = next(self._clock)
                 self.runs[call.function].append(call.ran)
-            elif contender.taken:
+            elif contender.refused_busy:
                 call.skipped = next(self._clock)
 
         lock = call.lock(self._chance.choice(self._pools))

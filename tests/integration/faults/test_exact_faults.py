@@ -13,8 +13,7 @@ from django_zklock.exceptions import LockLost, LockTimeout, ZkLockError, ZooKeep
 from django_zklock.testing import Opcode, ZooKeeperServer, acl
 from django_zklock.testing.tree import Change, Created, Deleted
 from django_zklock.zk.acquire import Acquisition
-from django_zklock.zk.contender import State
-from django_zklock.zk.creation import MAX_ENSURES
+from django_zklock.zk.contender import MAX_ENSURES, State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
@@ -23,6 +22,7 @@ from django_zklock.zk.rules import semaphore
 from django_zklock.zk.waiting import Deadline
 from tests.support.byte_cuts import HEADER, LANES, LENGTH, TEXT, idle, session_of, sweep
 from tests.support.loss_recorder import Losses
+from tests.support.queued_contenders import is_watching
 from tests.support.server_hooks import Moments
 from tests.support.tcp_proxy import DOWN, UP, Proxy
 from tests.support.threads import Runner, waiting_in
@@ -133,6 +133,29 @@ def test_create_reply__cut_and_expired(server: ZooKeeperServer, pool: Pool, lagg
             assert held.node != first
             assert server.paths(lock.paths[0]) == [held.node]
             assert server.owner(held.node) == session_of(pool) != before
+
+
+@pytest.mark.parametrize("opcode", ["multi", "getChildren", "getData"])
+def test_create_reply__cut_and_recovery_cut(server: ZooKeeperServer, pool: Pool, opcode: str) -> None:
+    """Who is cut off again while it looks for its node finds it, at a follower that knows as little as it may.
+
+    The first is the transaction that changes nothing, by which the server catches up; then the list, and the node.
+    """
+    lock = warm(pool)
+    session, created = session_of(pool), creates(server, session_of(pool))
+    with server.faults.lag_reads(zxids=10_000):
+        cut = server.faults.cut_reply("create2")
+        with server.faults.refuse():
+            waiter = waiting_in(lock)
+            cut.wait()
+            again = server.faults.cut_reply(opcode)
+        with waiter.result() as held:
+            again.wait()
+            assert server.paths(lock.paths[0]) == [held.node]
+            assert server.owner(held.node) == session == session_of(pool)
+            assert creates(server, session) == created + 1
+            held.release(wait=True)
+        assert server.paths(lock.paths[0]) == []
 
 
 @pytest.mark.parametrize("owner", ["nobody", "somebody else"])
@@ -305,7 +328,7 @@ def warm_elsewhere(pool: Pool) -> Lock:
 def waits(pool: Pool) -> bool:
     """Whether the pool's only contender stands in line and has seen who holds."""
     tenants = [tenant for session in pool.sessions() for tenant in list(session._listeners)]
-    return len(tenants) == 1 and getattr(tenants[0], "_is_watching_all", False)
+    return len(tenants) == 1 and is_watching(tenants[0])
 
 
 # Sessions.
@@ -405,7 +428,7 @@ def test_session_expired__soon_after_joining(
 def settled_waiters(pool: Pool) -> int:
     """Return how many contenders of the pool wait and request nothing."""
     listeners = [listener for session in pool.sessions() for listener in list(session._listeners)]
-    return sum(getattr(listener, "_is_watching_all", False) for listener in listeners)
+    return sum(is_watching(listener) for listener in listeners)
 
 
 def test_session_expired__waiting(server: ZooKeeperServer, make_pool: MakePool) -> None:

@@ -28,7 +28,6 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.testing.faults import DirectionName
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.multi import MultiContender
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.scripted_session import parse_names
@@ -76,7 +75,7 @@ def may_hold(rule: Rule, node: str, line: list[str]) -> bool:
 class Person:
     """Somebody who wants a lock, and what comes of it."""
 
-    contender: Contender | MultiContender
+    contender: Contender
     rule: Rule
 
     @property
@@ -88,7 +87,7 @@ class Person:
     @property
     def is_through(self) -> bool:
         """Whether there is nothing more to wait for: it has lost, or it was not to wait."""
-        return self.contender.lost is not None or self.contender.taken
+        return self.contender.lost is not None or self.contender.refused_busy
 
 
 @dataclass
@@ -148,6 +147,8 @@ class Machine(RuleBasedStateMachine):
         self.keys = {key: f"{run}-{key}" for key in KEYS}
         self.paths = [self.world.pools[0].path(key) for key in self.keys.values()]
         self.people: list[Person] = []
+        # Those who were told to leave.
+        self.gone: list[Contender] = []
         self.lagging = False
         self.theme: list[Rule] = []
         # The nodes of a writer and a reader of Curator, if there are any.
@@ -217,6 +218,7 @@ class Machine(RuleBasedStateMachine):
     def leave(self, person: Person) -> None:
         person.contender.session.post(person.contender.leave)
         self.people.remove(person)
+        self.gone.append(person.contender)
 
     @rule()
     def settle(self) -> None:
@@ -310,15 +312,21 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def who_holds_may(self) -> None:
-        """Nobody holds whose way somebody is in, as far as its own node is still there."""
+        """Nobody holds whose way somebody is in, as far as its own node is still there.
+
+        Who lets go is in nobody's way in its own session, also while the server does not know of it.
+        """
         # First what people think, then the tree: what it still contains was there when they thought so.
         holders = [(person, dict(person.contender.node_paths)) for person in self.people if person.holds]
+        released = [(each.session, each.node_paths.values()) for each in self.gone]
         lines = self.lines()
         for person, nodes in holders:
+            left = {node for session, gone in released if session is person.contender.session for node in gone}
             for path, node in nodes.items():
                 name = node.rpartition("/")[2]
-                if name in lines[path]:
-                    assert may_hold(person.rule, name, lines[path]), (person, lines[path])
+                line = [other for other in lines[path] if f"{path}/{other}" not in left]
+                if name in line:
+                    assert may_hold(person.rule, name, line), (person, lines[path])
 
     def lines(self) -> dict[str, list[str]]:
         """Return both lines at one moment."""

@@ -21,6 +21,7 @@ from django_zklock.zk.rules import READ, Rule, semaphore
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire.watches import Watch
 from tests.support.loss_recorder import Losses
+from tests.support.queued_contenders import is_watching
 from tests.support.refusing_server import Refusals
 from tests.support.threads import Runner, waiting_in
 from tests.support.tree_reader import MakePool, wait_until
@@ -58,7 +59,7 @@ def settled(pool: Pool, count: int) -> bool:
     """Return whether as many wait, and have asked for all that they want to know."""
     tenants = [each for session in pool.sessions() for each in list(session._listeners)]
     waiting = [each for each in tenants if getattr(each, "state", None) is State.WAITING]
-    return len(waiting) == count and all(each._is_watching_all for each in waiting)  # type: ignore[attr-defined]
+    return len(waiting) == count and all(is_watching(each) for each in waiting)
 
 
 def drop(server: ZooKeeperServer, pool: Pool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from kazoo import exceptions
@@ -228,13 +229,15 @@ def test_release__many_share_the_pause(
     holds = [Lock(f"k{number}", pool).acquire(timeout=10) for number in range(50)]
     session = pool.sessions()[0]
     timers: list[float] = []
-    call_later = session.retries._call_later
+    call_later = session._timer_thread.call_later
 
     def counted(delay: float, call: Callable[[], None]) -> TimerHandle:
-        timers.append(delay)
+        # Heartbeats have timers too.
+        if isinstance(call, partial) and session._end_pause in call.args:
+            timers.append(delay)
         return call_later(delay, call)
 
-    monkeypatch.setattr(session.retries, "_call_later", counted)
+    monkeypatch.setattr(session._timer_thread, "call_later", counted)
     refusal = refusals.refuse("delete", times=50)
     for held in holds:
         held.release()

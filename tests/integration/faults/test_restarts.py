@@ -8,11 +8,11 @@ import threading
 import pytest
 from services.zookeeper import ZooKeeper
 
-from django_zklock.zk.contender import State
+from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.single import SingleContender
+from tests.support.queued_contenders import node_of
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
@@ -58,10 +58,10 @@ class Queue:
 
         def found(onlooker: Onlooker) -> list[str]:
             nodes = [
-                tenant.node
+                node_of(tenant)
                 for each in pools
                 for tenant in list(each.sessions()[0]._listeners)
-                if isinstance(tenant, SingleContender) and tenant.state is State.WAITING and tenant.node is not None
+                if isinstance(tenant, Contender) and tenant.state is State.WAITING and node_of(tenant) is not None
             ]
             here = onlooker.children(self.path)
             return [name for name in here if name in nodes] if len(nodes) == expected else []

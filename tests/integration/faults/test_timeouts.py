@@ -18,6 +18,7 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.waiting import boottime
+from tests.support.queued_contenders import is_watching
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE
 from tests.support.tree_reader import MakePool, wait_until
@@ -77,7 +78,7 @@ def test_timeout__place_outlived(server: ZooKeeperServer, make_pool: MakePool) -
     pool = make_pool(session_timeout=1.0, connect_timeout=0.2)
     patient, other = waiting_in(Lock("k", pool)), Runner(lambda: Lock("k", pool).acquire())
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 3)
-    wait_until(lambda: all(getattr(each, "_is_watching_all", False) for each in list(pool.sessions()[0]._listeners)))
+    wait_until(lambda: all(is_watching(each) for each in list(pool.sessions()[0]._listeners)))
     with server.faults.refuse():
         server.faults.drop(pool.sessions()[0].id)
         # Without one it has to be told some time.
@@ -95,7 +96,7 @@ def test_timeout__away_at_the_deadline(server: ZooKeeperServer, make_pool: MakeP
     waiter = Runner(lambda: Lock("k", waiting).acquire(timeout=3))
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
     session = waiting.session(held.lock.paths[0])
-    wait_until(lambda: any(getattr(each, "_is_watching_all", False) for each in list(session._listeners)))
+    wait_until(lambda: any(is_watching(each) for each in list(session._listeners)))
     began = time.monotonic()
     if fault == "refuse":
         server.faults.refuse()

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.zk.contender import State
+from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.place import Place
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.single import SingleContender
+from django_zklock.zk.queue import Queue
+from tests.support.queued_contenders import is_next
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
 
@@ -75,29 +77,30 @@ def ready_behind(pools: list[Pool]) -> tuple[int, bool]:
         for pool in pools
         for session in pool.sessions()
         for tenant in list(session._listeners)
-        if isinstance(tenant, SingleContender) and tenant.state is State.WAITING
+        if isinstance(tenant, Contender) and tenant.state is State.WAITING
     ]
-    return len(found), any(each.is_next for each in found)
+    return len(found), any(is_next(each) for each in found)
 
 
 def count_grants(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str | None], list[str | None]]:
     """Return lists that grow with the grants to those who waited: those without a question, and all."""
     unasked: list[str | None] = []
     waited: list[str | None] = []
-    on_clear, on_line = SingleContender.on_clear, SingleContender.on_queue
+    advance, on_line = Place.advance, Place._on_queue
 
-    def hear(contender: SingleContender) -> None:
-        on_clear(contender)
-        if contender.state is State.HELD:
-            unasked.append(contender.node)
-            waited.append(contender.node)
+    def hear(place: Place) -> None:
+        before = place.contender.state
+        advance(place)
+        if before is State.WAITING and place.contender.state is State.HELD:
+            unasked.append(place.node)
+            waited.append(place.node)
 
-    def read(contender: SingleContender, *seen: object) -> None:
-        before = contender.state
-        on_line(contender, *seen)  # type: ignore[arg-type]
-        if before is State.WAITING and contender.state is State.HELD:
-            waited.append(contender.node)
+    def read(place: Place, queue: Queue | None, error: Exception | None) -> None:
+        before = place.contender.state
+        on_line(place, queue, error)
+        if before is State.WAITING and place.contender.state is State.HELD:
+            waited.append(place.node)
 
-    monkeypatch.setattr(SingleContender, "on_clear", hear)
-    monkeypatch.setattr(SingleContender, "on_queue", read)
+    monkeypatch.setattr(Place, "advance", hear)
+    monkeypatch.setattr(Place, "_on_queue", read)
     return unasked, waited

@@ -19,7 +19,7 @@ from django_zklock.doctor import LEVELS, Finding, configuration, ensemble, round
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops.ensemble import Configuration, Server
 from django_zklock.zk.pool import PoolOptions
-from django_zklock.zk.wire import ConnectionOptions, parse_acl
+from django_zklock.zk.wire import ConnectionOptions, client, parse_acl
 from tests.support.any_server import Server as AnyServer
 from tests.support.django_layer import Recorder
 from tests.support.fake_four_letter import Talker, serving
@@ -72,6 +72,21 @@ def configure(settings: Settings, server: AnyServer, root: str) -> Callable[...,
         settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": 6} | values}
 
     return configure
+
+
+# kazoo.
+
+
+@pytest.mark.parametrize(
+    ("version", "is_named"), [("2.11.0", False), ("2.11.7", False), ("2.12.0", True), ("2.1", True)]
+)
+def test_kazoo(monkeypatch: pytest.MonkeyPatch, version: str, is_named: bool) -> None:
+    """A version whose minor release was not tested is named, and no other."""
+    monkeypatch.setattr(client, "kazoo_version", version)
+    found = list(configuration.examine_kazoo())
+    assert [(each.id, each.level, version in each.subject) for each in found] == (
+        [("client.kazoo", "warning", True)] if is_named else []
+    )
 
 
 # A sound configuration.

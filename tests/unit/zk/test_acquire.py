@@ -10,13 +10,13 @@ import pytest
 from django_zklock.exceptions import LockTimeout
 from django_zklock.zk import owners
 from django_zklock.zk.acquire import Acquisition
-from django_zklock.zk.contender import State
+from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
-from django_zklock.zk.single import SingleContender
 from tests.support.loss_recorder import Losses
+from tests.support.queued_contenders import is_watching
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
 
@@ -138,14 +138,14 @@ def test_holder__named_by_the_error(make_pool: MakePool, keys: str | list[str]) 
         waiter.result(30)
 
 
-def wait_for_waiters(pool: Pool, count: int) -> list[SingleContender]:
+def wait_for_waiters(pool: Pool, count: int) -> list[Contender]:
     """Return the waiters of the pool in the order of their nodes, once ``count`` of them wait and request nothing."""
     (session,) = pool.sessions()
 
-    def waiting() -> list[SingleContender]:
-        contenders = [each for each in list(session._listeners) if isinstance(each, SingleContender)]
-        settled = [each for each in contenders if each._is_watching_all]
+    def waiting() -> list[Contender]:
+        contenders = [each for each in list(session._listeners) if isinstance(each, Contender)]
+        settled = [each for each in contenders if is_watching(each)]
         return sorted(settled, key=lambda each: each.token or 0) if len(settled) == count else []
 
-    found: list[SingleContender] = wait_until(waiting)
+    found: list[Contender] = wait_until(waiting)
     return found

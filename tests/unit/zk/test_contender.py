@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, OperationTimeoutError
 
-from django_zklock.zk.contender import SessionUnavailable, State
-from django_zklock.zk.creation import MAX_ENSURES, LockPath
+from django_zklock.zk.contender import MAX_ENSURES, Contender, SessionUnavailable, State
 from django_zklock.zk.paths import RecentPaths
+from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import Kind
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from django_zklock.zk.single import SingleContender
+from tests.support.queued_contenders import is_next, node_of
 from tests.support.scripted_session import SESSION, Script, contend, create, curators, line_up, other, settle, stat
 
 
@@ -30,7 +30,7 @@ def test_join__nobody_ahead(script: Script) -> None:
 
 def test_join__abandoned_before_it_began(script: Script) -> None:
     """Who leaves before joining is gone, and a late join does nothing."""
-    contender = SingleContender(script, LockPath("/k"), EXCLUSIVE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    contender = Contender(script, [LockPath("/k")], EXCLUSIVE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
     contender.leave()
     contender.join()
     assert (contender.state, script.asked, script.listeners) == (State.GONE, [], {})
@@ -40,18 +40,18 @@ def test_join__abandoned_before_it_began(script: Script) -> None:
 
 
 @pytest.fixture
-def moving(script: Script) -> tuple[SingleContender, Script]:
+def moving(script: Script) -> tuple[Contender, Script]:
     """Return a contender whose session is full, and the session to which it moves; both keep what is posted."""
     elsewhere = Script()
     script.full, script.next_session = True, elsewhere
-    contender = SingleContender(script, LockPath("/k"), EXCLUSIVE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    contender = Contender(script, [LockPath("/k")], EXCLUSIVE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
     script.hold_back()
     elsewhere.hold_back()
     script.post(contender.join)
     return contender, elsewhere
 
 
-def test_join__full(script: Script, moving: tuple[SingleContender, Script]) -> None:
+def test_join__full(script: Script, moving: tuple[Contender, Script]) -> None:
     """A contender that finds its session full joins in another one, with everything that it needs of a session."""
     contender, elsewhere = moving
     script.flush()
@@ -65,7 +65,7 @@ def test_join__full(script: Script, moving: tuple[SingleContender, Script]) -> N
     assert (script.used, elsewhere.used) == (0, 1)
 
 
-def test_join__full_again(script: Script, moving: tuple[SingleContender, Script]) -> None:
+def test_join__full_again(script: Script, moving: tuple[Contender, Script]) -> None:
     """If others have filled the next session meanwhile, the contender moves on."""
     contender, elsewhere = moving
     third = Script()
@@ -76,7 +76,7 @@ def test_join__full_again(script: Script, moving: tuple[SingleContender, Script]
     assert (script.used, elsewhere.used, third.used) == (0, 0, 1)
 
 
-def test_leave__follows(script: Script, moving: tuple[SingleContender, Script]) -> None:
+def test_leave__follows(script: Script, moving: tuple[Contender, Script]) -> None:
     """Who leaves while the contender moves on leaves it in the session that it is in by then, under its monitor."""
     contender, elsewhere = moving
     contender.post(contender.leave)
@@ -89,7 +89,7 @@ def test_leave__follows(script: Script, moving: tuple[SingleContender, Script]) 
     assert (contender.state, elsewhere.used) == (State.GONE, 0)
 
 
-def test_leave__arrives_first(script: Script, moving: tuple[SingleContender, Script]) -> None:
+def test_leave__arrives_first(script: Script, moving: tuple[Contender, Script]) -> None:
     """Who leaves after the move and before the contender joins there is gone, and joins nowhere."""
     contender, elsewhere = moving
     script.flush()
@@ -259,7 +259,7 @@ def test_create__reply_lost(script: Script) -> None:
     script.answer("children", [other(1), name])
     script.answer("get", (b"me", stat(50)))
     script.answer("children", [other(1), name])
-    assert (contender.state, contender.node, contender.token) == (State.WAITING, name, 50)
+    assert (contender.state, node_of(contender), contender.token) == (State.WAITING, name, 50)
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -299,7 +299,7 @@ def test_list__reply_lost(script: Script) -> None:
     script.reconnect()
     assert script.asked == ["children"]
     script.answer("children", [name])
-    assert (contender.state, contender.node) == (State.HELD, name)
+    assert (contender.state, node_of(contender)) == (State.HELD, name)
 
 
 def test_waiting__predecessor_gone(script: Script) -> None:
@@ -317,7 +317,7 @@ def test_waiting__predecessor_gone(script: Script) -> None:
     settle(script, name)
     script.answer("children", [other(4), name])
     assert set(script.watches) == {f"/k/{name}", f"/k/{other(4)}"}
-    assert contender.is_next
+    assert is_next(contender)
     script.tell(f"/k/{other(4)}", deleted=True)
     assert (contender.state, script.asked) == (State.HELD, [])
 
@@ -334,7 +334,7 @@ def test_waiting__writer_gone(script: Script, rule: Rule) -> None:
     assert script.asked == ["children"]
     script.answer("children", [name, curators(1, Kind.READ)])
     settle(script, name)
-    assert contender.is_next
+    assert is_next(contender)
     script.tell(f"/k/{curators(1, Kind.READ)}", deleted=True)
     assert contender.state is State.HELD
 
@@ -344,7 +344,7 @@ def test_waiting__our_writer_gone(script: Script, rule: Rule) -> None:
     """Behind a writer of ours its end is the grant, and nothing is asked."""
     contender, name = line_up(script, other(1, Kind.WRITE), rule=rule)
     settle(script, name)
-    assert contender.is_next
+    assert is_next(contender)
     script.tell(f"/k/{other(1, Kind.WRITE)}", deleted=True)
     assert contender.state is State.HELD
     # A lease says that it holds, and that is all.
@@ -414,7 +414,7 @@ def test_sequence_end__own_node_gone(script: Script) -> None:
     assert contender.state is State.JOINING
 
 
-def deleted_while_read(script: Script, rule: Rule = EXCLUSIVE) -> tuple[SingleContender, str]:
+def deleted_while_read(script: Script, rule: Rule = EXCLUSIVE) -> tuple[Contender, str]:
     """Return a contender, and its node, whose only predecessor was deleted after the list; the queue is read again."""
     contender = contend(script, rule)
     name = create(script, END, czxid=60)
@@ -477,7 +477,9 @@ def test_sequence_end__who_holds(script: Script) -> None:
     """Whoever is told that the lock is taken is told the name of the one who holds it, not of another."""
     contender = contend(script, wait=False)
     script.answer("children", [rival(1), rival(2)])
-    assert contender.taken
+    for czxid in (70, 50):
+        script.answer("get", (b"", stat(czxid)))
+    assert contender.refused_busy
     contender.refresh_holder()
     script.answer("children", [rival(1), rival(2)])
     for czxid in (70, 50):
@@ -582,7 +584,7 @@ def test_try__busy(script: Script, line: list[str]) -> None:
     """A try lists first and creates nothing on a busy lock."""
     contender = contend(script, wait=False)
     script.answer("children", line)
-    assert (contender.taken, contender.state, script.asked) == (True, State.GONE, [])
+    assert (contender.refused_busy, contender.state, script.asked) == (True, State.GONE, [])
 
 
 def test_try__overtaken(script: Script) -> None:
@@ -591,6 +593,6 @@ def test_try__overtaken(script: Script) -> None:
     script.answer("children", [])
     name = create(script)
     script.answer("children", [other(1), name])
-    assert contender.taken
+    assert contender.refused_busy
     assert script.answer("delete") == f"/k/{name}"
     assert contender.state is State.GONE

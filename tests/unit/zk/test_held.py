@@ -254,7 +254,7 @@ def test_release__wait_in_an_event_loop(pool: Pool, onlooker: Onlooker) -> None:
 def test_release__no_thread_can_be_started(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its pool was closed, a hold is released without a thread: at the exit of Python none can be started."""
     held = Lock("k", pool).acquire(timeout=10)
-    timers = pool._here().clock
+    timers = pool._of_this_process().timers
     pool.close()
     wait_until(lambda: timers._thread is None)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 
-from django_zklock.zk.contender import State
-from django_zklock.zk.creation import LockPath
+from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.listing import LONG, SharedListing
-from django_zklock.zk.multi import MultiContender
 from django_zklock.zk.node_data import Identity
+from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import Kind, Queue
 from django_zklock.zk.rules import READ, WRITE, Rule, semaphore
-from django_zklock.zk.single import SingleContender
+from tests.support.queued_contenders import node_of
 from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat
 
 
@@ -24,7 +26,7 @@ def script() -> Script:
     return script
 
 
-def crowd(script: Script, *rules: Rule) -> list[SingleContender]:
+def crowd(script: Script, *rules: Rule) -> list[Contender]:
     """Return contenders that have joined in one write, with sequences from 5 on; the list is still to be answered."""
     contenders = [contend(script, rule) for rule in rules]
     script.flush()
@@ -34,8 +36,8 @@ def crowd(script: Script, *rules: Rule) -> list[SingleContender]:
     return contenders
 
 
-def names(*contenders: SingleContender) -> list[str]:
-    return [contender.node or "" for contender in contenders]
+def names(*contenders: Contender) -> list[str]:
+    return [node_of(contender) or "" for contender in contenders]
 
 
 def settle_all(script: Script) -> None:
@@ -46,6 +48,9 @@ def settle_all(script: Script) -> None:
         name = next(what for kind, what, _ in script.requests if kind == "get").rpartition("/")[2]
         script.answer_get(name, (data(), stat(owner=OTHERS if name in strangers else SESSION)))
         script.flush()
+
+
+CALM: dict[str, Any] = {"data": b"", "wait": True, "notify": lambda: None}
 
 
 # One list for many.
@@ -220,12 +225,10 @@ def test_connection__gone_before_the_write(script: Script) -> None:
 
 
 def test_connection__gone_before_the_answer(script: Script) -> None:
-    """An answer that never comes keeps nobody from asking again, and comes too late for whoever has asked for it."""
+    """An answer that never comes keeps nobody from asking again."""
     one, two = crowd(script, WRITE, WRITE)
-    late = script.requests[0][2]
     script.break_connection()
     script.reconnect()
-    late(names(two), None)
     assert (one.state, two.state) == (State.JOINING, State.JOINING)
     script.flush()
     script.answer("children", names(one, two))
@@ -251,10 +254,10 @@ def test_connection__old_questions(script: Script) -> None:
 
 def test_connection__several_lines(script: Script) -> None:
     """Who looks for its nodes in several lines has all the lists, also if a neighbour has asked for the last first."""
-    single = SingleContender(script, LockPath("/c"), WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    single = Contender(script, [LockPath("/c")], WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
     single.join()
     places = [LockPath(path, b"") for path in ("/a", "/b", "/c")]
-    several = MultiContender(script, places, WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    several = Contender(script, places, WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
     several.join()
     script.flush()
     one = f"{script.requests[0][1].rpartition('/')[2]}0000000004"
@@ -283,7 +286,7 @@ def test_identify__shared(script: Script) -> None:
     found: list[Identity | None] = []
     for answer, host in [((data(host="first"), stat()), "first"), (None, None)]:
         for _ in range(3):
-            listing.read_holder(other(1), found.append)
+            listing.read_holder(other(1), lambda who, _error: found.append(who))
         script.flush()
         assert script.answer("get", answer, None if answer else NoNodeError()) == f"/k/{other(1)}"
         assert [who and who.host for who in found] == [host] * 3
@@ -293,20 +296,26 @@ def test_identify__shared(script: Script) -> None:
 
 def test_identify__refused_for_now(script: Script) -> None:
     """Who a predecessor is, and who is first, is asked again after a refusal that passes, and never told wrongly."""
-    listing, told = script.listing("/k"), list[str]()
-    listing.read_holder(other(1), lambda who: told.append(who.host if who else "nobody"))
-    listing.read_first_holder(WRITE, None, lambda who: told.append(who.host if who else "nobody"))
+    contender = contend(script, WRITE)
     script.flush()
+    name = create(script)
+    script.answer("children", [other(1), other(2), other(3), name])
+    script.flush()
+    for _ in range(2):
+        script.answer("get", (data(), stat()))
     script.answer("get", error=OperationTimeoutError())
+    contender.refresh_holder()
+    script.flush()
     script.answer("children", error=OperationTimeoutError())
-    assert (told, script.asked) == ([], [])
+    assert (contender.holder_reads, script.asked) == (0, [])
     script.ask_again()
     script.flush()
-    script.answer("get", (data(), stat()))
-    script.answer("children", [other(1)])
+    assert script.answer("get", (data("the first"), stat())) == f"/k/{other(1)}"
+    assert (contender.holder_reads, contender.holder and contender.holder.host) == (1, "the first")
+    script.answer("children", [other(1), name])
     script.flush()
-    script.answer("get", (data(), stat()))
-    assert told == ["elsewhere", "elsewhere"]
+    script.answer("get", (data("still"), stat()))
+    assert (contender.holder_reads, contender.holder and contender.holder.host) == (2, "still")
 
 
 def test_look__shared(script: Script) -> None:
@@ -321,7 +330,7 @@ def test_look__shared(script: Script) -> None:
     script.flush()
     script.answer("children", names(holding, *waiting))
     script.flush()
-    assert script.answer("get", (data(host="me"), stat())) == f"/k/{holding.node}"
+    assert script.answer("get", (data(host="me"), stat())) == f"/k/{node_of(holding)}"
     assert [contender.holder_reads for contender in waiting] == [before + 1 for before in holder_reads]
     assert script.asked == []
 
@@ -329,7 +338,7 @@ def test_look__shared(script: Script) -> None:
 # The one before is a neighbour.
 
 
-def line_of_three(script: Script) -> list[SingleContender]:
+def line_of_three(script: Script) -> list[Contender]:
     """Return three of our session that stand behind each other, the first of which holds; all is settled."""
     three = crowd(script, WRITE, WRITE, WRITE)
     script.answer("children", names(*three))
@@ -338,34 +347,130 @@ def line_of_three(script: Script) -> list[SingleContender]:
     return three
 
 
-@pytest.mark.parametrize("backwards", [False, True])
-def test_neighbour__in_turn(script: Script, backwards: bool) -> None:
-    """Who stands behind one of our own session that holds knows that nobody else is left, whoever hears of it first."""
+def test_neighbour__in_turn(script: Script) -> None:
+    """Who stands behind one of our own session holds when that lets go, before the server has heard of it."""
     one, two, three = line_of_three(script)
+    assert set(script.watches) == {f"/k/{name}" for name in names(one, two, three)}
     one.leave()
-    if backwards:
-        script.watches[f"/k/{one.node}"].reverse()
-    script.tell(f"/k/{one.node}", deleted=True)
+    assert (two.state, three.state, script.asked) == (State.WAITING, State.WAITING, ["delete"])
     script.flush()
-    assert (two.state, three.state) == (State.HELD, State.WAITING)
-    assert script.asked == ["delete", "get"]
-    script.answer("delete")
-    settle_all(script)
-    assert three.is_next
+    assert (two.state, three.state, script.asked) == (State.HELD, State.WAITING, ["delete"])
     two.leave()
-    script.tell(f"/k/{two.node}", deleted=True)
-    assert (three.state, script.asked) == (State.HELD, ["delete"])
+    script.flush()
+    assert (three.state, script.asked) == (State.HELD, ["delete", "delete"])
+    for each in (one, two):
+        script.answer("delete")
+        assert each.state is State.GONE
+
+
+def without_lease(script: Script, _two: Contender) -> None:
+    script.lease_expired = True
+
+
+def not_restored(script: Script, _two: Contender) -> None:
+    script.restoring = True
+
+
+@pytest.mark.parametrize("unsure", [without_lease, not_restored])
+def test_neighbour__without_proof(script: Script, unsure: Callable[[Script, Contender], None]) -> None:
+    """What is no proof for an event is none for a neighbour: the line is read."""
+    one, two, _ = line_of_three(script)
+    unsure(script, two)
+    script.requests.clear()
+    one.leave()
+    script.flush()
+    asked = [each for each in script.asked if each != "write"]
+    assert (two.state, asked) == (State.WAITING, ["delete", "children"])
+    script.lease_expired = False
+    script.answer("delete")
+    if script.asked[0] == "write":
+        script.answer("write")
+    script.answer("children", names(two))
+    assert two.state is State.HELD
+
+
+def test_neighbour__own_node_unsure(script: Script) -> None:
+    """Who cannot be sure of its own node waits for the answer of its watch, and reads nothing."""
+    one, two, _ = line_of_three(script)
+    script.tell(f"/k/{node_of(two)}", deleted=False)
+    one.leave()
+    script.flush()
+    assert (two.state, script.asked) == (State.WAITING, ["get", "delete"])
+    settle_all(script)
+    assert (two.state, script.asked) == (State.HELD, ["delete"])
+
+
+def holder_and_arrival(script: Script) -> tuple[Contender, Contender]:
+    """Return a holder, and one that has come after it, with the list under way."""
+    one = contend(script, WRITE)
+    script.flush()
+    create(script, 5)
+    script.answer("children", names(one))
+    two = contend(script, WRITE)
+    script.flush()
+    create(script, 6)
+    assert (one.state, two.state, script.asked) == (State.HELD, State.JOINING, ["children"])
+    return one, two
+
+
+def test_neighbour__just_released(script: Script) -> None:
+    """Whose list still has a neighbour that has let go holds: nobody else was before it."""
+    one, two = holder_and_arrival(script)
+    listed = names(one, two)
+    one.leave()
+    script.answer("children", listed)
+    assert (two.state, script.asked) == (State.HELD, ["delete"])
+
+
+def test_neighbour__just_released_without_a_lease(script: Script) -> None:
+    """Not without a lease: another client may hold by now."""
+    one, two = holder_and_arrival(script)
+    listed = names(one, two)
+    one.leave()
+    script.lease_expired = True
+    script.answer("children", listed)
+    assert (two.state, script.asked) == (State.JOINING, ["delete", "drop"])
+
+
+def test_neighbour__just_lost(script: Script) -> None:
+    """A neighbour in the list that has lost the lock is no proof: its node is watched until it is gone."""
+    one, two = holder_and_arrival(script)
+    listed = names(one, two)
+    one.lose("the lease ran out")
+    one.leave()
+    script.answer("children", listed)
+    assert (two.state, script.asked) == (State.WAITING, ["delete", "get", "get"])
+
+
+def test_neighbour__while_away(script: Script) -> None:
+    """Who lets go without a connection lets nobody in: the line is read on the next one, behind the deletion."""
+    one, two, _ = line_of_three(script)
+    script.break_connection()
+    script.lease_expired = True
+    one.leave()
+    script.flush()
+    assert (two.state, script.asked) == (State.WAITING, [])
+    script.reconnect()
+    script.flush()
+    assert script.asked == ["delete", "children"]
+
+
+def test_neighbour__has_lost(script: Script) -> None:
+    """Who has lost the lock is no proof that nobody else is before the one behind."""
+    one, two, _ = line_of_three(script)
+    one.lose("the connection was suspended")
+    one.leave()
+    script.flush()
+    assert (two.state, script.asked) == (State.WAITING, ["delete", "children"])
 
 
 def test_neighbour__gone_without_us(script: Script) -> None:
     """The end of a neighbour's node that nobody of ours has deleted proves nothing: the line is read."""
     one, two, three = line_of_three(script)
     one.leave()
-    script.tell(f"/k/{one.node}", deleted=True)
     script.flush()
     script.answer("delete")
-    settle_all(script)
-    script.tell(f"/k/{two.node}", deleted=True)
+    script.tell(f"/k/{node_of(two)}", deleted=True)
     script.flush()
     assert (two.lost, three.state) == ("its node was deleted", State.WAITING)
     # Why it was lost, and who is there.
@@ -375,20 +480,53 @@ def test_neighbour__gone_without_us(script: Script) -> None:
     assert three.state is State.HELD
 
 
-def test_neighbour__gone_before_the_watch(script: Script) -> None:
-    """If it has gone before it could be watched, the line is read, and only once."""
+def test_neighbour__first_of_all_gone(script: Script) -> None:
+    """A holder that has not waited watches its node too if a neighbour relies on it: an operator may delete it."""
+    one, two, _ = line_of_three(script)
+    script.tell(f"/k/{node_of(one)}", deleted=True)
+    script.flush()
+    assert (one.lost, script.asked) == ("its node was deleted", ["get", "children"])
+    script.answer("get", (b"", stat()))
+    script.answer("children", names(two))
+    assert two.state is State.HELD
+
+
+def test_neighbour__gives_up(script: Script) -> None:
+    """Behind a neighbour that has not held the line is read, and whoever is before it counts from then on."""
     one, two, three = line_of_three(script)
-    one.leave()
-    script.tell(f"/k/{one.node}", deleted=True)
-    script.flush()
-    script.answer("delete")
     two.leave()
-    script.answer_get(two.node or "", error=NoNodeError())
     script.flush()
-    assert script.asked == ["delete", "children"]
+    assert (three.state, script.asked) == (State.WAITING, ["delete", "children"])
     script.answer("delete")
-    script.answer("children", names(three))
-    assert three.state is State.HELD
+    script.answer("children", names(one, three))
+    settle_all(script)
+    one.leave()
+    script.flush()
+    assert (three.state, script.asked) == (State.HELD, ["delete"])
+
+
+def test_neighbour__of_several_lines(script: Script) -> None:
+    """Who waits behind neighbours in several lines holds when the last of them has let go."""
+    places = [LockPath(path) for path in ("/k", "/l")]
+    first, second = contend(script, WRITE), Contender(script, [LockPath("/l")], WRITE, **CALM)  # type: ignore[arg-type]
+    second.join()
+    both = Contender(script, places, WRITE, **CALM)  # type: ignore[arg-type]
+    both.join()
+    script.flush()
+    assert script.asked == ["create", "create", "create_all", "children", "children"]
+    create(script, 4)
+    create(script, 4)
+    script.answer("create_all", ([f"{stem.rpartition('/')[2]}0000000005" for stem in script.requests[0][1]], 50))
+    for each, place in zip((first, second), both.places, strict=True):
+        script.answer("children", [node_of(each) or "", place.node or ""])
+    settle_all(script)
+    assert (first.state, second.state, both.state) == (State.HELD, State.HELD, State.WAITING)
+    second.leave()
+    script.flush()
+    assert (both.state, script.asked) == (State.WAITING, ["delete"])
+    first.leave()
+    script.flush()
+    assert (both.state, script.asked) == (State.HELD, ["delete", "delete"])
 
 
 def test_neighbour__of_others(script: Script) -> None:
@@ -398,7 +536,6 @@ def test_neighbour__of_others(script: Script) -> None:
     name = create(script)
     script.answer("children", [other(1), other(2), other(3), name])
     settle_all(script)
-    script.listing("/k").local_head = other(2)
     script.tell(f"/k/{other(2)}", deleted=True)
     script.flush()
     assert (contender.state, script.asked) == (State.WAITING, ["get", "children"])
@@ -410,9 +547,8 @@ def test_neighbour__lets_others_in(script: Script) -> None:
     script.answer("children", names(one, two, three, four))
     settle_all(script)
     assert [each.state for each in (one, two)] == [State.HELD, State.HELD]
-    assert script.listing("/k").local_head is None
     two.leave()
-    script.tell(f"/k/{two.node}", deleted=True)
+    script.tell(f"/k/{node_of(two)}", deleted=True)
     script.flush()
     assert three.state is State.WAITING
 
@@ -423,14 +559,14 @@ def test_neighbour__semaphore(script: Script) -> None:
     script.answer("children", names(one, two, *leases))
     settle_all(script)
     one.leave()
-    script.tell(f"/k/{one.node}", deleted=True)
+    script.tell(f"/k/{node_of(one)}", deleted=True)
     script.flush()
     script.answer("delete")
     settle_all(script)
     script.answer("children", names(two, *leases))
     settle_all(script)
     two.leave()
-    script.tell(f"/k/{two.node}", deleted=True)
+    script.tell(f"/k/{node_of(two)}", deleted=True)
     script.flush()
     assert [each.state for each in leases] == [State.HELD, State.WAITING]
 
@@ -482,8 +618,8 @@ def test_change__older_answer(script: Script) -> None:
 def test_listing__lives_with_its_contenders(script: Script) -> None:
     """Names that were read once are not read again."""
     listing = SharedListing(script, "/k")  # type: ignore[arg-type]
-    first = listing.parse([other(2), other(1), "readme"])
-    again = listing.parse([other(3), other(2)])
+    first = listing._parse([other(2), other(1), "readme"])
+    again = listing._parse([other(3), other(2)])
     assert [node.sequence for node in first] == [1, 2]
     assert [node.sequence for node in again] == [2, 3]
     assert again[0] is first[1]
@@ -493,12 +629,11 @@ def test_session__of_the_neighbours(script: Script) -> None:
     """A leader of a session that is over leads nobody: its node is in no list any more."""
     one, two = crowd(script, WRITE, WRITE)
     script.answer("children", names(one, two))
-    assert script.listing("/k").local_head == one.node
     script.end_session()
     script.reconnect()
     script.flush()
     assert (one.state, two.state, script.id) == (State.GONE, State.JOINING, SESSION + 1)
     create(script, 7)
-    script.answer("children", [other(6), two.node])
+    script.answer("children", [other(6), node_of(two)])
     script.flush()
     assert two.state is State.WAITING

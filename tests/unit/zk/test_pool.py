@@ -130,12 +130,12 @@ def test_ended_session__closed_in_the_background(make_pool: MakePool, monkeypatc
 def test_session__begun_while_the_pool_closes(make_pool: MakePool) -> None:
     """A session that is asked for while the pool is closed is one that the pool knows, and closes later."""
     pool = make_pool()
-    contents = pool._here()
-    with contents.beginning:
+    state = pool._of_this_process()
+    with state.home_guard:
         asking = Runner(lambda: pool.session("/"))
         closing = Runner(pool.close)
-        wait_until(lambda: not pool._contents)
-        contents.closed = True
+        wait_until(lambda: not pool._states)
+        state.closed = True
     closing.result()
     assert asking.result() in pool.sessions()
 

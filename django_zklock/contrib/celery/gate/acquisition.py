@@ -13,7 +13,7 @@ from django_zklock.conflict import AcquireRetries
 from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
-from django_zklock.zk.listing import SharedListing, shared_listing
+from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.queue import LEASES, Kind, Node, Queue
@@ -21,7 +21,6 @@ from django_zklock.zk.waiting import Deadline, monotonic
 
 if TYPE_CHECKING:
     from django_zklock.zk.rules import Rule
-    from django_zklock.zk.wire import KazooException
 
 
 class GateAcquisition(Acquisition):
@@ -126,16 +125,14 @@ class TaskAttempts:
             return
         contender = attempt.contender
 
-        def on_names(listing: SharedListing, own: str, names: list[str] | None, _error: KazooException | None) -> None:
-            queue = Queue(listing.parse(names or ()))
-            waiting = waiting_behind(contender.rule, own, queue) if own in queue else []
-            if self.current is attempt and any(f"{listing.path}/{each.name}" not in ours for each in waiting):
+        def on_queue(path: str, own: str, queue: Queue | None, _error: Exception | None) -> None:
+            waiting = waiting_behind(contender.rule, own, queue) if queue is not None and own in queue else []
+            if self.current is attempt and any(f"{path}/{each.name}" not in ours for each in waiting):
                 then()
 
         for path, node in contender.node_paths.items():
             listing = shared_listing(contender.session, path)
-            use = partial(on_names, listing, node.rpartition("/")[2])
-            contender.session.post(partial(listing.list_names, use))
+            contender.session.post(partial(listing.list_queue, partial(on_queue, path, node.rpartition("/")[2])))
 
 
 def waiting_behind(rule: Rule, own: str, queue: Queue) -> list[Node]:

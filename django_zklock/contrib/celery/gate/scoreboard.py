@@ -207,4 +207,4 @@ class ParentSlot(ScoreboardSlot, SessionListener):
                 self._words.lease_end = self._session.lease_end
 
     def resumed(self) -> None:
-        self._session.renewal.catch_up(self.heartbeat)
+        self._session.catch_up(self.heartbeat)

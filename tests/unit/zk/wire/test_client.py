@@ -22,6 +22,7 @@ from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk import background
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import (
@@ -30,6 +31,7 @@ from django_zklock.zk.wire import (
     NoNodeError,
     Read,
     Wire,
+    client,
     parse_acl,
 )
 from django_zklock.zk.wire.handler import make_handler
@@ -114,6 +116,15 @@ def plugs(zookeeper: ZooKeeper) -> Iterator[Any]:
     yield make
     for plug in made:
         plug.wire.close(1.0)
+
+
+def test_start__untested_kazoo(plugs: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first connect of a process names a version of kazoo that was not tested, and no later one does."""
+    monkeypatch.setattr(client, "_warnings", ["2.99.0"])
+    for _ in range(2):
+        plugs().connected()
+    background.flush_log()
+    assert caplog.text.count("event=kazoo_untested version=2.99.0") == 1
 
 
 def test_requests__one_write(zookeeper: ZooKeeper, plugs: Any) -> None:
@@ -495,7 +506,7 @@ def test_unknown_request__ends_the_session(
     answers: list[Any] = []
     plug.do(
         # A write takes longer than the refusal.
-        lambda: plug.wire.create(f"{root}/a", b"", lambda *_: None),
+        lambda: plug.wire.create([f"{root}/a"], b"", lambda *_: None),
         lambda: plug.wire.read_many([Read(root)], lambda *answer: answers.append(answer)),
     )
     wait_until(lambda: len(plug.listener.events) == 2)
@@ -577,8 +588,8 @@ def ensure(*, container: bool) -> Callable[[Wire, str, Any], object]:
 WRITES: dict[str, Callable[[Wire, str, Any], object]] = {
     "container": ensure(container=True),
     "ensure": ensure(container=False),
-    "create": lambda wire, path, reply: wire.create(f"{path}/x", b"", reply),
-    "multi": lambda wire, path, reply: wire.create_all([f"{path}/x"], b"", reply),
+    "create": lambda wire, path, reply: wire.create([f"{path}/x"], b"", reply),
+    "multi": lambda wire, path, reply: wire.create([f"{path}/x", f"{path}/y"], b"", reply),
     "set": lambda wire, path, reply: wire.set(path, b"", reply),
     "delete": lambda wire, path, reply: wire.delete(f"{path}/y", reply),
     "nothing": lambda wire, _path, reply: wire.write_nothing(reply),
@@ -712,10 +723,10 @@ def test_close__ends_the_session(plugs: Any, onlooker: Onlooker, root: str) -> N
     """Close deletes the nodes of the session at once."""
     plug = plugs(session_timeout=30.0).connected()
     onlooker.client.create(root)
-    (name, stat), error = plug.ask("create", f"{root}/x-", b"data")
+    ((name,), token), error = plug.ask("create", [f"{root}/x-"], b"data")
     assert error is None
-    assert stat.ephemeralOwner == plug.wire.session_id
-    assert onlooker.children(root) == [name]
+    _data, stat = onlooker.client.get(f"{root}/{name}")
+    assert (stat.ephemeralOwner, stat.czxid) == (plug.wire.session_id, token)
     assert plug.wire.close(2.0)
     assert onlooker.children(root) == []
     assert plug.listener.events[-1] == ("ended", "the session was closed", True)
@@ -841,7 +852,7 @@ def test_create_all(plugs: Any, onlooker: Onlooker, root: str) -> None:
         onlooker.client.create(f"{root}/{line}", makepath=True)
     plug = plugs().connected()
     stems = [f"{root}/{line}/x-" for line in ("b", "a", "c", "b")]
-    (names, token), error = plug.ask("create_all", stems, b"data")
+    (names, token), error = plug.ask("create", stems, b"data")
     assert error is None
     assert names == ["x-0000000000", "x-0000000000", "x-0000000000", "x-0000000001"]
     for stem, name in zip(stems, names, strict=True):
@@ -849,7 +860,7 @@ def test_create_all(plugs: Any, onlooker: Onlooker, root: str) -> None:
         assert (data, stat.czxid, stat.ephemeralOwner) == (b"data", token, plug.wire.session_id)
     # The next transaction, so that the id is not just that of the last answer.
     onlooker.client.create(f"{root}/between")
-    (_, later), _ = plug.ask("create_all", stems, b"data")
+    (_, later), _ = plug.ask("create", stems, b"data")
     assert later > token + 1
 
 
@@ -860,7 +871,7 @@ def test_create_all__no_parent(plugs: Any, onlooker: Onlooker, root: str, missin
     plug = plugs().connected()
     stems = [f"{root}/k/x-"] * 3
     stems[missing] = f"{root}/none/x-"
-    value, error = plug.ask("create_all", stems, b"data")
+    value, error = plug.ask("create", stems, b"data")
     assert value is None
     assert isinstance(error, NoNodeError)
     assert onlooker.children(f"{root}/k") == []
@@ -871,7 +882,7 @@ def test_create_all__chroot(plugs: Any, zookeeper: ZooKeeper, onlooker: Onlooker
     onlooker.client.create(f"{root}/a", makepath=True)
     onlooker.client.create(f"{root}/b")
     plug = plugs(zookeeper.hosts + root).connected()
-    (names, token), error = plug.ask("create_all", ["/a/x-", "/b/x-"], b"")
+    (names, token), error = plug.ask("create", ["/a/x-", "/b/x-"], b"")
     assert error is None
     assert names == ["x-0000000000"] * 2
     assert [onlooker.client.exists(f"{root}/{line}/x-0000000000").czxid for line in "ab"] == [token] * 2

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped
+from kazoo.exceptions import ConnectionDropped, ConnectionLoss
 from kazoo.protocol.connection import AUTH_XID, DELETED_EVENT, PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import Auth, Create, GetData, Ping, int_struct, reply_header_struct, write_string
 from kazoo.protocol.states import KeeperState
@@ -44,7 +44,7 @@ OUT_OF_TURN = message(reply_header_struct.pack(77, 1, 0))
 
 
 @dataclass
-class Owner:
+class Listener:
     """The client of a connection; it queues requests before a write."""
 
     client: KazooClient
@@ -70,14 +70,14 @@ class Owner:
 
 @dataclass
 class Ends:
-    """A connection, its owner, and the server's end of its socket."""
+    """A connection, its listener, and the server's end of its socket."""
 
     connection: Connection
-    owner: Owner
+    listener: Listener
     server: socket.socket
 
     def watch(self, path: str, call: Callable[[], Any]) -> None:
-        self.owner.watched[path] = call
+        self.listener.watched[path] = call
 
     def exchange(self) -> None:
         """Let the loop read and send once."""
@@ -99,14 +99,14 @@ def ends() -> Iterator[Ends]:
     client = KazooClient(hosts="nowhere:1", handler=handler)
     client._state = KeeperState.CONNECTED
     client._stopped.clear()
-    owner = Owner(client)
-    connection = Connection(client, owner, None, connect_timeout=1.0)
+    listener = Listener(client)
+    connection = Connection(client, listener, None, connect_timeout=1.0)
     connection._read_sock, connection._write_sock = handler.create_socket_pair()
     connection._socket, server = socket.socketpair()
     connection._socket.setblocking(False)
     connection._write_timeout = 5.0
     with contextlib.closing(server), connection._socket, connection._read_sock, connection._write_sock:
-        yield Ends(connection, owner, server)
+        yield Ends(connection, listener, server)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 25, 10_000])
@@ -121,10 +121,10 @@ def test_messages__in_pieces(ends: Ends, size: int) -> None:
         ends.server.sendall(stream[start : start + size])
         ends.exchange()
         complete = bisect.bisect_right(ends_at, start + size)
-        assert ends.owner.deleted == paths[: complete // 2]
+        assert ends.listener.deleted == paths[: complete // 2]
         # A part of a message says nothing about the server.
         assert (ends.connection.received > before) == (complete > bisect.bisect_right(ends_at, start))
-    assert ends.owner.deleted == paths
+    assert ends.listener.deleted == paths
     # The next handshake reads no message of this connection.
     assert ends.connection._position == len(ends.connection._buffer)
 
@@ -154,17 +154,52 @@ def test_messages__garbage(ends: Ends, garbage: bytes) -> None:
         ends.exchange()
 
 
+class Asker:
+    """Stands for the requests of a client; ``told`` has the values and errors of the replies."""
+
+    def __init__(self) -> None:
+        self.connection_number = 0
+        self.told: list[tuple[object, object]] = []
+
+    def result(self) -> InlineResult:
+        requests: Any = self
+        return InlineResult(requests, lambda *answer: self.told.append(answer))
+
+    def notify(self, reply: Callable[..., None], *answer: object) -> None:
+        reply(*answer)
+
+
+def test_answer__once() -> None:
+    """A reply is called at most once, and not at all for the end of the connection."""
+    asker = Asker()
+    first, second = asker.result(), asker.result()
+    first.set("answer")
+    for result in (first, second):
+        result.set_exception(ConnectionLoss())
+        result.set("late")
+    assert asker.told == [("answer", None)]
+
+
+def test_answer__of_an_earlier_connection() -> None:
+    """A reply is called only while the connection of its request lives; nobody else checks that."""
+    asker = Asker()
+    result = asker.result()
+    asker.connection_number += 1
+    with pytest.raises(AssertionError):
+        result.set("late")
+    assert asker.told == []
+
+
 @pytest.mark.parametrize("is_write", [True, False])
 def test_answer__undecodable(ends: Ends, *, is_write: bool) -> None:
     """A write whose answer cannot be decoded is in doubt, as after a lost connection; a read has failed."""
-    errors: list[object] = []
+    asker = Asker()
     request = Create("/k", b"", (), 0) if is_write else GetData("/k", None)
-    answer = InlineResult(lambda _reply, _value, error: errors.append(error), lambda _value, _error: None)
-    ends.connection.client._pending.append((request, answer, 1))
+    ends.connection.client._pending.append((request, asker.result(), 1))
     ends.server.sendall(message(reply_header_struct.pack(1, 1, 0) + b"\0"))
     with pytest.raises(ConnectionDropped) if is_write else contextlib.nullcontext():
         ends.exchange()
-    assert [isinstance(error, EncodingError) for error in errors] == [True] * (not is_write)
+    assert [isinstance(error, EncodingError) for _value, error in asker.told] == [True] * (not is_write)
 
 
 def test_reply__its_requests_leave_at_once(ends: Ends) -> None:
@@ -176,10 +211,10 @@ def test_reply__its_requests_leave_at_once(ends: Ends) -> None:
         ends.connection.wake()
 
     ends.watch("/a", lambda: ask(queue))
-    ends.watch("/b", lambda: ask(ends.owner.queued))
+    ends.watch("/b", lambda: ask(ends.listener.queued))
     ends.server.sendall(deleted("/a") + deleted("/b"))
     ends.exchange()
-    assert ends.owner.writes == 1
+    assert ends.listener.writes == 1
     assert ends.server.recv(100) == b"".join(message(int_struct.pack(xid) + int_struct.pack(11)) for xid in (1, 2))
     assert not ends.is_woken
     # The next request wakes the loop again.
@@ -193,7 +228,7 @@ def test_wake__while_reading_fails(ends: Ends) -> None:
     ends.server.sendall(deleted("/a") + OUT_OF_TURN)
     with pytest.raises(ConnectionDropped):
         ends.exchange()
-    assert ends.owner.deleted == ["/a"]
+    assert ends.listener.deleted == ["/a"]
     assert ends.is_woken
 
 
@@ -203,9 +238,9 @@ def test_wake__before_reading(ends: Ends) -> None:
     ends.connection.wake()
     ends.server.sendall(deleted("/a"))
     ends.connection._exchange([ends.connection._socket])
-    assert (ends.owner.writes, ends.is_woken) == (1, True)
+    assert (ends.listener.writes, ends.is_woken) == (1, True)
     ends.exchange()
-    assert (ends.owner.writes, ends.is_woken) == (2, False)
+    assert (ends.listener.writes, ends.is_woken) == (2, False)
     ends.connection.wake()
     assert ends.is_woken
 
@@ -247,8 +282,8 @@ def test_wake__loop_is_faster(ends: Ends) -> None:
 
 
 def test_wake__from_a_signal_handler(ends: Ends) -> None:
-    """With greenlets a handler may run on the connection's thread after the owner was called before a write."""
-    ends.owner.before_write = ends.connection.wake  # type: ignore[method-assign]
+    """With greenlets a handler may run on the connection's thread after the listener was called before a write."""
+    ends.listener.before_write = ends.connection.wake  # type: ignore[method-assign]
     ends.connection.wake()
     ends.exchange()
     assert ends.is_woken

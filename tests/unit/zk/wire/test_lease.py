@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_zklock.zk.heartbeat import ENOUGH, HEARTBEATS_PER_SESSION
+from django_zklock.zk.session import ENOUGH, HEARTBEATS_PER_SESSION
 from django_zklock.zk.wire.lease import CLOCK_SHARE, MARGIN, Lease, Sent
 
 TIMEOUT = 12.0

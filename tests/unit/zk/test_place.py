@@ -11,6 +11,7 @@ from django_zklock.zk.contender import State
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.queue import Kind
 from django_zklock.zk.rules import READ, WRITE
+from tests.support.queued_contenders import node_of
 from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, line_up, other, settle, stat
 
 
@@ -52,19 +53,22 @@ def test_holder__known(script: Script) -> None:
 # What is no proof.
 
 
-def not_seen(script: Script) -> None:
-    """Our own node is written to, and the watch that takes the place of the one that told is on its way."""
-    own = next(path for path in script.watches if not path.endswith(other(3)))
-    script.tell(own, deleted=False)
-    # The request goes where all do; the answer is what counts.
-    script.requests.clear()
-
-
 def test_last_gone__own_place_unsure(script: Script) -> None:
-    """Who cannot be sure of its own node reads the line: it may be gone as well."""
+    """Who cannot be sure of its own node, which was just written to, waits for the answer of its new watch."""
     contender, name = line_up(script, other(3))
     settle(script, name)
-    not_seen(script)
+    script.tell(f"/k/{name}", deleted=False)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert (contender.state, script.asked) == (State.WAITING, ["get"])
+    settle(script, name)
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_last_gone__own_place_unwatched(script: Script) -> None:
+    """Who may not read its own node, and so cannot watch it, reads the line: the node may be gone as well."""
+    contender, name = line_up(script, other(3))
+    script.answer_get(other(3), (data(), stat(owner=OTHERS)))
+    script.answer_get(name, error=NoAuthError())
     script.tell(f"/k/{other(3)}", deleted=True)
     assert (contender.state, script.asked) == (State.WAITING, ["children"])
     script.answer("children", [name])
@@ -82,12 +86,22 @@ def test_own_node__watched_again(script: Script) -> None:
 
 
 def test_own_node__not_watched_yet(script: Script) -> None:
-    """The watch on the own node counts from its answer on."""
-    contender, _ = line_up(script, other(3))
+    """The watch on the own node counts from its answer on, for which the contender waits."""
+    contender, name = line_up(script, other(3))
     script.answer_get(other(3), (data(), stat(owner=OTHERS)))
     script.tell(f"/k/{other(3)}", deleted=True)
-    assert contender.state is State.WAITING
-    assert script.asked == ["get", "children"]
+    assert (contender.state, script.asked) == (State.WAITING, ["get"])
+    settle(script, name)
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_own_node__not_watched_yet_and_gone(script: Script) -> None:
+    """If that answer is that the own node is gone, the contender lines up anew."""
+    contender, name = line_up(script, other(3))
+    script.answer_get(other(3), (data(), stat(owner=OTHERS)))
+    script.tell(f"/k/{other(3)}", deleted=True)
+    script.answer_get(name, error=NoNodeError())
+    assert (contender.state, script.asked) == (State.JOINING, ["create", "children"])
 
 
 def test_own_node__gone(script: Script) -> None:
@@ -97,7 +111,7 @@ def test_own_node__gone(script: Script) -> None:
     watcher = script.watches[f"/k/{other(3)}"][0]
     script.tell(f"/k/{name}", deleted=True)
     watcher(True)
-    assert (contender.state, contender.node) == (State.JOINING, None)
+    assert (contender.state, node_of(contender)) == (State.JOINING, None)
     assert script.asked == ["create", "children"]
     assert script.watches == {}
 
@@ -207,23 +221,21 @@ def test_last__unreadable(script: Script) -> None:
     assert script.requests[-1][:2] == ("delete", f"/k/{name}")
 
 
-def test_connection__between(script: Script) -> None:
-    """A watch whose request was under way when the connection went proves nothing on the next one."""
+@pytest.mark.parametrize("is_there", [True, False])
+def test_connection__between(script: Script, is_there: bool) -> None:
+    """A watch whose request was under way when the connection went is asked for on the next one, and counts then."""
     contender, name = line_up(script, other(3))
-    old = script.watches[f"/k/{other(3)}"][0]
     script.break_connection()
-    old(True)
-    assert contender.state is State.WAITING
+    assert (contender.state, script.watches) == (State.WAITING, {})
     script.reconnect()
-    assert script.asked == ["children"]
-    old(True)
-    assert (contender.state, script.asked) == (State.WAITING, ["children"])
-    script.answer("children", [name, other(3)])
-    assert set(script.watches) == {f"/k/{name}", f"/k/{other(3)}"}
-    settle(script, name)
-    old(True)
-    assert (contender.state, script.asked) == (State.WAITING, [])
-    script.tell(f"/k/{other(3)}", deleted=True)
+    assert [what for _, what, _ in script.requests] == [f"/k/{name}", f"/k/{other(3)}"]
+    if is_there:
+        settle(script, name)
+        script.tell(f"/k/{other(3)}", deleted=True)
+    else:
+        script.answer_get(name, (data(), stat()))
+        script.answer_get(other(3), error=NoNodeError())
+        script.answer("children", [name])
     assert (contender.state, script.asked) == (State.HELD, [])
 
 

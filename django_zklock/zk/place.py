@@ -1,0 +1,462 @@
+"""The place of a contender in one queue: its node, the watches on it and on its predecessors, and its turn.
+
+The turn begins when the queue is listed, and ends when no node before ours blocks us. In between the place watches what
+the rule names, and lists the queue again after each event that does not prove the end of the turn.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django_zklock.zk import node_data, wire
+from django_zklock.zk.background import DeferredLogger
+from django_zklock.zk.queue import LEASES, Queue
+from django_zklock.zk.rules import ALL, GRANTED, WatchPlan
+from django_zklock.zk.scripts import Once, Reply
+
+if TYPE_CHECKING:
+    from django_zklock.zk.contender import Contender
+    from django_zklock.zk.listing import SharedListing
+
+logger = DeferredLogger("django_zklock.contender")
+
+# Stands for the children of the lock, in place of the name of a node.
+CHILDREN = ""
+# The plan of a place right behind another one of our session: nothing is watched.
+BEHIND = WatchPlan()
+
+
+class LockPath(NamedTuple):
+    """The path of a lock in ZooKeeper, which is the parent of its queue, and the data of that node."""
+
+    path: str
+    parent_data: bytes = b""
+
+
+class Turn(enum.Enum):
+    """What a place waits for."""
+
+    # There is no node, or its contender leaves: nothing is waited for.
+    NONE = "none"
+    # Nodes before ours may block us.
+    OPEN = "open"
+    # No node before ours blocks us.
+    CLEAR = "clear"
+    # We have held, and the owner has released the lock: the node is, or will be, deleted. It blocks no contender of our
+    # session any more.
+    RELEASED = "released"
+
+
+# The contender leaves, or has left.
+LEFT = (Turn.NONE, Turn.RELEASED)
+
+
+class Watch:
+    """A watch on our node, on one predecessor, or on the children, from the moment that it is requested."""
+
+    __slots__ = ("_place", "name", "remove", "session_id")
+
+    def __init__(self, place: Place, name: str) -> None:
+        self._place = place
+        self.name = name
+        # The session that owns the node, or 0 for the children, when the server has the watch.
+        self.session_id: int | None = None
+        self.remove: Callable[[], None] = _nothing
+
+    def request(self, reply: Reply) -> None:
+        """Read what is watched."""
+        place = self._place
+        if not place.keeps(self):
+            # It was removed before an answer came, and the connection was lost.
+            reply(None, None)
+        elif self.name == CHILDREN:
+            self.remove = place.listing.watch_queue(reply, self)
+        else:
+            self.remove = place.contender.session.wire.get(f"{place.path}/{self.name}", reply, self)
+
+    def answered(self, value: Any, error: Exception | None) -> None:
+        """Use what was read."""
+        self._place.on_watched(self, value, error)
+
+    def __call__(self, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
+        self._place.on_event(self, deleted=deleted)
+
+
+class Place:
+    """A place in the queue of one lock. Every method runs under the session's monitor.
+
+    What the place finds out it tells its contender by ``on_place_clear``, ``on_place_lost``, ``on_holder`` and
+    ``leave``.
+    """
+
+    # Thousands may wait in one process.
+    __slots__ = (
+        "_ahead", "_own_watch", "_plan", "_remaining", "_unreliable", "_watches", "behind", "contender", "holder",
+        "is_listing", "listing", "node", "parent_data", "path", "turn",
+    )  # fmt: skip
+
+    listing: SharedListing
+
+    def __init__(self, contender: Contender, path: LockPath) -> None:
+        self.contender = contender
+        self.path, self.parent_data = path
+        # The name of our node, if there is one.
+        self.node: str | None = None
+        self.turn = Turn.NONE
+        # A listing that decides what to do was requested, or is about to be.
+        self.is_listing = False
+        # The owner of the first node in the queue when it was last read.
+        self.holder: node_data.Identity | None = None
+        # Never removed: it ends with the node.
+        self._own_watch: Watch | None = None
+        # What we watch, since the first listing that has made us wait.
+        self._plan: WatchPlan | None = None
+        # How many nodes are not yet known to be deleted. It is 0 only if that proves the end of our turn.
+        self._remaining = 1
+        # The watches by the name of the node. A watch that is not here any more is void.
+        self._watches: dict[str, Watch] = {}
+        # The place of our session right before ours, and the one right behind ours; see :meth:`pass_on`.
+        self._ahead: Place | None = None
+        self.behind: Place | None = None
+        # The lease before ours whose client may have written to it before we watched, so the children are watched too.
+        self._unreliable: str | None = None
+
+    @property
+    def own_path(self) -> str:
+        """The full path of our node."""
+        return f"{self.path}/{self.node}"
+
+    @property
+    def needs_lease(self) -> bool:
+        """Whether our node holds, or will without a request when its predecessors are deleted."""
+        if self.turn is not Turn.OPEN:
+            return self.turn is Turn.CLEAR
+        plan = self._plan
+        if plan is None or not plan.grants_on_delete or not self._is_sure:
+            return False
+        watches = [self._watches.get(node.name) for node in plan.watch]
+        return all(watch is not None and watch.session_id is not None for watch in watches)
+
+    @property
+    def _is_sure(self) -> bool:
+        """Whether our own node surely exists as long as no event says otherwise."""
+        return (
+            self._own_watch is not None and self._own_watch.session_id is not None and self.contender.session.watching
+        )
+
+    # The node.
+
+    def adopt(self, node: str) -> None:
+        """Begin the turn of a node that exists; the queue is listed after its creation."""
+        self.node, self.turn, self.holder = node, Turn.OPEN, None
+        self.listing.local[node] = self
+
+    def forget(self) -> None:
+        """Our node does not exist any more."""
+        self.end_turn()
+        self.contender.session.deleting.discard(self.own_path)
+        if self.node is not None:
+            self.listing.local.pop(self.node, None)
+        self.node = self._own_watch = None
+        self.pass_on()
+
+    def delete(self, reply: Reply) -> None:
+        """Request the deletion of our node."""
+        self.contender.session.deleting.add(self.own_path)
+        self.contender.session.wire.delete(self.own_path, reply)
+
+    def verify(self) -> None:
+        """Read our node at a heartbeat: the answer proves that it exists and belongs to our session."""
+        self.contender.session.read_at_heartbeat(self.own_path, partial(self._verified, self.node))
+
+    def _verified(self, node: str | None, value: Any, error: Exception | None) -> None:
+        contender = self.contender
+        if node != self.node or self.turn in LEFT:
+            return
+        if value is not None and value[1].ephemeralOwner == contender.session.id:
+            contender.on_data(self, value[0])
+        elif value is None and not isinstance(error, wire.NoNodeError):
+            logger.warning("event=unverified path=%s node=%s error=%r", self.path, self.node, error)
+        else:
+            contender.on_place_lost(self)
+
+    def _watch_own_node(self) -> None:
+        assert self.node is not None
+        self._own_watch = watch = Watch(self, self.node)
+        self.contender.ask(watch.request, watch.answered)
+
+    def _own_node_changed(self, *, deleted: bool) -> None:
+        if self.turn in LEFT:
+            return
+        self._own_watch = None
+        if deleted:
+            self.contender.on_place_lost(self)
+        else:
+            self._watch_own_node()
+
+    # The turn.
+
+    def list_queue(self) -> None:
+        """Request the listing that decides whether our node blocks or is blocked."""
+        self.is_listing = True
+        self.contender.ask(self.listing.list_queue, self._on_queue)
+
+    def _on_queue(self, queue: Queue | None, error: Exception | None) -> None:
+        """Be clear, wait or leave, as the queue demands."""
+        contender, node = self.contender, self.node
+        self.is_listing = False
+        if node is None or self.turn is not Turn.OPEN:
+            return
+        if queue is None:
+            # The reason may be a node of another user that we may not read, and that may be before ours.
+            contender.leave(error)
+            return
+        contender.refusal = None
+        try:
+            plan = contender.rule.evaluate(node, queue)
+        except LookupError:  # the node is not in the queue
+            contender.on_place_lost(self)
+            return
+        ahead = self._local_predecessor(plan)
+        if plan is GRANTED or (ahead is not None and ahead.turn is Turn.RELEASED):
+            self._clear(is_followed=contender.rule.limit is not None and queue.of(LEASES)[-1].name != node)
+        elif not contender.wait:
+            contender.leave_as_taken(self)
+        elif (mark := contender.redundant_behind) is not None:
+            self._wait_or_leave(plan, contender.rule.proof_of_waiter(node, queue, mark))
+        else:
+            self._wait(plan)
+
+    def _wait_or_leave(self, plan: WatchPlan, proof: tuple[str, ...]) -> None:
+        """Wait, or leave while the nodes of ``proof`` exist, which prove that another contender waits."""
+        if not proof:
+            self._wait(plan)
+            return
+        # Check and delete in one transaction: the other waiter may be granted or leave in between.
+        others = [f"{self.path}/{name}" for name in proof]
+        self.contender.ask(partial(self.contender.session.wire.delete_if_all_exist, self.own_path, others), self._left)
+
+    def _left(self, _value: object, error: Exception | None) -> None:
+        if error is None:
+            self.forget()
+            self.contender.leave_as_taken(self)
+        elif isinstance(error, wire.NoNodeError):
+            self.list_queue()
+        else:
+            # The reason may be a node of another user that we may not check, and could not watch either.
+            self.contender.leave(error)
+
+    def _wait(self, plan: WatchPlan) -> None:
+        """Watch our node and what ``plan`` names, and nothing else."""
+        contender = self.contender
+        contender.on_place_waits()
+        if self._own_watch is None:
+            self._watch_own_node()
+        first = plan.first
+        ahead = self._local_predecessor(plan)
+        if ahead is not None:
+            plan = BEHIND
+        self._plan, self._remaining = plan, len(plan.watch) if plan.grants_on_delete else 1
+        self._set_ahead(ahead)
+        wanted = {node.name for node in plan.watch}
+        if plan.watch_children or self._unreliable in wanted:
+            wanted.add(CHILDREN)
+        for name in self._watches.keys() - wanted:
+            self._watches.pop(name).remove()
+        for name in wanted - self._watches.keys():
+            self._watch(name)
+        if contender.wants_holder and first not in wanted:
+            contender.ask(partial(self.listing.read_holder, first), partial(contender.on_holder, self))
+
+    # Between contenders of one session. T1 releases, and T2 of the same process has the next node: T2 holds at once,
+    # and not when the server has told it that the node of T1 is deleted. No other node can come between, and both have
+    # the same lease. For a moment the first node of the queue is one whose owner has released it.
+
+    def _local_predecessor(self, plan: WatchPlan) -> Place | None:
+        """Return the place of the node right before ours, if it is one of our session that will tell us of its end."""
+        last = plan.watch_next or plan.watch
+        if len(last) != 1 or self.contender.rule.conflicts != ALL:
+            return None
+        ahead: Place | None = self.listing.local.get(last[0].name)
+        if ahead is None or ahead.turn is Turn.NONE or ahead.contender.rule.conflicts != ALL:
+            return None
+        return ahead
+
+    def _set_ahead(self, ahead: Place | None) -> None:
+        if self._ahead is not None and self._ahead.behind is self:
+            self._ahead.behind = None
+        self._ahead = ahead
+        if ahead is not None:
+            ahead.be_followed_by(self)
+
+    def be_followed_by(self, behind: Place) -> None:
+        """Tell ``behind`` of the end of our node, which an operator may delete too."""
+        self.behind = behind
+        if self.turn is Turn.RELEASED:
+            self.pass_on()
+        elif self._own_watch is None:
+            self._watch_own_node()
+
+    def pass_on(self) -> None:
+        """Let the place right behind ours go on: our node is, or will be, deleted.
+
+        That proves the end of its turn if our contender has held until its owner has released the lock. Without a hold
+        of ours other nodes may be before both; so that place lists the queue.
+        """
+        behind, self.behind = self.behind, None
+        if behind is not None:
+            behind.go_on(is_clear=self.turn is Turn.RELEASED)
+
+    def go_on(self, *, is_clear: bool) -> None:
+        """The place right before ours is left; with ``is_clear`` nothing else is before us."""
+        self._ahead = None
+        if is_clear:
+            self._remaining = 0
+            self.contender.session.post(self.advance)
+        else:
+            self._list_soon()
+
+    def _watch(self, name: str) -> None:
+        watch = self._watches[name] = Watch(self, name)
+        self.contender.ask(watch.request, watch.answered)
+
+    def keeps(self, watch: Watch) -> bool:
+        """Whether we still need ``watch``."""
+        return watch is self._own_watch or self._watches.get(watch.name) is watch
+
+    def on_watched(self, watch: Watch, value: Any, error: Exception | None) -> None:
+        """Note that the server has set a watch."""
+        if not self.keeps(watch):
+            return
+        if watch is self._own_watch:
+            # Without a value the server has no watch.
+            self._own_watch = None if value is None else watch
+            watch.session_id = None if value is None else value[1].ephemeralOwner
+            self._verified(self.node, value, error)
+            self.advance()
+        elif watch.name == CHILDREN:
+            watch.session_id = 0
+            self._on_queue(value, error)
+        elif isinstance(error, wire.NoNodeError):
+            # It was deleted between the listing and the watch.
+            self.on_event(watch, deleted=True)
+        elif error is not None:
+            # The node may belong to another user, so that we may not read it, nor watch it.
+            self.contender.leave(error)
+        else:
+            assert self._plan is not None
+            watch.session_id = value[1].ephemeralOwner
+            if watch.name == self._plan.first:
+                self.contender.on_holder(self, node_data.decode_identity(value[0]))
+            # It was written to since its creation: its client may have been granted before we watched it.
+            if self._plan.woken_by_predecessor and value[1].version != 0:
+                self._unreliable = watch.name
+                if CHILDREN not in self._watches:
+                    self._watch(CHILDREN)
+
+    def on_event(self, watch: Watch, *, deleted: bool) -> None:
+        """What is watched has changed, or is ``deleted``."""
+        if watch is self._own_watch:
+            self._own_node_changed(deleted=deleted)
+            return
+        if not self.keeps(watch):
+            return
+        assert self._plan is not None
+        del self._watches[watch.name]
+        if watch.name == CHILDREN:
+            self._watch(CHILDREN)
+        elif deleted and self._plan.grants_on_delete and self._is_proof(watch):
+            self._remaining -= 1
+            self.advance()
+        else:
+            self._list_soon()
+
+    def _is_proof(self, watch: Watch) -> bool:
+        """Whether the deletion of a watched node cannot be part of the end of our own session."""
+        session, path = self.contender.session, f"{self.path}/{watch.name}"
+        return watch.session_id is not None and (watch.session_id != session.id or path in session.deleting)
+
+    def advance(self) -> None:
+        """Be clear without a listing, if what has happened proves as much as a listing would; else list again.
+
+        No node can be created before ours, except by a Curator writer that becomes a reader, and behind a writer of
+        Curator no deletion is a proof. So once all watched predecessors are deleted we are first. This does not hold if
+        our own node may be deleted, or if the process was suspended in between. T1 releases, and the watch of T2 of the
+        same process on its own node is under way: the answer to it tells, and a listing would tell no more.
+        """
+        if self._remaining or self.turn is not Turn.OPEN:
+            return
+        own = self._own_watch
+        if own is not None and own.session_id is None and self.contender.session.watching:
+            return
+        if self._is_sure and not self.contender.session.lease_expired:
+            self._clear(is_followed=True)
+        else:
+            self._list_soon()
+
+    def _list_soon(self) -> None:
+        """List the queue, unless a listing that is newer than this change is not answered yet."""
+        if self.is_listing or self._plan is None:
+            return
+        self.is_listing = True
+        # In the same write as the listing: the next blocker may be deleted before that is answered.
+        for node in self._plan.watch_next:
+            if node.name not in self._watches:
+                self._watch(node.name)
+        # The same event may grant the lock to the contender before us, if that is of our session.
+        self.contender.session.post(self._list_again)
+
+    def _list_again(self) -> None:
+        session = self.contender.session
+        if self.turn is not Turn.OPEN or self._plan is None:
+            return
+        if session.connected and session.lease_expired:
+            # A session that has only waited for long has no lease. The listing may grant the lock.
+            session.prove()
+        self.list_queue()
+
+    def _clear(self, *, is_followed: bool) -> None:
+        """End the turn. ``is_followed`` says that there may be another lease behind ours already."""
+        contender, session = self.contender, self.contender.session
+        if session.lease_expired:
+            # This process slept after the answer was sent, or no majority has accepted a write: another contender may
+            # hold by now. The queue is listed again with a new lease, because no event would report it once more.
+            self.end_turn(Turn.OPEN)
+            self.is_listing = True
+            contender.ask(Once(session.regain), self._on_regained)
+            return
+        if session.closing:
+            # The holder was another contender of this process, in a session that has ended first.
+            return
+        self.end_turn(Turn.CLEAR)
+        if is_followed and contender.rule.limit is not None:
+            # The lease behind ours watches only our node, and must learn that we hold: then our deletion makes room for
+            # it. We write only while our node has version 0. If it was written before (for example to request a
+            # release), the lease behind ours has noticed that and watches the whole queue.
+            wake_next = partial(session.wire.set, self.own_path, contender.data, version=0)
+            contender.ask(wake_next, _ignore)
+        contender.on_place_clear(self)
+
+    def _on_regained(self, _value: object, _error: Exception | None) -> None:
+        self.list_queue()
+
+    def end_turn(self, turn: Turn = Turn.NONE) -> None:
+        """Wait for nothing any more."""
+        self.turn, self.is_listing = turn, False
+        if self._ahead is not None:
+            self._set_ahead(None)
+        self._plan = self._unreliable = None
+        self._remaining = 1
+        while self._watches:
+            self._watches.popitem()[1].remove()
+
+
+def _nothing() -> None:
+    """Do nothing: the watch is not requested yet."""
+
+
+def _ignore(_value: object, _error: Exception | None) -> None:
+    """Do nothing: the answer makes no difference."""

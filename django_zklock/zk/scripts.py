@@ -1,0 +1,336 @@
+"""Request scripts: several requests to ZooKeeper, one after the other, written as one generator.
+
+A script yields requests, gets their answers, and goes on with them. It runs on the connection's thread, so it must
+neither block nor compute for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
+from django_zklock.zk import wire
+from django_zklock.zk.formatting import advise, format_silence
+from django_zklock.zk.session import Session, SessionListener
+from django_zklock.zk.waiting import AutoResetEvent
+from django_zklock.zk.wire import MAX_READS_PER_REQUEST
+
+if TYPE_CHECKING:
+    from django_zklock.zk.wire import KazooException, Read
+
+T = TypeVar("T")
+
+Reply = Callable[[Any, "Exception | None"], None]
+Request = Callable[[Reply], object]
+"""A request to ZooKeeper that lacks only its reply."""
+
+RequestScript = Generator["Sequence[Request] | None", list[Any], T]
+"""Yields requests, which are sent together, and gets the answers to all of them; or :data:`EVENT`.
+
+The first error that does not pass is raised where the script has yielded.
+"""
+
+# Yielded in place of requests, to wait for :meth:`Script.wake` and look at the facts again.
+EVENT = None
+
+# The largest number of reads that are sent together. The requests of locks on the same session wait for these only.
+MAX_READS = 16 * MAX_READS_PER_REQUEST
+
+
+class Interrupted(Exception):  # noqa: N818 - a fact about a request, which its script handles
+    """Whether a request was executed is not known: its answer was lost, or the server refuses it for now."""
+
+
+class Once(partial[object]):
+    """A request that is not sent again as it is, because it may have been executed: :exc:`Interrupted` answers it."""
+
+
+class _Tolerant(partial[object]):
+    """A request that some errors answer, in place of a value."""
+
+    errors: tuple[type[Exception], ...]
+
+
+class Answer:
+    """The answer to a request, which is sent until there is one: on each new connection, and after a passing refusal.
+
+    This is the one place that repeats requests. All but those that are made :class:`Once` have the same effect if they
+    are executed twice. ``use`` is called once, with the answer or with an error that does not pass.
+    """
+
+    __slots__ = ("_request", "_script", "_sent_in", "_use")
+
+    def __init__(self, script: Script, request: Request, use: Reply) -> None:
+        script.open.append(self)
+        self._script = script
+        self._request = request
+        # ``None`` when it was called, or is not to be called any more.
+        self._use: Reply | None = use
+        # The epoch of the session in which the request was sent last.
+        self._sent_in: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is no answer, and one is needed."""
+        return self._use is not None
+
+    def send(self) -> None:
+        """Send the request, if there is a connection on which that was not done."""
+        session = self._script.session
+        # Listeners are resumed one after the other. What one of them has caused another one to send is sent already.
+        if self._use is not None and session.connected and self._sent_in != session.epoch:
+            self._sent_in = session.epoch
+            self._request(self._answered)
+
+    def _answered(self, value: Any, error: Exception | None) -> None:
+        if self._use is None:
+            return
+        if isinstance(error, wire.KazooException) and wire.is_temporary(error):
+            self._script.refusal = error
+            self._script.session.retry_later(self._repeat, error)
+            return
+        if isinstance(self._request, _Tolerant) and isinstance(error, self._request.errors):
+            value, error = error, None
+        use, self._use = self._use, None
+        self._script.open.remove(self)
+        use(value, error)
+
+    def _repeat(self) -> None:
+        if self._script.repeats and not isinstance(self._request, Once):
+            self._sent_in = None
+            self.send()
+        else:
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Answer a request that was sent, if it is not to be sent again."""
+        is_once = isinstance(self._request, Once) or not self._script.repeats
+        if self._sent_in is not None and is_once:
+            self._answered(None, Interrupted())
+
+    def forget(self) -> None:
+        """Do not call anything any more."""
+        self._use = None
+
+
+class Script(SessionListener):
+    """What asks a server: by single requests, and by a generator that goes on with the answers to what it yields.
+
+    Every method is called under the session's monitor. The generator may be replaced by another one while it waits, and
+    is not told, so it has no ``finally``.
+    """
+
+    __slots__ = ("_awaited", "_left", "_run", "_values", "open", "refusal", "session")
+
+    # Whether requests are sent again one by one.
+    repeats = True
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        # What is not answered, oldest first; and what the generator waits for, with the values that are there.
+        self.open: list[Answer] = []
+        self._awaited: Sequence[Answer] = ()
+        self._values: list[Any] | None = None
+        self._left = 0
+        self._run: RequestScript[Any] | None = None
+        # The last refusal that passes; the request is sent again.
+        self.refusal: KazooException | None = None
+
+    def ended(self, value: Any, error: Exception | None, /) -> None:
+        """Use what the generator has returned, or the error that it has raised."""
+        raise NotImplementedError
+
+    def ask(self, request: Request, use: Reply) -> None:
+        """Send ``request`` until there is an answer, and call ``use`` with it."""
+        Answer(self, request, use).send()
+
+    def begin(self, run: RequestScript[Any]) -> None:
+        """Run a generator, instead of the one that waits."""
+        self.forget(self._awaited)
+        self._run = run
+        self._step(run.send, None)
+
+    def stop(self) -> None:
+        """End the generator, and need no answer any more."""
+        self._run = None
+        self.forget(self.open)
+
+    def wake(self) -> None:
+        """Continue the generator if it waits for an event."""
+        if self._run is not None and self._values is None:
+            self._step(self._run.send, None)
+
+    def forget(self, answers: Sequence[Answer]) -> None:
+        """Need these answers no more."""
+        if answers:
+            for answer in answers:
+                answer.forget()
+            self.open = [each for each in self.open if each.is_open]
+        self._awaited, self._values = (), None
+
+    def _step(self, advance: Callable[[Any], Sequence[Request] | None], what: Any) -> None:
+        run, value, problem = self._run, None, None
+        self._awaited, self._values = (), None
+        try:
+            requests = advance(what)
+            while requests is not EVENT and not requests:
+                assert run is not None
+                requests = run.send([])
+        except StopIteration as end:
+            value = end.value
+        except Exception as error:  # noqa: BLE001 - handed on
+            problem = error
+        else:
+            if requests is not EVENT:
+                self._left = len(requests)
+                self._values = [None] * self._left
+                self._awaited = awaited = [
+                    Answer(self, request, partial(self._answered, number)) for number, request in enumerate(requests)
+                ]
+                for answer in awaited:
+                    answer.send()
+            return
+        self._run = None
+        self.ended(value, problem)
+
+    def _answered(self, number: int, value: Any, error: Exception | None) -> None:
+        assert self._run is not None
+        assert self._values is not None
+        self._values[number] = value
+        self._left -= 1
+        if error is not None:
+            self.forget(self._awaited)
+            self._step(self._run.throw, error)
+        elif not self._left:
+            self._step(self._run.send, self._values)
+
+    # SessionListener.
+
+    def suspended(self) -> None:
+        """The connection is lost, and with it the answers under way."""
+        for answer in list(self.open):
+            answer.interrupt()
+
+    def resumed(self) -> None:
+        """There is a connection again."""
+        for answer in list(self.open):
+            answer.send()
+
+
+def run(
+    session: Session,
+    script: Callable[[], RequestScript[T]],
+    *,
+    action: str,
+    timeout: float | None,
+    mutates: bool = False,
+) -> T:
+    """Run ``script`` on ``session``, in at most ``timeout`` seconds, and return what it returns.
+
+    ``action`` is what the error message says after "refused to". With ``mutates`` it says that the outcome is unknown
+    if no answer comes. Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, ``ZkLockError`` if it
+    refuses, and what the script raises.
+    """
+    blocking = _BlockingRun(session, script, has_deadline=timeout is not None)
+    session.post(blocking.join)
+    try:
+        if not blocking.done.wait(timeout):
+            connected, refusal = session.connected, blocking.refusal
+            silence = format_silence(session.server, timeout or 0.0, connected=connected, refusal=refusal)
+            blocking.error = TimeoutError(silence)
+    finally:
+        # An answer may come before the session knows that it comes too late.
+        blocking.wanted = False
+        session.post(blocking.leave)
+    error = blocking.error
+    if error is None:
+        return blocking.outcome[0]
+    if isinstance(error, wire.KazooException):
+        raise ZkLockError(f"ZooKeeper at {session.server} refused to {action}: {error!r}") from error
+    if isinstance(error, OSError):
+        facts = str(error) if isinstance(error, TimeoutError) else f"ZooKeeper at {session.server}: {error}"
+        doubt = "; whether that was done is not known" if mutates else ""
+        raise ZooKeeperUnavailable(
+            f"{facts}{doubt}; {advise(facts, session.wire.hosts)}",
+            timeout=timeout,
+        ) from error
+    raise error
+
+
+def read_many(session: Session, reads: Sequence[Read]) -> RequestScript[list[Any]]:
+    """Return an outcome for each of ``reads``, as a part of a script.
+
+    The outcome is what was read, ``None`` for a node that does not exist, or the error of that read.
+    """
+    outcomes: list[Any] = []
+    for begin in range(0, len(reads), MAX_READS):
+        batch = reads[begin : begin + MAX_READS]
+        chunks = [batch[start : start + MAX_READS_PER_REQUEST] for start in range(0, len(batch), MAX_READS_PER_REQUEST)]
+        answers = yield [partial(session.wire.read_many, chunk) for chunk in chunks]
+        outcomes += (outcome for answer in answers for outcome in answer)
+    return outcomes
+
+
+def or_error(request: Request, *errors: type[KazooException]) -> Request:
+    """Return ``request`` with these errors, all that do not pass by default, as its answer instead of raised."""
+    tolerant = _Tolerant(request)
+    tolerant.errors = errors or (wire.KazooException,)
+    return tolerant
+
+
+class _BlockingRun(Script, Generic[T]):
+    """A script for which a thread waits. It begins anew after a reconnect, and after a refusal that passes."""
+
+    repeats = False
+
+    def __init__(self, session: Session, script: Callable[[], RequestScript[T]], *, has_deadline: bool) -> None:
+        super().__init__(session)
+        # These are written before the event is set. The first has one element when there is an outcome.
+        self.outcome: list[T] = []
+        self.error: Exception | None = None
+        self.done = AutoResetEvent()
+        # Any thread may clear this: answers are ignored from then on.
+        self.wanted = True
+        # The waiting thread has a deadline, which covers outages too.
+        self._has_deadline = has_deadline
+        self._script = script
+
+    def join(self) -> None:
+        """Start as soon as there is a connection."""
+        self.session.add_listener(self)
+        self.resumed()
+
+    def leave(self) -> None:
+        """Stop, whatever is answered from now on."""
+        self.stop()
+        self.session.remove_listener(self)
+
+    def ended(self, value: T | None, error: Exception | None, /) -> None:
+        if not self.wanted:
+            return
+        if error is None:
+            self.outcome.append(value)  # type: ignore[arg-type]
+        self.error = error
+        self.leave()
+        self.done.set()
+
+    def _step(self, advance: Callable[[Any], Sequence[Request] | None], what: Any) -> None:
+        if isinstance(what, Interrupted):
+            self.resumed()
+        elif self.wanted:
+            super()._step(advance, what)
+
+    # SessionListener.
+
+    def suspended(self) -> None:
+        self.stop()
+
+    def resumed(self) -> None:
+        if self.wanted and self.session.connected:
+            self.begin(self._script())
+
+    def unavailable(self, reason: str, /) -> None:
+        if self.session.ended is not None or not self._has_deadline:
+            self.ended(None, ConnectionError(reason))
