@@ -104,11 +104,11 @@ class CommitLock(Lock):
     # The holds of the transactions come first. What interrupts the acquisition after that, such as a time limit, leaves
     # the lock held until the transactions end, which is what it is for.
 
-    def acquire(self, timeout: Timeout | Unset = UNSET) -> Held:  # type: ignore[override] # without hints
+    def acquire(self, timeout: Timeout | Unset = UNSET) -> Held:
         self._keep(partial(super().acquire, timeout))
         return super().acquire(timeout)
 
-    def try_acquire(self) -> Held | None:  # type: ignore[override]
+    def try_acquire(self) -> Held | None:
         return super().try_acquire() if self._keep(super().try_acquire) else None
 
     def __enter__(self) -> Held:
