@@ -11,6 +11,7 @@ from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.place import Turn
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from django_zklock.zk.session import Session
@@ -44,8 +45,9 @@ def node_of(contender: Contender) -> str | None:
 
 
 def is_next(contender: Contender) -> bool:
-    """Whether it holds without a request when its predecessor is deleted."""
-    return contender.state is State.WAITING and contender.needs_lease
+    """Whether it holds without a request when its predecessor is deleted, or released by its own session."""
+    follows = [place._ahead.turn for place in contender.places if place._ahead is not None]
+    return contender.state is State.WAITING and (contender.needs_lease or Turn.CLEAR in follows)
 
 
 def is_watching(tenant: object) -> bool:

@@ -558,6 +558,9 @@ class Workers:
             time.sleep(1.0)
         for task in self._sent:
             write("stored", id=task, status=self._meta(task)["status"])
+        for name, log in self.logs().items():
+            failed = sorted(set(re.findall(rb"event=(?:check|step)_failed.*", log)))
+            found += [f"{name} has logged {line.decode()}" for line in failed]
         return found
 
     def _remains(self) -> list[str]:

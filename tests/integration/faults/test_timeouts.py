@@ -119,7 +119,7 @@ def test_timeout__silent_at_the_deadline(server: ZooKeeperServer, make_pool: Mak
     waiter = Runner(lambda: Lock("k", waiting).acquire(timeout=4))
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
     session = waiting.session(held.lock.paths[0])
-    wait_until(lambda: any(getattr(each, "_is_watching_all", False) for each in list(session._listeners)))
+    wait_until(lambda: any(is_watching(each) for each in list(session._listeners)))
     with server.faults.refuse():
         server.faults.drop(session.id)
         assert isinstance(waiter.outcome(30), ZooKeeperUnavailable)

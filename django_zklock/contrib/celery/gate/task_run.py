@@ -120,8 +120,9 @@ class TaskRun:
         waiting = [request for request in list(self._requests.values()) if request.stage in ACQUIRING]
         attempts = [attempt for request in waiting if (attempt := request.attempts.current) is not None]
         paths = [list(attempt.contender.node_paths.values()) for attempt in attempts]
-        # Behind the node of a request for several keys other contenders may wait for another one of its keys.
-        ours = {path for path, *others in paths if not others}
+        # Behind the node of a request for several keys other contenders may wait for another one of its keys; and one
+        # whose session has just ended has no node.
+        ours = {each[0] for each in paths if len(each) == 1}
         self.attempts.if_followed(ours, partial(self.worker.loop.post, then))
 
     def _move(self, stage: Stage) -> None:

@@ -139,3 +139,20 @@ def test_deadline__of_a_task_that_runs(workplace: Workplace) -> None:
     vars(locked).update(attempt_id=("id", 0), attempts=SimpleNamespace(deadline=1234.5))
     assert locked.leave()
     assert (locked.stage, workplace.gate.deadlines) == (Stage.RUNNING, {})
+
+
+def test_followed__beside_requests_without_a_node(workplace: Workplace) -> None:
+    """Requests whose session has just ended do not matter to who waits behind a request; nor do those for several."""
+    asked: list[set[str]] = []
+    for nonce, nodes in enumerate([{}, {"/k": "/k/1"}, {"/k": "/k/2", "/l": "/l/1"}]):
+        other = waiting(workplace, Stage.PARKED)
+        contender = SimpleNamespace(node_paths=nodes)
+        vars(other).update(attempts=SimpleNamespace(current=SimpleNamespace(contender=contender)))
+        workplace.gate.requests[nonce] = other
+    locked = waiting(workplace, Stage.READY)
+    vars(locked).update(
+        attempts=SimpleNamespace(if_followed=lambda ours, _call: asked.append(ours)),
+        _requests=workplace.gate.requests,
+    )
+    locked._if_followed(lambda: None)
+    assert asked == [{"/k/1"}]
