@@ -16,10 +16,12 @@ from tests.support.servers.mariadb import MariaDB
 from tests.support.servers.postgresql import PostgreSQL
 
 
-def _made(alias: str) -> str:
-    # By the migrations, which know no model that another test of this process has defined.
-    executor = MigrationExecutor(connections[alias])
-    executor.migrate(executor.loader.graph.leaf_nodes("billing"))
+def _made(alias: str, blocker: DjangoDbBlocker) -> str:
+    # For that alone: the fixtures below outlive their tests, and others must not reach a database meanwhile.
+    with blocker.unblock():
+        # By the migrations, which know no model that another test of this process has defined.
+        executor = MigrationExecutor(connections[alias])
+        executor.migrate(executor.loader.graph.leaf_nodes("billing"))
     return alias
 
 
@@ -28,23 +30,23 @@ def sqlite(django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
     """Return the alias of a database in a file, with an empty table of accounts."""
     folder = make_folder("sqlite")
     settings = {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / "db", "OPTIONS": {"timeout": 30}}
-    with django_db_blocker.unblock(), as_alias("sqlite", settings) as alias:
-        yield _made(alias)
+    with as_alias("sqlite", settings) as alias:
+        yield _made(alias, django_db_blocker)
     remove_folder(folder)
 
 
 @pytest.fixture(scope="session")
 def postgresql(django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
     """Return the alias of a database of a PostgreSQL server, with an empty table of accounts."""
-    with PostgreSQL() as server, django_db_blocker.unblock(), as_alias("postgresql", server.settings) as alias:
-        yield _made(alias)
+    with PostgreSQL() as server, as_alias("postgresql", server.settings) as alias:
+        yield _made(alias, django_db_blocker)
 
 
 @pytest.fixture(scope="session")
 def mariadb(django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
     """Return the alias of a database of a MariaDB server, with an empty table of accounts."""
-    with MariaDB() as server, django_db_blocker.unblock(), as_alias("mariadb", server.settings) as alias:
-        yield _made(alias)
+    with MariaDB() as server, as_alias("mariadb", server.settings) as alias:
+        yield _made(alias, django_db_blocker)
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
