@@ -101,9 +101,9 @@ class Contender(Script):
 
     # Thousands may wait in one process.
     __slots__ = (
-        "_blocked", "_coalesces", "_guid", "_holder_of", "_is_left_behind", "_mark", "_notify", "_on_deleted",
+        "_blocked", "_coalesces", "_guid", "_holder_of", "_is_left_behind", "_notify", "_on_deleted",
         "_reserved", "answered", "data", "error", "has_deadline", "holder", "holder_reads", "loss_reason_pending",
-        "lost", "places", "refused_busy", "revoked", "rule", "state", "token", "wait", "wants_holder",
+        "lost", "mark", "places", "refused_busy", "revoked", "rule", "state", "token", "wait", "wants_holder",
     )  # fmt: skip
 
     def __init__(
@@ -154,7 +154,7 @@ class Contender(Script):
         self._guid = ""
         self._coalesces = coalesces
         # What the names of our nodes say about the call, if other calls may be skipped for it.
-        self._mark = coalesces if stays else None
+        self.mark = coalesces if stays else None
         # The bytes of the session's budget that are reserved for our nodes, until they are deleted.
         self._reserved = 0
         self._notify = notify
@@ -392,7 +392,7 @@ class Contender(Script):
             # are rarely all new. The contenders that join meanwhile rely on this request, which is before theirs.
             known.add(self.places[0].path)
             self._make_parent(self.places[0], [], with_ancestors=False)
-        self._guid = new_guid(self._mark)
+        self._guid = new_guid(self.mark)
         prefix = name_prefix(self._guid, self.rule.kind, self.rule.limit)
         stems = [f"{place.path}/{prefix}" for place in self.places]
         session.wire.create(stems, self.data, reply)

@@ -280,6 +280,10 @@ class Place:
         last = plan.watch_next or plan.watch
         if len(last) != 1 or self.contender.rule.conflicts != ALL:
             return None
+        # T1 releases, and T2, for which calls of other processes may leave, would begin before the node of T1 is
+        # deleted. Until then such a call sees T2 wait, and would be skipped for a run that has begun already.
+        if self.contender.mark is not None:
+            return None
         ahead: Place | None = self.listing.local.get(last[0].name)
         if ahead is None or ahead.turn is Turn.NONE or ahead.contender.rule.conflicts != ALL:
             return None

@@ -12,7 +12,7 @@ from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.listing import LONG, SharedListing
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath
-from django_zklock.zk.queue import Kind, Queue
+from django_zklock.zk.queue import Kind, Mark, Queue
 from django_zklock.zk.rules import READ, WRITE, Rule, semaphore
 from tests.support.queued_contenders import node_of
 from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat
@@ -430,6 +430,35 @@ def test_neighbour__just_released_without_a_lease(script: Script) -> None:
     script.lease_expired = True
     script.answer("children", listed)
     assert (two.state, script.asked) == (State.JOINING, ["delete", "drop"])
+
+
+@pytest.mark.parametrize("is_listed_late", [False, True])
+def test_neighbour__others_may_leave_for_it(script: Script, is_listed_late: bool) -> None:
+    """Who may be the reason why a call is skipped begins when the node before it is deleted, for all to see.
+
+    Until then the call would see it wait, and be skipped for a run that has begun before the call came.
+    """
+    one = contend(script, WRITE)
+    script.flush()
+    create(script, 5)
+    script.answer("children", names(one))
+    call = {"coalesces": Mark.of("report", "7"), "stays": True}
+    two = Contender(script, [LockPath("/k")], WRITE, **CALM, **call)  # type: ignore[arg-type]
+    two.join()
+    script.flush()
+    create(script, 6)
+    listed = names(one, two)
+    if is_listed_late:
+        one.leave()
+    script.answer("children", listed)
+    script.flush()
+    for each, name in (("own", node_of(two)), ("before", listed[0])):
+        script.answer_get(name or each, (data(), stat(owner=SESSION)))
+    one.leave()
+    script.flush()
+    assert (two.state, script.asked) == (State.WAITING, ["delete"])
+    script.tell(f"/k/{listed[0]}", deleted=True)
+    assert two.state is State.HELD
 
 
 def test_neighbour__just_lost(script: Script) -> None:
