@@ -105,6 +105,8 @@ def zk_locked(
         raise TypeError(f"using must be the name of an alias in ZKLOCK, got {using!r}")
     if not isinstance(atomic, (bool, str)):
         raise TypeError(f"atomic must be True, False or the name of a database, got {atomic!r}")
+    if atomic == "":
+        raise ValueError("atomic must be True, False or the name of a database, got an empty text")
     decided = _policy("on_conflict", on_conflict, get_args(ConflictPolicy))
     if timeout is UNSET:
         timeout = None if decided in ("wait", "coalesce") else 0

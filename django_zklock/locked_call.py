@@ -110,6 +110,8 @@ class LockedCall:
         """Call the function under the lock that these arguments name."""
         if _wanted_key.get() == id(self):
             raise _KeyFound(self.key(args, kwargs))
+        if self.atomic is not None:
+            transactions.check_atomic(self.atomic, self.template)
         offer = next((offer for hook in acquire_hooks if (offer := hook(self, args, kwargs))), None)
         lock = self.lock(self.key(args, kwargs), functools.partial(self._work, args)) if offer is None else offer.lock
         owner = owners.caller().owner
@@ -233,7 +235,7 @@ class LockedCall:
 
     def _work(self, args: tuple[Any, ...]) -> Work:
         # The lock asks for this before it joins the queue, and not for a nested hold.
-        transactions.check_outside(self.using, self.template, atomic=self.atomic)
+        transactions.check_outside(self.using, self.template)
         if (found := current_work()) is not None:
             return found
         if self._is_command(args):

@@ -15,6 +15,7 @@ So an object in this list, to which nothing else refers, is called after a commi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import warnings
@@ -38,7 +39,8 @@ logger = logging.getLogger("django_zklock.transactions")
 
 Release = Literal["block", "commit"]
 
-_PACKAGE = f"{Path(__file__).parent}/"
+# What stands between the caller and a lock: this package, and the standard library's tools for `with`.
+_BETWEEN = (f"{Path(__file__).parent}/", contextlib.__file__)
 
 
 def _blocks_of_tests(connection: BaseDatabaseWrapper) -> int:
@@ -60,35 +62,61 @@ def _in_transaction() -> list[BaseDatabaseWrapper]:
     ]
 
 
+def _check_not_manual(connection: BaseDatabaseWrapper, what: str) -> None:
+    """Raise Django's ``TransactionManagementError`` if the caller commits by itself, and Django does not know when.
+
+    There a block of ``atomic`` does not commit, and hooks are not called until autocommit is on again.
+    """
+    if connection.connection is None:
+        is_manual = not connection.settings_dict["AUTOCOMMIT"]
+    else:
+        is_manual = not connection.autocommit and not (connection.in_atomic_block and connection.commit_on_exit)
+    if is_manual:
+        raise TransactionManagementError(
+            f"database {connection.alias!r} is in manual transaction management, where {what} cannot be used, as "
+            f"on_commit() cannot: turn autocommit on and use atomic()"
+        )
+
+
 # Acquiring inside of a transaction.
 
 
-def check_outside(using: str, template: str | None, *, atomic: str | None = None) -> None:
-    """Warn, or raise ``LockInTransaction``, if a lock of the alias ``using`` is acquired inside of a transaction.
+def check_atomic(database: str, template: str | None) -> None:
+    """Raise if ``database`` cannot begin a transaction that ends with the hold: before the caller waits for the lock.
 
-    ``atomic`` is the database whose transaction shall begin under the lock. Where one is open, that is an error,
-    whatever the setting says, and found before the caller waits for the lock.
+    That is ``LockInTransaction`` where one is open, whatever the setting says and whoever holds the lock already, and
+    Django's ``TransactionManagementError`` in manual transaction management.
     """
+    connection = db.connections[database]
+    if connection in _in_transaction():
+        raise _error([database], template)
+    _check_not_manual(connection, "atomic=")
+
+
+def check_outside(using: str, template: str | None) -> None:
+    """Warn, or raise ``LockInTransaction``, if a lock of the alias ``using`` is acquired inside of a transaction."""
     names = [connection.alias for connection in _in_transaction()]
-    if not names:
-        return
-    policy = "error" if atomic in names else conf.database_options(using).in_transaction
+    policy = conf.database_options(using).in_transaction if names else "allow"
     if policy == "allow":
         return
+    error = _error(names, template)
+    if policy == "error":
+        raise error
+    frame, level = sys._getframe(), 1  # noqa: SLF001 - CPython's documented way to see the caller
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(error, stacklevel=level)
+
+
+def _error(databases: list[str], template: str | None) -> LockInTransaction:
     # Without the key: Python shows a text once for each line of code, and the keys at a line differ.
     subject = "a lock" if template is None else f"the lock {template!r}"
-    error = LockInTransaction(
-        f"{subject} is acquired inside of a transaction of database {', '.join(map(repr, names))}, and would be "
+    return LockInTransaction(
+        f"{subject} is acquired inside of a transaction of database {', '.join(map(repr, databases))}, and would be "
         f"released before the commit: the next holder would read the old state. Acquire it first, with "
         f"@zk_locked(…, atomic=True) or a `with` around the transaction, or keep it until the commit: "
         f'zk_lock(…, release="commit")'
     )
-    if policy == "error":
-        raise error
-    frame, level = sys._getframe(), 1  # noqa: SLF001 - CPython's documented way to see the caller
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(error, stacklevel=level)
 
 
 # Keeping the lock until the end of the transaction.
@@ -117,14 +145,9 @@ class CommitLock(Lock):
 
     def _keep(self, acquire: Callable[[], Held | None]) -> bool:
         """Acquire the lock for each open transaction; return ``False`` if it is taken."""
-        for each in db.connections.all(initialized_only=True):
-            # A block of atomic() does not commit there, and hooks are not called until autocommit is on again.
-            is_managed = each.in_atomic_block and each.commit_on_exit
-            if each.connection is not None and not each.autocommit and not is_managed:
-                raise TransactionManagementError(
-                    f'database {each.alias!r} is in manual transaction management, where release="commit" cannot be '
-                    f"used, as on_commit() cannot: use atomic()"
-                )
+        # Those too that are not used yet: the transaction may begin inside of the block.
+        for connection in db.connections.all():
+            _check_not_manual(connection, 'release="commit"')
         owner = owners.caller().owner
         depth = len(owner.holds)
         try:

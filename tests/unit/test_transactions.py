@@ -64,12 +64,15 @@ def test_warning__once_for_each_place(ensemble: Ensemble, caught: list[warnings.
             taken = zk_lock(f"try:{n}").try_acquire()
             assert taken
             taken.release()
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(zk_lock(f"stack:{n}"))
     lines = [linecache.getline(warning.filename, warning.lineno).strip() for warning in caught]
     assert lines == [
         'with zk_lock(f"block:{n}"):',
         'zk_lock(f"call:{n}").acquire().release()',
         "decorated(n)",
         'taken = zk_lock(f"try:{n}").try_acquire()',
+        'stack.enter_context(zk_lock(f"stack:{n}"))',
     ]
     assert {warning.category for warning in caught} == {LockInTransaction}
     assert "inside of a transaction of database 'default'" in str(caught[0].message)
@@ -187,9 +190,23 @@ def test_release__manual(block: Any) -> None:
         try:
             with block(), pytest.raises(TransactionManagementError, match="manual"):
                 zk_lock("k", release="commit").acquire()
+            with block(), pytest.raises((TransactionManagementError, LockInTransaction)):
+                zk_locked("k", atomic=True)(lambda: None)()
         finally:
             transaction.rollback()
             transaction.set_autocommit(True)
+
+
+def test_release__manual_and_not_open(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is for a connection that will open without autocommit: each request may begin with such a one."""
+    connection = transaction.get_connection()
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+    monkeypatch.setattr(connection, "connection", None)
+    with pytest.raises(TransactionManagementError, match="manual"):
+        zk_lock("k", release="commit").acquire()
+    with pytest.raises(TransactionManagementError, match="atomic= cannot be used"):
+        zk_locked("k", atomic=True)(lambda: None)()
+    assert ensemble.nodes("k") == []
 
 
 @in_database
@@ -215,6 +232,8 @@ def test_atomic__refused() -> None:
     """What cannot be a database, and what has no transactions, is refused at decoration."""
     with pytest.raises(TypeError, match="atomic must be"):
         zk_locked("k", atomic=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="atomic must be"):
+        zk_locked("k", atomic="")
     with pytest.raises(TypeError, match="is async"):
 
         @zk_locked("k", atomic=True)
@@ -232,7 +251,7 @@ def test_atomic__in_a_transaction(ensemble: Ensemble, settings: Settings) -> Non
 
     with transaction.atomic(), pytest.raises(LockInTransaction):
         work()
-    with zk_lock("k"), transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
+    with zk_lock("k"), transaction.atomic(), pytest.raises(LockInTransaction):
         work()
     assert work()
     assert inspect.unwrap(work).__name__ == "work"

@@ -31,6 +31,8 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 
 HELP = "run a command of Django under a lock"
+# What Django reads before it knows the command.
+_TOO_LATE = ("--settings", "--pythonpath")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -53,8 +55,17 @@ def run(
         raise CommandError('give the command of Django to run after "--"', returncode=exit_codes.COULD_NOT_RUN)
     run_.check_waiting(timeout, on_conflict)
     program = [os.path.basename(sys.argv[0]), *command]  # noqa: PTH119 - as Django does
-    # Before waiting: an unknown command ends here.
-    loaded = ManagementUtility(program).fetch_command(command[0])
+    for option in _TOO_LATE:
+        if any(each.partition("=")[0] == option for each in command):
+            raise CommandError(
+                f'{option} comes too late after "--": this process has its settings; write it before "--"',
+                returncode=exit_codes.COULD_NOT_RUN,
+            )
+    try:
+        # Before waiting: an unknown command ends here, and Django has said why.
+        loaded = ManagementUtility(program).fetch_command(command[0])
+    except SystemExit as end:
+        raise SystemExit(exit_codes.COULD_NOT_RUN) from end
     with _common.as_command_errors():
         work = Work(kind="command", name=command[0])
         lock = Lock(key, connections[using], listener=signals.listener, work=lambda: work)
@@ -64,6 +75,14 @@ def run(
             interrupt.run(held, partial(loaded.run_from_argv, program))
             # The command may have kept the error for itself, or ended before it came.
             held.check()
+        except SystemExit as end:
+            # Or have turned it into another end: Django's commands wrap errors in CommandError.
+            if held.lost:
+                raise CommandError(
+                    f"lock {escape_controls(key)} was lost while the command ran, which has ended with {end.code}",
+                    returncode=exit_codes.LOST,
+                ) from end
+            raise
         except LockLost as error:
             if not held.lost:  # but another lock, which the command has taken itself
                 raise

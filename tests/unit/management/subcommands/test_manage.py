@@ -111,6 +111,23 @@ def test_manage__lost(command: type[Command], ensemble: Ensemble, monkeypatch: p
     assert failure("manage", "k", "--", "work").returncode == exit_codes.LOST
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_manage__lost_and_ended(
+    code: int, command: type[Command], ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is one that makes another end of it, as Django's own commands do that wrap errors."""
+
+    def lose(_self: Command) -> None:
+        ensemble.end_session()
+        try:
+            wait_until(lambda: False)
+        except LockLost as error:
+            raise SystemExit(code) from error
+
+    monkeypatch.setattr(command, "work", lose)
+    assert failure("manage", "k", "--", "work").returncode == exit_codes.LOST
+
+
 def test_manage__lost_another(command: type[Command], ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of a lock that the command has taken itself is an error of the command."""
 
@@ -188,6 +205,8 @@ def test_manage__in_a_thread(command: type[Command], ensemble: Ensemble) -> None
         (["manage", "k"], "give the command of Django"),
         (["manage", "k", "--timeout", "1", "--on-conflict", "fail", "--", "work"], "--timeout has no meaning"),
         (["manage", "--using", "nowhere", "k", "--", "work"], "no alias 'nowhere'"),
+        (["manage", "k", "--", "work", "--settings=other"], "--settings comes too late"),
+        (["manage", "k", "--", "work", "--pythonpath", "/x"], "--pythonpath comes too late"),
     ],
 )
 def test_manage__wrong(arguments: list[str], message: str, command: type[Command]) -> None:
@@ -198,6 +217,6 @@ def test_manage__wrong(arguments: list[str], message: str, command: type[Command
 
 
 def test_manage__unknown(command: type[Command], ensemble: Ensemble, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown command is Django's own error."""
-    run("manage", "k", "--", "wrok", status=1)
+    """An unknown command has Django's message."""
+    run("manage", "k", "--", "wrok", status=exit_codes.COULD_NOT_RUN)
     assert "Unknown command: 'wrok'" in capsys.readouterr().err
