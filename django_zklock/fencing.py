@@ -6,12 +6,12 @@ each fenced write puts its token into the row, in the statement that writes, and
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core import checks
-from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, models, transaction
+from django.core.exceptions import EmptyResultSet, ImproperlyConfigured
+from django.db import connections, models, router, transaction
 from django.utils.translation import gettext_lazy as _
 
 from django_zklock import conf
@@ -22,6 +22,15 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.rules import SHARED
 
 FIELD = "fence"
+
+
+class _Saving(NamedTuple):
+    """What a ``save()`` writes. Not the hold itself: a receiver may pickle the instance."""
+
+    key: str
+    token: int
+    fence: int
+    force_insert: bool
 
 
 class FencedModel(models.Model):
@@ -38,8 +47,8 @@ class FencedModel(models.Model):
 
     fence_using: ClassVar[str] = DEFAULT_ALIAS
 
-    # The hold of the running `save()`, and what it writes: Django calls the methods below without arguments of ours.
-    _saving: tuple[Held, int] | None = None
+    # That of the running `save()`: Django calls the methods below without arguments of ours.
+    _saving: _Saving | None = None
 
     class Meta:
         abstract = True
@@ -54,7 +63,11 @@ class FencedModel(models.Model):
         held = held or _only_hold(self.fence_using)
         # A receiver of pre_save or post_save may save the same instance.
         outer = self._saving
-        self._saving = None if held is None else (held, fence_of(held, self.fence_using))
+        if held is None:
+            self._saving = None
+        else:
+            force_insert = bool(kwargs.get("force_insert", args[0] if args else False))
+            self._saving = _Saving(held.key, held.token, fence_of(held, self.fence_using), force_insert)
         try:
             super().save(*args, **kwargs)
         finally:
@@ -68,10 +81,20 @@ class FencedModel(models.Model):
 
     asave.alters_data = True  # type: ignore[attr-defined]
 
-    def _do_insert(self, *args: Any) -> Any:
+    def _do_insert(self, manager: Any, using: str, *args: Any) -> Any:
         if self._saving is not None:
-            self.fence = self._saving[1]
-        return super()._do_insert(*args)  # type: ignore[misc]
+            # Django inserts what it does not find: what a later holder has deleted, with its fence.
+            if self.pk is not None and self._is_stored(using) and not self._saving.force_insert:
+                name = f"the {self._meta.object_name} with the primary key {self.pk!r} is gone"
+                raise _stale(self._saving.key, self._saving.token, f"{name} (force_insert=True inserts it)")
+            self.fence = self._saving.fence
+        return super()._do_insert(manager, using, *args)  # type: ignore[misc]
+
+    def _is_stored(self, using: str) -> bool:
+        """Whether the instance was read from or saved in this database, by a replica of it too."""
+        if self._state.adding:
+            return False
+        return using in {self._state.db, router.db_for_write(type(self), instance=self)}
 
     # The arguments behind the values differ between the versions of Django.
     def _do_update(self, base_qs: Any, using: str, pk_val: Any, values: Any, *args: Any) -> Any:  # type: ignore[override]
@@ -81,17 +104,14 @@ class FencedModel(models.Model):
         # A model that inherits a table has two of them.
         if self._saving is None or field.model is not base_qs.model:
             return super()._do_update(base_qs, using, pk_val, values, *args)
-        held, fence = self._saving
+        key, token, fence, _force_insert = self._saving
         values.append((field, None, fence))
         updated = super()._do_update(base_qs.filter(fence__lte=fence), using, pk_val, values, *args)
         # With select_on_save Django may have found the row, by a query, and not updated it.
         if not updated or self._meta.select_on_save:
-            _check_not_stale(base_qs.filter(pk=pk_val), held, fence)
+            _check_not_stale(base_qs.filter(pk=pk_val), key, token, fence)
         if updated:
             self.fence = fence
-        elif not self._state.adding and self._state.db == using:
-            # Django would insert what a later holder has deleted.
-            raise _stale(held, f"the {self._meta.object_name} with the primary key {pk_val!r} is gone")
         return updated
 
     @classmethod
@@ -118,8 +138,8 @@ def fenced_update(queryset: models.QuerySet[Model], held: Held | None = None, /,
 
     If a later holder has written any of these rows, raise ``StaleToken``, and change none. Raise ``NotHeld`` if the
     caller holds no lock, ``LockLost`` if the lock is known to be lost, ``ValueError`` if the caller holds several locks
-    and none is named, and ``TypeError`` for a model whose table has no fence, and for a value that is in the table of
-    another model: that takes two statements.
+    and none is named, and ``TypeError`` for a model whose table has no fence, for a value that is in the table of
+    another model, which takes two statements, and for rows that are found by a join or a subquery.
     """
     model = queryset.model
     if not issubclass(model, FencedModel):
@@ -136,11 +156,12 @@ def fenced_update(queryset: models.QuerySet[Model], held: Held | None = None, /,
     fence = fence_of(held, model.fence_using)
     # Where it says nothing else, the database to write to: this is what select_for_update is asked for.
     using = queryset.select_for_update().db
-    rows = _without_joins(queryset.using(using), using)
+    rows = queryset.using(using)
+    _check_one_query(rows, using)
     with transaction.atomic(using):
         updated = rows.filter(fence__lte=fence).update(**values, fence=fence)
         # Some rows may have been updated, and others not, because they were stale or written meanwhile.
-        _check_not_stale(rows, held, fence)
+        _check_not_stale(rows, held.key, held.token, fence)
     return updated
 
 
@@ -171,43 +192,54 @@ def fence_of(held: Held, using: str) -> int:
 def _only_hold(using: str) -> Held | None:
     """Return the lock of the alias ``using`` that the caller holds alone, ``None`` if there is none."""
     # A hold that was inherited over a fork does not count.
-    holds: list[Held] = [held for held in owners.caller().available() if held._counts_for(held.lock)]
-    by_node = {held.node: held for held in holds if held.lock.pool.name == using and held.rule.kind not in SHARED}
-    if len(by_node) > 1:
-        keys = ", ".join(repr(held.key) for held in by_node.values())
+    found: list[Held] = []
+    for held in owners.caller().available():
+        # Not one that was inherited over a fork, and one that is nested in another one is the same lock.
+        counts = held._counts_for(held.lock) and held.lock.pool.name == using and held.rule.kind not in SHARED
+        if counts and not any(held._shares_node(each) for each in found):
+            found.append(held)
+    if len(found) > 1:
+        keys = ", ".join(repr(held.key) for held in found)
         raise ValueError(f"several locks are held here, {keys}: name the one that guards the row")
-    return next(iter(by_node.values()), None)
+    return next(iter(found), None)
 
 
-def _without_joins(rows: models.QuerySet[Model], using: str) -> models.QuerySet[Model]:
-    """Return the same rows by a query of one table.
+def _check_one_query(rows: models.QuerySet[Model], using: str) -> None:
+    """Raise ``TypeError`` if other rows decide which rows these are: by a join or a subquery.
 
-    Django updates what it finds by a join in a subquery, or in a query before. There the fence would be read before the
-    row is locked: a later holder could write in between.
+    After the update such a condition may no longer find a row that was stale. And Django updates what it finds by a
+    join in a subquery, where the fence is read before the row is locked: a later holder could write in between.
     """
-    if sum(map(bool, rows.query.alias_refcount.values())) <= 1:
-        return rows
-    found: Any = rows.order_by().values("pk")
-    if not connections[using].features.update_can_self_select:
-        found = [each["pk"] for each in found]
-    return rows.model._base_manager.using(using).filter(pk__in=found)
+    is_one = sum(map(bool, rows.query.alias_refcount.values())) <= 1
+    if is_one:
+        try:
+            is_one = rows.query.get_compiler(using).as_sql()[0].count("SELECT ") <= 1
+        except EmptyResultSet:  # no row at all
+            return
+    if not is_one:
+        raise TypeError(
+            f"fenced_update cannot find the rows of {rows.model.__name__} by a join or a subquery: read their primary "
+            f"keys first, and give filter(pk__in=[…])"
+        )
 
 
-def _check_not_stale(rows: models.QuerySet[Model], held: Held, fence: int) -> None:
+def _check_not_stale(rows: models.QuerySet[Model], key: str, token: int, fence: int) -> None:
     """Raise ``StaleToken`` if a later holder has written one of ``rows``."""
     connection = connections[rows.db]
     later = rows.filter(fence__gt=fence)
+    # The queryset of the caller may skip locked rows.
+    later.query.select_for_update = False
     if connection.vendor == "mysql" and not connection.get_autocommit():
         # With repeatable reads a plain query sees the rows as they were when the transaction began; a locking one does
         # not, as little as the update.
         later = later.select_for_update()
     if later.exists():
-        raise _stale(held, f"a later holder has written {rows.model.__name__}")
+        raise _stale(key, token, f"a later holder has written {rows.model.__name__}")
 
 
-def _stale(held: Held, why: str) -> StaleToken:
+def _stale(key: str, token: int, why: str) -> StaleToken:
     return StaleToken(
-        f"the token {held.token} of lock {held.key!r} is stale: {why}, and nothing was changed; if the ensemble has "
+        f"the token {token} of lock {key!r} is stale: {why}, and nothing was changed; if the ensemble has "
         f"lost its data, its tokens have begun anew (GENERATION)",
-        key=held.key,
+        key=key,
     )

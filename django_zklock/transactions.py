@@ -84,7 +84,7 @@ def _check_not_manual(connection: BaseDatabaseWrapper, what: str) -> None:
 def check_atomic(database: str, template: str | None) -> None:
     """Raise if ``database`` cannot begin a transaction that ends with the hold: before the caller waits for the lock.
 
-    That is ``LockInTransaction`` where one is open, whatever the setting says and whoever holds the lock already, and
+    That is ``LockInTransaction`` where one is open, whatever the setting says, also if the lock is held already, and
     Django's ``TransactionManagementError`` in manual transaction management.
     """
     connection = db.connections[database]

@@ -66,48 +66,52 @@ def _make_round_trip(lock: Lock, session: Session, deadline: Deadline) -> list[F
 
     # Connect first, so that the measured time is that of the lock alone.
     scripts.run(session, connect, action=f"read {root}", timeout=deadline.remaining())
+    # Before our own token, which is larger then than that of every row, if the ensemble has its data.
+    fences = _read_fences(lock.pool.name)
     began, began_at = monotonic(), time.time()
     held = lock.acquire(deadline.remaining())
     seconds = monotonic() - began
     try:
         action = f"read {held.node}"
         stat: ZnodeStat = scripts.run(session, read_stat, action=action, timeout=deadline.remaining())
-        fences = _examine_fences(held)
+        findings = [_examine_fence(held, *each) for each in fences]
     finally:
         held.release()
     found = f"a lock was acquired in {seconds * 1000:.1f} ms, with the token {held.token}"
     # The node was created at some time during the acquisition.
     clock_offset = began_at + seconds / 2 - stat.ctime / 1000
-    return [Examination("lock.trial", root).ok(found), _clock(clock_offset, seconds), *fences]
+    return [Examination("lock.trial", root).ok(found), _clock(clock_offset, seconds), *findings]
 
 
-def _examine_fences(held: Held) -> list[Finding]:
-    """Examine that no row has a larger fence than a new holder writes, as after a loss of the ensemble's data."""
-    findings = []
-    alias = held.lock.pool.name
+def _read_fences(alias: str) -> list[tuple[Examination, int | Exception]]:
+    """Return the largest fence in the newest rows of each model, or why it cannot be read."""
+    read: list[tuple[Examination, int | Exception]] = []
     for model in apps.get_models():
         if not issubclass(model, FencedModel) or model.fence_using != alias or model._meta.proxy:  # noqa: SLF001
             continue
         examined = Examination("fencing.generation", model._meta.label)  # noqa: SLF001 - Django's own documents name it
         try:
             rows = model._base_manager.order_by("-pk")[:FENCED_ROWS]  # noqa: SLF001
-            newest = fence_of(held, alias)
-            largest = rows.aggregate(largest=Max(FIELD))["largest"] or 0
+            read.append((examined, rows.aggregate(largest=Max(FIELD))["largest"] or 0))
         except Exception as error:  # noqa: BLE001 - a router and a backend may raise anything, and the doctor nothing
-            advice = "Migrate the database, or let this host reach it."
-            findings.append(examined.info(f"the fences could not be read: {error}", advice))
-            continue
-        if largest <= newest:
-            findings.append(examined.ok("no fence is larger than a new token"))
-            continue
-        findings.append(
-            examined.error(
-                f"the fence {largest} is larger than what a new holder writes, {newest}: the ensemble has lost its "
-                "data, its tokens have begun anew, and each fenced write is refused",
-                f'Raise "GENERATION" of ZKLOCK["{alias}"] by one in all processes.',
-            )
-        )
-    return findings
+            read.append((examined, error))
+    return read
+
+
+def _examine_fence(held: Held, examined: Examination, largest: int | Exception) -> Finding:
+    """Examine that no row had a larger fence than a new holder writes, as after a loss of the ensemble's data."""
+    alias = held.lock.pool.name
+    if isinstance(largest, Exception):
+        advice = "Migrate the database, or let this host reach it."
+        return examined.info(f"the fences could not be read: {largest}", advice)
+    newest = fence_of(held, alias)
+    if largest <= newest:
+        return examined.ok("no fence is larger than a new token")
+    return examined.error(
+        f"the fence {largest} is larger than what a new holder writes, {newest}: the ensemble has lost its "
+        "data, its tokens have begun anew, and each fenced write is refused",
+        f'Raise "GENERATION" of ZKLOCK["{alias}"] by one in all processes.',
+    )
 
 
 def _clock(ahead: float, seconds: float) -> Finding:
