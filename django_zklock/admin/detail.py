@@ -45,8 +45,13 @@ RESULTS_APP = "django_celery_results"
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """The time of a contender in the queue, as SVG lengths on a scale that ends now."""
+    """A part of the time of a contender in the queue, as SVG lengths on a scale that ends now.
 
+    ``name`` is "waiting", "held", or "unsure" for the time of a holder that was not the first: it is not known when it
+    was granted the lock.
+    """
+
+    name: str
     start: str
     length: str
 
@@ -58,6 +63,8 @@ class Row:
     entry: QueueEntry
     work: SafeString
     where: str
+    # Empty unless it tells contenders of a process apart.
+    thread: str
     # Empty if django-celery-results has no result of the task.
     result_url: str
     state: Any
@@ -67,7 +74,7 @@ class Row:
     age: SafeString
     held: SafeString
     node: SafeString
-    bar: Bar
+    bars: list[Bar]
     blockers: SafeString
     # Labels and command lines, to be copied.
     commands: list[tuple[Any, str]]
@@ -92,6 +99,7 @@ def context(lock: Lock) -> dict[str, Any]:
         "rows": shown,
         "holders": [row for row in shown if row.entry.held],
         "more": len(snapshot.nodes) - len(shown),
+        "grant_is_unknown": any(bar.name == "unsure" for row in shown for bar in row.bars),
         "begin": min((row.since for row in shown), default=None),
         "limit": min((entry.limit for entry in snapshot.holders if entry.limit), default=None),
         "last_break": last_break,
@@ -113,6 +121,7 @@ def rows(snapshot: LockSnapshot, alias: str) -> list[Row]:
             entry=entry,
             work=work_html(entry),
             where=process_text(entry),
+            thread=_thread(entry),
             result_url=urls.get(_task_id(entry), ""),
             state=STATES["held" if entry.held else "waiting"],
             kind=KINDS[entry.kind],
@@ -120,7 +129,7 @@ def rows(snapshot: LockSnapshot, alias: str) -> list[Row]:
             age=time_html(entry.since),
             held=held_html(entry),
             node=clip(entry.node, "zklock-id"),
-            bar=_bar(entry.since, begin, end),
+            bars=_bars(entry, begin, end),
             blockers=blockers_html(snapshot.blockers_of(entry)),
             commands=_commands(snapshot.key, alias, entry),
         )
@@ -168,8 +177,26 @@ def _commands(key: str, alias: str, entry: QueueEntry) -> list[tuple[Any, str]]:
     return [(label, line) for label, line in lines if line.isprintable()]
 
 
-def _bar(since: float, begin: float, end: float) -> Bar:
+def _bars(entry: QueueEntry, begin: float, end: float) -> list[Bar]:
+    """Return the time of a contender as bars: waiting, then holding."""
+    if not entry.held:
+        return [_bar("waiting", entry.since, end, begin, end)]
+    if entry.granted is None:
+        return [_bar("unsure", entry.since, end, begin, end)]
+    granted = min(entry.granted, end)
+    waited = [_bar("waiting", entry.since, granted, begin, end)] if granted > entry.since else []
+    return [*waited, _bar("held", granted, end, begin, end)]
+
+
+def _bar(name: str, since: float, until: float, begin: float, end: float) -> Bar:
     """Return a bar of at least one percent, so that a contender that has just joined is visible."""
-    share = (end - since) / (end - begin) if end > begin else 1.0
-    length = max(1.0, share * 100)
-    return Bar(start=f"{100 - length:.1f}%", length=f"{length:.1f}%")
+    scale = end - begin
+    length = max(1.0, (until - since) / scale * 100 if scale > 0 else 100.0)
+    start = min((since - begin) / scale * 100 if scale > 0 else 0.0, 100.0 - length)
+    return Bar(name=name, start=f"{start:.1f}%", length=f"{length:.1f}%")
+
+
+def _thread(entry: QueueEntry) -> str:
+    # The threads of this package, as that of the gate, say nothing about the work.
+    name = entry.identity.thread if entry.identity else ""
+    return "" if name.startswith("zklock-") else formatting.escape_controls(name)

@@ -131,7 +131,7 @@ def test_action__names_the_holder(boss: Client, hold: Hold, outsider: KazooClien
     held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
     outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     text = text_of(boss.get(url_of("account:17", action), {"node": name_of(held)}))
-    assert "task billing.settle [5b7e] pid " in text
+    assert "task billing.settle [ 5b7e ] pid " in text
     assert f", token {held.token} " in text
     assert "1 waiter." in text
     assert ("It does not stop the holder" if action == "break" else "The lock stays held until then.") in text
