@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from django_zklock.api import current_lock, zk_lock
-    from django_zklock.conflict import Conflict
+    from django_zklock.conflict import Busy, Conflict, Skipped
     from django_zklock.decorators import zk_locked
     from django_zklock.exceptions import (
         AsyncUnsafe,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncUnsafe",
+    "Busy",
     "Conflict",
     "Held",
     "Identity",
@@ -39,6 +40,7 @@ __all__ = [
     "LockLost",
     "LockTimeout",
     "NotHeld",
+    "Skipped",
     "ZkLockError",
     "ZooKeeperUnavailable",
     "current_lock",
@@ -49,10 +51,12 @@ __all__ = [
 # Each name is imported when it is first used. pytest imports the plugin of this package in every run; that must not
 # import Django or kazoo, because a `conftest.py` may have to patch modules first, as for gevent.
 _MODULES = {
+    "Busy": "django_zklock.conflict",
     "Conflict": "django_zklock.conflict",
     "Held": "django_zklock.zk.held",
     "Identity": "django_zklock.zk.node_data",
     "Lock": "django_zklock.zk.lock",
+    "Skipped": "django_zklock.conflict",
     "current_lock": "django_zklock.api",
     "zk_lock": "django_zklock.api",
     "zk_locked": "django_zklock.decorators",

@@ -15,7 +15,16 @@ from django.core.management.base import BaseCommand
 from django.dispatch import Signal
 
 from django_zklock import interrupt, signals
-from django_zklock.conflict import AcquireRetries, Conflict, OnConflict, OnLost, OnUnavailable
+from django_zklock.conflict import (
+    AcquireRetries,
+    Busy,
+    Conflict,
+    OnConflict,
+    OnLost,
+    OnUnavailable,
+    Skipped,
+    is_for_request,
+)
 from django_zklock.connections import connections
 from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.key_template import KeyMaker, signature_of
@@ -254,7 +263,7 @@ class LockedCall:
         """Skip a call without a lock, or apply its policy."""
         policy = self._policy_for(refusal)
         if policy == "skip":
-            return self._skip(lock, args, refusal)
+            return self._skip(lock, args, kwargs, refusal)
         unavailable = refusal if isinstance(refusal, ZooKeeperUnavailable) else None
         # A LockConflict has its own explanation: the caller itself is in the way.
         if not callable(policy) and (policy != "raise" or isinstance(refusal, (LockConflict, ZooKeeperUnavailable))):
@@ -272,12 +281,15 @@ class LockedCall:
             return policy(conflict)
         raise conflict.error() from refusal
 
-    def _skip(self, lock: Lock, args: tuple[Any, ...], refusal: ZkLockError) -> Any:
+    def _skip(self, lock: Lock, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: ZkLockError) -> Any:
         """Log the skipped call and return a result that differs from every result of real work."""
         reason, holder = _reason(refusal), str(refusal.holder) if refusal.holder else None
         logger.warning("event=skipped key=%r function=%s reason=%s holder=%r", lock.key, self.name, reason, holder)
+        if is_for_request(args, kwargs):
+            # A middleware, and the client, expect a response.
+            return Busy().response(is_unavailable=reason == "unavailable")
         if not self._is_command(args):
-            return {"zklock": "skipped", "key": lock.key, "reason": reason, "holder": holder}
+            return Skipped(zklock="skipped", key=lock.key, reason=reason, holder=holder)
         # Django writes what `handle` returns, and that must be text.
         why = f"held by {holder}" if holder else "taken"
         if reason == "unavailable":

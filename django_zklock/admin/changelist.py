@@ -22,7 +22,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_zklock.admin.filters import TextFilter
+from django_zklock.admin.filters import KindFilter, TextFilter
 from django_zklock.admin.format import (
     KINDS,
     OLD_AFTER,
@@ -105,7 +105,7 @@ class LockChangeList(ChangeList):
         self.multi_page = self.paginator.num_pages > 1
         if len(self._kinds) == 1 and "kind" not in self.params:
             # To choose by kind would change nothing.
-            self.filter_specs = [spec for spec in self.filter_specs if spec.parameter_name != "kind"]
+            self.filter_specs = [spec for spec in self.filter_specs if not isinstance(spec, KindFilter)]
 
     @property
     def columns(self) -> Iterator[dict[str, str]]:

@@ -46,12 +46,12 @@ class AliasReader:
             pool = connections[self.alias]
             if self._deadline is not None:
                 return function(pool, *arguments, timeout=self._deadline.remaining())
-            self._deadline = Deadline.after(pool.options.connect_timeout)
-            prompt = PROMPT
-            if pool.inspecting is None and connections.wait_for_first_answer(pool, self._deadline.remaining()):
-                # That has taken its time already.
-                prompt = pool.options.connect_timeout
-            return function(pool, *arguments, timeout=min(prompt, self._deadline.remaining()))
+            limit = pool.options.connect_timeout
+            connects = pool.inspecting is None
+            self._deadline = Deadline.after(limit)
+            if not (connects and connections.wait_for_first_answer(pool, limit)):
+                limit = PROMPT
+            return function(pool, *arguments, timeout=self._deadline.capped(limit).remaining())
         except (ZkLockError, ImproperlyConfigured) as error:
             self.error = formatting.escape_controls(str(error))
             return None

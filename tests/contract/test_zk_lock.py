@@ -36,6 +36,16 @@ def test_zk_lock__does_nothing_yet(ensemble: Ensemble) -> None:
     assert ensemble.nodes("k") == []
 
 
+def test_zk_lock__is_no_decorator_and_no_condition(ensemble: Ensemble) -> None:
+    """A lock that is used as a decorator or as a condition says what was meant."""
+    lock: Any = zk_lock("k")
+    with pytest.raises(TypeError, match=r"write @zk_locked\('k'\) above a function"):
+        lock(lambda: None)
+    with pytest.raises(TypeError, match=r"write `with lock:`, or `if held := lock\.try_acquire"):
+        bool(lock)
+    assert ensemble.nodes("k") == []
+
+
 def test_zk_lock__holds(ensemble: Ensemble) -> None:
     """A lock of the configured ensemble holds in its block, and again when it is used again."""
     lock = zk_lock("k")

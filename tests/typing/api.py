@@ -11,10 +11,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, assert_type
 
 from django.core.management.base import BaseCommand
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from opentelemetry.metrics import MeterProvider
 
 from django_zklock import (
     AsyncUnsafe,
+    Busy,
     Conflict,
     Held,
     Identity,
@@ -23,6 +25,7 @@ from django_zklock import (
     LockLost,
     LockTimeout,
     NotHeld,
+    Skipped,
     ZkLockError,
     ZooKeeperUnavailable,
     current_lock,
@@ -157,17 +160,17 @@ zk_locked("k", limit=4)
 zk_locked(["a:{x}", "b:{y}"], mode="write")
 zk_locked(("a:{x}", "b:{y}"))
 zk_locked(make_keys, template="cells")
-zk_locked("k", mode="shared")  # type: ignore[arg-type]
-zk_locked("k", limit="4")  # type: ignore[arg-type]
+zk_locked("k", mode="shared")  # type: ignore[call-overload]
+zk_locked("k", limit="4")  # type: ignore[call-overload]
 zk_locked([1, 2])  # type: ignore[list-item]
-zk_locked("k", on_conflict="explode")  # type: ignore[arg-type]
-zk_locked("k", on_lost="explode")  # type: ignore[arg-type]
-zk_locked("k", on_unavailable="explode")  # type: ignore[arg-type]
-zk_locked("k", timeout="5")  # type: ignore[arg-type]
-zk_locked("k", template=["k"])  # type: ignore[arg-type]
-zk_locked("k", 5)  # type: ignore[call-arg, arg-type]
-zk_locked()  # type: ignore[call-arg]
-zk_locked(42)  # type: ignore[arg-type]
+zk_locked("k", on_conflict="explode")  # type: ignore[call-overload]
+zk_locked("k", on_lost="explode")  # type: ignore[call-overload]
+zk_locked("k", on_unavailable="explode")  # type: ignore[call-overload]
+zk_locked("k", timeout="5")  # type: ignore[call-overload]
+zk_locked("k", template=["k"])  # type: ignore[call-overload]
+zk_locked("k", 5)  # type: ignore[call-overload]
+zk_locked()  # type: ignore[call-overload]
+zk_locked(42)  # type: ignore[call-overload]
 
 
 # The lock.
@@ -348,3 +351,64 @@ def count(requests: RequestLog) -> None:
     assert_type(requests.counts(), dict[str, int])
     requests.wait_for(Opcode.named("create2"), 2, path="/node", timeout=1)
     requests.clear()
+
+
+# A call that may be skipped returns what a skipped call returns.
+
+
+@zk_locked("invoice:{invoice_id}", on_conflict="skip")
+def skipping(invoice_id: int) -> float:
+    return float(invoice_id)
+
+
+assert_type(skipping(1), float | Skipped)
+skipping("1")  # type: ignore[arg-type]
+
+
+@zk_locked("invoice:{invoice_id}", on_unavailable="skip")
+async def askipping(invoice_id: int) -> float:
+    return float(invoice_id)
+
+
+async def await_it() -> None:
+    assert_type(await askipping(1), float | Skipped)
+
+
+@zk_locked("invoice:{invoice_id}", on_conflict="coalesce")
+def coalescing(invoice_id: int) -> float:
+    return float(invoice_id)
+
+
+assert_type(coalescing(1), float | Skipped)
+
+
+class SkippingService:
+    @zk_locked("service:{number}", on_conflict="skip")
+    def method(self, number: int) -> int:
+        return number
+
+    @zk_locked("service:{number}", on_conflict="skip")
+    @classmethod
+    def outer_classmethod(cls, number: int) -> int:
+        return number
+
+
+assert_type(SkippingService().method(1), int | Skipped)
+assert_type(SkippingService.outer_classmethod(1), int | Skipped)
+
+
+@zk_locked("pay:{invoice_id}", on_conflict="skip")
+def view(request: HttpRequest, invoice_id: int) -> JsonResponse:
+    return JsonResponse({})
+
+
+def respond(request: HttpRequest) -> None:
+    assert_type(view(request, 1), JsonResponse | HttpResponse)
+
+
+@zk_locked("pay:{invoice_id}", on_conflict=Busy(status=423, retry_after=10))
+def locked_view(request: HttpRequest, invoice_id: int) -> HttpResponse:
+    return HttpResponse()
+
+
+result: Skipped = {"zklock": "skipped", "key": "k", "reason": "conflict", "holder": None}

@@ -46,7 +46,7 @@ Make = Callable[..., Callable[..., Any]]
 
 
 def _sync(key: str = "k", body: Callable[..., Any] = lambda *args, **kwargs: (args, kwargs), **options: Any) -> Any:
-    @zk_locked(key, **options)
+    @zk_locked(key, **options)  # type: ignore[untyped-decorator]
     def work(*args: Any, **kwargs: Any) -> Any:
         return body(*args, **kwargs)
 
@@ -54,7 +54,7 @@ def _sync(key: str = "k", body: Callable[..., Any] = lambda *args, **kwargs: (ar
 
 
 def _async(key: str = "k", body: Callable[..., Any] = lambda *args, **kwargs: (args, kwargs), **options: Any) -> Any:
-    @zk_locked(key, **options)
+    @zk_locked(key, **options)  # type: ignore[untyped-decorator]
     async def work(*args: Any, **kwargs: Any) -> Any:
         return body(*args, **kwargs)
 

@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 from html import unescape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.test import Client
@@ -99,7 +99,7 @@ def test_lock__command_lines_of_other_work(viewer: Client, hold: Hold) -> None:
     assert "<code>" not in body_of(viewer.get(url_of("a\nb")))
 
 
-BARS = {
+BARS: dict[str, tuple[dict[str, Any], list[tuple[str, str, str]]]] = {
     "waits": ({"held": False}, [("waiting", "20.0%", "80.0%")]),
     "granted at once": ({"granted": 20.0}, [("held", "20.0%", "80.0%")]),
     "granted later": ({"granted": 60.0}, [("waiting", "20.0%", "40.0%"), ("held", "60.0%", "40.0%")]),
@@ -112,11 +112,8 @@ BARS = {
 def test_bars(name: str) -> None:
     """A bar is hatched until the grant and filled after it, ends now, and is never too short to be seen."""
     facts, expected = BARS[name]
-    entry = QueueEntry(
-        **{"node": "n", "path": "p", "kind": "exclusive", "position": 0, "held": True, "token": 1, "session_id": 1}
-        | {"since": 20.0, "identity": None}
-        | facts  # type: ignore[arg-type]
-    )
+    usual: dict[str, Any] = {"kind": "exclusive", "position": 0, "held": True, "since": 20.0, "identity": None}
+    entry = QueueEntry(node="n", path="p", token=1, session_id=1, **usual | facts)
     assert [(bar.name, bar.start, bar.length) for bar in detail._bars(entry, 0.0, 100.0)] == expected
 
 

@@ -41,8 +41,9 @@ from django.urls import include, path, reverse
 from django_zklock import zk_lock
 from django_zklock.zk import paths
 
-urlpatterns = [path("admin/", admin.site.urls), path("grappelli/", include("grappelli.urls"))] if "grappelli" in sys.argv else [
-    path("admin/", admin.site.urls)]
+urlpatterns = [path("admin/", admin.site.urls)]
+if "grappelli" in sys.argv:
+    urlpatterns.append(path("grappelli/", include("grappelli.urls")))
 call_command("migrate", verbosity=0)
 client = Client()
 client.force_login(get_user_model().objects.create_superuser("operator"))
