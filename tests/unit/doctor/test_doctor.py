@@ -143,7 +143,7 @@ def test_run__again(zklock: str) -> None:
     ],
 )
 def test_settings__unreadable(settings: Settings, setting: dict[str, Any], words: str) -> None:
-    """A wrong setting is an error that names the place; nothing else is examined, and nothing is said to be in order."""
+    """A wrong setting is an error that names the place; nothing else is examined, or said to be in order."""
     settings.ZKLOCK = setting
     findings = examine()
     assert findings["settings.readable"][0].level == "error"
