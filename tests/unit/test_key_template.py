@@ -277,7 +277,7 @@ def test_template__separator_in_a_value() -> None:
 
 def test_template__unknown_option() -> None:
     """A template over `**options` fails in the call that does not have the option, and says what the call has."""
-    with pytest.raises(ValueError, match="cannot be made from this call: KeyError.*; the call has: .*shop"):
+    with pytest.raises(ValueError, match=r"cannot be made from this call: KeyError.*; the call has: .*shop"):
         key_of("{name}", every, shop="main")
 
 

@@ -34,11 +34,11 @@ def as_command_errors() -> Iterator[None]:
         raise CommandError(one_line(error), returncode=COULD_NOT_RUN) from error
 
 
-def patience(pool: Pool, terminal: Terminal) -> float:
+def answer_timeout(pool: Pool, terminal: Terminal) -> float:
     """Connect, and return how many seconds to wait for the answer of ZooKeeper.
 
-    Somebody at a terminal who is told that the servers refuse does not wait for ``CONNECT_TIMEOUT``. A script does,
-    because they may be about to start.
+    At a terminal the command does not wait for ``CONNECT_TIMEOUT`` if the servers refuse. In a script it does, because
+    they may be about to start.
     """
     timeout = pool.options.connect_timeout
     if terminal.is_a_tty and not connections.wait_for_first_answer(pool, timeout):
@@ -60,7 +60,7 @@ def find_holders(
     """
     with as_command_errors():
         pool = connections[using]
-        snapshot = snapshots.one_lock(pool, key, timeout=patience(pool, terminal))
+        snapshot = snapshots.one_lock(pool, key, timeout=answer_timeout(pool, terminal))
     holders = [entry for entry in snapshot.holders if node is None or entry.node == node]
     if not holders:
         with_node = "" if node is None else f" with node {escape_controls(node)}"

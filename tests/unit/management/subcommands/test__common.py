@@ -24,7 +24,7 @@ class _Tty(io.StringIO):
 
 
 @pytest.mark.parametrize(("stdout", "seconds"), [(_Tty(), _common.SECOND_TRY), (io.StringIO(), 2 * GRACE)])
-def test_patience(settings: Settings, stdout: io.StringIO, seconds: float) -> None:
-    """Somebody at a terminal does not wait for servers that refuse; a script does, because they may be starting."""
+def test_answer_timeout(settings: Settings, stdout: io.StringIO, seconds: float) -> None:
+    """At a terminal the command does not wait for servers that refuse; in a script it does, as they may be starting."""
     settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 2 * GRACE}}
-    assert _common.patience(connections["default"], Terminal(OutputWrapper(stdout), None)) == seconds
+    assert _common.answer_timeout(connections["default"], Terminal(OutputWrapper(stdout), None)) == seconds
