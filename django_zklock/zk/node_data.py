@@ -116,13 +116,20 @@ def _encode_current(_pid: int, _thread: str, work: Work | None, room: int) -> by
 
 def decode_identity(data: bytes) -> Identity | None:
     """Return the owner that node data names; ``None`` if it is not in our form, as that of kazoo and Curator."""
+    return decode_owner(data)[0]
+
+
+def decode_owner(data: bytes) -> tuple[Identity | None, float | None]:
+    """Return what :func:`decode_identity` returns, and when that owner was granted the lock, if it has written that."""
     values = _load(data)
-    if values is None or values.get("v") != VERSION:
-        return None
+    if values is None:
+        return None, None
+    granted = _number(values.get("granted"))
     host, pid = values.get("host"), _number(values.get("pid"))
-    if not isinstance(host, str) or not isinstance(pid, int):
-        return None
-    return Identity(host=_text(host), pid=pid, thread=_text(values.get("thread")), work=_work(values.get("work")))
+    if values.get("v") != VERSION or not isinstance(host, str) or not isinstance(pid, int):
+        return None, granted
+    thread, work = _text(values.get("thread")), _work(values.get("work"))
+    return Identity(host=_text(host), pid=pid, thread=thread, work=work), granted
 
 
 def _cut(values: dict[str, Any], limit: int) -> dict[str, Any]:
@@ -155,11 +162,6 @@ def add_child(data: bytes, pid: int, granted: float) -> bytes | None:
         return None
     changed = _dump({**values, "granted": round(granted, 3), "work": {**values["work"], "child": pid}})
     return changed if len(changed) <= MAX_BYTES else None
-
-
-def decode_granted(data: bytes) -> float | None:
-    """Return when the holder was granted the lock, if it has written that."""
-    return _number((_load(data) or {}).get("granted"))
 
 
 def _number(value: object) -> int | float | None:

@@ -55,7 +55,7 @@ def test_child__is_added() -> None:
     data = node_data.encode_revoke(Identity(host="h", pid=7, work=work).encode(), "deploy")
     changed = node_data.add_child(data, 93, 1234.5678)
     assert changed is not None
-    assert (node_data.decode_granted(data), node_data.decode_granted(changed)) == (None, 1234.568)
+    assert (node_data.decode_owner(data)[1], node_data.decode_owner(changed)[1]) == (None, 1234.568)
     identity = node_data.decode_identity(changed)
     assert identity is not None
     assert identity.work is not None

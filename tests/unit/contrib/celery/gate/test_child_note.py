@@ -82,7 +82,7 @@ def test_write__each_node() -> None:
     write(wire, "/a", "/b")
     assert wire.requests == ["get /a", "set /a", "get /b", "set /b"]
     assert [child_in(data) for data, _version in wire.nodes.values()] == [93, 93]
-    assert [node_data.decode_granted(data) for data, _version in wire.nodes.values()] == [1234.5, 1234.5]
+    assert [node_data.decode_owner(data)[1] for data, _version in wire.nodes.values()] == [1234.5, 1234.5]
 
 
 def test_write__beside_a_request_to_release() -> None:
