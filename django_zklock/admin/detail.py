@@ -123,7 +123,7 @@ def rows(snapshot: LockSnapshot, alias: str) -> list[Row]:
             where=process_text(entry),
             thread=_thread(entry),
             result_url=urls.get(_task_id(entry), ""),
-            state=STATES["held" if entry.held else "waiting"],
+            state=STATES[entry.state],
             kind=KINDS[entry.kind],
             since=local_time(entry.since),
             age=time_html(entry.since),
@@ -172,7 +172,10 @@ def _commands(key: str, alias: str, entry: QueueEntry) -> list[tuple[Any, str]]:
     if (end_task := end_command(entry)) is not None:
         lines.append((_("End the task"), end_task))
     if entry.identity is not None and (kill := kill_command(entry)) is not None:
-        lines.append((_("If that does not end it, on %(host)s") % {"host": entry.identity.host}, kill))
+        label = _("The worker cannot end it any more; on %(host)s")
+        if end_task is not None:
+            label = _("If that does not end it, on %(host)s")
+        lines.append((label % {"host": entry.identity.host}, kill))
     # A line with control characters could do something else than it shows.
     return [(label, line) for label, line in lines if line.isprintable()]
 

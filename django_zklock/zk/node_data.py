@@ -41,7 +41,8 @@ class Work:
 
     Of a task: ``worker`` is the node name of its Celery worker, ``child`` the pid of the pool's child process that runs
     it (0 while that is not known, ``None`` where the process of the identity runs it itself, in no child), and
-    ``time_limit`` its hard time limit in seconds, if it has one.
+    ``time_limit`` its hard time limit in seconds, if it has one. A ``forgotten`` task runs, and its worker cannot end
+    it any more: with the first ``terminate`` Celery forgets a task, whether its child ends or not.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Work:
     worker: str = ""
     child: int | None = None
     time_limit: float | None = None
+    forgotten: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" + (f" [{self.id}]" if self.id else "")
@@ -133,11 +135,11 @@ def decode_owner(data: bytes) -> tuple[Identity | None, float | None]:
 
 
 def _cut(values: dict[str, Any], limit: int) -> dict[str, Any]:
-    """Return ``values`` without those that are empty, with each text cut to ``limit`` characters."""
+    """Return ``values`` without those that are empty or false, with each text cut to ``limit`` characters."""
     return {
         name: _cut(value, limit) if isinstance(value, dict) else value[:limit] if isinstance(value, str) else value
         for name, value in values.items()
-        if value is not None and value != ""
+        if value is not None and value != "" and value is not False
     }
 
 
@@ -149,18 +151,21 @@ def _work(value: object) -> Work | None:
         **{name: _text(value.get(name)) for name in ("kind", "name", "id", "worker")},
         child=child if isinstance(child, int) else None,
         time_limit=_number(value.get("time_limit")),
+        forgotten=value.get("forgotten") is True,
     )
 
 
-def add_child(data: bytes, pid: int, granted: float) -> bytes | None:
-    """Return the node data of a task with the child process that runs it, and when it was granted the lock.
+def add_run(data: bytes, *, child: int | None, granted: float, forgotten: bool) -> bytes | None:
+    """Return the node data of a task that was granted its lock, with what has become of it since.
 
-    ``granted`` is in seconds since the Unix epoch. Return ``None`` if the data is not in our form.
+    ``child`` and ``forgotten`` are those of :class:`Work`; without a slot of its worker, ``child`` is 0. ``granted`` is
+    in seconds since the Unix epoch. Return ``None`` if the data is not in our form.
     """
     values = _load(data)
     if values is None or not isinstance(values.get("work"), dict):
         return None
-    changed = _dump({**values, "granted": round(granted, 3), "work": {**values["work"], "child": pid}})
+    work = {**values["work"], "child": child} | ({"forgotten": True} if forgotten else {})
+    changed = _dump({**values, "granted": round(granted, 3), "work": work})
     return changed if len(changed) <= MAX_BYTES else None
 
 

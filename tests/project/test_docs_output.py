@@ -95,7 +95,7 @@ def stand_as_listed(block: Block, stand: Stand) -> None:
     """Put into the queues what the table of a block lists."""
     _header, *rows = block.output.strip().splitlines()
     for row in rows:
-        key, _state, _kind, _age, waiters, _token, holder = re.split(r" {2,}", row)
+        key, _state, _kind, _held, _in_queue, waiters, _token, holder = re.split(r" {2,}", row)
         found = re.fullmatch(r"(\w+) (\S+)(?: \[(\S+)\])? \((?:worker (\S+), main )?pid (\d+) on (\S+)\)", holder)
         assert found
         kind, name, number, worker, pid, host = found.groups()

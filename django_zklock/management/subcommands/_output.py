@@ -47,6 +47,7 @@ class Terminal:
         if style is not None:
             self.styles = {
                 "held": style.SUCCESS,
+                "granted": style.WARNING,
                 "waiting": style.WARNING,
                 REVOKED: style.NOTICE,
                 "ok": style.SUCCESS,
@@ -88,9 +89,9 @@ class Terminal:
         return sys.stdin.readline().strip()
 
 
-LOCK_COLUMNS = ("ALIAS", "KEY", "STATE", "KIND", "AGE", "WAITERS", "TOKEN", "HOLDER")
+LOCK_COLUMNS = ("ALIAS", "KEY", "STATE", "KIND", "HELD", "IN QUEUE", "WAITERS", "TOKEN", "HOLDER")
 # At the end, what is copied rather than read: a terminal wraps the row there.
-ENTRY_COLUMNS = ("POSITION", "STATE", "KIND", "AGE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE")
+ENTRY_COLUMNS = ("POSITION", "STATE", "KIND", "HELD", "IN QUEUE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE")
 # Columns that may be cut to fit the terminal.
 ELASTIC = frozenset({"KEY", "HOLDER"})
 # In brackets, as the id of a task; its first digits tell it from others.
@@ -122,6 +123,8 @@ def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
     for entry in snapshot.entries:
         if entry.revoked is not None:
             text += f"Position {entry.position}: release requested ({entry.revoked})\n"
+        if entry.state == "granted":
+            text += f"Position {entry.position}: granted, waits for a slot of its worker\n"
     text += "".join(map(end_text, snapshot.holders))
     if snapshot.unknown_nodes:
         text += f"Nodes of unknown recipes: {escape_controls(abbreviate(snapshot.unknown_nodes))}\n"
@@ -138,16 +141,18 @@ def entry_table(snapshot: LockSnapshot, entries: Sequence[QueueEntry], terminal:
 
 def end_text(entry: QueueEntry) -> str:
     """Return how to end the Celery task of this entry; nothing for other work."""
-    command, identity = end_command(entry), entry.identity
-    if command is None or identity is None or identity.work is None:
+    command, kill, identity = end_command(entry), kill_command(entry), entry.identity
+    if identity is None or identity.work is None or (command is None and kill is None):
         return ""
-    work = identity.work
+    work, host = identity.work, escape_controls(identity.host)
+    if command is None:
+        return f"The worker cannot end the task at position {entry.position} any more. On {host}:\n  {kill}\n"
     limit = f" (time limit {format_duration(work.time_limit)})" if work.time_limit else ""
     # Without the gate the child itself has the node.
     worker = "its whole worker" if work.child == identity.pid else f"its worker, main process {identity.pid}"
     text = f"To end the task at position {entry.position}{limit}, and not {worker}:\n  {command}\n"
-    if (kill := kill_command(entry)) is not None:
-        text += f"If that does not end it, on {escape_controls(identity.host)}:\n  {kill}\n"
+    if kill is not None:
+        text += f"If that does not end it, on {host}:\n  {kill}\n"
     return text
 
 
@@ -216,8 +221,9 @@ def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
         holder += f" and {snapshot.holder_count - 1} more"
     return (
         escape_controls(snapshot.key),
-        REVOKED if any(entry.revoked is not None for entry in holders) else snapshot.state,
+        _lock_state(snapshot),
         snapshot.kind or "-",
+        _held_for(holders[0], now) if holders else "-",
         format_duration(now - holders[0].since) if holders else "-",
         str(snapshot.waiter_count),
         str(holders[0].token) if holders else "-",
@@ -228,8 +234,9 @@ def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
 def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
     return (
         str(entry.position),
-        ("held" if entry.revoked is None else REVOKED) if entry.held else "waiting",
+        REVOKED if entry.held and entry.revoked is not None else entry.state,
         entry.kind if entry.limit is None else f"{entry.kind} of {entry.limit}",
+        _held_for(entry, now),
         format_duration(now - entry.since),
         _ranges(snapshot.blockers_of(entry)),
         entry.owner,
@@ -237,6 +244,20 @@ def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float) -> tuple[s
         str(entry.token),
         escape_controls(entry.node),
     )
+
+
+def _lock_state(snapshot: LockSnapshot) -> str:
+    holders = snapshot.holders
+    if any(entry.revoked is not None for entry in holders):
+        return REVOKED
+    return "granted" if holders and all(entry.state == "granted" for entry in holders) else snapshot.state
+
+
+def _held_for(entry: QueueEntry, now: float) -> str:
+    """Return the time since the grant; what it is at most, if it is not known when that was."""
+    if not entry.held:
+        return "-"
+    return f"<= {format_duration(now - entry.since)}" if entry.granted is None else format_duration(now - entry.granted)
 
 
 def _ranges(ranges: Sequence[tuple[int, int]]) -> str:

@@ -55,6 +55,13 @@ class QueueEntry:
     revoked: str | None = None
     # When the lock was granted, where that is known: the server stores no time of it.
     granted: float | None = None
+    # Of a holder that is a Celery task: it waits for a slot of its worker.
+    needs_slot: bool = False
+
+    @property
+    def state(self) -> str:
+        """Return "held", "granted" if the holder waits for a slot of its worker to begin, or "waiting"."""
+        return "waiting" if not self.held else "granted" if self.needs_slot else "held"
 
     @property
     def owner(self) -> str:
@@ -293,6 +300,11 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
             limit=node.limit,
             revoked=node_data.decode_revoke(data),
             granted=_granted(node, granted, stat),
+            # The gate writes that while it knows of no child that runs the task.
+            needs_slot=granted is not None
+            and identity is not None
+            and identity.work is not None
+            and identity.work.child == 0,
         )
         entries.append(entry)
     return replace(lock, entries=tuple(entries))

@@ -71,7 +71,7 @@ def test_inspect__from_a_shell(workshop: Any, shell: Shell, key: str, command: s
     (answer,) = json.loads(finished.stdout.splitlines()[0]).values()
     if "zklocks" in command:
         (task,) = [each for each in answer if each["key"] == key]
-        assert (task["pid"], task["state"], task["token"]) == (note["pid"], "running", note["token"])
+        assert (task["pid"], task["state"], task["token"]) == (note["pid"], "held", note["token"])
     else:
         assert (answer["gate"], answer["pool"]) == (True, "prefork")
     workshop.wait_empty(key)
@@ -128,7 +128,7 @@ def test_end_command__ends_the_task_alone(workshop: Any, shell: Shell, key: str)
 
 
 def test_end_command__stopped_child(workshop: Any, shell: Shell, key: str) -> None:
-    """A child that ignores the first line that `show` prints is ended by the second one, and the lock is free."""
+    """A stopped child that the first line of `show` does not end is ended by the second, which stands alone then."""
     workshop.send("hold", key, f"{key}:gate")
     child = workshop.entered(f"{key}:gate")["pid"]
     wait_until(lambda: work_of(workshop, key).child == child, SOON, "the node names the child")
@@ -140,7 +140,8 @@ def test_end_command__stopped_child(workshop: Any, shell: Shell, key: str) -> No
     assert shell(end).returncode == 0
     # As the page says: the worker has forgotten the task.
     assert "tasks unknown" in shell(end.replace("SIGTERM", "SIGKILL")).stdout
-    assert work_of(workshop, key).child == child
+    wait_until(lambda: work_of(workshop, key).forgotten, SOON, "the node says that the worker cannot end it")
+    assert (serializers.end_command(holder(workshop, key)), work_of(workshop, key).child) == (None, child)
     assert shell(kill).returncode == 0
     workshop.wait_empty(key, SOON)
     assert workshop.result(workshop.send("idle"))["key"] is None
