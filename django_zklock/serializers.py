@@ -12,6 +12,7 @@ from typing import Any
 
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
+from django_zklock.zk.ops.trail import Action
 
 
 def serialize_lock(alias: str, snapshot: LockSnapshot, now: float) -> dict[str, Any]:
@@ -47,6 +48,12 @@ def serialize_entry(snapshot: LockSnapshot, entry: QueueEntry, now: float) -> di
         "end_command": end_command(entry),
         "kill_command": kill_command(entry),
     }
+
+
+def serialize_action(alias: str, action: Action) -> dict[str, Any]:
+    """Return one action of the trail."""
+    values = {name: value for name, value in vars(action).items() if name not in {"at", "lock"}}
+    return {"alias": alias, "time": action.at} | values
 
 
 def end_command(entry: QueueEntry) -> str | None:

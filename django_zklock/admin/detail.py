@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.apps import apps
@@ -35,12 +36,16 @@ from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.models import Lock
 from django_zklock.serializers import end_command, kill_command
 from django_zklock.zk import formatting
-from django_zklock.zk.ops import actions
+from django_zklock.zk.ops import actions, trail
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
 logger = logging.getLogger("django_zklock.admin")
 
 RESULTS_APP = "django_celery_results"
+# How many actions the page of a lock shows.
+MAX_RECENT = 5
+ACTIONS = {trail.BROKEN: _("broken"), trail.REQUESTED: _("release requested")}
+OUTCOMES = {trail.BROKEN: _("broken"), trail.RELEASED: _("released"), trail.HOLDS: _("still held")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,34 @@ class Row:
     commands: list[tuple[Any, str]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrailRow:
+    """One action of the trail, as texts."""
+
+    at: datetime
+    by: str
+    what: Any
+    holder: str
+    why: str
+    outcome: Any
+
+
+def trail_of(lock: Lock, reader: AliasReader, limit: int | None = None) -> list[TrailRow]:
+    """Return the last actions on ``lock``, the latest first; none if they cannot be read."""
+    actions = reader.read(partial(trail.read, lock=lock.name)) or []
+    return [
+        TrailRow(
+            at=local_time(each.at),
+            by=each.by,
+            what=ACTIONS[each.what],
+            holder=each.holder,
+            why=each.why,
+            outcome=OUTCOMES[each.outcome],
+        )
+        for each in actions[::-1][:limit]
+    ]
+
+
 def context(lock: Lock) -> dict[str, Any]:
     """Read the queue of ``lock`` and return the variables of the template."""
     reader = AliasReader(lock.alias)
@@ -104,6 +137,7 @@ def context(lock: Lock) -> dict[str, Any]:
         "limit": min((entry.limit for entry in snapshot.holders if entry.limit), default=None),
         "last_break": last_break,
         "broken_at": local_time(last_break.at) if last_break else None,
+        "trail": trail_of(lock, reader, MAX_RECENT),
         "foreign": [formatting.escape_controls(name) for name in snapshot.unknown_nodes[:MAX_ENTRIES]],
         "more_foreign": len(snapshot.unknown_nodes) - MAX_ENTRIES,
     }

@@ -28,14 +28,13 @@ from django_zklock.admin.ensembles import read_ensembles
 from django_zklock.admin.format import local_time
 from django_zklock.admin.reader import AliasReader, readers
 from django_zklock.models import Lock
-from django_zklock.serializers import serialize_lock
+from django_zklock.serializers import serialize_action, serialize_lock
+from django_zklock.zk.ops import trail
 
 if TYPE_CHECKING:
     LockModelAdmin = admin.ModelAdmin[Lock]
 else:
     LockModelAdmin = admin.ModelAdmin
-
-MAX_LOG_ENTRIES = 5
 
 View = Callable[..., HttpResponse]
 
@@ -69,6 +68,11 @@ class LockAdmin(LockModelAdmin):
         return [
             path("json/", self._json_view(self.json_list_view), name="django_zklock_lock_json_list"),
             path("ensembles/", self._page_view(self.ensembles_view), name="django_zklock_lock_ensembles"),
+            path(
+                "<path:object_id>/history/json/",
+                self._json_view(self.json_history_view),
+                name="django_zklock_lock_json_history",
+            ),
             path("<path:object_id>/json/", self._json_view(self.json_lock_view), name="django_zklock_lock_json"),
             *(
                 path(
@@ -144,9 +148,19 @@ class LockAdmin(LockModelAdmin):
             "original": lock,
             "change": True,
             "actions": [action for action in (actions.REVOKE, actions.BREAK) if action.is_allowed(request)],
-            "log_entries": actions.latest_log_entries(lock, MAX_LOG_ENTRIES),
         }
         return TemplateResponse(request, "admin/django_zklock/lock/lock.html", context | (extra_context or {}))
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show what was done to a lock, by ZooKeeper's trail and by the log of this site."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        lock = self._lock(request, object_id)
+        reader = AliasReader(lock.alias)
+        context = {"trail": detail.trail_of(lock, reader), "error": reader.error}
+        return super().history_view(request, object_id, context | (extra_context or {}))
 
     def confirmation_view(self, request: HttpRequest, object_id: str, action: Action) -> HttpResponse:
         """Ask for a reason, or carry out ``action``."""
@@ -192,6 +206,15 @@ class LockAdmin(LockModelAdmin):
         if snapshot is None:
             return _json_error(HTTPStatus.SERVICE_UNAVAILABLE, reader.error)
         return _json(serialize_lock(lock.alias, snapshot, time.time()), HTTPStatus.OK)
+
+    def json_history_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Return what was done to a lock, the oldest first."""
+        lock = self._lock(request, object_id)
+        reader = AliasReader(lock.alias)
+        found = reader.read(partial(trail.read, lock=lock.name))
+        if found is None:
+            return _json_error(HTTPStatus.SERVICE_UNAVAILABLE, reader.error)
+        return _json({"actions": [serialize_action(lock.alias, each) for each in found]}, HTTPStatus.OK)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Lock | None:
         """Return the lock with this id, in use or not; ``None`` if no lock can have it."""

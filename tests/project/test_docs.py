@@ -21,6 +21,7 @@ from django_zklock.management.commands import zklock
 from django_zklock.management.subcommands import exit_codes, run, watch
 from django_zklock.management.subcommands._watch import Event, event_json
 from django_zklock.zk.node_data import Identity, Work
+from django_zklock.zk.ops import trail
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
@@ -158,7 +159,9 @@ def test_commands__json_names() -> None:
     event = json.loads(event_json("default", Event("taken", line, place), datetime.now(UTC)))
     text = sections("commands.md")["JSON"]
     tables = [re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE) for part in text.split("\nA")[1:]]
-    assert tables == [list(lock), list(lock["places"][0]), list(lock["places"][0]["identity"]), list(event)]
+    action = trail.Action(at=1.0, what=trail.BROKEN, key="k", lock="k", node="n", token=1, holder="h", by="b", why="w")
+    done = serializers.serialize_action("default", action)
+    assert tables == [list(lock), list(lock["places"][0]), list(lock["places"][0]["identity"]), list(done), list(event)]
     assert event["place"] == {**lock["places"][0], "age": event["place"]["age"]}
     for name in lock["places"][0]["identity"]["work"]:
         assert f"`{name}`" in text

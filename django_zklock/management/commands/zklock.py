@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from django_zklock.management.subcommands import break_, devserver, doctor, prune, revoke, run, show, watch
+from django_zklock.management.subcommands import break_, devserver, doctor, history, prune, revoke, run, show, watch
 from django_zklock.management.subcommands import list as list_
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import INTERRUPTED
@@ -20,7 +20,7 @@ from django_zklock.management.subcommands.exit_codes import INTERRUPTED
 # a terminal and these options and returns the exit code.
 SUBCOMMANDS: Mapping[str, ModuleType] = {
     module.__name__.rpartition(".")[2].rstrip("_"): module
-    for module in (list_, show, watch, revoke, break_, prune, doctor, run, devserver)
+    for module in (list_, show, watch, history, revoke, break_, prune, doctor, run, devserver)
 }
 
 

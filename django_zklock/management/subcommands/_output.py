@@ -21,6 +21,7 @@ from django.core.management.color import Style
 from django_zklock.serializers import end_command, kill_command, serialize_lock
 from django_zklock.zk.formatting import abbreviate, escape_controls, format_duration
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
+from django_zklock.zk.ops.trail import Action
 
 # A table shows this number of ranges of positions; JSON has all.
 MAX_RANGES = 3
@@ -92,6 +93,7 @@ class Terminal:
 LOCK_COLUMNS = ("ALIAS", "KEY", "STATE", "KIND", "HELD", "IN QUEUE", "WAITERS", "TOKEN", "HOLDER")
 # At the end, what is copied rather than read: a terminal wraps the row there.
 ENTRY_COLUMNS = ("POSITION", "STATE", "KIND", "HELD", "IN QUEUE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE")
+ACTION_COLUMNS = ("TIME (UTC)", "ACTION", "KEY", "BY", "HOLDER", "SINCE THEN", "REASON")
 # Columns that may be cut to fit the terminal.
 ELASTIC = frozenset({"KEY", "HOLDER"})
 # In brackets, as the id of a task; its first digits tell it from others.
@@ -137,6 +139,23 @@ def entry_table(snapshot: LockSnapshot, entries: Sequence[QueueEntry], terminal:
     rows = [_entry_row(entry, snapshot, now) for entry in entries]
     # Nothing is cut: the holder must be readable and the node must be complete when copied.
     return table(ENTRY_COLUMNS, rows, width=None, styles=terminal.styles)
+
+
+def action_table(actions: Sequence[Action], terminal: Terminal) -> str:
+    """Return one row for each action of the trail; nothing is cut."""
+    rows = [
+        (
+            f"{datetime.fromtimestamp(each.at, UTC):%Y-%m-%d %H:%M:%S}",
+            each.what,
+            each.key,
+            each.by,
+            each.holder,
+            each.outcome,
+            each.why,
+        )
+        for each in actions
+    ]
+    return table(ACTION_COLUMNS, rows, width=None, styles=terminal.styles)
 
 
 def end_text(entry: QueueEntry) -> str:
@@ -195,11 +214,11 @@ def table(
         while excess > 0 and sizes[widest := max(elastic, key=sizes.__getitem__)] > MIN_WIDTH:
             sizes[widest] -= 1
             excess -= 1
-    coloured = header.index(COLOURED)
+    coloured = header.index(COLOURED) if COLOURED in header else None
     lines = []
     for row in (header, *rows):
         cells = [_fit(cell, size, cut=width is not None) for cell, size in zip(row, sizes, strict=True)]
-        if row[coloured] in styles:
+        if coloured is not None and row[coloured] in styles:
             cells[coloured] = styles[row[coloured]](cells[coloured])
         lines.append(COLUMN_GAP.join(cells).rstrip())
     return "\n".join(lines) + "\n"

@@ -200,7 +200,8 @@ def list_names(pool: Pool, *, timeout: float | None) -> list[str]:
             (names,) = yield [partial(session.wire.children, root)]
         return names
 
-    return sorted(requests.run(session, script, action=f"list {root}", timeout=timeout))
+    names = requests.run(session, script, action=f"list {root}", timeout=timeout)
+    return sorted(name for name in names if name != paths.TRAIL)
 
 
 def list_queues(pool: Pool, names: Sequence[str], *, timeout: float | None) -> list[LockSnapshot]:

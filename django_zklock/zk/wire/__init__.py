@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from django_zklock.zk.wire.client import Wire, WireListener
     from django_zklock.zk.wire.multi_read import Read
-    from django_zklock.zk.wire.requests import creation_size, is_temporary
+    from django_zklock.zk.wire.requests import Write, creation_size, is_temporary
 
 # The modules of the names that need kazoo, and what a first connection imports itself. They are imported at the first
 # use of any of the names, so that a process without locks does not import kazoo.
@@ -78,6 +78,7 @@ __all__ = [
     "Read",
     "Wire",
     "WireListener",
+    "Write",
     "ZnodeStat",
     "creation_size",
     "is_temporary",
