@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, Never
 
 from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.connections import connections
-from django_zklock.work import current_work
+from django_zklock.work import place_of, work_at
 from django_zklock.zk import hints
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
 from django_zklock.zk.rules import rule
 from django_zklock.zk.waiting import Timeout
 
@@ -27,6 +30,7 @@ def zk_lock(
     using: str = DEFAULT_ALIAS,
     timeout: Timeout = None,
     template: str | None = None,
+    label: str | None = None,
     **unknown: Never,
 ) -> Lock:
     """Return the lock named ``key`` of the ensemble ``ZKLOCK[using]``. No I/O.
@@ -43,22 +47,36 @@ def zk_lock(
     and ``async with``: ``None`` waits without a limit, 0 tries once. ``template`` is a name that many keys share
     (``"invoice:{invoice_id}"``), by which signals and metrics tell locks apart; it changes nothing else.
 
+    The holder is shown by its Celery task, or else by ``label``, and without one by the module and function that have
+    called this, unless ``NAME_CODE`` is false; and by the management command. A label may be cut to 256 characters.
+
     Raise ``ValueError`` for an empty key, a key of more than 1 kB or of invalid text, a key that occurs twice, more
-    keys than fit in one request (a thousand do), an unknown mode and a negative timeout; ``TypeError`` for a key or a
-    template that is not a ``str``, a limit that is not positive, a limit with a mode and a timeout of another type;
-    ``ImproperlyConfigured`` for an alias that is not configured.
+    keys than fit in one request (a thousand do), an unknown mode and a negative timeout; ``TypeError`` for a key, a
+    template or a label that is not a ``str``, a limit that is not positive, a limit with a mode and a timeout of
+    another type; ``ImproperlyConfigured`` for an alias that is not configured.
     """
     hints.reject_unknown(zk_lock, unknown)
+    pool = connections[using]
+    if label is not None:
+        place: Work | None = Work(kind="label", name=_check_label(label))
+    else:
+        place = place_of(sys._getframe(1)) if pool.options.name_code else None  # noqa: SLF001 - as logging does it
     return Lock(
         key,
-        connections[using],
+        pool,
         rule=rule(mode, limit),
         reentrant=reentrant,
         timeout=timeout,
         listener=signals.listener,
-        work=current_work,
+        work=partial(work_at, place),
         template=template,
     )
+
+
+def _check_label(label: object) -> str:
+    if not isinstance(label, str) or not label:
+        raise TypeError(f"the label of a lock must be a text that is not empty, got {label!r}")
+    return label
 
 
 def current_lock(key: str | None = None, *, using: str | None = None) -> Held | None:

@@ -150,6 +150,7 @@ _POOL: dict[str, tuple[str, Reader]] = {
     "CONNECT_TIMEOUT": ("connect_timeout", _seconds),
     "POOL_SIZE": ("size", _size),
     "LOSS_POLICY": ("strict", _loss_policy),
+    "NAME_CODE": ("name_code", _flag),
 }
 _TLS: dict[str, tuple[str, Reader]] = {
     "CA": ("tls_ca", _text),

@@ -41,7 +41,7 @@ class Conflict:
         """Return the error that describes the conflict, for a policy that raises it."""
         if self.unavailable is not None:
             return self.unavailable
-        by = f"held by {self.holder}" if self.holder else "taken"
+        by = f"held by {self.holder.as_holder}" if self.holder else "taken"
         waited = f" after {self.waited:g} s of waiting" if self.waited else ""
         return LockConflict(
             f"lock {self.key!r} is {by}{waited}; {self.function} did not run; on_conflict= decides what happens then, "

@@ -28,7 +28,7 @@ from django_zklock.conflict import (
 from django_zklock.connections import connections
 from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.key_template import KeyMaker, signature_of
-from django_zklock.work import current_work
+from django_zklock.work import current_work, work_at
 from django_zklock.zk import owners
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
@@ -224,11 +224,12 @@ class LockedCall:
         )
 
     def _work(self, args: tuple[Any, ...]) -> Work:
-        if (found := current_work()) is not None:
-            return found
         if self._is_command(args):
-            return Work(kind="command", name=type(args[0]).__module__.rpartition(".")[2])
-        return self._function_work
+            place = Work(kind="command", name=type(args[0]).__module__.rpartition(".")[2])
+            found = work_at(place)
+            # A command that the shell has started.
+            return place if found is None or found.command == place.name else found
+        return work_at(self._function_work) or self._function_work
 
     @functools.cached_property
     def _function_work(self) -> Work:

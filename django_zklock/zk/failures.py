@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def timed_out(lock: LockValue, contender: Contender, timeout: float | None) -> LockTimeout | LockConflict:
     """Return the error of a lock that was not granted in time, or for which another call waits already."""
     holder = contender.holder
-    by = f"held by {holder}" if holder else "its holder left no readable identity"
+    by = f"held by {holder.as_holder}" if holder else "its holder left no readable identity"
     if not contender.answered and not contender.taken:
         by = "ZooKeeper had not answered by then, so its holder is not known"
     if contender.taken and timeout != 0:

@@ -32,6 +32,9 @@ CURATOR_REVOKE = b"__REVOKE__"
 REVOKE = "revoke"
 
 
+_HOST = socket.gethostname()
+
+
 # The owner of a contender's node.
 
 
@@ -39,6 +42,7 @@ REVOKE = "revoke"
 class Work:
     """What runs under the lock: ``kind`` is "task", "command", "function" or "label".
 
+    ``command`` is the management command in whose process a function runs, such as "runserver".
     Of a task: ``worker`` is the node name of its Celery worker, ``child`` the pid of the pool's child process that runs
     it (0 while that is not known, ``None`` where the process of the identity runs it itself, in no child), and
     ``time_limit`` its hard time limit in seconds, if it has one. A ``forgotten`` task runs, and its worker cannot end
@@ -52,9 +56,11 @@ class Work:
     child: int | None = None
     time_limit: float | None = None
     forgotten: bool = False
+    command: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name}" + (f" [{self.id}]" if self.id else "")
+        command = f" in command {self.command}" if self.command else ""
+        return f"{self.kind} {self.name}" + (f" [{self.id}]" if self.id else "") + command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +87,12 @@ class Identity:
             return f"worker {self.work.worker}, main pid {self.pid} on {self.host}"
         return f"pid {self.work.child or self.pid} on {self.host}, worker {self.work.worker}"
 
+    @property
+    def as_holder(self) -> str:
+        """The text for a caller that was refused: a program that waits for itself is told so."""
+        own = self.host == _HOST and self.pid == os.getpid() and not (self.work and self.work.worker)
+        return f"{self}, which is this very process, thread {self.thread}" if own else str(self)
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; several times as fast as ``asdict``, as lists of locks are long."""
         return {**vars(self), "work": dict(vars(self.work)) if self.work else None}
@@ -95,9 +107,6 @@ class Identity:
             if len(data) <= room:
                 break
         return data
-
-
-_HOST = socket.gethostname()
 
 
 def current_identity(work: Work | None) -> Identity:
@@ -148,7 +157,7 @@ def _work(value: object) -> Work | None:
         return None
     child = _number(value.get("child"))
     return Work(
-        **{name: _text(value.get(name)) for name in ("kind", "name", "id", "worker")},
+        **{name: _text(value.get(name)) for name in ("kind", "name", "id", "worker", "command")},
         child=child if isinstance(child, int) else None,
         time_limit=_number(value.get("time_limit")),
         forgotten=value.get("forgotten") is True,

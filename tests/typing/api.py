@@ -211,6 +211,8 @@ def block() -> None:
     assert_type(zk_lock(["a", "b"], mode="write"), Lock)
     zk_lock(("a", "b"), mode="read")
     zk_lock("k", limit=4)
+    zk_lock("k", label="month end")
+    zk_lock("k", label=7)  # type: ignore[arg-type]
     zk_lock("k", timeout=5)
     zk_lock("k", timeout=dt.timedelta(seconds=5))
     zk_lock("k", timeout=None)

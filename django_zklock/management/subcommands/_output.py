@@ -10,6 +10,7 @@ import sys
 import time
 import unicodedata
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -136,7 +137,9 @@ def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
 def entry_table(snapshot: LockSnapshot, entries: Sequence[QueueEntry], terminal: Terminal) -> str:
     """Return one row for each of these entries of the queue of ``snapshot``."""
     now = time.time()
-    rows = [_entry_row(entry, snapshot, now) for entry in entries]
+    # Of several contenders of a process that look alike, the threads tell which is which.
+    alike = Counter(entry.owner for entry in snapshot.entries)
+    rows = [_entry_row(entry, snapshot, now, with_thread=alike[entry.owner] > 1) for entry in entries]
     # Nothing is cut: the holder must be readable and the node must be complete when copied.
     return table(ENTRY_COLUMNS, rows, width=None, styles=terminal.styles)
 
@@ -250,7 +253,8 @@ def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
     )
 
 
-def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
+def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float, *, with_thread: bool) -> tuple[str, ...]:
+    thread = entry.identity.thread if with_thread and entry.identity else ""
     return (
         str(entry.position),
         REVOKED if entry.held and entry.revoked is not None else entry.state,
@@ -258,7 +262,7 @@ def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float) -> tuple[s
         _held_for(entry, now),
         format_duration(now - entry.since),
         _ranges(snapshot.blockers_of(entry)),
-        entry.owner,
+        escape_controls(f"{entry.owner}, thread {thread}") if thread else entry.owner,
         f"{datetime.fromtimestamp(entry.since, UTC):%Y-%m-%d %H:%M:%S}",
         str(entry.token),
         escape_controls(entry.node),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,16 @@ def test_identity__task_of_a_worker(child: int | None, process: str) -> None:
     identity = Identity(host="h", pid=7, work=work)
     assert str(identity) == f"task bill [77] ({process})"
     assert node_data.decode_identity(identity.encode()) == identity
+
+
+def test_holder__is_this_very_process() -> None:
+    """A caller that waits for its own process is told so; the main process of a worker has many tasks."""
+    mine = node_data.current_identity(None)
+    assert mine.as_holder == f"{mine}, which is this very process, thread {mine.thread}"
+    for other in (replace(mine, pid=mine.pid + 1), replace(mine, host="elsewhere")):
+        assert other.as_holder == str(other)
+    task = replace(mine, work=Work(kind="task", name="bill", worker="w@web1", child=0))
+    assert task.as_holder == str(task)
 
 
 def test_run__is_added() -> None:

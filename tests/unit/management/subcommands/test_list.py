@@ -82,7 +82,7 @@ def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
     assert first["session"].startswith("0x")
     assert first["identity"]["pid"] == os.getpid()
     work = {"kind": "task", "name": "billing.bill", "id": "77", "worker": "", "child": None, "time_limit": None}
-    assert first["identity"]["work"] == work | {"forgotten": False}
+    assert first["identity"]["work"] == work | {"forgotten": False, "command": ""}
     assert (second["position"], second["state"]) == (1, "waiting")
     assert second["identity"] is None
     assert path.endswith("/" + second["node"])
@@ -120,6 +120,20 @@ def test_show__task_of_a_worker(hold: Hold) -> None:
     assert place["end_command"] == command.strip()
     assert otherwise == f"If that does not end it, on {os.uname().nodename}:"
     assert place["kill_command"] == kill.strip() == "kill -9 93"
+
+
+def test_show__contenders_that_look_alike(outsider: KazooClient, zklock: str) -> None:
+    """Contenders of one process that look alike are told apart by their threads; others have no thread in their row."""
+    for thread, name in (("MainThread", "pay"), ("Thread-7", "pay"), ("Thread-8", "refund")):
+        identity = Identity(host="web1", pid=71, thread=thread, work=Work(kind="function", name=name))
+        path = f"{zklock}/invoice:42/_c_{GUID}-lock-"
+        outsider.create(path, identity.encode(), ephemeral=True, sequence=True, makepath=True)
+    holders = [re.split("  +", place)[6] for place in run("show", "invoice:42").splitlines()[1:]]
+    assert holders == [
+        "function pay (pid 71 on web1), thread MainThread",
+        "function pay (pid 71 on web1), thread Thread-7",
+        "function refund (pid 71 on web1)",
+    ]
 
 
 def test_show__worker_cannot_end_the_task(hold: Hold) -> None:
