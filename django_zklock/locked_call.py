@@ -34,6 +34,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.rules import Rule
+from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.locked_call")
 
@@ -46,6 +47,10 @@ class Offer(Protocol):
 
     @property
     def lock(self) -> Lock: ...
+
+    @property
+    def waited(self) -> float:
+        """The seconds that were waited for the lock before the call began."""
 
     def take(self) -> Outcome | float | None:
         """Return the outcome if the lock was acquired or refused already; the calling context owns the hold.
@@ -116,11 +121,12 @@ class LockedCall:
             raise _KeyFound(self.key(args, kwargs))
         offer = next((offer for hook in acquire_hooks if (offer := hook(self, args, kwargs))), None)
         lock = self.lock(self.key(args, kwargs), functools.partial(self._work, args)) if offer is None else offer.lock
-        owner = owners.caller().owner
+        owner, began = owners.caller().owner, monotonic()
         try:
             held, refusal = self._acquire(lock, offer)
             if refusal is not None and not self._may_run_unprotected(refusal):
-                for signal, facts in self._refusal_signals(lock, refusal):
+                waited = monotonic() - began + (offer.waited if offer is not None else 0.0)
+                for signal, facts in self._refusal_signals(lock, refusal, waited):
                     signals.send(signal, **facts)
                 return self._decide(lock, args, kwargs, refusal)
             result = self._run(held, args, kwargs)
@@ -137,11 +143,11 @@ class LockedCall:
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Await the coroutine function under the lock that these arguments name."""
         lock = self.lock(self.key(args, kwargs), functools.partial(self._work, args))
-        owner = owners.caller().owner
+        owner, began = owners.caller().owner, monotonic()
         try:
             held, refusal = await self._aacquire(lock)
             if refusal is not None and not self._may_run_unprotected(refusal):
-                for signal, facts in self._refusal_signals(lock, refusal):
+                for signal, facts in self._refusal_signals(lock, refusal, monotonic() - began):
                     await signals.asend(signal, **facts)
                 decision = self._decide(lock, args, kwargs, refusal)
                 return await decision if inspect.isawaitable(decision) else decision
@@ -249,8 +255,10 @@ class LockedCall:
         logger.error("event=unprotected key=%r function=%s error=%s", refusal.key, self.name, refusal)
         return True
 
-    def _refusal_signals(self, lock: Lock, refusal: ZkLockError) -> Iterator[tuple[Signal, dict[str, Any]]]:
-        facts = {"holder": refusal.holder, "function": self.name, "reason": _reason(refusal)}
+    def _refusal_signals(
+        self, lock: Lock, refusal: ZkLockError, waited: float
+    ) -> Iterator[tuple[Signal, dict[str, Any]]]:
+        facts = {"holder": refusal.holder, "function": self.name, "reason": _reason(refusal), "waited": waited}
         yield signals.refused, signals.common_arguments(lock) | facts
         if self._policy_for(refusal) == "skip":
             yield signals.skipped, signals.common_arguments(lock) | facts
