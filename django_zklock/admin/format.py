@@ -88,7 +88,7 @@ def work_html(entry: QueueEntry) -> SafeString:
 def badges_html(lock: LockSnapshot) -> SafeString:
     """Return badges for what is not usual: a state other than "held", and a release request with its reason."""
     badges = [(lock.state, "", STATES[lock.state])] if lock.state != "held" else []
-    badges += [("granted", "", STATES["granted"]) for entry in lock.holders if entry.state == "granted"][:1]
+    badges += [("granted", "", _("waits for a slot")) for entry in lock.holders if entry.state == "granted"][:1]
     badges += [("revoked", entry.revoked, _("release requested")) for entry in lock.holders if entry.revoked][:1]
     return format_html_join(" ", '<span class="zklock-badge zklock-is-{}" title="{}">{}</span>', badges)
 

@@ -16,6 +16,7 @@ from services.port import free_port
 
 from django_zklock.admin import detail
 from django_zklock.connections import connections
+from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
@@ -242,3 +243,25 @@ def test_lock__post_changes_nothing(admin_client: Client, hold: Hold) -> None:
     held = hold("account:17")
     assert admin_client.post(url_of("account:17"), {"key": "x"}).status_code == 200
     held.check()
+
+
+def test_lock__waits_for_a_slot(viewer: Client, outsider: KazooClient, zklock: str) -> None:
+    """A task that holds its lock and waits for a slot is marked so in the list and on the page of its lock."""
+    work = Work(kind="task", name="billing.settle", id="5b7e", worker="celery@web1", child=0)
+    identity = Identity(host="web1", pid=71, work=work).encode()
+    data = node_data.add_run(identity, child=0, granted=time.time(), forgotten=False)
+    outsider.create(f"{zklock}/account:17/_c_{GUID}-lock-", data, ephemeral=True, sequence=True, makepath=True)
+    assert " waits for a slot " in text_of(viewer.get(LIST))
+    text = text_of(viewer.get(url_of("account:17")))
+    assert " 0 granted, waits for a slot task billing.settle" in text
+
+
+def test_lock__worker_cannot_end_the_task(viewer: Client, hold: Hold) -> None:
+    """Of a task that its worker has forgotten the page has the line that kills its child, and no other one."""
+    hold(
+        "account:17",
+        Work(kind="task", name="billing.settle", id="5b7e", worker="celery@web1", child=93, forgotten=True),
+    )
+    text = text_of(viewer.get(url_of("account:17")))
+    assert f"The worker cannot end it any more; on {os.uname().nodename} kill -9 93 " in text
+    assert "terminate" not in text
