@@ -13,11 +13,18 @@ from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.connection import ConnectionHandler
 
 from django_zklock.zk.waiting import boottime
+from django_zklock.zk.wire.options import explain_answer
 
 # A non-blocking socket has nothing to read, or no room to write; a TLS socket may need either for both.
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 _SIZE = Struct(">i")
+# No answer to a handshake is that long. The length of an answer of other programs is a text: "HTTP" is a gigabyte.
+_MAX_ANSWER = 0xFFFFFF
+
+
+class StrangeAnswerError(ConnectionDropped):
+    """The answer to the handshake is none of ZooKeeper."""
 
 
 class BufferedConnection(ConnectionHandler):
@@ -62,6 +69,8 @@ class BufferedConnection(ConnectionHandler):
 
     def _read(self, length: int, timeout: float) -> bytes:
         # Of the handshake. It reads no more than that: kazoo's loop waits for the socket next, and not for the buffer.
+        if not 0 <= length <= _MAX_ANSWER:
+            raise StrangeAnswerError(explain_answer(self._buffer[self._position - _SIZE.size : self._position]))
         with self._socket_error_handling():
             while (missing := self._position + length - len(self._buffer)) > 0:
                 if not self._receive(missing):
