@@ -10,6 +10,7 @@ from pathlib import Path
 
 import django
 from django.conf import settings
+from sphinx.pycode import ModuleAnalyzer
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -68,5 +69,13 @@ def without_unknown(*event):
     return signature and (re.sub(r"(, )?\*\*unknown(: [\w.~]+)?", "", signature), returns)
 
 
+def without_overloads(_app):
+    """Leave out the signatures that are for type checkers alone: the page has the one of the code."""
+    analyzer = ModuleAnalyzer.for_module("django_zklock.decorators")
+    analyzer.analyze()
+    analyzer.overloads.clear()
+
+
 def setup(app):
     app.connect("autodoc-process-signature", without_unknown)
+    app.connect("builder-inited", without_overloads)

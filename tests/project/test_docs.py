@@ -173,6 +173,19 @@ def table(section: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
+def test_api__signature() -> None:
+    """The signature that the page shows instead of the overloads for type checkers is that of the code."""
+    text = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"autofunction:: django_zklock\.zk_locked\((.*)\)$", text, flags=re.MULTILINE)
+    found = dict(each.partition("=")[::2] for each in shown.split(", ") if each != "*")
+    parameters = [
+        each for each in inspect.signature(django_zklock.zk_locked).parameters.values() if each.name != "unknown"
+    ]
+    assert list(found) == [each.name for each in parameters]
+    for each in parameters[1:]:
+        assert found[each.name].strip('"') == ("UNSET" if each.name == "timeout" else str(each.default))
+
+
 @pytest.mark.parametrize("function", [django_zklock.zk_lock, django_zklock.zk_locked])
 def test_api__parameters(function: Callable[..., object]) -> None:
     """The table has each parameter of a function, in the order and with the defaults of the code."""
