@@ -28,6 +28,7 @@ ROOT = "/django_zklock"
 # What is looked at, by what a reader calls it.
 LOOKS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "the list": (LIST, {}),
+    "the list by key": (LIST, {"o": "0"}),
     "a search": (LIST, {"q": "invoice:07"}),
     "the last page": (LIST, {"p": "100000"}),
     "the list by age": (LIST, {"o": "3"}),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from django_zklock.api import current_lock, zk_lock
-    from django_zklock.conflict import Conflict
+    from django_zklock.conflict import Busy, Conflict, Skipped
     from django_zklock.decorators import zk_locked
     from django_zklock.exceptions import (
         AsyncUnsafe,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncUnsafe",
+    "Busy",
     "Conflict",
     "FencedModel",
     "Held",
@@ -44,6 +45,7 @@ __all__ = [
     "LockLost",
     "LockTimeout",
     "NotHeld",
+    "Skipped",
     "StaleToken",
     "ZkLockError",
     "ZooKeeperUnavailable",
@@ -57,11 +59,13 @@ __all__ = [
 # Each name is imported when it is first used. pytest imports the plugin of this package in every run; that must not
 # import Django or kazoo, because a `conftest.py` may have to patch modules first, as for gevent.
 _MODULES = {
+    "Busy": "django_zklock.conflict",
     "Conflict": "django_zklock.conflict",
     "FencedModel": "django_zklock.fencing",
     "Held": "django_zklock.zk.held",
     "Identity": "django_zklock.zk.node_data",
     "Lock": "django_zklock.zk.lock",
+    "Skipped": "django_zklock.conflict",
     "afenced_update": "django_zklock.fencing",
     "current_lock": "django_zklock.api",
     "fenced_update": "django_zklock.fencing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, get_args
@@ -10,7 +11,7 @@ from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.connections import connections
 from django_zklock.transactions import CommitLock, Release, check_outside
-from django_zklock.work import current_work
+from django_zklock.work import place_of, work_at
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
@@ -30,6 +31,7 @@ def zk_lock(
     timeout: Timeout = None,
     template: str | None = None,
     release: Release = "block",
+    label: str | None = None,
 ) -> Lock:
     """Return the lock named ``key`` of the ensemble ``ZKLOCK[using]``. No I/O.
 
@@ -45,16 +47,24 @@ def zk_lock(
     and ``async with``: ``None`` waits without a limit, 0 tries once. ``template`` is a name that many keys share
     (``"invoice:{invoice_id}"``), by which signals and metrics tell locks apart; it changes nothing else.
 
+    The holder is shown by its Celery task, or else by ``label``, and without one by the module and function that have
+    called this, unless ``NAME_CODE`` is false; and by the management command. A label may be cut to 256 characters.
+
     ``release="commit"`` keeps a lock that is acquired inside of database transactions (``transaction.atomic``) until
     the outermost blocks have been committed or rolled back, or their connections closed. Outside of transactions it
     changes nothing. It is for plain code: acquiring it in async code raises ``TypeError``.
 
     Raise ``ValueError`` for an empty key, a key of more than 1 kB or of invalid text, a key that occurs twice, more
     keys than fit in one request (a thousand do), an unknown mode, an unknown ``release``, ``release="commit"`` with
-    ``reentrant=False``, and a negative timeout; ``TypeError`` for a key or a
-    template that is not a ``str``, a limit that is not positive, a limit with a mode and a timeout of another type;
-    ``ImproperlyConfigured`` for an alias that is not configured.
+    ``reentrant=False``, and a negative timeout; ``TypeError`` for a key, a template or a label that is not a ``str``, a
+    limit that is not positive, a limit with a mode and a timeout of another type; ``ImproperlyConfigured`` for an alias
+    that is not configured.
     """
+    pool = connections[using]
+    if label is not None:
+        place: Work | None = Work(kind="label", name=_check_label(label))
+    else:
+        place = place_of(sys._getframe(1)) if pool.options.name_code else None  # noqa: SLF001 - as logging does it
     options: dict[str, Any] = {
         "rule": rule(mode, limit),
         "reentrant": reentrant,
@@ -63,20 +73,26 @@ def zk_lock(
         "template": template,
     }
     if release == "block":
-        return Lock(key, connections[using], work=partial(_checked_work, using, template), **options)
+        return Lock(key, pool, work=partial(_checked_work, using, template, place), **options)
     if release != "commit":
         raise ValueError(f"release must be one of {', '.join(map(repr, get_args(Release)))}, got {release!r}")
     if not reentrant:
         raise ValueError(
             'release="commit" needs a reentrant lock: after its block the caller holds it until the transaction ends'
         )
-    return CommitLock(key, connections[using], work=current_work, **options)
+    return CommitLock(key, pool, work=partial(work_at, place), **options)
 
 
-def _checked_work(using: str, template: str | None) -> Work | None:
+def _checked_work(using: str, template: str | None, place: Work | None) -> Work | None:
     """Return what acquires a lock. A lock asks for it before it joins a queue, and not for a nested hold."""
     check_outside(using, template)
-    return current_work()
+    return work_at(place)
+
+
+def _check_label(label: object) -> str:
+    if not isinstance(label, str) or not label:
+        raise TypeError(f"the label of a lock must be a text that is not empty, got {label!r}")
+    return label
 
 
 def current_lock(key: str | None = None, *, using: str | None = None) -> Held | None:

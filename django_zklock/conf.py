@@ -168,6 +168,7 @@ _POOL: dict[str, tuple[str, Reader]] = {
     "CONNECT_TIMEOUT": ("connect_timeout", _seconds),
     "POOL_SIZE": ("size", _size),
     "LOSS_POLICY": ("strict", _loss_policy),
+    "NAME_CODE": ("name_code", _flag),
 }
 _DATABASE: dict[str, tuple[str, Reader]] = {
     "IN_TRANSACTION": ("in_transaction", _in_transaction),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
+
+from django.http import HttpRequest, HttpResponse
 
 from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.lock import Lock
@@ -39,7 +41,7 @@ class Conflict:
         """Return the error that describes the conflict, for a policy that raises it."""
         if self.unavailable is not None:
             return self.unavailable
-        by = f"held by {self.holder}" if self.holder else "taken"
+        by = f"held by {self.holder.as_holder}" if self.holder else "taken"
         waited = f" after {self.waited:g} s of waiting" if self.waited else ""
         return LockConflict(
             f"lock {self.key!r} is {by}{waited}; {self.function} did not run; on_conflict= decides what happens then, "
@@ -48,6 +50,59 @@ class Conflict:
             timeout=self.waited,
             holder=self.holder,
         )
+
+
+class Skipped(TypedDict):
+    """The result of a call that was skipped; ``result["zklock"] == "skipped"`` tells it from a result of the function.
+
+    ``reason`` is "conflict", "coalesced" or "unavailable"; ``holder`` describes the owner that holds the lock, where
+    known.
+    """
+
+    zklock: Literal["skipped"]
+    key: str
+    reason: str
+    holder: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Busy:
+    """A policy for views: the response for a request whose lock was not granted, or whose ZooKeeper is unavailable.
+
+    ``status`` is that of a conflict: 409 (Conflict), or 423 (Locked), which WebDAV (RFC 4918, section 11.3) has for a
+    resource that is locked. Without ZooKeeper it is 503. ``retry_after`` is the header of that name, in seconds. The
+    text names neither key nor holder, because clients read it.
+    """
+
+    status: int = 409
+    retry_after: int = 2
+
+    def __call__(self, conflict: Conflict) -> HttpResponse:
+        """Return the response."""
+        return self.response(is_unavailable=conflict.unavailable is not None)
+
+    def response(self, *, is_unavailable: bool) -> HttpResponse:
+        """Return the response for a conflict, or for a ZooKeeper that cannot be reached."""
+        return HttpResponse(
+            "Try again in a moment.\n",
+            status=503 if is_unavailable else self.status,
+            content_type="text/plain; charset=utf-8",
+            headers={"Retry-After": str(self.retry_after)},
+        )
+
+
+def is_for_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call with these arguments is one of a view, a method of a view, or one of an API view.
+
+    Django passes the request first, to a method after ``self``. Django REST framework wraps it, as ``_request``.
+    """
+    candidates = [*args[:2], kwargs.get("request")]
+    return any(isinstance(each, HttpRequest) or isinstance(_wrapped(each), HttpRequest) for each in candidates)
+
+
+def _wrapped(request: object) -> object:
+    # Not getattr: the first argument may be any object, and one that makes attributes on demand has this one too.
+    return getattr(request, "__dict__", {}).get("_request")
 
 
 ConflictPolicy = Literal["wait", "skip", "raise", "retry", "coalesce"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,12 @@ from django.dispatch import receiver
 from django_zklock import conf
 from django_zklock.zk import background
 from django_zklock.zk.pool import CLOSE_TIMEOUT, Pool, PoolOptions
+from django_zklock.zk.waiting import Deadline
 
 APP = "django_zklock"
 DEFAULT_PORT = 2181
+# Seconds.
+POLL_INTERVAL = 0.01
 
 
 class Connections:
@@ -57,6 +61,19 @@ class Connections:
             pool = self._pools.pop(alias, None)
             if pool is not None:
                 pool.close()
+
+    @staticmethod
+    def wait_for_first_answer(pool: Pool, timeout: float) -> bool:
+        """Connect to read, and wait until that has succeeded or has failed once, in at most ``timeout`` seconds.
+
+        Return whether there is a connection. A server that is down refuses at once, and one that is cut off is silent.
+        """
+        session = pool.inspection()
+        deadline = Deadline.after(timeout)
+        # Without a connection the name of the server has the reason after the ensemble.
+        while not (session.connected or deadline.passed) and session.server == session.wire.hosts:
+            time.sleep(POLL_INTERVAL)
+        return session.connected
 
     @contextmanager
     def set_aside(self, pools: Collection[Pool]) -> Iterator[None]:

@@ -7,15 +7,16 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast, get_args
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, Literal, Never, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
 from django.core.management.base import BaseCommand
 from django.db import DEFAULT_DB_ALIAS
+from django.http import HttpRequest, HttpResponse
 
 from django_zklock.api import Mode
 from django_zklock.conf import DEFAULT_ALIAS
-from django_zklock.conflict import ConflictPolicy, OnConflict, OnLost, OnUnavailable, UnavailablePolicy
+from django_zklock.conflict import ConflictPolicy, OnConflict, OnLost, OnUnavailable, Skipped, UnavailablePolicy
 from django_zklock.key_template import compile_key, metric_name, warn_of_mistakes
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk import paths
@@ -30,13 +31,76 @@ class DjangoTask(Protocol):
     def func(self) -> Callable[..., Any]: ...
 
 
+class CeleryTask(Protocol):
+    """A task of Celery, for type checkers."""
+
+    def delay(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
 Target = TypeVar("Target", bound=Callable[..., Any] | DjangoTask)
+P = ParamSpec("P")
+T = TypeVar("T")
+Class = TypeVar("Class", bound=type)
+Task = TypeVar("Task", bound=CeleryTask | DjangoTask)
+Command = TypeVar("Command", bound=BaseCommand)
+Request = TypeVar("Request", bound=HttpRequest)
 
 USAGE = '@zk_locked("invoice:{invoice_id}")'
 
 
+@overload
 def zk_locked(
     key: str | Sequence[str] | Callable[..., Any],
+    *,
+    mode: Mode = "exclusive",
+    limit: int | None = None,
+    reentrant: bool = True,
+    using: str = DEFAULT_ALIAS,
+    timeout: Timeout | Unset = UNSET,
+    on_conflict: Literal["skip", "coalesce"],
+    on_lost: OnLost = "raise",
+    on_unavailable: OnUnavailable = "raise",
+    template: str | None = None,
+    atomic: bool | str = False,
+) -> LockedOrSkipped: ...
+
+
+@overload
+def zk_locked(
+    key: str | Sequence[str] | Callable[..., Any],
+    *,
+    mode: Mode = "exclusive",
+    limit: int | None = None,
+    reentrant: bool = True,
+    using: str = DEFAULT_ALIAS,
+    timeout: Timeout | Unset = UNSET,
+    on_conflict: OnConflict = "wait",
+    on_lost: OnLost = "raise",
+    on_unavailable: Literal["skip"],
+    template: str | None = None,
+    atomic: bool | str = False,
+) -> LockedOrSkipped: ...
+
+
+@overload
+def zk_locked(
+    key: str | Sequence[str] | Callable[..., Any],
+    *,
+    mode: Mode = "exclusive",
+    limit: int | None = None,
+    reentrant: bool = True,
+    using: str = DEFAULT_ALIAS,
+    timeout: Timeout | Unset = UNSET,
+    on_conflict: Literal["wait", "raise", "retry"] | Callable[..., Any] = "wait",
+    on_lost: OnLost = "raise",
+    on_unavailable: Literal["raise", "run", "retry"] | Callable[..., Any] = "raise",
+    template: str | None = None,
+    atomic: bool | str = False,
+) -> Locked: ...
+
+
+def zk_locked(
+    key: str | Sequence[str] | Callable[..., Any] | Unset = UNSET,
     *,
     mode: Mode = "exclusive",
     limit: int | None = None,
@@ -48,7 +112,7 @@ def zk_locked(
     on_unavailable: OnUnavailable = "raise",
     template: str | None = None,
     atomic: bool | str = False,
-) -> Locked:
+) -> Any:
     """Decorate a function, coroutine function, method, ``BaseCommand`` class, Celery task or Django task.
 
     ``key`` is a template over the call's arguments (``"invoice:{invoice_id}"``, defaults included), or a callable that
@@ -64,7 +128,8 @@ def zk_locked(
     - ``"wait"`` raises ``LockTimeout``;
     - ``"raise"`` raises ``LockConflict``;
     - ``"skip"`` does not run the function, logs, sends the signal ``skipped`` and returns
-      ``{"zklock": "skipped", …}``;
+      :class:`~django_zklock.Skipped`, ``{"zklock": "skipped", …}``. A view returns a response with status 409 and
+      ``Retry-After``, or 503 without ZooKeeper; :class:`~django_zklock.Busy` as the policy chooses another one;
     - ``"coalesce"`` waits, but skips the call if another call of the function (the same dotted name, key and mode or
       limit, in a task of the same name) waits already, which then runs for both, with its own arguments; after the
       timeout it raises ``LockTimeout``. A call with a timeout may give up, so none is skipped for it;
@@ -93,8 +158,11 @@ def zk_locked(
 
     Raise ``TypeError`` or ``ValueError`` at decoration for arguments that can never work. Warn at decoration if the
     template has a ``%s``, which is not a field, and if it has no field although the function has an argument without a
-    default. One lock for all calls is meant if ``template``, ``mode`` or ``limit`` is given, so that does not warn.
+    default. One lock for all calls is meant if ``template``, ``mode`` or ``limit`` is given, and for a command, so that
+    does not warn.
     """
+    if key is UNSET:
+        raise TypeError(f"zk_locked needs the key of the lock: write {USAGE}")
     if _is_bare_use(key):
         raise TypeError(f"zk_locked needs the key of the lock: write {USAGE}")
     if not isinstance(key, (str, list, tuple)) and not callable(key):
@@ -152,6 +220,22 @@ class Locked:
             locked = self.wrap(locked)
         return cast("Target", locked)
 
+    def __enter__(self) -> Never:
+        """Say what was meant: a decorator is no block."""
+        raise TypeError(
+            f'zk_locked is a decorator; for a block write `with zk_lock("…"):`, got {self.key!r} as the key'
+        )
+
+    async def __aenter__(self) -> Never:
+        """Say what was meant."""
+        raise TypeError(f'zk_locked is a decorator; for a block write `async with zk_lock("…"):`, got {self.key!r}')
+
+    def __exit__(self, *_error: object) -> None:
+        """Belong to ``__enter__``, which always raises."""
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Belong to ``__aenter__``, which always raises."""
+
     def _lock_class(self, target: Any) -> None:
         celery = _celery()
         if issubclass(target, BaseCommand):
@@ -185,8 +269,41 @@ class Locked:
             template=metric_name(self.key, function) if self.template is None else self.template,
             is_handle=is_handle or function.__name__ == "handle",
         )
-        warn_of_mistakes(self.key, function, needs_field=self.needs_field)
+        # The options of a command do not choose what it must exclude: it is one job.
+        warn_of_mistakes(self.key, function, needs_field=self.needs_field and not call.is_handle)
         return call.wrap()
+
+
+class LockedOrSkipped(Protocol):
+    """:class:`Locked` for type checkers, if a call may be skipped: then its result is :class:`Skipped`.
+
+    A skipped command returns a text, and a skipped view a response. Classes and finished tasks keep their type.
+    """
+
+    @overload
+    def __call__(self, target: Class) -> Class: ...
+    @overload
+    def __call__(self, target: Task) -> Task: ...
+    @overload
+    def __call__(self, target: classmethod[Any, P, T]) -> classmethod[Any, P, T | Skipped]: ...
+    @overload
+    def __call__(self, target: staticmethod[P, T]) -> staticmethod[P, T | Skipped]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, target: Callable[Concatenate[Request, P], Coroutine[Any, Any, T]]
+    ) -> Callable[Concatenate[Request, P], Coroutine[Any, Any, T | HttpResponse]]: ...
+    @overload
+    def __call__(
+        self, target: Callable[Concatenate[Request, P], T]
+    ) -> Callable[Concatenate[Request, P], T | HttpResponse]: ...
+    @overload
+    def __call__(self, target: Callable[Concatenate[Command, P], T]) -> Callable[Concatenate[Command, P], T]: ...
+    @overload
+    def __call__(
+        self, target: Callable[P, Coroutine[Any, Any, T]]
+    ) -> Callable[P, Coroutine[Any, Any, T | Skipped]]: ...
+    @overload
+    def __call__(self, target: Callable[P, T]) -> Callable[P, T | Skipped]: ...
 
 
 def _policy(name: str, chosen: Any, choices: tuple[str, ...], *, like: Any = None) -> Any:

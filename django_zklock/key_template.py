@@ -171,7 +171,8 @@ def _template(template: str, function: Callable[..., Any]) -> KeyMaker:
         try:
             return write(arguments)
         except (KeyError, AttributeError, IndexError, TypeError) as error:
-            raise ValueError(f"lock key {template!r} cannot be made from this call: {error!r}") from error
+            there = f"; the call has: {', '.join(arguments) or 'no arguments'}" if isinstance(error, KeyError) else ""
+            raise ValueError(f"lock key {template!r} cannot be made from this call: {error!r}{there}") from error
         except ValueError as error:
             raise ValueError(f"lock key {template!r}: {error}") from error
 

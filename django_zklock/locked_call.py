@@ -16,16 +16,26 @@ from django.db import transaction
 from django.dispatch import Signal
 
 from django_zklock import interrupt, signals, transactions
-from django_zklock.conflict import AcquireRetries, Conflict, OnConflict, OnLost, OnUnavailable
+from django_zklock.conflict import (
+    AcquireRetries,
+    Busy,
+    Conflict,
+    OnConflict,
+    OnLost,
+    OnUnavailable,
+    Skipped,
+    is_for_request,
+)
 from django_zklock.connections import connections
 from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.key_template import KeyMaker, signature_of
-from django_zklock.work import current_work
+from django_zklock.work import current_work, work_at
 from django_zklock.zk import owners
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.rules import Rule
+from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.locked_call")
 
@@ -38,6 +48,10 @@ class Offer(Protocol):
 
     @property
     def lock(self) -> Lock: ...
+
+    @property
+    def waited(self) -> float:
+        """The seconds that were waited for the lock before the call began."""
 
     def take(self) -> Outcome | float | None:
         """Return the outcome if the lock was acquired or refused already; the calling context owns the hold.
@@ -114,11 +128,12 @@ class LockedCall:
             transactions.check_atomic(self.atomic, self.template)
         offer = next((offer for hook in acquire_hooks if (offer := hook(self, args, kwargs))), None)
         lock = self.lock(self.key(args, kwargs), functools.partial(self._work, args)) if offer is None else offer.lock
-        owner = owners.caller().owner
+        owner, began = owners.caller().owner, monotonic()
         try:
             held, refusal = self._acquire(lock, offer)
             if refusal is not None and not self._may_run_unprotected(refusal):
-                for signal, facts in self._refusal_signals(lock, refusal):
+                waited = monotonic() - began + (offer.waited if offer is not None else 0.0)
+                for signal, facts in self._refusal_signals(lock, refusal, waited):
                     signals.send(signal, **facts)
                 return self._decide(lock, args, kwargs, refusal)
             result = self._run(held, args, kwargs)
@@ -135,11 +150,11 @@ class LockedCall:
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Await the coroutine function under the lock that these arguments name."""
         lock = self.lock(self.key(args, kwargs), functools.partial(self._work, args))
-        owner = owners.caller().owner
+        owner, began = owners.caller().owner, monotonic()
         try:
             held, refusal = await self._aacquire(lock)
             if refusal is not None and not self._may_run_unprotected(refusal):
-                for signal, facts in self._refusal_signals(lock, refusal):
+                for signal, facts in self._refusal_signals(lock, refusal, monotonic() - began):
                     await signals.asend(signal, **facts)
                 decision = self._decide(lock, args, kwargs, refusal)
                 return await decision if inspect.isawaitable(decision) else decision
@@ -236,11 +251,12 @@ class LockedCall:
     def _work(self, args: tuple[Any, ...]) -> Work:
         # The lock asks for this before it joins the queue, and not for a nested hold.
         transactions.check_outside(self.using, self.template)
-        if (found := current_work()) is not None:
-            return found
         if self._is_command(args):
-            return Work(kind="command", name=type(args[0]).__module__.rpartition(".")[2])
-        return self._function_work
+            place = Work(kind="command", name=type(args[0]).__module__.rpartition(".")[2])
+            found = work_at(place)
+            # A command that the shell has started.
+            return place if found is None or found.command == place.name else found
+        return work_at(self._function_work) or self._function_work
 
     @functools.cached_property
     def _function_work(self) -> Work:
@@ -260,8 +276,10 @@ class LockedCall:
         logger.error("event=unprotected key=%r function=%s error=%s", refusal.key, self.name, refusal)
         return True
 
-    def _refusal_signals(self, lock: Lock, refusal: ZkLockError) -> Iterator[tuple[Signal, dict[str, Any]]]:
-        facts = {"holder": refusal.holder, "function": self.name, "reason": _reason(refusal)}
+    def _refusal_signals(
+        self, lock: Lock, refusal: ZkLockError, waited: float
+    ) -> Iterator[tuple[Signal, dict[str, Any]]]:
+        facts = {"holder": refusal.holder, "function": self.name, "reason": _reason(refusal), "waited": waited}
         yield signals.refused, signals.common_arguments(lock) | facts
         if self._policy_for(refusal) == "skip":
             yield signals.skipped, signals.common_arguments(lock) | facts
@@ -275,7 +293,7 @@ class LockedCall:
         """Skip a call without a lock, or apply its policy."""
         policy = self._policy_for(refusal)
         if policy == "skip":
-            return self._skip(lock, args, refusal)
+            return self._skip(lock, args, kwargs, refusal)
         unavailable = refusal if isinstance(refusal, ZooKeeperUnavailable) else None
         # A LockConflict has its own explanation: the caller itself is in the way.
         if not callable(policy) and (policy != "raise" or isinstance(refusal, (LockConflict, ZooKeeperUnavailable))):
@@ -293,12 +311,15 @@ class LockedCall:
             return policy(conflict)
         raise conflict.error() from refusal
 
-    def _skip(self, lock: Lock, args: tuple[Any, ...], refusal: ZkLockError) -> Any:
+    def _skip(self, lock: Lock, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: ZkLockError) -> Any:
         """Log the skipped call and return a result that differs from every result of real work."""
         reason, holder = _reason(refusal), str(refusal.holder) if refusal.holder else None
         logger.warning("event=skipped key=%r function=%s reason=%s holder=%r", lock.key, self.name, reason, holder)
+        if is_for_request(args, kwargs):
+            # A middleware, and the client, expect a response.
+            return Busy().response(is_unavailable=reason == "unavailable")
         if not self._is_command(args):
-            return {"zklock": "skipped", "key": lock.key, "reason": reason, "holder": holder}
+            return Skipped(zklock="skipped", key=lock.key, reason=reason, holder=holder)
         # Django writes what `handle` returns, and that must be text.
         why = f"held by {holder}" if holder else "taken"
         if reason == "unavailable":

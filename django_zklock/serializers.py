@@ -12,6 +12,7 @@ from typing import Any
 
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
+from django_zklock.zk.ops.trail import Action
 
 
 def serialize_lock(alias: str, snapshot: LockSnapshot, now: float) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def serialize_entry(snapshot: LockSnapshot, entry: QueueEntry, now: float) -> di
     """Return one entry of the queue of a lock."""
     return {
         "position": entry.position,
-        "state": "held" if entry.held else "waiting",
+        "state": entry.state,
         "kind": entry.kind,
         "token": entry.token,
         "since": entry.since,
@@ -49,14 +50,23 @@ def serialize_entry(snapshot: LockSnapshot, entry: QueueEntry, now: float) -> di
     }
 
 
+def serialize_action(alias: str, action: Action) -> dict[str, Any]:
+    """Return one action of the trail."""
+    values = {name: value for name, value in vars(action).items() if name not in {"at", "lock"}}
+    return {"alias": alias, "time": action.at} | values
+
+
 def end_command(entry: QueueEntry) -> str | None:
     """Return the shell command that ends the Celery task of this entry, and not its worker.
 
-    ``None`` for other work, and for a task without a child process of its own: nothing can end that alone.
+    ``None`` for other work, for a task without a child process of its own, which nothing can end alone, and for a task
+    that its worker has forgotten, which :func:`kill_command` ends.
     """
     work = entry.identity.work if entry.identity else None
+    if work is None or work.child is None or work.forgotten:
+        return None
     # The data may be of any client: nothing in it may become an option or a second command.
-    if work is None or work.child is None or not work.id or work.id.startswith("-"):
+    if not work.id or work.id.startswith("-"):
         return None
     destination = f" -d {shlex.quote(work.worker)}" if work.worker and not work.worker.startswith("-") else ""
     command = f"celery -A {_celery_app()} control{destination} terminate SIGTERM {shlex.quote(work.id)}"
@@ -68,11 +78,13 @@ def kill_command(entry: QueueEntry) -> str | None:
 
     It is the second step, for a child that the first has not ended: Celery forgets the task with the first
     ``terminate``, whatever the child does, and answers a second one that the task is unknown
-    (``Request._announce_revoked``). ``None`` where :func:`end_command` is, and while the child is not known.
+    (``Request._announce_revoked``). ``None`` for other work, and while the child is not known.
     """
-    child = entry.identity.work.child if entry.identity and entry.identity.work else None
+    work = entry.identity.work if entry.identity else None
     # To `kill`, 0 and negative numbers are groups of processes.
-    return f"kill -9 {child}" if child and child > 1 and end_command(entry) else None
+    if work is None or work.child is None or work.child <= 1 or not work.id or work.id.startswith("-"):
+        return None
+    return f"kill -9 {work.child}"
 
 
 def _celery_app() -> str:

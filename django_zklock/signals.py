@@ -13,11 +13,12 @@ Every signal is sent with ``sender`` (the class :class:`~django_zklock.zk.lock.L
     A held lock was lost. Sent from a background thread as soon as the loss is known.
 ``revoked`` (``held``, ``reason``)
     The holder is asked to release the lock. Sent from a background thread.
-``refused`` (``holder``, ``function``, ``reason``)
-    A decorated function did not get its lock and does not run, whatever its policies decide. ``reason`` is "conflict"
+``refused`` (``holder``, ``function``, ``reason``, ``waited``)
+    A decorated function did not get its lock in ``waited`` seconds and does not run, whatever its policies decide.
+    ``reason`` is "conflict"
     (another owner holds the lock), "coalesced" (another call of the function waits already) or "unavailable" (ZooKeeper
     could not be reached).
-``skipped`` (``holder``, ``function``, ``reason``)
+``skipped`` (``holder``, ``function``, ``reason``, ``waited``)
     A decorated function did not run, and the call returned a result that says so instead of raising an error.
 ``dropped`` (``task``, ``id``)
     A Celery worker has released the lock of a task that Celery dropped, as it does when it loses the broker, which

@@ -1,13 +1,15 @@
-"""What the calling code is a part of: a task of a worker, a management command, or nothing with a name.
+"""What the calling code is a part of: a task of a worker, a management command, a function, or nothing with a name.
 
 An integration such as Celery's appends its function to :data:`resolvers`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
+from types import FrameType
 
 from django_zklock.zk.node_data import Work
 
@@ -28,3 +30,22 @@ def current_work() -> Work | None:
     if len(sys.argv) > 1 and os.path.basename(sys.argv[0]) in _PROGRAMS:  # noqa: PTH119 - a Path takes ten times as long
         return Work(kind="command", name=sys.argv[1])
     return None
+
+
+def work_at(place: Work | None) -> Work | None:
+    """Return the task that runs in the calling execution context; otherwise ``place``, with the management command."""
+    found = current_work()
+    if place is None or (found is not None and found.kind == "task"):
+        return found
+    return dataclasses.replace(place, command=found.name) if found is not None else place
+
+
+def place_of(frame: FrameType) -> Work | None:
+    """Return the function that runs in ``frame``, or the module; ``None`` for code of no module."""
+    module = frame.f_globals.get("__name__")
+    if not isinstance(module, str):
+        return None
+    code = frame.f_code
+    # `outer.<locals>.inner` is longer, and says no more to a reader of the code.
+    name = code.co_qualname.replace("<locals>.", "")
+    return Work(kind="function", name=module if name == "<module>" else f"{module}.{name}")

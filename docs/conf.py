@@ -10,6 +10,7 @@ from pathlib import Path
 
 import django
 from django.conf import settings
+from sphinx.pycode import ModuleAnalyzer
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -59,3 +60,14 @@ linkcheck_ignore = [r"https://hub\.docker\.com/"]
 
 html_theme = "furo"
 html_title = f"django_zklock {release}"
+
+
+def without_overloads(_app):
+    """Leave out the signatures that are for type checkers alone: the page has the one of the code."""
+    analyzer = ModuleAnalyzer.for_module("django_zklock.decorators")
+    analyzer.analyze()
+    analyzer.overloads.clear()
+
+
+def setup(app):
+    app.connect("builder-inited", without_overloads)

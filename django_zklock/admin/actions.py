@@ -11,10 +11,8 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.widgets import AdminTextInputWidget
-from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db import Error, router, transaction
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
@@ -43,33 +41,28 @@ MAX_REASON = 200
 class Action:
     """What a user can do to a holder.
 
-    ``name`` is the last part of the address, and of the permission before ``_lock``. ``reason_prefix`` precedes
-    the user's name in the reason that the holder reads; ``log_verb`` begins the entry in the log.
+    ``name`` is the last part of the address, and of the permission before ``_lock``. ``act`` is called
+    with the holder, the user's name and the reason; ``log_verb`` begins the entry in the log.
     """
 
     name: str
     title: StrOrPromise
     button: StrOrPromise
     done: StrOrPromise
-    reason_prefix: str
     log_verb: str
-    act: Callable[[Pool, QueueEntry, str], None]
+    act: Callable[[Pool, QueueEntry, str, str], None]
 
     def is_allowed(self, request: HttpRequest) -> bool:
         """Return whether the user has the permission."""
         return request.user.has_perm(f"django_zklock.{self.name}_lock")
 
-    def reason_for_holder(self, request: HttpRequest, reason: str) -> str:
-        """Return the reason as the holder reads it."""
-        return f"{self.reason_prefix} {request.user.get_username()}: {reason}"
+
+def _break(pool: Pool, entry: QueueEntry, by: str, reason: str) -> None:
+    actions.break_lock(pool, entry.path, token=entry.token, why=reason, by=by, timeout=pool.options.connect_timeout)
 
 
-def _break(pool: Pool, entry: QueueEntry, reason: str) -> None:
-    actions.break_lock(pool, entry.path, token=entry.token, why=reason, timeout=pool.options.connect_timeout)
-
-
-def _revoke(pool: Pool, entry: QueueEntry, reason: str) -> None:
-    actions.revoke(pool, entry.path, reason, timeout=pool.options.connect_timeout)
+def _revoke(pool: Pool, entry: QueueEntry, by: str, reason: str) -> None:
+    actions.revoke(pool, entry.path, reason, by=by, timeout=pool.options.connect_timeout)
 
 
 BREAK = Action(
@@ -77,7 +70,6 @@ BREAK = Action(
     title=gettext_lazy("Break this lock?"),
     button=gettext_lazy("Break the lock"),
     done=gettext_lazy("The lock was broken: “%(holder)s” does not hold it any more."),
-    reason_prefix="broken by",
     log_verb="Broken",
     act=_break,
 )
@@ -86,7 +78,6 @@ REVOKE = Action(
     title=gettext_lazy("Request release of this lock?"),
     button=gettext_lazy("Request release"),
     done=gettext_lazy("Release was requested from “%(holder)s”, which holds the lock until its code releases it."),
-    reason_prefix="asked by",
     log_verb="Release requested",
     act=_revoke,
 )
@@ -140,7 +131,7 @@ def _act(request: HttpRequest, lock: Lock, entry: QueueEntry, action: Action, re
     """Act, tell the user the outcome, and return whether it is known."""
 
     def act() -> None:
-        action.act(connections[lock.alias], entry, action.reason_for_holder(request, reason))
+        action.act(connections[lock.alias], entry, request.user.get_username(), reason)
 
     logged = known = True
     try:
@@ -198,13 +189,3 @@ def _write_log(
         )  # fmt: skip
         return False
     return True
-
-
-def latest_log_entries(lock: Lock, count: int) -> QuerySet[LogEntry]:
-    """Return the latest log entries about ``lock``."""
-    kind = ContentType.objects.get_for_model(Lock, for_concrete_model=False)
-    return (
-        LogEntry.objects.filter(content_type=kind, object_id=lock.pk)
-        .select_related("user")
-        .order_by("-action_time")[:count]
-    )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.apps import apps
@@ -35,18 +36,27 @@ from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.models import Lock
 from django_zklock.serializers import end_command, kill_command
 from django_zklock.zk import formatting
-from django_zklock.zk.ops import actions
+from django_zklock.zk.ops import actions, trail
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
 logger = logging.getLogger("django_zklock.admin")
 
 RESULTS_APP = "django_celery_results"
+# How many actions the page of a lock shows.
+MAX_RECENT = 5
+ACTIONS = {trail.BROKEN: _("broken"), trail.REQUESTED: _("release requested")}
+OUTCOMES = {trail.BROKEN: _("broken"), trail.RELEASED: _("released"), trail.HOLDS: _("still held")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """The time of a contender in the queue, as SVG lengths on a scale that ends now."""
+    """A part of the time of a contender in the queue, as SVG lengths on a scale that ends now.
 
+    ``name`` is "waiting", "held", or "unsure" for the time of a holder that was not the first: it is not known when it
+    was granted the lock.
+    """
+
+    name: str
     start: str
     length: str
 
@@ -58,6 +68,8 @@ class Row:
     entry: QueueEntry
     work: SafeString
     where: str
+    # Empty unless it tells contenders of a process apart.
+    thread: str
     # Empty if django-celery-results has no result of the task.
     result_url: str
     state: Any
@@ -67,10 +79,38 @@ class Row:
     age: SafeString
     held: SafeString
     node: SafeString
-    bar: Bar
+    bars: list[Bar]
     blockers: SafeString
     # Labels and command lines, to be copied.
     commands: list[tuple[Any, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrailRow:
+    """One action of the trail, as texts."""
+
+    at: datetime
+    by: str
+    what: Any
+    holder: str
+    why: str
+    outcome: Any
+
+
+def trail_of(lock: Lock, reader: AliasReader, limit: int | None = None) -> list[TrailRow]:
+    """Return the last actions on ``lock``, the latest first; none if they cannot be read."""
+    actions = reader.read(partial(trail.read, lock=lock.name)) or []
+    return [
+        TrailRow(
+            at=local_time(each.at),
+            by=each.by,
+            what=ACTIONS[each.what],
+            holder=each.holder,
+            why=each.why,
+            outcome=OUTCOMES[each.outcome],
+        )
+        for each in actions[::-1][:limit]
+    ]
 
 
 def context(lock: Lock) -> dict[str, Any]:
@@ -92,10 +132,12 @@ def context(lock: Lock) -> dict[str, Any]:
         "rows": shown,
         "holders": [row for row in shown if row.entry.held],
         "more": len(snapshot.nodes) - len(shown),
+        "grant_is_unknown": any(bar.name == "unsure" for row in shown for bar in row.bars),
         "begin": min((row.since for row in shown), default=None),
         "limit": min((entry.limit for entry in snapshot.holders if entry.limit), default=None),
         "last_break": last_break,
         "broken_at": local_time(last_break.at) if last_break else None,
+        "trail": trail_of(lock, reader, MAX_RECENT),
         "foreign": [formatting.escape_controls(name) for name in snapshot.unknown_nodes[:MAX_ENTRIES]],
         "more_foreign": len(snapshot.unknown_nodes) - MAX_ENTRIES,
     }
@@ -113,14 +155,15 @@ def rows(snapshot: LockSnapshot, alias: str) -> list[Row]:
             entry=entry,
             work=work_html(entry),
             where=process_text(entry),
+            thread=_thread(entry),
             result_url=urls.get(_task_id(entry), ""),
-            state=STATES["held" if entry.held else "waiting"],
+            state=STATES[entry.state],
             kind=KINDS[entry.kind],
             since=local_time(entry.since),
             age=time_html(entry.since),
             held=held_html(entry),
             node=clip(entry.node, "zklock-id"),
-            bar=_bar(entry.since, begin, end),
+            bars=_bars(entry, begin, end),
             blockers=blockers_html(snapshot.blockers_of(entry)),
             commands=_commands(snapshot.key, alias, entry),
         )
@@ -163,13 +206,34 @@ def _commands(key: str, alias: str, entry: QueueEntry) -> list[tuple[Any, str]]:
     if (end_task := end_command(entry)) is not None:
         lines.append((_("End the task"), end_task))
     if entry.identity is not None and (kill := kill_command(entry)) is not None:
-        lines.append((_("If that does not end it, on %(host)s") % {"host": entry.identity.host}, kill))
+        label = _("The worker cannot end it any more; on %(host)s")
+        if end_task is not None:
+            label = _("If that does not end it, on %(host)s")
+        lines.append((label % {"host": entry.identity.host}, kill))
     # A line with control characters could do something else than it shows.
     return [(label, line) for label, line in lines if line.isprintable()]
 
 
-def _bar(since: float, begin: float, end: float) -> Bar:
+def _bars(entry: QueueEntry, begin: float, end: float) -> list[Bar]:
+    """Return the time of a contender as bars: waiting, then holding."""
+    if not entry.held:
+        return [_bar("waiting", entry.since, end, begin, end)]
+    if entry.granted is None:
+        return [_bar("unsure", entry.since, end, begin, end)]
+    granted = min(entry.granted, end)
+    waited = [_bar("waiting", entry.since, granted, begin, end)] if granted > entry.since else []
+    return [*waited, _bar("held", granted, end, begin, end)]
+
+
+def _bar(name: str, since: float, until: float, begin: float, end: float) -> Bar:
     """Return a bar of at least one percent, so that a contender that has just joined is visible."""
-    share = (end - since) / (end - begin) if end > begin else 1.0
-    length = max(1.0, share * 100)
-    return Bar(start=f"{100 - length:.1f}%", length=f"{length:.1f}%")
+    scale = end - begin
+    length = max(1.0, (until - since) / scale * 100 if scale > 0 else 100.0)
+    start = min((since - begin) / scale * 100 if scale > 0 else 0.0, 100.0 - length)
+    return Bar(name=name, start=f"{start:.1f}%", length=f"{length:.1f}%")
+
+
+def _thread(entry: QueueEntry) -> str:
+    # The threads of this package, as that of the gate, say nothing about the work.
+    name = entry.identity.thread if entry.identity else ""
+    return "" if name.startswith("zklock-") else formatting.escape_controls(name)

@@ -26,6 +26,7 @@ OLD_AFTER = formatting.HOUR
 
 STATES: dict[str, StrOrPromise] = {
     "held": gettext_lazy("held"),
+    "granted": gettext_lazy("granted, waits for a slot"),
     "waiting": gettext_lazy("waiting"),
     "free": gettext_lazy("free"),
     "unknown": gettext_lazy("unknown"),
@@ -81,27 +82,29 @@ def work_html(entry: QueueEntry) -> SafeString:
     work = entry.identity.work if entry.identity else None
     if work is None or not work.id:
         return clip(work_text(entry))
-    return format_html("{} {}", clip(f"{work.kind} {work.name}"), clip(f"[{work.id}]", "zklock-id"))
+    return format_html("{} [{}]", clip(f"{work.kind} {work.name}"), clip(work.id, "zklock-id"))
 
 
-def holder_html(entry: QueueEntry) -> SafeString:
-    """Return what runs under the lock, and the process below it."""
-    where = process_text(entry)
-    return format_html('{}<div class="quiet">{}</div>', work_html(entry), clip(where)) if where else work_html(entry)
-
-
-def state_html(lock: LockSnapshot) -> SafeString:
-    """Return the state of a lock as badges; the reason of a release request is a tooltip."""
-    badges = [(lock.state, "", STATES[lock.state])]
+def badges_html(lock: LockSnapshot) -> SafeString:
+    """Return badges for what is not usual: a state other than "held", and a release request with its reason."""
+    badges = [(lock.state, "", STATES[lock.state])] if lock.state != "held" else []
+    badges += [("granted", "", _("waits for a slot")) for entry in lock.holders if entry.state == "granted"][:1]
     badges += [("revoked", entry.revoked, _("release requested")) for entry in lock.holders if entry.revoked][:1]
     return format_html_join(" ", '<span class="zklock-badge zklock-is-{}" title="{}">{}</span>', badges)
 
 
+def state_html(lock: LockSnapshot) -> SafeString:
+    """Return the state of a lock as badges, "held" too."""
+    held = format_html('<span class="zklock-badge zklock-is-held">{}</span> ', STATES["held"])
+    return format_html("{}{}", held if lock.state == "held" else "", badges_html(lock))
+
+
 def waiters_html(lock: LockSnapshot) -> SafeString:
-    """Return the number of waiters, which stands out unless it is zero."""
-    name = "zklock-badge zklock-is-contended" if lock.waiter_count else "quiet"
+    """Return the number of waiters as a badge."""
     return format_html(
-        '<span class="{}">{}<span class="zklock-unit"> {}</span></span>', name, lock.waiter_count, _("waiting")
+        '<span class="zklock-badge zklock-is-contended">{}<span class="zklock-unit"> {}</span></span>',
+        lock.waiter_count,
+        _("waiting"),
     )
 
 
@@ -125,7 +128,7 @@ def is_old(entry: QueueEntry) -> bool:
 def held_html(entry: QueueEntry) -> SafeString:
     """Return how long the holder has held the lock: "at most", if it is not known when the lock was granted."""
     age = time_html(entry.granted or entry.since, name="zklock-badge zklock-is-old" if is_old(entry) else "")
-    return format_html('<span class="quiet">{}</span> {}', _("at most"), age) if entry.granted is None else age
+    return format_html('<span class="zklock-quiet">{}</span> {}', _("at most"), age) if entry.granted is None else age
 
 
 def blockers_html(spans: Sequence[Span]) -> SafeString:
@@ -136,7 +139,7 @@ def blockers_html(spans: Sequence[Span]) -> SafeString:
     texts = [str(first) if first == last else f"{first}\u2013{last}" for first, last in spans]
     positions = ", ".join([*texts[:3], _("and others")] if len(texts) > 3 else texts)
     return format_html(
-        '{} <span class="quiet">({})</span>',
+        '{} <span class="zklock-quiet">({})</span>',
         ngettext("%(count)s before it", "%(count)s before it", count) % {"count": count},
         positions,
     )

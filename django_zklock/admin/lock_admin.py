@@ -15,39 +15,26 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
-from django.forms import Media, Script
+from django.forms import Script
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 
 from django_zklock.admin import actions, detail, filters
 from django_zklock.admin.actions import Action
 from django_zklock.admin.changelist import LockChangeList
 from django_zklock.admin.ensembles import read_ensembles
-from django_zklock.admin.format import (
-    KINDS,
-    clip,
-    held_html,
-    holder_html,
-    key_group,
-    local_time,
-    state_html,
-    waiters_html,
-)
+from django_zklock.admin.format import local_time
 from django_zklock.admin.reader import AliasReader, readers
-from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.models import Lock
-from django_zklock.serializers import serialize_lock
+from django_zklock.serializers import serialize_action, serialize_lock
+from django_zklock.zk.ops import trail
 
 if TYPE_CHECKING:
     LockModelAdmin = admin.ModelAdmin[Lock]
 else:
     LockModelAdmin = admin.ModelAdmin
-
-MAX_LOG_ENTRIES = 5
 
 View = Callable[..., HttpResponse]
 
@@ -56,16 +43,15 @@ View = Callable[..., HttpResponse]
 class LockAdmin(LockModelAdmin):
     """Show the locks in use; break or revoke them with the permission for it."""
 
-    list_display = ("key_text", "state", "holder", "age", "waiters", "kind", "token", "alias")
-    list_display_links = ("key_text",)
+    # The columns are those of the change list, whose table is not Django's.
+    list_display = ("key",)
     list_filter = filters.ALL
     list_per_page = 100
     search_fields = ("key",)
-    search_help_text = _("Part of a key, or a pattern for whole keys with * and ?.")
     show_facets = admin.ShowFacets.NEVER
     actions = None
     ordering = ()
-    sortable_by = ("key_text", "state", "kind", "holder", "age", "waiters", "token")
+    sortable_by = ()
     change_list_template = "admin/django_zklock/lock/change_list.html"
 
     class Media:
@@ -82,6 +68,11 @@ class LockAdmin(LockModelAdmin):
         return [
             path("json/", self._json_view(self.json_list_view), name="django_zklock_lock_json_list"),
             path("ensembles/", self._page_view(self.ensembles_view), name="django_zklock_lock_ensembles"),
+            path(
+                "<path:object_id>/history/json/",
+                self._json_view(self.json_history_view),
+                name="django_zklock_lock_json_history",
+            ),
             path("<path:object_id>/json/", self._json_view(self.json_lock_view), name="django_zklock_lock_json"),
             *(
                 path(
@@ -153,14 +144,23 @@ class LockAdmin(LockModelAdmin):
         lock = self._lock(request, object_id)
         context = self._context(request) | detail.context(lock)
         context |= {
-            "title": _("Lock"),
-            "subtitle": str(lock),
+            "title": str(lock),
             "original": lock,
             "change": True,
             "actions": [action for action in (actions.REVOKE, actions.BREAK) if action.is_allowed(request)],
-            "log_entries": actions.latest_log_entries(lock, MAX_LOG_ENTRIES),
         }
         return TemplateResponse(request, "admin/django_zklock/lock/lock.html", context | (extra_context or {}))
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show what was done to a lock, by ZooKeeper's trail and by the log of this site."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        lock = self._lock(request, object_id)
+        reader = AliasReader(lock.alias)
+        context = {"trail": detail.trail_of(lock, reader), "error": reader.error}
+        return super().history_view(request, object_id, context | (extra_context or {}))
 
     def confirmation_view(self, request: HttpRequest, object_id: str, action: Action) -> HttpResponse:
         """Ask for a reason, or carry out ``action``."""
@@ -172,6 +172,8 @@ class LockAdmin(LockModelAdmin):
         """Show the servers of each alias."""
         context = self._context(request) | {
             "title": _("Ensembles"),
+            # The last part of the way here.
+            "original": str(_("Ensembles")),
             "ensembles": read_ensembles(readers()),
         }
         return TemplateResponse(request, "admin/django_zklock/lock/ensembles.html", context)
@@ -205,6 +207,15 @@ class LockAdmin(LockModelAdmin):
             return _json_error(HTTPStatus.SERVICE_UNAVAILABLE, reader.error)
         return _json(serialize_lock(lock.alias, snapshot, time.time()), HTTPStatus.OK)
 
+    def json_history_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Return what was done to a lock, the oldest first."""
+        lock = self._lock(request, object_id)
+        reader = AliasReader(lock.alias)
+        found = reader.read(partial(trail.read, lock=lock.name))
+        if found is None:
+            return _json_error(HTTPStatus.SERVICE_UNAVAILABLE, reader.error)
+        return _json({"actions": [serialize_action(lock.alias, each) for each in found]}, HTTPStatus.OK)
+
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Lock | None:
         """Return the lock with this id, in use or not; ``None`` if no lock can have it."""
         lock = Lock.from_id(object_id)
@@ -237,64 +248,9 @@ class LockAdmin(LockModelAdmin):
             "save_as": False,
             "save_on_top": False,
             "show_save": False,
-            # Only our own: the pages have no form fields of a model.
-            "media": Media(self.Media),
+            # With Django's own scripts: some themes use its jQuery on every page.
+            "media": self.media,
         }
-
-    # Columns. Text from ZooKeeper goes through formatting.escape_controls and is escaped.
-
-    @admin.display(description=_("key"), ordering="key")
-    def key_text(self, lock: Lock) -> str:
-        return clip(lock.key)
-
-    @admin.display(description=_("state"), ordering="urgency")
-    def state(self, lock: Lock) -> str:
-        return format_html(
-            '{}<span data-zklock-group="{}" data-zklock-holding="{}" data-zklock-waiting="{}" data-zklock-alias="{}">'
-            "</span>",
-            state_html(lock.snapshot),
-            key_group(lock.key),
-            lock.snapshot.holder_count,
-            lock.snapshot.waiter_count,
-            lock.alias,
-        )
-
-    @admin.display(description=_("holder"), ordering="holder")
-    def holder(self, lock: Lock) -> str:
-        texts = [holder_html(entry) for entry in lock.snapshot.holders]
-        more = lock.snapshot.holder_count - len(texts)
-        if more > 0:
-            texts.append(
-                format_html("{}", ngettext("and %(count)s more", "and %(count)s more", more) % {"count": more})
-            )
-        # The columns that a narrow page does not show.
-        token = _("token %(token)s") % {"token": self.token(lock)} if lock.snapshot.holders else ""
-        alias = lock.alias if lock.alias != DEFAULT_ALIAS else ""
-        facts = " \u00b7 ".join(filter(None, [self.kind(lock), token, alias]))
-        return format_html(
-            '{}<div class="quiet zklock-folded">{}</div>',
-            format_html_join("", "<div>{}</div>", ((text,) for text in texts)),
-            facts,
-        )
-
-    @admin.display(description=_("held for"), ordering="age")
-    def age(self, lock: Lock) -> str:
-        if not lock.snapshot.holders:
-            return ""
-        return format_html('<span class="zklock-unit">{} </span>{}', _("held for"), held_html(lock.snapshot.holders[0]))
-
-    @admin.display(description=_("waiting"), ordering="waiters")
-    def waiters(self, lock: Lock) -> str:
-        return waiters_html(lock.snapshot)
-
-    @admin.display(description=_("kind"), ordering="kind")
-    def kind(self, lock: Lock) -> str:
-        return str(KINDS[lock.snapshot.kind])
-
-    @admin.display(description=_("token"), ordering="token")
-    def token(self, lock: Lock) -> str:
-        # Text, because a number would get the thousands separators of the language.
-        return str(lock.snapshot.holders[0].token) if lock.snapshot.holders else ""
 
 
 def _json(content: dict[str, Any], status: HTTPStatus) -> JsonResponse:

@@ -21,12 +21,15 @@ T = TypeVar("T")
 
 # A queue can have ten thousand waiters.
 MAX_ENTRIES = 100
+# Seconds within which ZooKeeper begins to answer, or a page says that it does not.
+PROMPT = 1.0
 
 
 class AliasReader:
     """Reads the locks of one alias for one page.
 
-    All reads share one deadline: ``CONNECT_TIMEOUT`` seconds after the first one starts. After the first failure
+    All reads share one deadline: ``CONNECT_TIMEOUT`` seconds after the first one starts. The first one, which is
+    small, has to be answered within a second, unless the process is only just connecting. After the first failure
     ``error`` is set, and every further read returns ``None``.
     """
 
@@ -41,9 +44,14 @@ class AliasReader:
             return None
         try:
             pool = connections[self.alias]
-            if self._deadline is None:
-                self._deadline = Deadline.after(pool.options.connect_timeout)
-            return function(pool, *arguments, timeout=self._deadline.remaining())
+            if self._deadline is not None:
+                return function(pool, *arguments, timeout=self._deadline.remaining())
+            limit = pool.options.connect_timeout
+            connects = pool.inspecting is None
+            self._deadline = Deadline.after(limit)
+            if not (connects and connections.wait_for_first_answer(pool, limit)):
+                limit = PROMPT
+            return function(pool, *arguments, timeout=self._deadline.capped(limit).remaining())
         except (ZkLockError, ImproperlyConfigured) as error:
             self.error = formatting.escape_controls(str(error))
             return None

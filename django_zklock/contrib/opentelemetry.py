@@ -1,21 +1,25 @@
-"""Metrics of locks by OpenTelemetry, fed by :mod:`django_zklock.signals` and by the sessions of this process.
+"""Metrics and traces of locks by OpenTelemetry, from :mod:`django_zklock.signals` and the sessions of this process.
 
-Attributes describe the kind of lock and never the key: a key for each invoice would create a time series for each, and
-a key can contain personal data.
+Attributes of metrics describe the kind of lock and never the key: a key for each invoice would create a time series for
+each. Spans are about one lock each, and have its key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import version
+from threading import get_ident
+from time import time_ns
 from typing import Any
 
 from django.dispatch import Signal
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
+from opentelemetry.trace import Span, StatusCode, Tracer, TracerProvider, get_tracer
 
 from django_zklock import signals
 from django_zklock.connections import connections
 from django_zklock.zk.held import Held
+from django_zklock.zk.waiting import monotonic
 
 # Seconds, from a round trip to ZooKeeper to an hour.
 BOUNDARIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
@@ -117,3 +121,92 @@ def uninstrument() -> None:
         _used.pop().is_used = False
     for signal in _SIGNALS:
         signal.disconnect(dispatch_uid=_RECEIVER)
+
+
+# Traces.
+
+_TRACE_RECEIVER = "django_zklock.opentelemetry.traces"
+_TRACED = (signals.contended, signals.acquired, signals.refused, signals.lost, signals.released)
+# How many callers that wait at the same time are remembered with the holder that they have met.
+_MAX_MET = 1000
+_NANOSECONDS = 1_000_000_000
+
+
+class Spans:
+    """The spans of one tracer: one for the wait for a lock, and one for the hold. Signals come from any thread.
+
+    A wait is known when it ends, and its span is made then, below the span that the caller is in. The wait of a Celery
+    task at the gate is a part of it, so that it may begin before the span of the task.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        # By the id of a hold. Each change is one operation, so that a loss and a release end a span once.
+        self._holds: dict[int, Span] = {}
+        # The holder that a caller has met, and when, by alias, key and thread.
+        self._met: dict[tuple[str, str, int], tuple[float, str]] = {}
+
+    def trace(self, signal: Signal, **facts: Any) -> None:
+        """Begin or end a span by what ``signal`` says."""
+        attributes = {"zklock.key": facts["key"], "zklock.alias": facts["alias"], "zklock.kind": facts["kind"]}
+        if facts["template"] is not None:
+            attributes["zklock.template"] = facts["template"]
+        if signal is signals.contended:
+            if len(self._met) >= _MAX_MET:
+                self._met.clear()
+            holder = str(facts["holder"]) if facts["holder"] is not None else ""
+            self._met[facts["alias"], facts["key"], get_ident()] = monotonic(), holder
+        elif signal is signals.acquired:
+            held: Held = facts["held"]
+            self._end_wait(attributes, held.waited, "granted", self._holder_met(facts, held.waited))
+            # A hold that was forgotten, without a release, may have had the same id.
+            _end(self._holds.pop(id(held), None))
+            span = self._tracer.start_span("zklock hold", attributes=attributes | {"zklock.token": held.token})
+            self._holds[id(held)] = span
+        elif signal is signals.refused:
+            met = str(facts["holder"]) if facts["holder"] is not None else self._holder_met(facts, facts["waited"])
+            self._end_wait(attributes, facts["waited"], facts["reason"], met)
+        else:
+            ended = self._holds.pop(id(facts["held"]), None)
+            if ended is not None and signal is signals.lost:
+                ended.set_status(StatusCode.ERROR, f"the lock was lost: {facts['reason']}")
+            _end(ended)
+
+    def _end_wait(self, attributes: dict[str, Any], waited: float, outcome: str, holder: str) -> None:
+        """Make the span of a wait that ends now. A conflict is no error: what it means, the policy decides."""
+        end = time_ns()
+        attributes = attributes | {"zklock.outcome": outcome} | ({"zklock.holder": holder} if holder else {})
+        begin = end - int(waited * _NANOSECONDS)
+        span = self._tracer.start_span("zklock wait", attributes=attributes, start_time=begin)
+        if outcome == "unavailable":
+            span.set_status(StatusCode.ERROR, "ZooKeeper could not be reached")
+        span.end(end)
+
+    def _holder_met(self, facts: dict[str, Any], waited: float) -> str:
+        """Return the holder that this caller has met when it began to wait; nothing if it has met none."""
+        met, holder = self._met.pop((facts["alias"], facts["key"], get_ident()), (0.0, ""))
+        # An earlier wait of the same thread may have ended with an error, of which there is no signal.
+        return holder if met >= monotonic() - waited - 1.0 else ""
+
+
+def _end(span: Span | None) -> None:
+    if span is not None:
+        span.end()
+
+
+def instrument_traces(tracer_provider: TracerProvider | None = None) -> None:
+    """Trace the locks of this process with ``tracer_provider``, or with OpenTelemetry's global provider.
+
+    Another call starts again with the other provider.
+    """
+    uninstrument_traces()
+    spans = Spans(get_tracer("django_zklock", version("django-zklock"), tracer_provider))
+    for signal in _TRACED:
+        # A weak reference would be the only one.
+        signal.connect(spans.trace, weak=False, dispatch_uid=_TRACE_RECEIVER)
+
+
+def uninstrument_traces() -> None:
+    """Stop tracing; do nothing if nothing is traced."""
+    for signal in _TRACED:
+        signal.disconnect(dispatch_uid=_TRACE_RECEIVER)

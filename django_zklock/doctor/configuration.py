@@ -25,9 +25,11 @@ WRITE_PERMISSIONS = set("cdwa")
 
 def run_system_checks() -> Iterator[Finding]:
     """Yield the messages of the system checks for all aliases, except those that the project has silenced."""
-    # settings.readable covers E001, for the examined alias.
-    messages = [each for each in checks.check_setting() if each.id != "django_zklock.E001" and not each.is_silenced()]
+    messages = [each for each in checks.check_setting() if not each.is_silenced()]
     for message in messages:
+        if message.id == "django_zklock.E001":
+            # settings.readable says it, for the examined alias.
+            continue
         examined = Examination("settings.checks", str(message.id))
         report = examined.error if message.level >= ERROR else examined.warning
         yield report(str(message.msg), message.hint or "")

@@ -233,7 +233,7 @@ class Acquisition:
     def _timed_out(self) -> LockTimeout | LockConflict:
         """Return the error of a lock that was not granted in time, or for which another call waits already."""
         lock, contender, timeout, holder = self.lock, self.contender, self.timeout, self.contender.holder
-        by = f"held by {holder}" if holder else "its holder left no readable identity"
+        by = f"held by {holder.as_holder}" if holder else "its holder left no readable identity"
         if not contender.answered and not contender.refused_busy:
             by = "ZooKeeper had not answered by then, so its holder is not known"
         if contender.refused_busy and timeout != 0:

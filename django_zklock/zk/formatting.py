@@ -47,7 +47,7 @@ def advise(facts: str, hosts: str) -> str:
     if "QuotaExceededError" in facts:
         return "raise the quota of ROOT or of a node above it, or delete empty queues by `manage.py zklock prune`"
     if NOT_ACCEPTED in facts:
-        return f"a server runs, but takes no session, as without a quorum; {doctor}"
+        return f"a server runs, but takes no session, as without a quorum, or where it expects TLS; {doctor}"
     if "no connection" not in facts:
         return doctor
     advice = f"is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right? {doctor}"

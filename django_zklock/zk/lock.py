@@ -11,7 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from django_zklock.exceptions import AsyncUnsafe, LockConflict, NotHeld
 from django_zklock.zk import acquire, node_data, owners, paths
@@ -293,6 +293,18 @@ class Lock:
         if held is None or held.released:
             raise NotHeld(f"lock {self.key!r} is not held here: it was released inside its own block", key=self.key)
         return held
+
+    # What looks right, and would do nothing.
+
+    def __call__(self, *_arguments: object, **_options: object) -> Never:
+        """Say what was meant: a lock is no decorator."""
+        raise TypeError(f"zk_lock makes a lock and does not decorate: write @zk_locked({self.key!r}) above a function")
+
+    def __bool__(self) -> Never:
+        """Say what was meant: a lock is neither held nor free, but a name."""
+        raise TypeError(
+            f"a lock has no truth value: write `with lock:`, or `if held := lock.try_acquire():` for lock {self.key!r}"
+        )
 
     def _find_block(self) -> Held | None:
         """Return the hold of the block that ends here, ``None`` if it could be any of several, or is none."""

@@ -32,6 +32,9 @@ CURATOR_REVOKE = b"__REVOKE__"
 REVOKE = "revoke"
 
 
+_HOST = socket.gethostname()
+
+
 # The owner of a contender's node.
 
 
@@ -39,9 +42,11 @@ REVOKE = "revoke"
 class Work:
     """What runs under the lock: ``kind`` is "task", "command", "function" or "label".
 
+    ``command`` is the management command in whose process a function runs, such as "runserver".
     Of a task: ``worker`` is the node name of its Celery worker, ``child`` the pid of the pool's child process that runs
     it (0 while that is not known, ``None`` where the process of the identity runs it itself, in no child), and
-    ``time_limit`` its hard time limit in seconds, if it has one.
+    ``time_limit`` its hard time limit in seconds, if it has one. A ``forgotten`` task runs, and its worker cannot end
+    it any more: with the first ``terminate`` Celery forgets a task, whether its child ends or not.
     """
 
     kind: str
@@ -50,9 +55,12 @@ class Work:
     worker: str = ""
     child: int | None = None
     time_limit: float | None = None
+    forgotten: bool = False
+    command: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name}" + (f" [{self.id}]" if self.id else "")
+        command = f" in command {self.command}" if self.command else ""
+        return f"{self.kind} {self.name}" + (f" [{self.id}]" if self.id else "") + command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +87,12 @@ class Identity:
             return f"worker {self.work.worker}, main pid {self.pid} on {self.host}"
         return f"pid {self.work.child or self.pid} on {self.host}, worker {self.work.worker}"
 
+    @property
+    def as_holder(self) -> str:
+        """The text for a caller that was refused: a program that waits for itself is told so."""
+        own = self.host == _HOST and self.pid == os.getpid() and not (self.work and self.work.worker)
+        return f"{self}, which is this very process, thread {self.thread}" if own else str(self)
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; several times as fast as ``asdict``, as lists of locks are long."""
         return {**vars(self), "work": dict(vars(self.work)) if self.work else None}
@@ -93,9 +107,6 @@ class Identity:
             if len(data) <= room:
                 break
         return data
-
-
-_HOST = socket.gethostname()
 
 
 def current_identity(work: Work | None) -> Identity:
@@ -116,21 +127,28 @@ def _encode_current(_pid: int, _thread: str, work: Work | None, room: int) -> by
 
 def decode_identity(data: bytes) -> Identity | None:
     """Return the owner that node data names; ``None`` if it is not in our form, as that of kazoo and Curator."""
+    return decode_owner(data)[0]
+
+
+def decode_owner(data: bytes) -> tuple[Identity | None, float | None]:
+    """Return what :func:`decode_identity` returns, and when that owner was granted the lock, if it has written that."""
     values = _load(data)
-    if values is None or values.get("v") != VERSION:
-        return None
+    if values is None:
+        return None, None
+    granted = _number(values.get("granted"))
     host, pid = values.get("host"), _number(values.get("pid"))
-    if not isinstance(host, str) or not isinstance(pid, int):
-        return None
-    return Identity(host=_text(host), pid=pid, thread=_text(values.get("thread")), work=_work(values.get("work")))
+    if values.get("v") != VERSION or not isinstance(host, str) or not isinstance(pid, int):
+        return None, granted
+    thread, work = _text(values.get("thread")), _work(values.get("work"))
+    return Identity(host=_text(host), pid=pid, thread=thread, work=work), granted
 
 
 def _cut(values: dict[str, Any], limit: int) -> dict[str, Any]:
-    """Return ``values`` without those that are empty, with each text cut to ``limit`` characters."""
+    """Return ``values`` without those that are empty or false, with each text cut to ``limit`` characters."""
     return {
         name: _cut(value, limit) if isinstance(value, dict) else value[:limit] if isinstance(value, str) else value
         for name, value in values.items()
-        if value is not None and value != ""
+        if value is not None and value != "" and value is not False
     }
 
 
@@ -139,27 +157,25 @@ def _work(value: object) -> Work | None:
         return None
     child = _number(value.get("child"))
     return Work(
-        **{name: _text(value.get(name)) for name in ("kind", "name", "id", "worker")},
+        **{name: _text(value.get(name)) for name in ("kind", "name", "id", "worker", "command")},
         child=child if isinstance(child, int) else None,
         time_limit=_number(value.get("time_limit")),
+        forgotten=value.get("forgotten") is True,
     )
 
 
-def add_child(data: bytes, pid: int, granted: float) -> bytes | None:
-    """Return the node data of a task with the child process that runs it, and when it was granted the lock.
+def add_run(data: bytes, *, child: int | None, granted: float, forgotten: bool) -> bytes | None:
+    """Return the node data of a task that was granted its lock, with what has become of it since.
 
-    ``granted`` is in seconds since the Unix epoch. Return ``None`` if the data is not in our form.
+    ``child`` and ``forgotten`` are those of :class:`Work`; without a slot of its worker, ``child`` is 0. ``granted`` is
+    in seconds since the Unix epoch. Return ``None`` if the data is not in our form.
     """
     values = _load(data)
     if values is None or not isinstance(values.get("work"), dict):
         return None
-    changed = _dump({**values, "granted": round(granted, 3), "work": {**values["work"], "child": pid}})
+    work = {**values["work"], "child": child} | ({"forgotten": True} if forgotten else {})
+    changed = _dump({**values, "granted": round(granted, 3), "work": work})
     return changed if len(changed) <= MAX_BYTES else None
-
-
-def decode_granted(data: bytes) -> float | None:
-    """Return when the holder was granted the lock, if it has written that."""
-    return _number((_load(data) or {}).get("granted"))
 
 
 def _number(value: object) -> int | float | None:

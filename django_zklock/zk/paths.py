@@ -15,6 +15,9 @@ from urllib.parse import unquote
 RESERVED = "zookeeper"
 # Beside the nodes of the queue of a beat's lock: what was sent, by `django_zklock.contrib.celery.beat`. No contender.
 BEAT_RECORD = "sent"
+# Beside the nodes of all locks: what was done to them, by `django_zklock.zk.ops.trail`. No key has this name, because
+# after escaping "%" is followed by two hex digits or by "~".
+TRAIL = "%trail"
 MAX_KEY_BYTES = 1024
 MAX_NAME_BYTES = 200
 PREFIX_BYTES = 140

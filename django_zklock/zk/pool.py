@@ -36,6 +36,8 @@ LISTENER_THREADS = 8
 class PoolOptions:
     """The options of a pool. Times are seconds; ``root`` is a path without a slash at its end.
 
+    ``name_code`` says to the makers of locks whether the name of their code may be in the nodes.
+
     ``budget`` is how many bytes the paths of the nodes of one session may have, see
     :class:`~django_zklock.zk.session.Session`. Only tests set it.
     """
@@ -46,6 +48,7 @@ class PoolOptions:
     budget: int = SESSION_BUDGET
     connect_timeout: float = 5.0
     strict: bool = False
+    name_code: bool = True
 
 
 class Pool:

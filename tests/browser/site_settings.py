@@ -1,4 +1,4 @@
-"""The settings of the site under test: those of the test project, with ``ZKLOCK`` and the time from the environment."""
+"""The settings of the site under test: those of the test project, with facts of the test from the environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from unittest import mock
 from config import settings
 from config.settings import *  # noqa: F403 - derived settings
 
-MIDDLEWARE = ["tests.browser.csp_middleware.strict", *settings.MIDDLEWARE]
+# Themes of the admin have inline scripts and styles, and fonts of other sites.
+if THEME := os.environ.get("SITE_THEME", ""):
+    INSTALLED_APPS = [THEME, *settings.INSTALLED_APPS]
+    ROOT_URLCONF = "tests.browser.site_urls"
+else:
+    MIDDLEWARE = ["tests.browser.csp_middleware.strict", *settings.MIDDLEWARE]
 ZKLOCK = json.loads(os.environ.get("SITE_ZKLOCK", "{}"))
 LANGUAGE_CODE = os.environ.get("SITE_LANGUAGE") or settings.LANGUAGE_CODE
 # A fast hasher: these passwords are not secret.

@@ -59,7 +59,7 @@ def test_list__hostile_tree(visit: Visit, add_contender: AddContender) -> None:
     visitor = visit()
     page = visitor.page
     page.goto(LIST)
-    expect(page.locator("#result_list tbody tr")).to_have_count(len(CONTENDERS) + len(KEYS) + 1)
+    expect(page.locator("#zklock-list tbody tr")).to_have_count(len(CONTENDERS) + len(KEYS) + 1)
     assert_whole(visitor)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -83,6 +84,9 @@ def test_list__last_known_state(visit: Visit, own_zookeeper: ZooKeeper, own_site
         expect(page.locator(".zklock-as-of")).to_contain_text("Last known state, read at ")
         expect(page.get_by_role("alert")).to_contain_text("Locks of “default” cannot be shown.")
         expect(page.locator(".zklock-stale").filter(has=row)).to_be_visible()
+        # It does not claim to be live.
+        expect(page.get_by_role("button", name="Live")).to_have_attribute("aria-pressed", "false")
+        expect(page.locator("#zklock-refresh")).to_contain_text("Updates have stopped: ZooKeeper cannot be read.")
         # Later updates keep it as well.
         with page.expect_response(f"**{LIST}"):
             pass
@@ -100,19 +104,24 @@ def test_list__last_known_state(visit: Visit, own_zookeeper: ZooKeeper, own_site
 
 
 def test_lock__last_known_state(visit: Visit, own_zookeeper: ZooKeeper, own_site: Site) -> None:
-    """So does the open page of a lock."""
+    """So does the open page of a lock; its buttons do nothing until ZooKeeper is back."""
     hold(own_zookeeper, "invoice:42")
     page = visit(at=own_site).page
     page.goto(page_of("invoice:42"))
     rows = page.locator(".zklock-stale .zklock-queue tbody tr")
+    button = page.get_by_role("button", name="Break the lock")
+    expect(button).to_have_attribute("href", re.compile("/break/"))
     expect(page.locator(".zklock-queue tbody tr").first).to_be_visible()
     own_zookeeper.pause()
     try:
         expect(rows.first).to_be_visible()
         expect(page.get_by_role("alert")).to_contain_text("Locks of “default” cannot be shown.")
+        expect(button).to_have_attribute("aria-disabled", "true")
+        expect(button).not_to_have_attribute("href", re.compile(""))
     finally:
         own_zookeeper.resume()
     expect(rows).to_have_count(0)
+    expect(button).to_have_attribute("href", re.compile("/break/"))
 
 
 def test_list__one_of_two_aliases_away(visit: Visit, own_zookeeper: ZooKeeper, open_site: OpenSite) -> None:
@@ -171,7 +180,7 @@ def test_list__site_away(visit: Visit, own_zookeeper: ZooKeeper, own_site: Site)
     note = page.locator("#zklock-refresh")
     expect(note).to_contain_text("This page updates itself.")
     own_site.stop()
-    expect(note).to_contain_text("The last update failed")
+    expect(note).to_contain_text("the site does not answer")
     expect(page.locator(".zklock-as-of, .zklock-empty").first).to_be_visible()
     own_site.start()
     expect(note).to_contain_text("This page updates itself.")

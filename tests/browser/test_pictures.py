@@ -154,7 +154,7 @@ def test_list(visit: Visit, shop: Site, shop_server: ZooKeeperServer, photograph
                 waiter = Contender(key="invoice:42", ago=0, host="worker1", pid=68, work=work)
                 waiters.append(pictured_locks.join(client, waiter))
             update(page)
-            expect(row.locator(".field-waiters")).to_have_text(f"{3 + size} waiting")
+            expect(row.locator(".zklock-col-waiters")).to_have_text(f"{3 + size} waiting")
     chart = page.get_by_role("img", name="invoice: 3 waiting, 1 holding, at most 9 waiting since")
     expect(chart).to_be_visible()
     photograph(visitor, "list")
@@ -204,7 +204,7 @@ def test_hostile(visit: Visit, own_site: Site, own_client: KazooClient, photogra
             pictured_locks.join(own_client, Contender(key=key, ago=ago, host=ENDLESS, pid=17, work=work))
     visitor = visit(at=own_site)
     page = open_page(visitor, LIST)
-    expect(page.locator("#result_list tbody tr")).to_have_count(len(KEYS))
+    expect(page.locator("#zklock-list tbody tr")).to_have_count(len(KEYS))
     photograph(visitor, "hostile", document=False)
 
 
@@ -216,7 +216,7 @@ def test_outage(
         pictured_locks.join(own_client, contender)
     visitor = visit(at=own_site)
     page = open_page(visitor, LIST)
-    expect(page.locator("#result_list tbody tr")).to_have_count(2)
+    expect(page.locator("#zklock-list tbody tr")).to_have_count(2)
     own_server.stop()
     page.clock.run_for(INTERVAL)
     expect(page.locator(".zklock-as-of")).to_contain_text("Last known state, read at 03:07:12 UTC")
@@ -227,7 +227,7 @@ def test_german(visit: Visit, open_site: OpenSite, shop_server: ZooKeeperServer)
     """The longer words of German fit too."""
     with open_site({"default": {"HOSTS": shop_server.hosts}}, now=pictured_locks.NOW, language="de") as site:
         visitor = visit(at=site)
-        for address, heading in ((LIST, "Benutzte Locks"), (page_of("invoice:42"), "Lock")):
+        for address, heading in ((LIST, "Benutzte Locks"), (page_of("invoice:42"), "invoice:42")):
             visitor.page.goto(address)
             expect(visitor.page.get_by_role("heading", name=heading, exact=True)).to_be_visible()
             for look in visitor.looks():

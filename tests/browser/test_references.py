@@ -21,7 +21,7 @@ ROW = """
 """
 PAGE = f"""
 <!doctype html><html lang="en"><title>Locks</title>
-<body style="background: white; font-family: sans-serif; font-size: 14px">
+<body class="zklock" style="background: white; font-family: sans-serif; font-size: 14px">
 <table style="width: 100%; text-align: left">{"".join(map(ROW.format, range(9)))}</table>
 """
 

@@ -26,15 +26,15 @@ Make = Callable[..., Callable[..., Any]]
 
 
 def _sync(key: object, body: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    @zk_locked(key, **options)  # type: ignore[arg-type]
+    @zk_locked(key, **options)  # type: ignore[call-overload, untyped-decorator]
     def work(number: int = 1, other: int = 2) -> Any:
         return body()
 
-    return work
+    return work  # type: ignore[no-any-return]
 
 
 def _async(key: object, body: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    @zk_locked(key, **options)  # type: ignore[arg-type]
+    @zk_locked(key, **options)  # type: ignore[call-overload, untyped-decorator]
     async def work(number: int = 1, other: int = 2) -> Any:
         return body()
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import uuid
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -22,9 +22,13 @@ from django_zklock import (
     zk_lock,
 )
 from django_zklock.connections import connections
+from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import snapshots
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 
@@ -33,6 +37,16 @@ def test_zk_lock__does_nothing_yet(ensemble: Ensemble) -> None:
     """Making a lock opens no connection and holds nothing."""
     zk_lock("k", using="absent")
     assert connections["absent"].sessions() == []
+    assert ensemble.nodes("k") == []
+
+
+def test_zk_lock__is_no_decorator_and_no_condition(ensemble: Ensemble) -> None:
+    """A lock that is used as a decorator or as a condition says what was meant."""
+    lock: Any = zk_lock("k")
+    with pytest.raises(TypeError, match=r"write @zk_locked\('k'\) above a function"):
+        lock(lambda: None)
+    with pytest.raises(TypeError, match=r"write `with lock:`, or `if held := lock\.try_acquire"):
+        bool(lock)
     assert ensemble.nodes("k") == []
 
 
@@ -66,10 +80,34 @@ def test_zk_lock__shared_by_threads(ensemble: Ensemble) -> None:
 
 
 def test_zk_lock__names_the_program(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error of a waiter names the management command that holds the lock."""
+    """The error of a waiter names the code that holds the lock, its command, and that it is this very process."""
     monkeypatch.setattr("sys.argv", ["/srv/manage.py", "reindex", "--all"])
-    with zk_lock("k"), pytest.raises(LockTimeout, match=r"held by command reindex \(pid "):
+    message = (
+        r"held by function tests\.contract\.test_zk_lock\.test_zk_lock__names_the_program in command reindex "
+        r"\(pid \d+ on .+\), which is this very process, thread MainThread"
+    )
+    with zk_lock("k"), pytest.raises(LockTimeout, match=message):
         Runner(lambda: zk_lock("k").acquire(timeout=0)).result()
+
+
+def test_zk_lock__label(stranger: Stranger) -> None:
+    """A label names the holder instead of the code."""
+    with zk_lock("k", label="month end of Ada"):
+        (holder,) = zk_lock("k").holders()
+    assert holder is not None
+    assert holder.work == Work(kind="label", name="month end of Ada")
+    for wrong in ("", 7):
+        with pytest.raises(TypeError, match="the label of a lock must be a text that is not empty"):
+            zk_lock("k", label=wrong)  # type: ignore[arg-type]
+
+
+def test_zk_lock__code_is_not_named(ensemble: Ensemble, settings: Settings) -> None:
+    """A setting keeps the names of code out of ZooKeeper."""
+    settings.ZKLOCK = {"default": settings.ZKLOCK["default"] | {"NAME_CODE": False}}
+    with zk_lock("k"):
+        (holder,) = zk_lock("k").holders()
+    assert holder is not None
+    assert holder.work is None
 
 
 @pytest.mark.parametrize(

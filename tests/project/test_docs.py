@@ -22,6 +22,7 @@ from django_zklock.management.commands import zklock
 from django_zklock.management.subcommands import exit_codes, run, watch
 from django_zklock.management.subcommands._watch import Event, event_json
 from django_zklock.zk.node_data import Identity, Work
+from django_zklock.zk.ops import trail
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
@@ -163,7 +164,9 @@ def test_commands__json_names() -> None:
     event = json.loads(event_json("default", Event("taken", line, place), datetime.now(UTC)))
     text = sections("commands.md")["JSON"]
     tables = [re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE) for part in text.split("\nA")[1:]]
-    assert tables == [list(lock), list(lock["places"][0]), list(lock["places"][0]["identity"]), list(event)]
+    action = trail.Action(at=1.0, what=trail.BROKEN, key="k", lock="k", node="n", token=1, holder="h", by="b", why="w")
+    done = serializers.serialize_action("default", action)
+    assert tables == [list(lock), list(lock["places"][0]), list(lock["places"][0]["identity"]), list(done), list(event)]
     assert event["place"] == {**lock["places"][0], "age": event["place"]["age"]}
     for name in lock["places"][0]["identity"]["work"]:
         assert f"`{name}`" in text
@@ -173,6 +176,19 @@ def table(section: str) -> list[list[str]]:
     """Return the cells of the rows of the first table of a section."""
     lines = section.partition("|---")[2].partition("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_api__signature() -> None:
+    """The signature that the page shows instead of the overloads for type checkers is that of the code."""
+    text = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"autofunction:: django_zklock\.zk_locked\((.*)\)$", text, flags=re.MULTILINE)
+    found = dict(each.partition("=")[::2] for each in shown.split(", ") if each != "*")
+    parameters = [
+        each for each in inspect.signature(django_zklock.zk_locked).parameters.values() if each.name != "unknown"
+    ]
+    assert list(found) == [each.name for each in parameters]
+    for each in parameters[1:]:
+        assert found[each.name].strip('"') == ("UNSET" if each.name == "timeout" else str(each.default))
 
 
 @pytest.mark.parametrize("function", [django_zklock.zk_lock, django_zklock.zk_locked])

@@ -28,7 +28,9 @@ from services.port import LOOPBACK, free_port
 
 import django_zklock
 from django_zklock import ZkLockError, zk_lock
+from django_zklock.connections import connections
 from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk.ops import actions, snapshots
 from tests.support.certificates import Authority
 from tests.support.command import Screen, Type, run
 from tests.support.django_layer import Ensemble
@@ -91,11 +93,23 @@ def written(block: Block, *, out: io.StringIO | None = None) -> str:
 # What the command prints.
 
 
+@runs("docs/reference/commands.md", "zklock history")
+def test_history(blocks: Blocks, stand: Stand) -> None:
+    """The reference shows the columns that `history` writes."""
+    pool = connections["default"]
+    actions.revoke(pool, stand("account:17", **BILL), "deploy", by="root", timeout=20)
+    path = stand("invoice:42", **NIGHTLY)
+    (holder,) = snapshots.one_lock(pool, "invoice:42", timeout=20).holders
+    actions.break_lock(pool, path, token=holder.token, why="batch2 is on fire", by="ops@batch2", timeout=20)
+    for block in blocks:
+        assert written(block) == shown(block)
+
+
 def stand_as_listed(block: Block, stand: Stand) -> None:
     """Put into the queues what the table of a block lists."""
     _header, *rows = block.output.strip().splitlines()
     for row in rows:
-        key, _state, _kind, _age, waiters, _token, holder = re.split(r" {2,}", row)
+        key, _state, _kind, _held, _in_queue, waiters, _token, holder = re.split(r" {2,}", row)
         found = re.fullmatch(r"(\w+) (\S+)(?: \[(\S+)\])? \((?:worker (\S+), main )?pid (\d+) on (\S+)\)", holder)
         assert found
         kind, name, number, worker, pid, host = found.groups()

@@ -32,6 +32,7 @@ from django_zklock import (
     zk_locked,
 )
 from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk.lock import Lock
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.doc_blocks import ROOT, Block, execute, masked, runs
 
@@ -157,7 +158,7 @@ def test_celery(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> No
     def skip(invoice_id: int) -> Any:
         return invoice_id
 
-    result = skip(42)
+    result: Any = skip(42)  # type: ignore[no-untyped-call]
     assert [*result] == [*shown]
     assert all(result[name] == shown[name] for name in ("zklock", "key", "reason"))
     stranger.release_all()
@@ -441,6 +442,30 @@ stop()
     text = json.dumps(exported)
     for part in ("zklock.acquisitions", "invoice:{invoice_id}", "account:{shard}", "shop"):
         assert f'"{part}"' in text
+
+
+@runs("docs/howto/traces.md", language="python")
+def test_traces(blocks: Blocks, ensemble: Ensemble, names: dict[str, Any]) -> None:
+    """The app traces its locks; an expected conflict is no event of Sentry's, and its span has the wait."""
+    tracing = pytest.importorskip("django_zklock.contrib.opentelemetry")
+    app, filters, receives = blocks
+    execute([app], names)["ShopConfig"].ready(None)
+    assert signals.refused.has_listeners(Lock)
+    tracing.uninstrument_traces()
+    assert not signals.refused.has_listeners(Lock)
+    before_send = execute([filters], names)["before_send"]
+    for error, is_event in ((LockTimeout("taken"), False), (LockConflict("taken"), False), (OSError("gone"), True)):
+        assert (before_send({}, {"exc_info": (type(error), error, None)}) is not None) == is_event
+    assert before_send({}, {"log_record": None}) == {}
+    facts: dict[str, Any] = {}
+    span = SimpleNamespace(set_data=facts.__setitem__)
+    names["sentry_sdk"] = SimpleNamespace(get_current_span=lambda: span)
+    tag_wait = execute([receives], names)["tag_wait"]
+    with zk_lock("k"):
+        pass
+    signals.acquired.disconnect(tag_wait)
+    assert facts["zklock.key"] == "k"
+    assert facts["zklock.waited"] > 0
 
 
 @runs("docs/howto/secure-zookeeper.md", language="python")

@@ -14,10 +14,12 @@ from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand
 from django.db import models
 from django.db.models import F
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from opentelemetry.metrics import MeterProvider
 
 from django_zklock import (
     AsyncUnsafe,
+    Busy,
     Conflict,
     FencedModel,
     Held,
@@ -27,6 +29,7 @@ from django_zklock import (
     LockLost,
     LockTimeout,
     NotHeld,
+    Skipped,
     ZkLockError,
     ZooKeeperUnavailable,
     afenced_update,
@@ -163,17 +166,20 @@ zk_locked("k", limit=4)
 zk_locked(["a:{x}", "b:{y}"], mode="write")
 zk_locked(("a:{x}", "b:{y}"))
 zk_locked(make_keys, template="cells")
-zk_locked("k", mode="shared")  # type: ignore[arg-type]
-zk_locked("k", limit="4")  # type: ignore[arg-type]
+zk_locked("k", mode="shared")  # type: ignore[call-overload]
+zk_locked("k", limit="4")  # type: ignore[call-overload]
 zk_locked([1, 2])  # type: ignore[list-item]
-zk_locked("k", on_conflict="explode")  # type: ignore[arg-type]
-zk_locked("k", on_lost="explode")  # type: ignore[arg-type]
-zk_locked("k", on_unavailable="explode")  # type: ignore[arg-type]
-zk_locked("k", timeout="5")  # type: ignore[arg-type]
-zk_locked("k", template=["k"])  # type: ignore[arg-type]
+zk_locked("k", on_conflict="explode")  # type: ignore[call-overload]
+zk_locked("k", on_lost="explode")  # type: ignore[call-overload]
+zk_locked("k", on_unavailable="explode")  # type: ignore[call-overload]
+zk_locked("k", timeout="5")  # type: ignore[call-overload]
+zk_locked("k", template=["k"])  # type: ignore[call-overload]
+zk_locked("k", 5)  # type: ignore[call-overload]
+zk_locked()  # type: ignore[call-overload]
+zk_locked(42)  # type: ignore[call-overload]
 zk_locked("k", atomic=True)
 zk_locked("k", atomic="reports")
-zk_locked("k", atomic=None)  # type: ignore[arg-type]
+zk_locked("k", atomic=None)  # type: ignore[call-overload]
 zk_lock("k", release="commit")
 zk_lock("k", release="rollback")  # type: ignore[arg-type]
 
@@ -198,11 +204,6 @@ async def awrite(account: Account, held: Held) -> None:
     await account.asave(held=held)
     assert_type(await afenced_update(Account._default_manager.all(), held, balance=1), int)
     await afenced_update(User._default_manager.all(), email="")  # type: ignore[type-var]
-
-
-zk_locked("k", 5)  # type: ignore[call-arg, arg-type]
-zk_locked()  # type: ignore[call-arg]
-zk_locked(42)  # type: ignore[arg-type]
 
 
 # The lock.
@@ -243,6 +244,8 @@ def block() -> None:
     assert_type(zk_lock(["a", "b"], mode="write"), Lock)
     zk_lock(("a", "b"), mode="read")
     zk_lock("k", limit=4)
+    zk_lock("k", label="month end")
+    zk_lock("k", label=7)  # type: ignore[arg-type]
     zk_lock("k", timeout=5)
     zk_lock("k", timeout=dt.timedelta(seconds=5))
     zk_lock("k", timeout=None)
@@ -383,3 +386,64 @@ def count(requests: RequestLog) -> None:
     assert_type(requests.counts(), dict[str, int])
     requests.wait_for(Opcode.named("create2"), 2, path="/node", timeout=1)
     requests.clear()
+
+
+# A call that may be skipped returns what a skipped call returns.
+
+
+@zk_locked("invoice:{invoice_id}", on_conflict="skip")
+def skipping(invoice_id: int) -> float:
+    return float(invoice_id)
+
+
+assert_type(skipping(1), float | Skipped)
+skipping("1")  # type: ignore[arg-type]
+
+
+@zk_locked("invoice:{invoice_id}", on_unavailable="skip")
+async def askipping(invoice_id: int) -> float:
+    return float(invoice_id)
+
+
+async def await_it() -> None:
+    assert_type(await askipping(1), float | Skipped)
+
+
+@zk_locked("invoice:{invoice_id}", on_conflict="coalesce")
+def coalescing(invoice_id: int) -> float:
+    return float(invoice_id)
+
+
+assert_type(coalescing(1), float | Skipped)
+
+
+class SkippingService:
+    @zk_locked("service:{number}", on_conflict="skip")
+    def method(self, number: int) -> int:
+        return number
+
+    @zk_locked("service:{number}", on_conflict="skip")
+    @classmethod
+    def outer_classmethod(cls, number: int) -> int:
+        return number
+
+
+assert_type(SkippingService().method(1), int | Skipped)
+assert_type(SkippingService.outer_classmethod(1), int | Skipped)
+
+
+@zk_locked("pay:{invoice_id}", on_conflict="skip")
+def view(request: HttpRequest, invoice_id: int) -> JsonResponse:
+    return JsonResponse({})
+
+
+def respond(request: HttpRequest) -> None:
+    assert_type(view(request, 1), JsonResponse | HttpResponse)
+
+
+@zk_locked("pay:{invoice_id}", on_conflict=Busy(status=423, retry_after=10))
+def locked_view(request: HttpRequest, invoice_id: int) -> HttpResponse:
+    return HttpResponse()
+
+
+result: Skipped = {"zklock": "skipped", "key": "k", "reason": "conflict", "holder": None}

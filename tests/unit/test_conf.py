@@ -44,6 +44,7 @@ def test_options__everything(settings: Settings) -> None:
         CONNECT_TIMEOUT=2.5,
         POOL_SIZE=3,
         LOSS_POLICY="strict",
+        NAME_CODE=False,
         AUTH=[("digest", "shop:secret")],
         ACL=["world:anyone:r", "digest:shop:hash:cdrwa"],
         TLS={"CA": "ca.pem", "CERT": "c.pem", "KEY": "k.pem", "KEY_PASSWORD": "p", "CHECK_HOSTNAME": False},
@@ -53,6 +54,7 @@ def test_options__everything(settings: Settings) -> None:
     options = conf.options("default")
     connection = options.connection
     assert (options.root, options.connect_timeout, options.size, options.strict) == ("/locks/shop", 2.5, 3, True)
+    assert not options.name_code
     assert (connection.hosts, connection.session_timeout) == ("zk1:2181,zk2", 20.0)
     assert connection.auth == (("digest", "shop:secret"),)
     assert connection.acl == ("world:anyone:r", "digest:shop:hash:cdrwa")
@@ -114,6 +116,7 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("LOSS_POLICY", ["Lease", "", None, True, []]),
     ("IN_TRANSACTION", ["Warn", "", None, True, []]),
     ("GENERATION", [-1, 128, 1.5, "1", True, None]),
+    ("NAME_CODE", [None, 0, "no"]),
     ("AUTH", ["digest:u:p", {"digest": "u:p"}, [("digest",)], [("digest", "")], ["digest"], [("digest", 1)], None]),
     ("ACL", ["", "everybody", [], ["world:anyone"], ["world:anyone:x"], [1], 7, None]),
     ("TLS", [True, "ca.pem", ["ca.pem"], {1: "ca.pem"}]),

@@ -26,7 +26,7 @@ from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_zklock import Conflict, LockConflict, current_lock, zk_locked
+from django_zklock import Busy, Conflict, LockConflict, current_lock, zk_locked
 from django_zklock.decorators import Locked
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner
@@ -415,7 +415,7 @@ def test_zk_locked__bad_key(key: Any) -> None:
 def test_zk_locked__no_key() -> None:
     """Empty parentheses are refused."""
     with pytest.raises(TypeError, match="key"):
-        zk_locked()  # type: ignore[call-arg]
+        zk_locked()  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("key", ["{nobody}", "", "{", "{}", "x" * 1025])
@@ -464,7 +464,7 @@ def test_template__without_a_field(key: Any) -> None:
 def test_template__no_warning(key: Any, options: dict[str, Any]) -> None:
     """A key with a field does not warn, nor one whose options show that one lock for all calls is meant."""
 
-    @zk_locked(key, **options)
+    @zk_locked(key, **options)  # type: ignore[untyped-decorator]
     def bill(invoice_id: int) -> None: ...
 
 
@@ -477,6 +477,89 @@ def test_template__no_argument_that_varies() -> None:
 
         @zk_locked("service")
         def view(self, request: object, *args: object, **kwargs: object) -> None: ...
+
+
+def test_template__of_a_command() -> None:
+    """Nor does it for a command: one lock for all its calls is what is meant."""
+
+    class Command(BaseCommand):
+        @zk_locked("nightly-report")
+        def handle(self, *args: Any, secs: int, **options: Any) -> None: ...
+
+
+def test_wrong_use() -> None:
+    """A decorator without a key, or as a block, says what was meant."""
+    with pytest.raises(TypeError, match=r'needs the key of the lock: write @zk_locked\("invoice:{invoice_id}"\)'):
+        zk_locked()  # type: ignore[call-overload]
+    locked: Any = zk_locked("nightly")
+    with pytest.raises(TypeError, match=r'for a block write `with zk_lock\("…"\):`, got \'nightly\''), locked:
+        raise AssertionError
+
+
+async def _enter(locked: Any) -> None:
+    async with locked:
+        raise AssertionError
+
+
+def test_wrong_use__async() -> None:
+    """So does an asynchronous block."""
+    with pytest.raises(TypeError, match=r'for a block write `async with zk_lock\("…"\):`'):
+        asyncio.run(_enter(zk_locked("nightly")))
+
+
+# Views that are skipped.
+
+
+class _ApiRequest:
+    """The request of Django REST framework, which wraps Django's."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._request = request
+
+
+class _ApiView:
+    @zk_locked("pay:{number}", on_conflict="skip")
+    def post(self, request: _ApiRequest, number: int) -> HttpResponse:
+        raise AssertionError
+
+
+@zk_locked("pay:{number}", on_conflict="skip")
+def _view(request: HttpRequest, number: int) -> HttpResponse:
+    raise AssertionError
+
+
+@zk_locked("pay:{number}", on_conflict="skip")
+async def _aview(request: HttpRequest, number: int) -> HttpResponse:
+    raise AssertionError
+
+
+@zk_locked("pay:{number}", on_conflict=Busy(status=423, retry_after=10))
+def _webdav(request: HttpRequest, number: int) -> HttpResponse:
+    raise AssertionError
+
+
+VIEWS: dict[str, tuple[Callable[[HttpRequest], Any], int, str]] = {
+    "function": (lambda request: _view(request, 7), 409, "2"),
+    "named argument": (lambda request: _view(request=request, number=7), 409, "2"),  # type: ignore[call-arg]
+    "async": (lambda request: asyncio.run(_aview(request, 7)), 409, "2"),
+    "REST framework": (lambda request: _ApiView().post(_ApiRequest(request), 7), 409, "2"),
+    "423": (lambda request: _webdav(request, 7), 423, "10"),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_view__skipped(stranger: Stranger, name: str) -> None:
+    """A view that is skipped answers that the client shall try again, and names no process."""
+    call, status, retry_after = VIEWS[name]
+    stranger.take("pay:7")
+    response = call(RequestFactory().post("/"))
+    assert (response.status_code, response["Retry-After"]) == (status, retry_after)
+    assert response.content == b"Try again in a moment.\n"
+
+
+def test_busy__unavailable() -> None:
+    """Without ZooKeeper the status is 503, whatever that of a conflict is."""
+    assert Busy(status=423).response(is_unavailable=True).status_code == 503
 
 
 # Class-based views.

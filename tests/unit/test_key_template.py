@@ -276,9 +276,9 @@ def test_template__separator_in_a_value() -> None:
 
 
 def test_template__unknown_option() -> None:
-    """A template over `**options` fails in the call that does not have the option."""
-    with pytest.raises(ValueError, match="cannot be made from this call: KeyError"):
-        key_of("{name}", every)
+    """A template over `**options` fails in the call that does not have the option, and says what the call has."""
+    with pytest.raises(ValueError, match=r"cannot be made from this call: KeyError.*; the call has: .*shop"):
+        key_of("{name}", every, shop="main")
 
 
 @pytest.mark.parametrize(

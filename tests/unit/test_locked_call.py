@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.core.management.base import BaseCommand
 
 from django_zklock import (
     LockConflict,
@@ -25,6 +26,7 @@ from django_zklock import (
     ZkLockError,
     ZooKeeperUnavailable,
     current_lock,
+    zk_lock,
     zk_locked,
 )
 from django_zklock.conflict import Conflict
@@ -46,7 +48,7 @@ Make = Callable[..., Callable[..., Any]]
 
 
 def _sync(key: str = "k", body: Callable[..., Any] = lambda *args, **kwargs: (args, kwargs), **options: Any) -> Any:
-    @zk_locked(key, **options)
+    @zk_locked(key, **options)  # type: ignore[untyped-decorator]
     def work(*args: Any, **kwargs: Any) -> Any:
         return body(*args, **kwargs)
 
@@ -54,7 +56,7 @@ def _sync(key: str = "k", body: Callable[..., Any] = lambda *args, **kwargs: (ar
 
 
 def _async(key: str = "k", body: Callable[..., Any] = lambda *args, **kwargs: (args, kwargs), **options: Any) -> Any:
-    @zk_locked(key, **options)
+    @zk_locked(key, **options)  # type: ignore[untyped-decorator]
     async def work(*args: Any, **kwargs: Any) -> Any:
         return body(*args, **kwargs)
 
@@ -578,6 +580,36 @@ def test_not_reentrant__raises(make: Make, on_conflict: str, error: type[Excepti
     inner = _sync(body=never, reentrant=False, on_conflict=on_conflict)
     with pytest.raises(error, match="lock 'k' is"):
         make(body=inner)()
+
+
+def test_holder__function_in_a_command(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function is shown by its name and by the command of its process: "runserver" alone would say nothing."""
+    monkeypatch.setattr("sys.argv", ["manage.py", "runserver"])
+
+    @zk_locked("k")
+    def body() -> Identity | None:
+        (holder,) = zk_lock("k").holders()
+        return holder
+
+    holder = body()
+    assert holder is not None
+    assert holder.work == Work(kind="function", name=f"{__name__}.{body.__qualname__}", command="runserver")
+
+
+@pytest.mark.parametrize(("argv", "outer"), [("test_locked_call", ""), ("nightly", "nightly")])
+def test_holder__command(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch, argv: str, outer: str) -> None:
+    """A command has its own name, and that of the command that has called it."""
+    monkeypatch.setattr("sys.argv", ["manage.py", argv])
+    found: list[Identity | None] = []
+
+    class Command(BaseCommand):
+        @zk_locked("k")
+        def handle(self, *_args: Any, **_options: Any) -> None:
+            found.extend(zk_lock("k").holders())
+
+    Command().handle()
+    assert found[0] is not None
+    assert found[0].work == Work(kind="command", name="test_locked_call", command=outer)
 
 
 @pytest.mark.parametrize("on_conflict", ["wait", "raise"])

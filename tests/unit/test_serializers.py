@@ -39,6 +39,12 @@ def test_kill_command(child: int | None, line: str | None) -> None:
     assert kill_command(entry_of(replace(BILL, child=child))) == line
 
 
+def test_kill_command__task_is_forgotten() -> None:
+    """A task that its worker has forgotten is not ended by remote control, and its child can be killed."""
+    entry = entry_of(replace(BILL, forgotten=True))
+    assert (end_command(entry), kill_command(entry)) == (None, "kill -9 93")
+
+
 @pytest.mark.celery
 def test_end_command__names_the_app() -> None:
     """In a process with the project's Celery app the line has its name."""

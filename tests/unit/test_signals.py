@@ -154,7 +154,9 @@ def test_skipped__documented_facts(stranger: Stranger, recorder: Recorder, signa
     stranger.take("k")
     zk_locked("{name}", on_conflict="skip")(_named)("k")
     facts = recorder.facts(signal)
-    assert sorted(facts) == ["alias", "function", "holder", "key", "kind", "reason", "sender", "template"]
+    names = ["alias", "function", "holder", "key", "kind", "reason", "sender", "template", "waited"]
+    assert sorted(facts) == names
+    assert facts["waited"] >= 0
     assert (facts["template"], facts["kind"]) == ("{name}", "exclusive")
     assert facts["function"] == f"{__name__}._named"
     assert recorder.thread(signal) is threading.current_thread()

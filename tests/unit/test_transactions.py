@@ -231,7 +231,7 @@ def test_release__in_an_async_view(ensemble: Ensemble) -> None:
 def test_atomic__refused() -> None:
     """What cannot be a database, and what has no transactions, is refused at decoration."""
     with pytest.raises(TypeError, match="atomic must be"):
-        zk_locked("k", atomic=1)  # type: ignore[arg-type]
+        zk_locked("k", atomic=1)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="atomic must be"):
         zk_locked("k", atomic="")
     with pytest.raises(TypeError, match="is async"):

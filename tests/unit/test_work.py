@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,42 @@ def test_work__management_command(monkeypatch: pytest.MonkeyPatch, argv: list[st
     """In a management command, the work has its name."""
     monkeypatch.setattr("sys.argv", argv)
     assert work.current_work() == Work(kind="command", name=name)
+
+
+def test_work_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task names itself; other code is named by its place, and by the management command that it is in."""
+    place = Work(kind="function", name="shop.views.pay")
+    monkeypatch.setattr("sys.argv", ["gunicorn"])
+    assert work.work_at(place) == place
+    assert work.work_at(None) is None
+    monkeypatch.setattr("sys.argv", ["manage.py", "runserver"])
+    found = work.work_at(place)
+    assert found == Work(kind="function", name="shop.views.pay", command="runserver")
+    assert str(found) == "function shop.views.pay in command runserver"
+    assert work.work_at(None) == Work(kind="command", name="runserver")
+    monkeypatch.setattr(work, "resolvers", [task("bill")])
+    assert work.work_at(place) == Work(kind="task", name="bill")
+
+
+class Shop:
+    """A place of code."""
+
+    def pay(self) -> Work | None:
+        def inner() -> Work | None:
+            return work.place_of(sys._getframe(0))
+
+        return inner()
+
+
+def test_place_of() -> None:
+    """A place is named by module and function; code of a module by the module, and that of none has no name."""
+    assert Shop().pay() == Work(kind="function", name=f"{__name__}.Shop.pay.inner")
+    found: dict[str, Any] = {"__name__": "shop.settings", "work": work, "sys": sys}
+    exec("place = work.place_of(sys._getframe(0))", found)
+    assert found["place"] == Work(kind="function", name="shop.settings")
+    del found["__name__"]
+    exec("place = work.place_of(sys._getframe(0))", found)
+    assert found["place"] is None
 
 
 @pytest.mark.parametrize("argv", [[], [""], ["manage.py"], ["gunicorn", "shop.wsgi"], ["script.py", "migrate"]])

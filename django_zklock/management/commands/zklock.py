@@ -15,6 +15,7 @@ from django_zklock.management.subcommands import (
     break_,
     devserver,
     doctor,
+    history,
     manage,
     migrate,
     prune,
@@ -31,7 +32,7 @@ from django_zklock.management.subcommands.exit_codes import INTERRUPTED
 # a terminal and these options and returns the exit code.
 SUBCOMMANDS: Mapping[str, ModuleType] = {
     module.__name__.rpartition(".")[2].rstrip("_"): module
-    for module in (list_, show, watch, revoke, break_, prune, doctor, run, manage, migrate, devserver)
+    for module in (list_, show, watch, history, revoke, break_, prune, doctor, run, manage, migrate, devserver)
 }
 
 # These take the words after "--" as they are.

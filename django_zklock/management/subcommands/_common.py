@@ -21,6 +21,9 @@ from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import Pool
 
+# Seconds. Of several servers another one may accept the connection.
+SECOND_TRY = 1.0
+
 
 @contextmanager
 def as_command_errors() -> Iterator[None]:
@@ -29,6 +32,18 @@ def as_command_errors() -> Iterator[None]:
         yield
     except (ZkLockError, ImproperlyConfigured, ValueError) as error:
         raise CommandError(one_line(error), returncode=COULD_NOT_RUN) from error
+
+
+def answer_timeout(pool: Pool, terminal: Terminal) -> float:
+    """Connect, and return how many seconds to wait for the answer of ZooKeeper.
+
+    At a terminal the command does not wait for ``CONNECT_TIMEOUT`` if the servers refuse. In a script it does, because
+    they may be about to start.
+    """
+    timeout = pool.options.connect_timeout
+    if terminal.is_a_tty and not connections.wait_for_first_answer(pool, timeout):
+        return min(timeout, SECOND_TRY)
+    return timeout
 
 
 def one_line(error: Exception) -> str:
@@ -45,7 +60,7 @@ def find_holders(
     """
     with as_command_errors():
         pool = connections[using]
-        snapshot = snapshots.one_lock(pool, key, timeout=pool.options.connect_timeout)
+        snapshot = snapshots.one_lock(pool, key, timeout=answer_timeout(pool, terminal))
     holders = [entry for entry in snapshot.holders if node is None or entry.node == node]
     if not holders:
         with_node = "" if node is None else f" with node {escape_controls(node)}"

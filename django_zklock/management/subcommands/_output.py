@@ -10,6 +10,7 @@ import sys
 import time
 import unicodedata
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -21,6 +22,7 @@ from django.core.management.color import Style
 from django_zklock.serializers import end_command, kill_command, serialize_lock
 from django_zklock.zk.formatting import abbreviate, escape_controls, format_duration
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
+from django_zklock.zk.ops.trail import Action
 
 # A table shows this number of ranges of positions; JSON has all.
 MAX_RANGES = 3
@@ -47,6 +49,7 @@ class Terminal:
         if style is not None:
             self.styles = {
                 "held": style.SUCCESS,
+                "granted": style.WARNING,
                 "waiting": style.WARNING,
                 REVOKED: style.NOTICE,
                 "ok": style.SUCCESS,
@@ -88,9 +91,10 @@ class Terminal:
         return sys.stdin.readline().strip()
 
 
-LOCK_COLUMNS = ("ALIAS", "KEY", "STATE", "KIND", "AGE", "WAITERS", "TOKEN", "HOLDER")
+LOCK_COLUMNS = ("ALIAS", "KEY", "STATE", "KIND", "HELD", "IN QUEUE", "WAITERS", "TOKEN", "HOLDER")
 # At the end, what is copied rather than read: a terminal wraps the row there.
-ENTRY_COLUMNS = ("POSITION", "STATE", "KIND", "AGE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE")
+ENTRY_COLUMNS = ("POSITION", "STATE", "KIND", "HELD", "IN QUEUE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE")
+ACTION_COLUMNS = ("TIME (UTC)", "ACTION", "KEY", "BY", "HOLDER", "SINCE THEN", "REASON")
 # Columns that may be cut to fit the terminal.
 ELASTIC = frozenset({"KEY", "HOLDER"})
 # In brackets, as the id of a task; its first digits tell it from others.
@@ -122,6 +126,8 @@ def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
     for entry in snapshot.entries:
         if entry.revoked is not None:
             text += f"Position {entry.position}: release requested ({entry.revoked})\n"
+        if entry.state == "granted":
+            text += f"Position {entry.position}: granted, waits for a slot of its worker\n"
     text += "".join(map(end_text, snapshot.holders))
     if snapshot.unknown_nodes:
         text += f"Nodes of unknown recipes: {escape_controls(abbreviate(snapshot.unknown_nodes))}\n"
@@ -131,23 +137,44 @@ def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
 def entry_table(snapshot: LockSnapshot, entries: Sequence[QueueEntry], terminal: Terminal) -> str:
     """Return one row for each of these entries of the queue of ``snapshot``."""
     now = time.time()
-    rows = [_entry_row(entry, snapshot, now) for entry in entries]
+    # Of several contenders of a process that look alike, the threads tell which is which.
+    alike = Counter(entry.owner_text for entry in snapshot.entries)
+    rows = [_entry_row(entry, snapshot, now, with_thread=alike[entry.owner_text] > 1) for entry in entries]
     # Nothing is cut: the holder must be readable and the node must be complete when copied.
     return table(ENTRY_COLUMNS, rows, width=None, styles=terminal.styles)
 
 
+def action_table(actions: Sequence[Action], terminal: Terminal) -> str:
+    """Return one row for each action of the trail; nothing is cut."""
+    rows = [
+        (
+            f"{datetime.fromtimestamp(each.at, UTC):%Y-%m-%d %H:%M:%S}",
+            each.what,
+            each.key,
+            each.by,
+            each.holder,
+            each.outcome,
+            each.why,
+        )
+        for each in actions
+    ]
+    return table(ACTION_COLUMNS, rows, width=None, styles=terminal.styles)
+
+
 def end_text(entry: QueueEntry) -> str:
     """Return how to end the Celery task of this entry; nothing for other work."""
-    command, identity = end_command(entry), entry.identity
-    if command is None or identity is None or identity.work is None:
+    command, kill, identity = end_command(entry), kill_command(entry), entry.identity
+    if identity is None or identity.work is None or (command is None and kill is None):
         return ""
-    work = identity.work
+    work, host = identity.work, escape_controls(identity.host)
+    if command is None:
+        return f"The worker cannot end the task at position {entry.position} any more. On {host}:\n  {kill}\n"
     limit = f" (time limit {format_duration(work.time_limit)})" if work.time_limit else ""
     # Without the gate the child itself has the node.
     worker = "its whole worker" if work.child == identity.pid else f"its worker, main process {identity.pid}"
     text = f"To end the task at position {entry.position}{limit}, and not {worker}:\n  {command}\n"
-    if (kill := kill_command(entry)) is not None:
-        text += f"If that does not end it, on {escape_controls(identity.host)}:\n  {kill}\n"
+    if kill is not None:
+        text += f"If that does not end it, on {host}:\n  {kill}\n"
     return text
 
 
@@ -190,11 +217,11 @@ def table(
         while excess > 0 and sizes[widest := max(elastic, key=sizes.__getitem__)] > MIN_WIDTH:
             sizes[widest] -= 1
             excess -= 1
-    coloured = header.index(COLOURED)
+    coloured = header.index(COLOURED) if COLOURED in header else None
     lines = []
     for row in (header, *rows):
         cells = [_fit(cell, size, cut=width is not None) for cell, size in zip(row, sizes, strict=True)]
-        if row[coloured] in styles:
+        if coloured is not None and row[coloured] in styles:
             cells[coloured] = styles[row[coloured]](cells[coloured])
         lines.append(COLUMN_GAP.join(cells).rstrip())
     return "\n".join(lines) + "\n"
@@ -216,8 +243,9 @@ def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
         holder += f" and {snapshot.holder_count - 1} more"
     return (
         escape_controls(snapshot.key),
-        REVOKED if any(entry.revoked is not None for entry in holders) else snapshot.state,
+        _lock_state(snapshot),
         snapshot.kind or "-",
+        _held_for(holders[0], now) if holders else "-",
         format_duration(now - holders[0].since) if holders else "-",
         str(snapshot.waiter_count),
         str(holders[0].token) if holders else "-",
@@ -225,18 +253,34 @@ def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
     )
 
 
-def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
+def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float, *, with_thread: bool) -> tuple[str, ...]:
+    thread = entry.identity.thread if with_thread and entry.identity else ""
     return (
         str(entry.position),
-        ("held" if entry.revoked is None else REVOKED) if entry.held else "waiting",
+        REVOKED if entry.held and entry.revoked is not None else entry.state,
         entry.kind if entry.limit is None else f"{entry.kind} of {entry.limit}",
+        _held_for(entry, now),
         format_duration(now - entry.since),
         _ranges(snapshot.blockers_of(entry)),
-        entry.owner_text,
+        escape_controls(f"{entry.owner_text}, thread {thread}") if thread else entry.owner_text,
         f"{datetime.fromtimestamp(entry.since, UTC):%Y-%m-%d %H:%M:%S}",
         str(entry.token),
         escape_controls(entry.node),
     )
+
+
+def _lock_state(snapshot: LockSnapshot) -> str:
+    holders = snapshot.holders
+    if any(entry.revoked is not None for entry in holders):
+        return REVOKED
+    return "granted" if holders and all(entry.state == "granted" for entry in holders) else snapshot.state
+
+
+def _held_for(entry: QueueEntry, now: float) -> str:
+    """Return the time since the grant; what it is at most, if it is not known when that was."""
+    if not entry.held:
+        return "-"
+    return f"<= {format_duration(now - entry.since)}" if entry.granted is None else format_duration(now - entry.granted)
 
 
 def _ranges(ranges: Sequence[tuple[int, int]]) -> str:

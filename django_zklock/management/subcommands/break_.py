@@ -47,10 +47,10 @@ def run(
         terminal.write("Nothing was broken.\n")
         return FOUND_PROBLEM
     holder, timeout = holders[0], pool.options.connect_timeout
-    why = f"broken by {_common.operator()}: {reason}"
     with _common.as_command_errors():
         try:
-            actions.break_lock(pool, holder.path, token=holder.token, why=why, timeout=timeout)
+            by = _common.operator()
+            actions.break_lock(pool, holder.path, token=holder.token, why=reason, by=by, timeout=timeout)
         except NotHeld as error:
             terminal.write(f"Nothing was broken: {_common.one_line(error)}.\n")
             _common.write_holders(snapshots.one_lock(pool, key, timeout=timeout), terminal)

@@ -42,7 +42,8 @@ def run(
         try:
             with _common.as_command_errors():
                 pool = connections[alias]
-                return search.find(pool, lock_filter, ordering, limit=limit, timeout=pool.options.connect_timeout)
+                timeout = _common.answer_timeout(pool, terminal)
+                return search.find(pool, lock_filter, ordering, limit=limit, timeout=timeout)
         except CommandError as error:
             return error
 

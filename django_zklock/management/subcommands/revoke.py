@@ -42,12 +42,12 @@ def run(
     pool, _snapshot, holders = _common.find_holders(terminal, using, key, node)
     if not holders:
         return FOUND_PROBLEM
-    why = f"asked by {_common.operator()}: {_common.require_reason(reason, terminal)}"
+    why, by = _common.require_reason(reason, terminal), _common.operator()
     revoked = set()
     with _common.as_command_errors():
         for entry in holders:
             try:
-                actions.revoke(pool, entry.path, why, timeout=pool.options.connect_timeout)
+                actions.revoke(pool, entry.path, why, by=by, timeout=pool.options.connect_timeout)
             except NotHeld:
                 terminal.write(f"Already released by {entry.owner_text}.\n")
             else:

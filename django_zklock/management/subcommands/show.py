@@ -24,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(terminal: Terminal, *, key: str, using: str, format: str, **_options: Any) -> int:  # noqa: A002 - the option's
     with _common.as_command_errors():
         pool = connections[using]
-        snapshot = snapshots.one_lock(pool, key, timeout=pool.options.connect_timeout)
+        snapshot = snapshots.one_lock(pool, key, timeout=_common.answer_timeout(pool, terminal))
     if format == "json":
         terminal.write(_output.object_json(serializers.serialize_lock(using, snapshot, time.time())))
     else:

@@ -29,6 +29,17 @@
     return [...part.querySelectorAll("a[href]")].find((link) => address && link.getAttribute("href") === address);
   };
 
+  // What a button would do is not known to be right any more, and ZooKeeper could not be told.
+  const disable = (part) => {
+    for (const button of part.querySelectorAll("a.zklock-button")) {
+      button.removeAttribute("href");
+      button.setAttribute("aria-disabled", "true");
+    }
+  };
+
+  // Whether nothing of a page could be read from ZooKeeper.
+  const isOutage = (page) => Boolean(page.querySelector("[data-zklock-outage]"));
+
   // Mark what was read last, instead of throwing it away: it is better than nothing, with its time.
   const markStale = (part) => {
     const read = part.querySelector(".zklock-read");
@@ -38,6 +49,7 @@
     note.textContent = bar.dataset.stale.replace("{time}", read.dataset.readAt);
     read.classList.add("zklock-stale");
     read.before(note);
+    disable(read);
   };
 
   // Keep in the new content what was read last from the ensembles that cannot be read now.
@@ -45,9 +57,9 @@
     const unread = new Set([...fresh.querySelectorAll("[data-zklock-unread]")].map((alert) => alert.dataset.zklockUnread));
     const last = part.querySelector(".zklock-read");
     if (!unread.size || !last) return;
-    const rows = [...last.querySelectorAll("#result_list tbody tr")];
-    const lost = rows.filter((row) => unread.has(row.querySelector("[data-zklock-alias]")?.dataset.zklockAlias));
-    const body = fresh.querySelector("#result_list tbody");
+    const rows = [...last.querySelectorAll("#zklock-list tbody tr")];
+    const lost = rows.filter((row) => unread.has(row.dataset.zklockAlias));
+    const body = fresh.querySelector("#zklock-list tbody");
     if (body) {
       for (const row of lost) row.classList.add("zklock-stale");
       body.append(...lost);
@@ -63,9 +75,9 @@
     if (!fresh || isSelected(part)) return;
     keepUnread(part, fresh);
     const focused = part.contains(document.activeElement) ? document.activeElement : null;
-    const scrolled = [...part.querySelectorAll(".results, .zklock-scroll")].map((table) => table.scrollLeft);
+    const scrolled = [...part.querySelectorAll(".zklock-scroll")].map((table) => table.scrollLeft);
     part.replaceChildren(...fresh.childNodes);
-    part.querySelectorAll(".results, .zklock-scroll").forEach((table, number) => { table.scrollLeft = scrolled[number] ?? 0; });
+    part.querySelectorAll(".zklock-scroll").forEach((table, number) => { table.scrollLeft = scrolled[number] ?? 0; });
     if (focused) counterpart(part, focused)?.focus({ preventScroll: true });
   };
 
@@ -75,9 +87,15 @@
     let timer = null;
     let pause = INTERVAL;
     let pending = null;
+    // "on", "off", or "outage": then the page shows nothing new and only looks whether ZooKeeper is back.
+    let state = "on";
 
-    const isOn = () => button.getAttribute("aria-pressed") === "true";
-    const showNote = (text) => { if (note.textContent !== text) note.textContent = text; };
+    const show = (next, text) => {
+      state = next;
+      button.setAttribute("aria-pressed", String(next === "on"));
+      bar.classList.toggle("zklock-outage", next === "outage");
+      if (note.textContent !== text) note.textContent = text;
+    };
 
     const stop = () => {
       clearTimeout(timer);
@@ -86,12 +104,12 @@
     };
     const wait = () => {
       stop();
-      if (isOn() && !document.hidden) timer = setTimeout(update, pause);
+      if (state !== "off" && !document.hidden) timer = setTimeout(update, pause);
     };
-    const end = (text) => {
-      stop();
-      button.setAttribute("aria-pressed", "false");
-      showNote(text);
+    const outage = (text) => {
+      pause = Math.min(2 * pause, MAX_PAUSE);
+      parts().forEach(markStale);
+      show("outage", text);
     };
 
     const update = async () => {
@@ -101,32 +119,44 @@
         const response = await fetch(location.href, { signal: request.signal, credentials: "same-origin" });
         const page = new DOMParser().parseFromString(await response.text(), "text/html");
         if (request !== pending) return;
-        if (response.redirected && new URL(response.url).pathname !== location.pathname) return end(bar.dataset.ended);
+        if (response.redirected && new URL(response.url).pathname !== location.pathname) {
+          stop();
+          return show("off", bar.dataset.ended);
+        }
         if (!response.ok) throw new Error(response.statusText);
+        const isAway = isOutage(page);
         parts().forEach((part) => replace(part, page.getElementById(part.id)));
         updateSummary(page);
-        if (!document.querySelector("[data-zklock-unread]")) document.dispatchEvent(new Event("zklock:read"));
-        pause = Math.max(INTERVAL, PAUSE_FACTOR * (performance.now() - begin));
-        showNote(bar.dataset.on);
+        if (isAway) {
+          outage(bar.dataset.outage);
+        } else {
+          if (!document.querySelector("[data-zklock-unread]")) document.dispatchEvent(new Event("zklock:read"));
+          pause = Math.max(INTERVAL, PAUSE_FACTOR * (performance.now() - begin));
+          show("on", bar.dataset.on);
+        }
       } catch (error) {
         if (request !== pending) return;
-        pause = Math.min(2 * pause, MAX_PAUSE);
-        parts().forEach(markStale);
-        showNote(bar.dataset.failed);
+        outage(bar.dataset.failed);
       }
       wait();
     };
 
     button.addEventListener("click", () => {
-      button.setAttribute("aria-pressed", isOn() ? "false" : "true");
       pause = INTERVAL;
-      showNote(isOn() ? bar.dataset.on : bar.dataset.off);
+      if (state === "outage") {
+        stop();
+        update();
+        return;
+      }
+      if (state === "on") show("off", bar.dataset.off);
+      else show("on", bar.dataset.on);
       wait();
     });
     document.addEventListener("visibilitychange", wait);
 
     bar.hidden = false;
-    showNote(bar.dataset.on);
+    if (isOutage(document)) show("outage", bar.dataset.outage);
+    else show("on", bar.dataset.on);
     wait();
   };
 

@@ -13,7 +13,7 @@ from functools import partial
 from django_zklock.exceptions import NotHeld
 from django_zklock.zk import formatting, node_data, paths, scripts, wire
 from django_zklock.zk.node_data import LockNodeData, Removal
-from django_zklock.zk.ops import snapshots
+from django_zklock.zk.ops import snapshots, trail
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.scripts import RequestScript
 from django_zklock.zk.waiting import Deadline
@@ -26,55 +26,61 @@ MAX_DELETIONS = 128
 _GONE = "is gone: its owner has released the lock, or its session has ended"
 
 
-def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float) -> None:
+def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float, by: str = "") -> None:
     """Delete the node at the full path ``node`` for the reason ``why``, if it still has that fencing token.
 
-    A holder loses its lock; the loss names the reason if the ACL lets us write it to the lock node. A waiter joins the
-    queue again, at its end. Takes at most ``timeout`` seconds. Raises ``NotHeld`` if the node is gone,
-    ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, ``ZkLockError`` if it refuses, ``ValueError`` without
-    a reason.
+    A holder loses its lock; the loss names the reason, and ``by`` if that is given, if the ACL lets us write it to the
+    lock node. A waiter joins the queue again, at its end. The break is added to the trail. Takes at most ``timeout``
+    seconds. Raises ``NotHeld`` if the node is gone, ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time,
+    ``ZkLockError`` if it refuses, ``ValueError`` without a reason.
     """
     if not why.strip():
         raise ValueError("say why the lock is taken away")
     lock, _, name = node.rpartition("/")
     session = pool.inspection()
-    removal = Removal(node=name, why=why)
+    full_reason = f"broken by {by}: {why}" if by else why
+    removal = Removal(node=name, why=full_reason)
+    record = trail.Record(pool, node, what=trail.BROKEN, by=by, why=why)
     # The node existed, and a deletion was sent whose reply may have been lost with the connection.
     sent = False
-    # Whether to write the reason to the lock node in the same transaction.
-    with_note = True
+    # What is written in the same transaction: the reason to the lock node, and the trail.
+    allowed = iter([(True, True), (True, False), (False, True), (False, False)])
+    with_note, with_trail = next(allowed)
 
     def script() -> RequestScript[None]:
-        nonlocal sent, with_note
+        nonlocal sent, with_note, with_trail
         # The node may have been created through another server.
         session.wire.sync(node)
         try:
-            (_data, stat), (data, lock_stat) = yield [partial(session.wire.get, node), partial(session.wire.get, lock)]
+            reads = [partial(session.wire.get, node), partial(session.wire.get, lock)]
+            (data, stat), (lock_data, lock_stat), *found = yield reads + ([record.read()] if with_trail else [])
             if stat.czxid != token:
                 raise NotHeld(f"{node} is another one by now")
-            key = _key_in(data, lock) if with_note else None
+            key = _key_in(lock_data, lock)
+            writes = [record.write(found[0], data, token=token, key=key)] if with_trail else []
+            if with_note and key is not None:
+                writes.append(wire.Write(lock, LockNodeData(key=key, removal=removal).encode(), lock_stat.version))
             sent = True
-            if key is None:
-                yield [partial(session.wire.delete, node, version=stat.version)]
-            else:
-                note = lock, LockNodeData(key=key, removal=removal).encode(), lock_stat.version
-                yield [partial(session.wire.delete_with_note, node, stat.version, note)]
+            yield [partial(session.wire.write_all, writes, delete=(node, stat.version))]
         except wire.NoNodeError as error:
             if not sent:
                 raise NotHeld(f"{node} {_GONE}") from error
-        except wire.BadVersionError:
-            # The node was written meanwhile, by its owner or with a revoke request.
+        except (wire.BadVersionError, wire.NodeExistsError):
+            # The node was written meanwhile, by its owner or with a revoke request, or the trail by another client.
             sent = False
             yield from script()
         except wire.NoAuthError:
-            # The missing permission may be that to write the note.
-            if not with_note:
+            # The missing permission may be that to write the note, or the trail.
+            sent = False
+            if (following := next(allowed, None)) is None:
                 raise
-            sent = with_note = False
+            with_note, with_trail = following
             yield from script()
 
     scripts.run(session, script, action=f"delete {node}", timeout=timeout, mutates=True)
-    logger.warning("event=removed path=%s node=%s token=%s reason=%r", lock, name, token, why)
+    logger.warning("event=removed path=%s node=%s token=%s reason=%r", lock, name, token, full_reason)
+    if not with_trail:
+        logger.warning("event=not_in_trail path=%s node=%s", lock, name)
 
 
 def _key_in(data: bytes, lock: str) -> str | None:
@@ -113,29 +119,47 @@ def last_break(pool: Pool, lock: str, *, timeout: float | None) -> LastBreak | N
     return LastBreak(node=written.removal.node, why=why, at=stat.mtime / 1000.0)
 
 
-def revoke(pool: Pool, node: str, why: str, *, timeout: float) -> None:
+def revoke(pool: Pool, node: str, why: str, *, timeout: float, by: str = "") -> None:
     """Request that the owner of the node at the full path ``node`` releases its lock, for the reason ``why``.
 
-    Takes at most ``timeout`` seconds. Raises ``NotHeld`` if the node is gone, ``ZooKeeperUnavailable`` if ZooKeeper
-    does not answer in time, ``ZkLockError`` if it refuses, ``ValueError`` without a reason.
+    The owner reads the reason, and ``by`` if that is given. The request is added to the trail. Takes at most
+    ``timeout`` seconds. Raises ``NotHeld`` if the node is gone, ``ZooKeeperUnavailable`` if ZooKeeper does not answer
+    in time, ``ZkLockError`` if it refuses, ``ValueError`` without a reason.
     """
     if not why.strip():
         raise ValueError("give a reason for the request to release")
     session = pool.inspection()
+    full_reason = f"asked by {by}: {why}" if by else why
+    lock, _, name = node.rpartition("/")
+    record = trail.Record(pool, node, what=trail.REQUESTED, by=by, why=why)
+    with_trail = True
 
     def script() -> RequestScript[None]:
+        nonlocal with_trail
         # The node may have been created through another server.
         session.wire.sync(node)
         try:
-            ((data, stat),) = yield [partial(session.wire.get, node)]
-            yield [partial(session.wire.set, node, node_data.encode_revoke(data, why), version=stat.version)]
-        except wire.BadVersionError:
-            # The owner has written to its node meanwhile.
+            reads = [partial(session.wire.get, node), partial(session.wire.get, lock)]
+            (data, stat), (lock_data, _lock_stat), *found = yield reads + ([record.read()] if with_trail else [])
+            writes = [wire.Write(node, node_data.encode_revoke(data, full_reason), stat.version)]
+            if with_trail:
+                key = _key_in(lock_data, lock)
+                writes.append(record.write(found[0], data, token=stat.czxid, key=key))
+            yield [partial(session.wire.write_all, writes)]
+        except (wire.BadVersionError, wire.NodeExistsError):
+            # The owner has written to its node meanwhile, or another client to the trail.
+            yield from script()
+        except wire.NoAuthError:
+            if not with_trail:
+                raise
+            with_trail = False
             yield from script()
         except wire.NoNodeError as error:
             raise NotHeld(f"{node} {_GONE}") from error
 
     scripts.run(session, script, action=f"write {node}", timeout=timeout, mutates=True)
+    if not with_trail:
+        logger.warning("event=not_in_trail path=%s node=%s", lock, name)
 
 
 def find_idle(pool: Pool, *, timeout: float | None) -> list[str]:

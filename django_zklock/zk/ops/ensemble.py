@@ -16,6 +16,7 @@ from functools import partial
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.waiting import DaemonCall, Deadline
 from django_zklock.zk.wire import ConnectionOptions, four_letter
+from django_zklock.zk.wire.options import explain
 
 WORDS = SUMMARY, COUNTERS, SETTINGS = "srvr", "mntr", "conf"
 ROLES = frozenset({"leader", "follower", "observer", "standalone", "read-only"})
@@ -118,7 +119,7 @@ def _server(address: str, answers: Mapping[str, str | Exception]) -> Server:
 
 def _problem(answer: str | Exception) -> str:
     if isinstance(answer, Exception):
-        return escape_controls(getattr(answer, "strerror", None) or str(answer) or type(answer).__name__)
+        return escape_controls(explain(getattr(answer, "strerror", None) or str(answer) or type(answer).__name__))
     if _WITHHELD in answer:
         return f"it does not allow the word {SUMMARY}"
     if _NOT_SERVING in answer:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 from django_zklock.zk import paths
@@ -114,9 +114,9 @@ class Ordering:
         """Return ``locks`` sorted by the column, then by key; those without a value in the column come last."""
         by_key = sorted(locks, key=attrgetter("key"))
         value = COLUMNS[self.column]
-        valued = [lock for lock in by_key if value(lock) is not None]
-        valueless = [lock for lock in by_key if value(lock) is None]
-        return sorted(valued, key=value, reverse=self.reverse) + valueless
+        pairs = [(value(lock), lock) for lock in by_key]
+        valued = sorted((pair for pair in pairs if pair[0] is not None), key=itemgetter(0), reverse=self.reverse)
+        return [lock for _value, lock in valued] + [lock for each, lock in pairs if each is None]
 
 
 def urgency(lock: LockSnapshot) -> tuple[bool, bool, float, int] | None:
@@ -124,14 +124,19 @@ def urgency(lock: LockSnapshot) -> tuple[bool, bool, float, int] | None:
 
     Of two locks of one millisecond the one with the lower token is older.
     """
-    if not lock.holders:
+    holder = _first_holder(lock)
+    if holder is None:
         return None
-    holder = lock.holders[0]
     return not lock.waiter_count, holder.revoked is None, holder.since, holder.token
 
 
 def _of_first_holder(value: Callable[[QueueEntry], Any]) -> Callable[[LockSnapshot], Any]:
-    return lambda lock: value(lock.holders[0]) if lock.holders else None
+    return lambda lock: value(holder) if (holder := _first_holder(lock)) is not None else None
+
+
+def _first_holder(lock: LockSnapshot) -> QueueEntry | None:
+    # Behind a waiter there are only waiters.
+    return lock.entries[0] if lock.entries and lock.entries[0].held else None
 
 
 COLUMNS: Mapping[str, Callable[[LockSnapshot], Any]] = {

@@ -55,6 +55,13 @@ class QueueEntry:
     revoked: str | None = None
     # When the lock was granted, where that is known: the server stores no time of it.
     granted: float | None = None
+    # Of a holder that is a Celery task: it waits for a slot of its worker.
+    needs_slot: bool = False
+
+    @property
+    def state(self) -> str:
+        """Return "held", "granted" if the holder waits for a slot of its worker to begin, or "waiting"."""
+        return "waiting" if not self.held else "granted" if self.needs_slot else "held"
 
     @property
     def owner_text(self) -> str:
@@ -86,6 +93,9 @@ class LockSnapshot:
     @cached_property
     def holder_count(self) -> int:
         """The number of holders in the whole queue."""
+        if len(self.nodes) <= 1:
+            # By every rule the first node holds. Most of ten thousand locks have no other.
+            return len(self.nodes)
         # Behind a waiter there are only waiters.
         return sum(1 for _ in takewhile(lambda node: rules.RULES[node.kind].holds(node.name, self._queue), self.nodes))
 
@@ -190,7 +200,8 @@ def list_names(pool: Pool, *, timeout: float | None) -> list[str]:
             (names,) = yield [partial(session.wire.children, root)]
         return names
 
-    return sorted(scripts.run(session, script, action=f"list {root}", timeout=timeout))
+    names = scripts.run(session, script, action=f"list {root}", timeout=timeout)
+    return sorted(name for name in names if name != paths.TRAIL)
 
 
 def list_queues(pool: Pool, names: Sequence[str], *, timeout: float | None) -> list[LockSnapshot]:
@@ -270,10 +281,13 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
     first = [node for node, _content in found if node.name in contents]
     if not queue.sequence_is_reliable(first):
         first = queue.sort_by_creation((node, contents[node.name][1].czxid) for node in first)
-    lock = replace(lock, nodes=(*first, *lock.nodes[len(found) :]))
+    nodes = (*first, *lock.nodes[len(found) :])
+    if nodes != lock.nodes:
+        lock = replace(lock, nodes=nodes)
     entries = []
     for position, node in enumerate(first):
         data, stat = contents[node.name]
+        identity, granted = node_data.decode_owner(data)
         entry = QueueEntry(
             node=node.name,
             path=f"{lock.path}/{node.name}",
@@ -283,21 +297,25 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
             token=stat.czxid,
             session_id=stat.ephemeralOwner,
             since=stat.ctime / 1000.0,
-            identity=node_data.decode_identity(data),
+            identity=identity,
             limit=node.limit,
             revoked=node_data.decode_revoke(data),
-            granted=_granted(node, data, stat),
+            granted=_granted(node, granted, stat),
+            # The gate writes that while it knows of no child that runs the task.
+            needs_slot=granted is not None
+            and identity is not None
+            and identity.work is not None
+            and identity.work.child == 0,
         )
         entries.append(entry)
     return replace(lock, entries=tuple(entries))
 
 
-def _granted(node: Node, data: bytes, stat: ZnodeStat) -> float | None:
-    """Return when the holder of ``node`` was granted the lock, where that is known."""
+def _granted(node: Node, written: float | None, stat: ZnodeStat) -> float | None:
+    """Return when the holder of ``node`` was granted the lock, where that is known or ``written`` by the holder."""
     created: float = stat.ctime / 1000.0
     # The first node that was ever in the queue had no predecessor.
     if node.sequence == 0:
         return created
-    written = node_data.decode_granted(data)
     # The holder's clock may be behind the server's.
     return None if written is None else max(created, written)

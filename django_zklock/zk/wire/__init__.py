@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from django_zklock.zk.wire.client import TESTED_KAZOO, Wire, WireListener, untested_kazoo
     from django_zklock.zk.wire.multi_read import Read
-    from django_zklock.zk.wire.requests import creation_size, is_temporary
+    from django_zklock.zk.wire.requests import Write, creation_size, is_temporary
 
 # The modules of the names that need kazoo, and what a first connection imports itself. They are imported at the first
 # use of any of the names, so that a process without locks does not import kazoo.
@@ -82,6 +82,7 @@ __all__ = [
     "Read",
     "Wire",
     "WireListener",
+    "Write",
     "ZnodeStat",
     "creation_size",
     "is_temporary",

@@ -165,11 +165,14 @@ class Wire(Requests):
     @property
     def server(self) -> str:
         """The server at the other end; without a connection, the ensemble and the last failure to connect."""
+        failure = self._connection.failure
+        if failure is not None:
+            # The next attempt may be under way, with a socket that is connected.
+            return f"{self.hosts} ({failure})"
         try:
             host, port = self._connection._socket.getpeername()[:2]
         except (OSError, AttributeError):
-            failure = self._connection.failure
-            return self.hosts if failure is None else f"{self.hosts} ({failure})"
+            return self.hosts
         return f"{host}:{port}"
 
     @property

@@ -11,8 +11,8 @@ from kazoo.exceptions import AuthFailedError, ConnectionDropped
 from kazoo.protocol.serialization import CloseInstance, Connect
 
 from django_zklock.zk.waiting import Deadline, boottime
-from django_zklock.zk.wire.exchange import ConnectionListener, Exchange, UnsupportedServerError
-from django_zklock.zk.wire.options import NOT_ACCEPTED
+from django_zklock.zk.wire.exchange import ConnectionListener, Exchange, StrangeAnswerError, UnsupportedServerError
+from django_zklock.zk.wire.options import NOT_ACCEPTED, explain
 
 # Seconds that an attempt to connect has at least, however little is left of the lease.
 MIN_ATTEMPT = 0.05
@@ -102,7 +102,7 @@ class Connection(Exchange):
             self.failure = f"the answer to the authentication came out of turn: {error}"
             raise ConnectionDropped(self.failure) from error
         except Exception as error:
-            failure = str(error) or type(error).__name__
+            failure = explain(str(error) or type(error).__name__)
             # Without a quorum some servers are down, and the others close the connection. That says more, whichever
             # server was tried last; so it stays until no server has done so for a whole round.
             if NOT_ACCEPTED in failure or not (self._refused or self._refused_before):
@@ -176,7 +176,7 @@ class Connection(Exchange):
         try:
             outcome = super()._invoke(timeout, request, xid)
         except ConnectionDropped as error:
-            if not isinstance(request, Connect):
+            if not isinstance(request, Connect) or isinstance(error, StrangeAnswerError):
                 raise
             self._refused = True
             raise ConnectionDropped(f"{NOT_ACCEPTED}: {error}") from error

@@ -41,6 +41,7 @@ from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.waiting import boottime, monotonic
 from django_zklock.zk.wire.lease import Lease, Sent
+from django_zklock.zk.wire.options import explain_answer
 
 # Errors about the connection in the answer of a server. The next connection shows whether the session lives.
 _CONNECTION_CODES = frozenset({ConnectionLoss.code, SessionExpiredError.code, SessionMovedError.code})
@@ -60,6 +61,8 @@ _ANSWER_HEADER = Struct(">iqi")
 _SIZE = Struct(">i")
 # A non-blocking socket has nothing to read, or no room to write; a TLS socket may need either for both.
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+# No answer to a handshake is that long. The length of an answer of other programs is a text: "HTTP" is a gigabyte.
+_MAX_ANSWER = 0xFFFFFF
 
 # What the decoding of bytes raises that are not of the protocol.
 _UNDECODABLE = (StructError, UnicodeDecodeError)
@@ -67,6 +70,10 @@ _UNDECODABLE = (StructError, UnicodeDecodeError)
 
 class UnsupportedServerError(Exception):
     """The server is older than ZooKeeper 3.6."""
+
+
+class StrangeAnswerError(ConnectionDropped):
+    """The answer to the handshake is none of ZooKeeper."""
 
 
 class ConnectionListener(Protocol):
@@ -131,6 +138,8 @@ class BufferedConnection(ConnectionHandler):
 
     def _read(self, length: int, timeout: float) -> bytes:
         # Of the handshake. It reads no more than that: kazoo's loop waits for the socket next, and not for the buffer.
+        if not 0 <= length <= _MAX_ANSWER:
+            raise StrangeAnswerError(explain_answer(self._buffer[self._position - _SIZE.size : self._position]))
         with self._socket_error_handling():
             while (missing := self._position + length - len(self._buffer)) > 0:
                 if not self._receive(missing):

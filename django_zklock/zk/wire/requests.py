@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kazoo import exceptions
 from kazoo.client import KazooClient
@@ -113,6 +113,14 @@ def is_temporary(error: Exception) -> bool:
     return isinstance(error, KazooException) and not isinstance(error, _FINAL)
 
 
+class Write(NamedTuple):
+    """New data for the node at ``path`` if it has that version; with the version ``None`` it is created."""
+
+    path: str
+    data: bytes
+    version: int | None
+
+
 class CreateContainer(Create2):
     """The request for a container node (opcode 19, ZOOKEEPER-2163); kazoo has no method for it."""
 
@@ -210,11 +218,17 @@ class Requests:
         checks = [CheckVersion(self._chroot + other, -1) for other in others]
         self._transact([*checks, Delete(self._chroot + path, -1)], reply)
 
-    def delete_with_note(self, path: str, version: int, note: tuple[str, bytes, int], reply: Reply) -> None:
-        """Delete a node of that version and write to another, or neither; ``note`` is its path, data and version."""
-        note_path, data, note_version = note
-        write = SetData(self._chroot + note_path, data, note_version)
-        self._transact([write, Delete(self._chroot + path, version)], reply)
+    def write_all(self, writes: Sequence[Write], reply: Reply, *, delete: tuple[str, int] | None = None) -> None:
+        """Make all ``writes``, and delete the node with the path and version ``delete``, or change nothing."""
+        changes: list[Any] = [
+            Create(self._chroot + path, data, self.acl, 0)
+            if version is None
+            else SetData(self._chroot + path, data, version)
+            for path, data, version in writes
+        ]
+        if delete is not None:
+            changes.append(Delete(self._chroot + delete[0], delete[1]))
+        self._transact(changes, reply)
 
     def _transact(self, requests: list[Any], reply: Reply) -> None:
         """Do all or nothing; the reply has the outcome of each, or the error of the one that failed."""

@@ -184,7 +184,7 @@ def test_broker_gone__dropped_task(zookeeper: ZooKeeper, notes: Redis, workshop_
             broker_audit.cut_and_wait(workshop, broker)
             workshop.send("workshop.journal.locked", key, f"{key}:journal")
             in_pool = "the task is on its way into the pool"
-            wait_until(lambda: _states(workshop)[-1:] == ["running"], TIMEOUT, in_pool)
+            wait_until(lambda: _states(workshop)[-1:] == ["granted"], TIMEOUT, in_pool)
             broker.kill()
             workshop.wait_log("event=dropped")
             workshop.wait_empty(key, TIMEOUT)

@@ -158,7 +158,7 @@ def begin_late_body(workshop: Any, key: str) -> LateBody:
     workshop.wait_count(late.waits, 2)
     # So that the signal interrupts no step of the gate: the worker has handled the request when it replies.
     wait_until(
-        lambda: [each["state"] for each in broker_audit.ask(workshop, "zklocks")] == ["running", "parked"],
+        lambda: [each["state"] for each in broker_audit.ask(workshop, "zklocks")] == ["held", "waiting"],
         SOON,
         "one task runs, and one waits",
     )

@@ -59,7 +59,7 @@ def sleep_until(moment: float) -> None:
 
 
 def count_parked(workshop: Any) -> int:
-    return sum(each["state"] == "parked" for each in broker_audit.ask(workshop, "zklocks"))
+    return sum(each["state"] == "waiting" for each in broker_audit.ask(workshop, "zklocks"))
 
 
 def all_ended(sent: list[Any]) -> bool:

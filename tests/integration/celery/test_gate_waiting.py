@@ -77,7 +77,7 @@ def test_parked__is_reserved(workshop: Any, key: str) -> None:
     wait_until(lambda: inspect._request("zklocks").popitem()[1][0]["holder"], SOON, "the holder is known")
     ((waiting,),) = inspect._request("zklocks").values()
     assert waiting["holder"].startswith("label the stranger")
-    expected = {"id": task.id, "key": key, "state": "parked", "token": None, "pid": None}
+    expected = {"id": task.id, "key": key, "state": "waiting", "token": None, "pid": None}
     assert {name: waiting[name] for name in expected} == expected
     workshop.stranger.release(key)
     workshop.result(task)

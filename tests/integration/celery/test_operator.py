@@ -15,6 +15,7 @@ import pytest
 from django_zklock import serializers
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.ops.snapshots import QueueEntry
+from tests.support import broker_audit
 from tests.support.celery_program import run_in_shell
 from tests.support.tree_reader import wait_until
 
@@ -71,7 +72,7 @@ def test_inspect__from_a_shell(workshop: Any, shell: Shell, key: str, command: s
     (answer,) = json.loads(finished.stdout.splitlines()[0]).values()
     if "zklocks" in command:
         (task,) = [each for each in answer if each["key"] == key]
-        assert (task["pid"], task["state"], task["token"]) == (note["pid"], "running", note["token"])
+        assert (task["pid"], task["state"], task["token"]) == (note["pid"], "held", note["token"])
     else:
         assert (answer["gate"], answer["pool"]) == (True, "prefork")
     workshop.wait_empty(key)
@@ -128,7 +129,7 @@ def test_end_command__ends_the_task_alone(workshop: Any, shell: Shell, key: str)
 
 
 def test_end_command__stopped_child(workshop: Any, shell: Shell, key: str) -> None:
-    """A child that ignores the first line that `show` prints is ended by the second one, and the lock is free."""
+    """A stopped child that the first line of `show` does not end is ended by the second, which stands alone then."""
     workshop.send("hold", key, f"{key}:gate")
     child = workshop.entered(f"{key}:gate")["pid"]
     wait_until(lambda: work_of(workshop, key).child == child, SOON, "the node names the child")
@@ -140,10 +141,32 @@ def test_end_command__stopped_child(workshop: Any, shell: Shell, key: str) -> No
     assert shell(end).returncode == 0
     # As the page says: the worker has forgotten the task.
     assert "tasks unknown" in shell(end.replace("SIGTERM", "SIGKILL")).stdout
-    assert work_of(workshop, key).child == child
+    wait_until(lambda: work_of(workshop, key).forgotten, SOON, "the node says that the worker cannot end it")
+    assert (serializers.end_command(holder(workshop, key)), work_of(workshop, key).child) == (None, child)
     assert shell(kill).returncode == 0
     workshop.wait_empty(key, SOON)
     assert workshop.result(workshop.send("idle"))["key"] is None
+
+
+def test_holder__waits_for_a_slot(workshop: Any, key: str) -> None:
+    """A task that was granted its lock and waits for a slot is shown so, by the command and by `inspect` alike."""
+    if workshop.sender.conf.broker_url != "filesystem://":
+        pytest.skip("with an event loop a worker acquires no lock without a slot")
+    gates = [f"{key}:{number}" for number in range(3)]
+    for gate in gates[:2]:
+        workshop.send("hold", gate, gate)
+        workshop.entered(gate)
+    workshop.send("hold", gates[2], gates[2])
+    workshop.wait_count(gates[2], 1)
+    wait_until(lambda: holder(workshop, gates[2]).state == "granted", SOON, "the node says that there is no slot")
+    assert [each["state"] for each in broker_audit.ask(workshop, "zklocks")] == ["held", "held", "granted"]
+    workshop.let_go(gates[0])
+    child = workshop.entered(gates[2])["pid"]
+    wait_until(lambda: work_of(workshop, gates[2]).child == child, SOON, "the node names the child")
+    assert holder(workshop, gates[2]).state == "held"
+    for gate in gates[1:]:
+        workshop.let_go(gate)
+        workshop.wait_empty(gate)
 
 
 def test_end_command__without_the_gate(workshop: Any, shell: Shell, key: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -15,9 +15,9 @@ from django.http import HttpResponse
 from django.test import Client
 from django.urls import reverse
 from kazoo.client import KazooClient
+from services.port import LOOPBACK, free_port
 from services.zookeeper import ZooKeeper
 
-from django_zklock.admin.actions import Action
 from django_zklock.api import zk_lock
 from django_zklock.exceptions import LockLost, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import paths
@@ -25,7 +25,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
 from tests.support.admin_pages import GUID, body_of, member, text_of
-from tests.support.command import Hold
+from tests.support.command import Hold, run
 from tests.support.tree_reader import wait_until
 
 if TYPE_CHECKING:
@@ -95,11 +95,44 @@ def test_break(boss: Client, hold: Hold, outsider: KazooClient) -> None:
         "Reason: the bank is away",
     ):
         assert fact in entry.change_message
-        assert fact in text
+    assert re.search(r" boss broken task billing.settle \[5b7e\] \(pid \d+ on \S+\) the bank is away broken ", text)
     assert "Last broken " in text
     assert "broken by boss: the bank is away" in text
     assert entry.get_admin_url() == url_of("account:17", "change")
-    assert "Reason: the bank is away" in text_of(boss.get(url_of("account:17", "history")))
+    history = text_of(boss.get(url_of("account:17", "history")))
+    # ZooKeeper's trail, and below it the log of the site.
+    assert re.search(
+        r" boss broken task .* the bank is away broken .* Log of this site .*Reason: the bank is away", history
+    )
+
+
+def test_history__of_all_ways(boss: Client, hold: Hold, client: Client) -> None:
+    """History has the actions of the command too, the latest first, as a page and as JSON; none of other locks."""
+    held, other = hold("account:17"), hold("account:18")
+    empty = text_of(boss.get(url_of("account:17", "history")))
+    assert "Nobody is known to have broken this lock" in empty
+    run("revoke", "account:17", "--reason", "deploy at four")
+    run("revoke", "account:18", "--reason", "not here")
+    held.release(wait=True)
+    send(boss, "account:18", "break", ask(boss, other, "break") | {"reason": "nor here"})
+    text = text_of(boss.get(url_of("account:17", "history")))
+    assert re.search(r"release requested pid \d+ on \S+ deploy at four released", text)
+    assert "here" not in text
+    assert "Log of this site" not in text
+    (action,) = boss.get(url_of("account:17", "json_history")).json()["actions"]
+    assert (action["why"], action["token"], action["outcome"]) == ("deploy at four", held.token, "released")
+    text = text_of(boss.get(url_of("account:18", "history")))
+    assert re.search(r"nor here broken .*not here broken ", text)
+    assert client.get(url_of("account:17", "json_history")).status_code == 403
+
+
+def test_history__zookeeper_away(boss: Client, settings: Settings) -> None:
+    """Without ZooKeeper the page says so, and the JSON has the error."""
+    settings.ZKLOCK = {"default": {"HOSTS": f"{LOOPBACK}:{free_port()}", "CONNECT_TIMEOUT": 0.3}}
+    assert "no connection to ZooKeeper at" in text_of(boss.get(url_of("account:17", "history")))
+    response = boss.get(url_of("account:17", "json_history"))
+    assert response.status_code == 503
+    assert "no connection to ZooKeeper at" in response.json()["error"]
 
 
 def test_revoke(boss: Client, hold: Hold) -> None:
@@ -131,7 +164,7 @@ def test_action__names_the_holder(boss: Client, hold: Hold, outsider: KazooClien
     held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
     outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     text = text_of(boss.get(url_of("account:17", action), {"node": name_of(held)}))
-    assert "task billing.settle [5b7e] pid " in text
+    assert "task billing.settle [ 5b7e ] pid " in text
     assert f", token {held.token} " in text
     assert "1 waiter." in text
     assert ("It does not stop the holder" if action == "break" else "The lock stays held until then.") in text
@@ -216,17 +249,29 @@ def test_action__waiter(boss: Client, hold: Hold, outsider: KazooClient, action:
     assert outsider.exists(waiter)
 
 
+def call_before(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """Call ``call`` right before the action is carried out."""
+
+    def patch(name: str) -> None:
+        act = getattr(actions, name)
+
+        def call_first(*arguments: Any, **options: Any) -> None:
+            call()
+            act(*arguments, **options)
+
+        monkeypatch.setattr(actions, name, call_first)
+
+    patch("break_lock")
+    patch("revoke")
+
+
 @both
 def test_action__gone_in_between(boss: Client, hold: Hold, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock that is released before the action reaches ZooKeeper is not logged as broken or revoked."""
     held = hold("account:17")
     form = ask(boss, held, action) | {"reason": "close"}
 
-    def release_first(self: Action, request: object, reason: str) -> str:
-        held.release(wait=True)
-        return reason
-
-    monkeypatch.setattr(Action, "reason_for_holder", release_first)
+    call_before(monkeypatch, lambda: held.release(wait=True))
     assert "Nothing was done" in text_of(send(boss, "account:17", action, form))
     assert not LogEntry.objects.exists()
 
@@ -259,12 +304,7 @@ def test_action__zookeeper_goes_away(
     boss: Client, own_zookeeper: ZooKeeper, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the outcome is unknown, page and log say so, and the form keeps the reason."""
-
-    def pause_first(self: Action, request: object, reason: str) -> str:
-        own_zookeeper.pause()
-        return reason
-
-    monkeypatch.setattr(Action, "reason_for_holder", pause_first)
+    call_before(monkeypatch, own_zookeeper.pause)
     with zk_lock("account:17").acquire(10) as held:
         form = ask(boss, held, action) | {"reason": "in a hurry"}
         response = boss.post(url_of("account:17", action), form)
@@ -350,11 +390,7 @@ def test_log__cannot_be_written_nor_anything_done(
     held = hold("account:17")
     form = ask(boss, held, action) | {"reason": "both away"}
 
-    def release_first(self: Action, request: object, reason: str) -> str:
-        held.release(wait=True)
-        return reason
-
-    monkeypatch.setattr(Action, "reason_for_holder", release_first)
+    call_before(monkeypatch, lambda: held.release(wait=True))
     read_only()
     text = text_of(send(boss, "account:17", action, form))
     assert "Nothing was done" in text

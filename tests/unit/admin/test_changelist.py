@@ -16,7 +16,7 @@ from kazoo.client import KazooClient
 from services.port import free_port
 from services.zookeeper import ZooKeeper
 
-from django_zklock.admin import LockAdmin
+from django_zklock.admin import LockAdmin, changelist
 from django_zklock.connections import connections
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
@@ -33,16 +33,16 @@ pytestmark = pytest.mark.django_db
 
 
 def test_list__row(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
-    """A row shows key, holder with work, process and host, time of the hold, waiters, state, kind, token and alias."""
+    """A row has two lines: key, work, time of the hold and waiters; kind, token, process and host."""
     held = hold("account:17", Work(kind="task", name="billing.tasks.settle", id="5b7e3c52"))
     outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     response = viewer.get(LIST)
     assert response.status_code == 200
     text = text_of(response)
-    assert "account:17" in text
-    assert "task billing.tasks.settle [5b7e3c52] pid " in text
     assert re.search(
-        rf" held .* exclusive · token {held.token} held for \d s 1 waiting exclusive {held.token} default ", text
+        rf" account:17 exclusive · token {held.token} task billing.tasks.settle \[ 5b7e3c52 \] pid .* held for \d s "
+        "1 waiting ",
+        text,
     )
     assert re.search(r"Read from ZooKeeper at \d\d:\d\d:\d\d UTC\.", text)
 
@@ -55,8 +55,8 @@ def test_list__moment_of_the_grant_is_not_known(viewer: Client, hold: Hold, outs
     hold("account:17")
     hold("account:18")
     text = text_of(viewer.get(LIST))
-    assert re.search(r" account:17 held .* held for at most \d s ", text)
-    assert re.search(r" account:18 held .* held for \d s ", text)
+    assert re.search(r" account:17 exclusive .* held for at most \d s ", text)
+    assert re.search(r" account:18 exclusive .* held for \d s ", text)
 
 
 def test_list__needs_attention(
@@ -69,7 +69,7 @@ def test_list__needs_attention(
             outsider.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     actions.revoke(connections["default"], hold("revoked").node, "urgent", timeout=5)
     text = text_of(viewer.get(LIST))
-    assert "4 waiting for 2 locks release of 1 lock requested Most urgent first" in text
+    assert "4 waiting for 2 locks release of 1 lock requested Key Holder" in text
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 3700)
     body = body_of(viewer.get(LIST))
@@ -85,15 +85,19 @@ def test_list__needs_no_attention(viewer: Client, hold: Hold) -> None:
 
 
 def test_list__most_urgent_first(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
-    """A link sorts contended locks first, then those with release requested, then the oldest; it keeps the filters."""
+    """The list begins with contended locks, then those with release requested, then the oldest; a link leads there."""
     hold("key-old")
     hold("key-new")
     actions.revoke(connections["default"], hold("key-revoked").node, "urgent", timeout=5)
     contended = hold("key-contended")
     outsider.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
-    [query] = re.findall(r'href="(\?[^"]*)">Most urgent first<', body_of(viewer.get(LIST, {"kind": "exclusive"})))
+    [query] = re.findall(
+        r'href="(\?[^"]*)">Most urgent first<', body_of(viewer.get(LIST, {"kind": "exclusive", "o": "0"}))
+    )
     response = viewer.get(LIST + unescape(query))
-    assert re.findall(r" key-(\w+) held ", text_of(response)) == ["contended", "revoked", "old", "new"]
+    order = ["contended", "revoked", "old", "new"]
+    assert re.findall(r" key-(\w+) (?:release requested )?exclusive ", text_of(response)) == order
+    assert re.findall(r" key-(\w+) (?:release requested )?exclusive ", text_of(viewer.get(LIST))) == order
     assert "Most urgent first" not in text_of(response)
 
 
@@ -102,7 +106,7 @@ def test_list__long_texts(viewer: Client, hold: Hold) -> None:
     task = "f475b027-675d-538b-8263-843cf506e68c"
     hold("account:17", Work(kind="task", name="billing.tasks.settle", id=task))
     body = body_of(viewer.get(LIST))
-    assert f'<bdi class="zklock-id" title="[{task}]">[{task}]</bdi>' in body
+    assert f'<bdi class="zklock-id" title="{task}">{task}</bdi>' in body
     assert '<bdi class="zklock-clamp" title="account:17">account:17</bdi>' in body
 
 
@@ -138,12 +142,12 @@ def test_list__foreign_nodes(viewer: Client, zklock: str, outsider: KazooClient)
 
 
 def test_list__many_holders(viewer: Client, zklock: str, outsider: KazooClient) -> None:
-    """Of many holders the first three are named and the others counted."""
+    """Of many holders the first is named and the others counted."""
     for _number in range(5):
         outsider.create(f"{zklock}/shared/_c_{GUID}-__READ__", ephemeral=True, sequence=True, makepath=True)
     text = text_of(viewer.get(LIST))
-    assert text.count("unknown client") == 3
-    assert "and 2 more" in text
+    assert text.count("unknown client") == 1
+    assert "and 4 more" in text
 
 
 def test_list__search(viewer: Client, hold: Hold) -> None:
@@ -172,11 +176,11 @@ def test_list__pages(viewer: Client, hold: Hold, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(LockAdmin, "list_per_page", 2)
     for number in range(5):
         hold(f"batch:{number}")
-    text = text_of(viewer.get(LIST, {"p": "2"}))
+    text = text_of(viewer.get(LIST, {"p": "2", "o": "0"}))
     assert [number for number in range(5) if f"batch:{number}" in text] == [2, 3]
     assert "at most 5 locks" in text
-    assert "batch:4" in text_of(viewer.get(LIST, {"p": "99"}))
-    assert "batch:0" in text_of(viewer.get(LIST, {"p": "nonsense"}))
+    assert "batch:4" in text_of(viewer.get(LIST, {"p": "99", "o": "0"}))
+    assert "batch:0" in text_of(viewer.get(LIST, {"p": "nonsense", "o": "0"}))
 
 
 def test_list__several_aliases(viewer: Client, hold: Hold, settings: Settings) -> None:
@@ -187,9 +191,8 @@ def test_list__several_aliases(viewer: Client, hold: Hold, settings: Settings) -
     hold("same key", using="default")
     hold("same key", using="reports")
     text = text_of(viewer.get(LIST))
-    assert text.count("same key") == 2
-    assert "exclusive" in text
-    assert re.search(r"\d+ default .* \d+ reports ", text)
+    assert re.search(r" same key exclusive · token \d+ [^·]*", text)
+    assert re.search(r" same key exclusive · token \d+ · reports ", text)
 
 
 def test_list__unreachable(viewer: Client, hold: Hold, settings: Settings) -> None:
@@ -272,7 +275,11 @@ def test_list__filters(viewer: Client, hold: Hold, outsider: KazooClient) -> Non
 
     def keys(**parameters: str) -> set[str]:
         text = text_of(viewer.get(LIST, parameters))
-        return {key for key in ("contended", "revoked", "plain") if f" {key} held " in text}
+        return {
+            key
+            for key in ("contended", "revoked", "plain")
+            if re.search(f" {key} (release requested )?(exclusive|read|lease) ", text)
+        }
 
     assert keys() == {"contended", "revoked", "plain"}
     assert keys(state="contended") == {"contended"}
@@ -286,6 +293,15 @@ def test_list__filters(viewer: Client, hold: Hold, outsider: KazooClient) -> Non
     assert keys(task="billing") == {"contended"}
     assert keys(task="billing", kind="lease") == set()
     assert keys(state="", older="", alias="default") == {"contended", "revoked", "plain"}
+
+
+def test_list__one_kind(viewer: Client, hold: Hold) -> None:
+    """The filter by kind appears if there is a choice, or if it was used."""
+    hold("one")
+    assert "By kind" not in text_of(viewer.get(LIST))
+    assert "By kind" in text_of(viewer.get(LIST, {"kind": "exclusive"}))
+    hold("other", mode="read")
+    assert "By kind" in text_of(viewer.get(LIST))
 
 
 def test_list__filters_find_nothing(viewer: Client, hold: Hold) -> None:
@@ -311,21 +327,25 @@ def test_list__unknown_parameters(viewer: Client, zklock: str) -> None:
 
 
 def test_list__sorting(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
-    """The headers sort in both directions; the default order is by key."""
+    """The headers sort in both directions; the default order is by urgency."""
     for key in ("b", "c", "a"):
         hold(f"key-{key}")
     outsider.create(f"{connections['default'].path('key-b')}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
 
     def order(**parameters: str) -> str:
-        return "".join(re.findall(r" key-(\w) held", text_of(viewer.get(LIST, parameters))))
+        return "".join(re.findall(r" key-(\w) exclusive", text_of(viewer.get(LIST, parameters))))
 
-    columns = {name: number for number, name in enumerate(LockAdmin.list_display)}
-    assert order() == "abc"
-    assert order(o=f"-{columns['key_text']}") == "cba"
+    columns = {name: number for number, name in enumerate(changelist.ORDERS)}
+    assert order() == "bca"
+    assert order(o=f"{columns['key']}") == "abc"
+    assert order(o=f"-{columns['key']}") == "cba"
     assert order(o=str(columns["token"])) == "bca"
     assert order(o=f"-{columns['token']}") == "acb"
     assert order(o=f"-{columns['waiters']}") == "bac"
-    assert f"?o=-{columns['token']}" in body_of(viewer.get(LIST, {"o": str(columns["token"])}))
+    assert f"?o=-{columns['key']}" in body_of(viewer.get(LIST, {"o": str(columns["key"])}))
+    # The long waits first.
+    assert f"?o=-{columns['age']}" in body_of(viewer.get(LIST))
+    assert 'class="zklock-col-waiters" aria-sort="descending"' in body_of(viewer.get(LIST, {"o": "-4"}))
 
 
 def test_list__idle_parents(
@@ -337,8 +357,8 @@ def test_list__idle_parents(
         outsider.create(f"{zklock}/idle:{number:02}", makepath=True)
     for number in (7, 11, 15, 19):
         hold(f"idle:{number:02}")
-    pages = [text_of(viewer.get(LIST, {"p": number})) for number in ("1", "2", "9")]
-    shown = [[number for number in range(20) if f" idle:{number:02} held " in text] for text in pages]
+    pages = [text_of(viewer.get(LIST, {"p": number, "o": "0"})) for number in ("1", "2", "9")]
+    shown = [[number for number in range(20) if f" idle:{number:02} exclusive " in text] for text in pages]
     assert shown == [[7, 11], [15, 19], [15, 19]]
     # Two locks were found, and six more names were not read.
     assert " at most 8 locks " in pages[0]
@@ -354,13 +374,13 @@ def test_list__one_alias(viewer: Client, hold: Hold, settings: Settings) -> None
     text = text_of(viewer.get(LIST, {"alias": "default"}))
     assert "By alias" in text
     assert "cannot be shown" not in text
-    assert " here held " in text
+    assert " here exclusive " in text
 
 
 def test_list__links_to_the_lock(viewer: Client, hold: Hold) -> None:
     """The key links to the page of its lock, whatever characters it has."""
     hold('a/b c?%#&"_:ü')
-    (url,) = re.findall(r'<th class="field-key_text"><a href="([^"]*)"', body_of(viewer.get(LIST)))
+    (url,) = re.findall(r'<th scope="row" class="zklock-col-key">\s*<a href="([^"]*)"', body_of(viewer.get(LIST)))
     assert "held" in text_of(viewer.get(unescape(url)))
 
 

@@ -11,7 +11,7 @@ from django.test import Client
 from kazoo.client import KazooClient
 from services.zookeeper import ZooKeeper
 
-from tests.support.admin_pages import LIST, text_of
+from tests.support.admin_pages import GUID, LIST, text_of
 from tests.support.any_server import packets_received
 from tests.support.many_locks import hold_many
 
@@ -47,16 +47,28 @@ def test_costs(viewer: Client, crowd: ZooKeeper) -> None:
     def cost(**parameters: str) -> int:
         before = packets_received(crowd)
         text = text_of(viewer.get(LIST, parameters))
-        assert len(re.findall(r" invoice:\d{5} held ", text)) == 100
+        assert len(re.findall(r" invoice:\d{5} exclusive ", text)) == 100
         # Without the request that counts.
         return packets_received(crowd) - before - 1
 
     viewer.get(LIST)
     # The names, the queues of a page, the data of a hundred holders; and pings.
-    assert cost() <= 3 + SYNCS + PINGS
+    assert cost(o="0") <= 3 + SYNCS + PINGS
     # A later page needs the queues before it, because free locks are skipped, but not the data in them.
     assert cost(p="70", q="invoice", o="-0") <= 3 + SYNCS + 7_000 // READS + PINGS
     # All queues and all holders once, and those shown.
     reads = -(-LOCKS // READS)
-    assert cost(kind="exclusive") <= 2 + SYNCS + reads + PINGS
+    assert cost(kind="exclusive", o="0") <= 2 + SYNCS + reads + PINGS
+    assert cost() <= 2 + SYNCS + 2 * reads + PINGS
     assert cost(o="-3") <= 2 + SYNCS + 2 * reads + PINGS
+
+
+def test_costs__of_urgency(viewer: Client, crowd: ZooKeeper, zklock: str, outsider: KazooClient) -> None:
+    """If a page is full of locks with waiters, the holders of the others are not read."""
+    for number in range(100):
+        outsider.create(f"{zklock}/invoice:{number * 97:05}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    viewer.get(LIST)
+    before = packets_received(crowd)
+    text = text_of(viewer.get(LIST))
+    assert packets_received(crowd) - before - 1 <= 3 + SYNCS + -(-LOCKS // READS) + PINGS
+    assert len(re.findall(r" 1 waiting ", text)) == 100

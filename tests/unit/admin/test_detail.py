@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 from html import unescape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.test import Client
@@ -16,8 +16,10 @@ from services.port import free_port
 
 from django_zklock.admin import detail
 from django_zklock.connections import connections
-from django_zklock.zk.node_data import Work
+from django_zklock.zk import node_data
+from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import actions
+from django_zklock.zk.ops.snapshots import QueueEntry
 from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of, url_of
 from tests.support.any_server import Server, packets_received
 from tests.support.command import Hold
@@ -39,7 +41,9 @@ def test_lock__queue(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
     response = viewer.get(url_of("account:17"))
     assert response.status_code == 200
     text = text_of(response)
-    assert f"Held by task billing.settle [5b7e] pid {os.getpid()} on {os.uname().nodename} , thread MainThread" in text
+    assert (
+        f"Held by task billing.settle [ 5b7e ] pid {os.getpid()} on {os.uname().nodename} , thread MainThread" in text
+    )
     session, _password = outsider.client_id
     node = held.node.rpartition("/")[2]
     assert re.search(rf" 0 held task .* \d s exclusive {held.token} 0x\w+ {node} 1 waiting unknown client", text)
@@ -53,7 +57,7 @@ def test_lock__bars(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
     """Each contender has a bar with a text; the bars of holders and waiters differ by more than colour."""
     held = hold("account:17")
     outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
-    bars = re.findall(r"<svg class=.*?</svg>", body_of(viewer.get(url_of("account:17"))), flags=re.DOTALL)
+    bars = re.findall(r"<svg class=\"zklock-bar\".*?</svg>", body_of(viewer.get(url_of("account:17"))), flags=re.DOTALL)
     assert len(bars) == 2
     assert re.search(r'role="img" aria-label="held, \d s"', bars[0])
     assert re.search(r'role="img" aria-label="waiting, \d s"', bars[1])
@@ -96,19 +100,32 @@ def test_lock__command_lines_of_other_work(viewer: Client, hold: Hold) -> None:
     assert "<code>" not in body_of(viewer.get(url_of("a\nb")))
 
 
-@pytest.mark.parametrize(
-    ("since", "begin", "end", "start", "length"),
-    [
-        (0.0, 0.0, 100.0, "0.0%", "100.0%"),
-        (75.0, 0.0, 100.0, "75.0%", "25.0%"),
-        (100.0, 0.0, 100.0, "99.0%", "1.0%"),
-        (5.0, 5.0, 5.0, "0.0%", "100.0%"),
-    ],
-    ids=["first", "later", "just come", "all at once"],
-)
-def test_bar__ends_now(since: float, begin: float, end: float, start: str, length: str) -> None:
-    """The length of a bar is the time in the queue, and every bar is visible."""
-    assert detail._bar(since, begin, end) == detail.Bar(start=start, length=length)
+BARS: dict[str, tuple[dict[str, Any], list[tuple[str, str, str]]]] = {
+    "waits": ({"held": False}, [("waiting", "20.0%", "80.0%")]),
+    "granted at once": ({"granted": 20.0}, [("held", "20.0%", "80.0%")]),
+    "granted later": ({"granted": 60.0}, [("waiting", "20.0%", "40.0%"), ("held", "60.0%", "40.0%")]),
+    "grant not known": ({"granted": None}, [("unsure", "20.0%", "80.0%")]),
+    "just granted": ({"granted": 100.0}, [("waiting", "20.0%", "80.0%"), ("held", "99.0%", "1.0%")]),
+}
+
+
+@pytest.mark.parametrize("name", BARS)
+def test_bars(name: str) -> None:
+    """A bar is hatched until the grant and filled after it, ends now, and is never too short to be seen."""
+    facts, expected = BARS[name]
+    usual: dict[str, Any] = {"kind": "exclusive", "position": 0, "held": True, "since": 20.0, "identity": None}
+    entry = QueueEntry(node="n", path="p", token=1, session_id=1, **usual | facts)
+    assert [(bar.name, bar.start, bar.length) for bar in detail._bars(entry, 0.0, 100.0)] == expected
+
+
+@pytest.mark.parametrize(("name", "shown"), [("zklock-gate", ""), ("Thread-7", "Thread-7")])
+def test_thread(name: str, shown: str) -> None:
+    """The threads of this package say nothing about the work."""
+    identity = Identity(host="web1", pid=17, thread=name)
+    entry = QueueEntry(
+        node="n", path="p", kind="exclusive", position=0, held=True, token=1, session_id=1, since=1.0, identity=identity
+    )
+    assert detail._thread(entry) == shown
 
 
 def test_lock__clock_of_the_server_is_ahead(viewer: Client, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,3 +243,25 @@ def test_lock__post_changes_nothing(admin_client: Client, hold: Hold) -> None:
     held = hold("account:17")
     assert admin_client.post(url_of("account:17"), {"key": "x"}).status_code == 200
     held.check()
+
+
+def test_lock__waits_for_a_slot(viewer: Client, outsider: KazooClient, zklock: str) -> None:
+    """A task that holds its lock and waits for a slot is marked so in the list and on the page of its lock."""
+    work = Work(kind="task", name="billing.settle", id="5b7e", worker="celery@web1", child=0)
+    identity = Identity(host="web1", pid=71, work=work).encode()
+    data = node_data.add_run(identity, child=0, granted=time.time(), forgotten=False)
+    outsider.create(f"{zklock}/account:17/_c_{GUID}-lock-", data, ephemeral=True, sequence=True, makepath=True)
+    assert " waits for a slot " in text_of(viewer.get(LIST))
+    text = text_of(viewer.get(url_of("account:17")))
+    assert " 0 granted, waits for a slot task billing.settle" in text
+
+
+def test_lock__worker_cannot_end_the_task(viewer: Client, hold: Hold) -> None:
+    """Of a task that its worker has forgotten the page has the line that kills its child, and no other one."""
+    hold(
+        "account:17",
+        Work(kind="task", name="billing.settle", id="5b7e", worker="celery@web1", child=93, forgotten=True),
+    )
+    text = text_of(viewer.get(url_of("account:17")))
+    assert f"The worker cannot end it any more; on {os.uname().nodename} kill -9 93 " in text
+    assert "terminate" not in text

@@ -37,11 +37,13 @@ from django.contrib.admin.utils import quote
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.test import Client
-from django.urls import path, reverse
+from django.urls import include, path, reverse
 from django_zklock import zk_lock
 from django_zklock.zk import paths
 
 urlpatterns = [path("admin/", admin.site.urls)]
+if "grappelli" in sys.argv:
+    urlpatterns.append(path("grappelli/", include("grappelli.urls")))
 call_command("migrate", verbosity=0)
 client = Client()
 client.force_login(get_user_model().objects.create_superuser("operator"))
@@ -58,7 +60,9 @@ print(json.dumps({name: [each.status_code, "invoice:42" in each.content.decode()
 
 
 @pytest.mark.program
-@pytest.mark.parametrize("theme", [[], ["unfold"], ["jazzmin"]], ids=["plain", "unfold", "jazzmin"])
+@pytest.mark.parametrize(
+    "theme", [[], ["unfold"], ["jazzmin"], ["grappelli"]], ids=["plain", "unfold", "jazzmin", "grappelli"]
+)
 def test_pages__with_a_theme(theme: list[str]) -> None:
     """Every page is there: a theme finds in the context what Django's own pages have in it."""
     run = subprocess.run(

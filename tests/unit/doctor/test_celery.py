@@ -72,7 +72,7 @@ def add_task(app: Celery, name: str, **options: Any) -> None:
     }
 
     @app.task(name=name, shared=False, **options)
-    @zk_locked("invoice:{number}", using=ALIAS, **of_lock)
+    @zk_locked("invoice:{number}", using=ALIAS, **of_lock)  # type: ignore[untyped-decorator]
     def bill(number: int) -> int:
         return number
 

@@ -39,7 +39,10 @@ def test_no_quorum() -> None:
             for _ in range(10):
                 with pytest.raises(ZooKeeperUnavailable) as caught:
                     Lock("k", pool).acquire(timeout=1)
-                assert "takes no session, as without a quorum; `manage.py zklock doctor`" in str(caught.value)
+                assert (
+                    "takes no session, as without a quorum, or where it expects TLS; `manage.py zklock doctor`"
+                    in str(caught.value)
+                )
                 assert "devserver" not in str(caught.value)
-            with pytest.raises(ZooKeeperUnavailable, match=r"as without a quorum; `manage\.py zklock doctor`"):
+            with pytest.raises(ZooKeeperUnavailable, match=r"expects TLS; `manage\.py zklock doctor`"):
                 snapshots.one_lock(pool, "k", timeout=1)

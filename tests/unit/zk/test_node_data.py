@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,24 +50,34 @@ def test_identity__task_of_a_worker(child: int | None, process: str) -> None:
     assert node_data.decode_identity(identity.encode()) == identity
 
 
-def test_child__is_added() -> None:
-    """The child is added to the data of a task, and a request to release is kept."""
+def test_holder__is_this_very_process() -> None:
+    """A caller that waits for its own process is told so; the main process of a worker has many tasks."""
+    mine = node_data.current_identity(None)
+    assert mine.as_holder == f"{mine}, which is this very process, thread {mine.thread}"
+    for other in (replace(mine, pid=mine.pid + 1), replace(mine, host="elsewhere")):
+        assert other.as_holder == str(other)
+    task = replace(mine, work=Work(kind="task", name="bill", worker="w@web1", child=0))
+    assert task.as_holder == str(task)
+
+
+def test_run__is_added() -> None:
+    """The child is added to the data of a task, and that its worker has forgotten it; a request to release is kept."""
     work = Work(kind="task", name="bill", id="77", worker="w@web1", child=0)
     data = node_data.encode_revoke(Identity(host="h", pid=7, work=work).encode(), "deploy")
-    changed = node_data.add_child(data, 93, 1234.5678)
+    changed = node_data.add_run(data, child=93, granted=1234.5678, forgotten=True)
     assert changed is not None
-    assert (node_data.decode_granted(data), node_data.decode_granted(changed)) == (None, 1234.568)
+    assert (node_data.decode_owner(data)[1], node_data.decode_owner(changed)[1]) == (None, 1234.568)
     identity = node_data.decode_identity(changed)
     assert identity is not None
     assert identity.work is not None
-    assert identity.work.child == 93
+    assert (identity.work.child, identity.work.forgotten) == (93, True)
     assert node_data.decode_revoke(changed) == "deploy"
 
 
 @pytest.mark.parametrize("data", [b"junk", b'{"v":1}', b'{"work":[]}', b'{"work":{"name":"%s"}}' % (b"x" * 4075)])
-def test_child__is_not_added(data: bytes) -> None:
+def test_run__is_not_added(data: bytes) -> None:
     """Data of other clients, and data that would be too large, is left alone."""
-    assert node_data.add_child(data, 93, 1.0) is None
+    assert node_data.add_run(data, child=93, granted=1.0, forgotten=False) is None
 
 
 @pytest.mark.parametrize("character", ["x", "\0", '"', "\N{PARTY POPPER}", "\ud800", "\x1b"])

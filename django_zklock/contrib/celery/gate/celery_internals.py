@@ -95,6 +95,14 @@ def is_active(request: Request) -> bool:
     return request in state.active_requests
 
 
+def is_forgotten(request: Request) -> bool:
+    """Return whether the worker's remote control does not know the task any more, which may run nevertheless.
+
+    Celery forgets it with the first ``terminate``, and when the broker was lost before the task began.
+    """
+    return state.requests.get(request.id) is not request
+
+
 def time_limit(request: Request, controller: Any) -> float | None:
     """Return the seconds after which the pool kills the child that runs ``request``; ``None`` without a limit."""
     limit, _soft = request.time_limits

@@ -122,6 +122,11 @@ class TicketOffer:
         self._gate = gate
         self._ticket = ticket
 
+    @property
+    def waited(self) -> float:
+        """The seconds that the task has waited at the gate."""
+        return self._ticket.waited
+
     def take(self) -> Outcome | float | None:
         """Return the hold or the refusal, or else the rest of the task's timeout, if it has one."""
         ticket = self._ticket

@@ -285,5 +285,6 @@ class LockedRequest(TaskRun):
             self._give_back()
         elif self.stage is Stage.READY and now - self._moved > MAX_READY and self.attempts.refusal is None:
             self._if_followed(self._release_ready)
+            self.note(now)
         elif self.stage is Stage.JOINING or self.next_check == 0:
             self.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any, Self
@@ -87,6 +88,8 @@ class TaskRun:
         # Celery has dropped the request while the body runs.
         self._dropped = False
         self._ended_child = False
+        # When the lock was granted (Unix epoch).
+        self._granted_at = 0.0
         self._child_note = child_note.ChildNote()
         self._callbacks = {name: getattr(request, name) for name in _CALLBACKS}
         for name in _CALLBACKS:
@@ -126,6 +129,8 @@ class TaskRun:
         self.attempts.if_followed(ours, partial(self.worker.loop.post, then))
 
     def _move(self, stage: Stage) -> None:
+        if stage in {Stage.READY, Stage.RUNNING} and self.stage is not Stage.READY:
+            self._granted_at = time.time()
         self.stage = stage
         self._moved = monotonic()
         waits = stage in {Stage.PARKED, Stage.READY} or (stage is Stage.QUEUED and self._acquires_in_slot)
@@ -141,6 +146,19 @@ class TaskRun:
         if generation is not None and generation == self.worker.generation:
             self.worker.slots.release()
 
+    @property
+    def state(self) -> str:
+        """The stage in the words of ``manage.py zklock``, which have no name for a task that is not in the queue."""
+        if self.stage not in {Stage.READY, Stage.RUNNING}:
+            return "waiting" if self.stage is Stage.PARKED else "queued"
+        attempt = self.attempts.current
+        if attempt is None or self._released:
+            # The body acquires the lock itself, or has released it.
+            return "running"
+        if self.attempts.refusal is not None:
+            return "refused"
+        return "granted" if self.pid is None else "held"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the state, for ``celery inspect`` and events."""
         attempt = self.attempts.current
@@ -151,7 +169,7 @@ class TaskRun:
             "key": self.lock.key,
             "alias": self.lock.pool.name,
             "kind": self.lock.rule.kind.value,
-            "state": self.stage.value,
+            "state": self.state,
             "holder": str(holder) if holder is not None else None,
             "token": attempt.contender.token if attempt is not None and attempt.granted else None,
             "pid": self.pid,
@@ -282,17 +300,23 @@ class TaskRun:
     # What no callback reports.
 
     def check_run(self, now: float) -> None:
-        """Finish a run that Celery has dropped, and write the child of a long one into the nodes."""
+        """Finish a run that Celery has dropped, and write what has become of a long one into the nodes."""
         self.reconcile()
-        self._note_child(now)
+        self.note(now)
 
-    def _note_child(self, now: float) -> None:
-        """Write into the nodes which child runs the task, when it has run for a while."""
-        attempt, is_due = self.attempts.current, now - self._moved > child_note.DELAY
-        if not is_due or not self._is_watched or self._released:
+    def note(self, now: float) -> None:
+        """Write into the nodes which child runs the task, or that it has no slot, when that is so for a while."""
+        attempt, note = self.attempts.current, self._child_note
+        if self._released or attempt is None or not attempt.granted:
             return
-        if self.pid is not None and attempt is not None and attempt.granted:
-            self._child_note.write(attempt.contender, self.pid, granted=self._since, now=now)
+        # Tasks in threads and greenlets have no process of their own.
+        child = 0 if self.pid is None else self.pid if self._is_watched else None
+        forgotten = bool(child) and celery_internals.is_forgotten(self.request)
+        # A note that is wrong by now is replaced at once.
+        if now - self._moved > child_note.DELAY or note.facts or forgotten:
+            facts = {"child": child, "granted": self._granted_at, "forgotten": forgotten}
+            if child is not None or note.facts:
+                note.write(attempt.contender, now=now, **facts)
 
     def reconcile(self) -> None:
         """Finish a run that Celery has dropped, in a pool that drops jobs."""

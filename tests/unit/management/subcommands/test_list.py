@@ -20,7 +20,8 @@ from services.zookeeper import ZooKeeper
 from django_zklock.management.commands.zklock import Command
 from django_zklock.management.subcommands import arguments
 from django_zklock.management.subcommands._output import table
-from django_zklock.zk.node_data import Work
+from django_zklock.zk import node_data
+from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
 from tests.support.any_server import packets_received
@@ -43,7 +44,7 @@ def test_list__table(hold: Hold, outsider: KazooClient) -> None:
     hold("account:17")
     outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     header, account, invoice = run("list").splitlines()
-    assert header.split() == ["KEY", "STATE", "KIND", "AGE", "WAITERS", "TOKEN", "HOLDER"]
+    assert re.split("  +", header) == ["KEY", "STATE", "KIND", "HELD", "IN QUEUE", "WAITERS", "TOKEN", "HOLDER"]
     assert account.split()[:3] == ["account:17", "held", "exclusive"]
     assert invoice.split()[:2] == ["invoice:42", "held"]
     assert invoice.endswith(f"task billing.bill [77] (pid {os.getpid()} on {os.uname().nodename})")
@@ -81,7 +82,7 @@ def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
     assert first["session"].startswith("0x")
     assert first["identity"]["pid"] == os.getpid()
     work = {"kind": "task", "name": "billing.bill", "id": "77", "worker": "", "child": None, "time_limit": None}
-    assert first["identity"]["work"] == work
+    assert first["identity"]["work"] == work | {"forgotten": False, "command": ""}
     assert (second["position"], second["state"]) == (1, "waiting")
     assert second["identity"] is None
     assert path.endswith("/" + second["node"])
@@ -93,7 +94,7 @@ def test_show__table(hold: Hold, outsider: KazooClient) -> None:
     for _number in range(2):
         outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     header, *places = run("show", "invoice:42").splitlines()
-    names = ["POSITION", "STATE", "KIND", "AGE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE"]
+    names = ["POSITION", "STATE", "KIND", "HELD", "IN QUEUE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE"]
     assert re.split("  +", header) == names
     assert [place.split()[:3] for place in places] == [
         ["0", "held", "exclusive"],
@@ -119,6 +120,64 @@ def test_show__task_of_a_worker(hold: Hold) -> None:
     assert place["end_command"] == command.strip()
     assert otherwise == f"If that does not end it, on {os.uname().nodename}:"
     assert place["kill_command"] == kill.strip() == "kill -9 93"
+
+
+def test_show__contenders_that_look_alike(outsider: KazooClient, zklock: str) -> None:
+    """Contenders of one process that look alike are told apart by their threads; others have no thread in their row."""
+    for thread, name in (("MainThread", "pay"), ("Thread-7", "pay"), ("Thread-8", "refund")):
+        identity = Identity(host="web1", pid=71, thread=thread, work=Work(kind="function", name=name))
+        path = f"{zklock}/invoice:42/_c_{GUID}-lock-"
+        outsider.create(path, identity.encode(), ephemeral=True, sequence=True, makepath=True)
+    holders = [re.split("  +", place)[6] for place in run("show", "invoice:42").splitlines()[1:]]
+    assert holders == [
+        "function pay (pid 71 on web1), thread MainThread",
+        "function pay (pid 71 on web1), thread Thread-7",
+        "function refund (pid 71 on web1)",
+    ]
+
+
+def test_show__worker_cannot_end_the_task(hold: Hold) -> None:
+    """When the worker has forgotten the task, the line that kills its child stands alone."""
+    work = Work(kind="task", name="billing.bill", id="77", worker="celery@web1", child=93, forgotten=True)
+    hold("invoice:42", work)
+    out = run("show", "invoice:42")
+    host = os.uname().nodename
+    assert out.splitlines()[-2:] == [
+        f"The worker cannot end the task at position 0 any more. On {host}:",
+        "  kill -9 93",
+    ]
+    assert "terminate" not in out
+
+
+def test_show__waits_for_a_slot(outsider: KazooClient, zklock: str) -> None:
+    """A task that was granted its lock and has no slot has a state of its own, in the list too."""
+    work = Work(kind="task", name="billing.bill", id="77", worker="celery@web1", child=0)
+    identity = Identity(host="web1", pid=71, work=work).encode()
+    data = node_data.add_run(identity, child=0, granted=time.time() - 100, forgotten=False)
+    path = f"{zklock}/invoice:42/_c_{GUID}-lock-"
+    outsider.delete(outsider.create(path, data, ephemeral=True, sequence=True, makepath=True))
+    outsider.create(path, data, ephemeral=True, sequence=True)
+    outsider.create(path, identity, ephemeral=True, sequence=True)
+    header, first, second, text, *_end = run("show", "invoice:42").splitlines()
+    assert first.split()[:2] == ["0", "granted"]
+    assert second.split()[:2] == ["1", "waiting"]
+    assert text == "Position 0: granted, waits for a slot of its worker"
+    # The server's clock may be another one, and no grant is before the node.
+    assert [line[header.index("HELD") :].split("  ")[0] for line in (first, second)] == ["0 s", "-"]
+    assert run("list").splitlines()[1].split()[:2] == ["invoice:42", "granted"]
+    (lock,) = json.loads(run("list", "--format", "json"))["locks"]
+    assert (lock["state"], [place["state"] for place in lock["places"]]) == ("held", ["granted", "waiting"])
+
+
+def test_show__grant_is_not_known(outsider: KazooClient, zklock: str) -> None:
+    """The time of a hold is an upper bound where nobody knows when the lock was granted."""
+    path = f"{zklock}/invoice:42/_c_{GUID}-lock-"
+    outsider.delete(outsider.create(path, b"", ephemeral=True, sequence=True, makepath=True))
+    outsider.create(path, b"", ephemeral=True, sequence=True)
+    header, first = run("show", "invoice:42").splitlines()
+    assert first[header.index("HELD") :].startswith("<= ")
+    header, first = run("list").splitlines()
+    assert first[header.index("HELD") :].startswith("<= ")
 
 
 def test_show__json(hold: Hold) -> None:
@@ -462,8 +521,8 @@ def test_show__readers_and_writers(zklock: str, outsider: KazooClient) -> None:
         outsider.create(f"{zklock}/catalogue/_c_{GUID}-{kind}", ephemeral=True, sequence=True, makepath=True)
     places = [re.split("  +", place) for place in run("show", "catalogue").splitlines()[1:]]
     assert [place[1] for place in places] == ["held"] * 4 + ["waiting"] * 10
-    assert [place[4] for place in places[:7]] == ["-", "-", "-", "-", "0-3", "4", "0-5"]
-    assert places[-1][4] == "4, 6, 8, …"
+    assert [place[5] for place in places[:7]] == ["-", "-", "-", "-", "0-3", "4", "0-5"]
+    assert places[-1][5] == "4, 6, 8, …"
     assert "unknown client" in run("list")
     assert " and 3 more\n" in run("list")
 

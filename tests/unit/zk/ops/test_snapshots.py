@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from django_zklock.zk import node_data
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry, _granted
 from tests.support.scripted_session import parse_names, stat
 
@@ -66,4 +67,4 @@ def test_blockers_of__many_spans() -> None:
 def test_granted(sequence: int, data: bytes, expected: float | None) -> None:
     """The grant is known of the first node of a queue, and of a holder that has written it."""
     (node,) = parse_names([f"lock-{sequence:010}"])
-    assert _granted(node, data, stat()) == expected
+    assert _granted(node, node_data.decode_owner(data)[1], stat()) == expected

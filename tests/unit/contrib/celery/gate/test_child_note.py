@@ -63,10 +63,19 @@ class Wire:
         reply(None, error)
 
 
-def write(wire: Wire, *paths: str, connected: bool = True, note: ChildNote | None = None, now: float = 0.0) -> None:
+def write(
+    wire: Wire,
+    *paths: str,
+    connected: bool = True,
+    note: ChildNote | None = None,
+    now: float = 0.0,
+    child: int = 93,
+    forgotten: bool = False,
+) -> None:
     session = SimpleNamespace(wire=wire, connected=connected, id=1, post=lambda call: call())
     contender = SimpleNamespace(session=session, node_paths={path: path for path in paths})
-    (note or ChildNote()).write(cast("Contender", contender), 93, granted=1234.5, now=now)
+    facts = {"child": child, "granted": 1234.5, "forgotten": forgotten}
+    (note or ChildNote()).write(cast("Contender", contender), now=now, **facts)
 
 
 def child_in(data: bytes) -> int | None:
@@ -82,7 +91,7 @@ def test_write__each_node() -> None:
     write(wire, "/a", "/b")
     assert wire.requests == ["get /a", "set /a", "get /b", "set /b"]
     assert [child_in(data) for data, _version in wire.nodes.values()] == [93, 93]
-    assert [node_data.decode_granted(data) for data, _version in wire.nodes.values()] == [1234.5, 1234.5]
+    assert [node_data.decode_owner(data)[1] for data, _version in wire.nodes.values()] == [1234.5, 1234.5]
 
 
 def test_write__beside_a_request_to_release() -> None:
@@ -138,4 +147,34 @@ def test_write__refused_for_now() -> None:
     write(wire, "/a", note=note, now=0.0)
     assert child_in(wire.nodes["/a"][0]) == 0
     write(wire, "/a", note=note, now=DELAY)
+    assert child_in(wire.nodes["/a"][0]) == 93
+
+
+def test_write__what_has_changed_since() -> None:
+    """A task that waited for a slot has got it, and then its worker has forgotten it: each is written at once."""
+    wire, note = Wire({"/a": (DATA, 0)}), ChildNote()
+    write(wire, "/a", note=note, child=0)
+    write(wire, "/a", note=note, child=93, now=0.1)
+    assert child_in(wire.nodes["/a"][0]) == 93
+    write(wire, "/a", note=note, child=93, forgotten=True, now=0.2)
+    identity = node_data.decode_identity(wire.nodes["/a"][0])
+    assert identity is not None
+    assert identity.work is not None
+    assert (identity.work.child, identity.work.forgotten) == (93, True)
+
+
+def test_write__answer_about_what_was_before() -> None:
+    """What an earlier note has read does not undo a later one, whose answer came first."""
+    wire, note = Wire({"/a": (DATA, 0)}), ChildNote()
+    late: list[Callable[[], None]] = []
+    get = wire.get
+
+    def read_late(path: str, reply: Callable[[Any, Any], None]) -> None:
+        late.append(lambda: get(path, reply))
+
+    wire.get = read_late  # type: ignore[method-assign]
+    write(wire, "/a", note=note, child=0)
+    wire.get = get  # type: ignore[method-assign]
+    write(wire, "/a", note=note, child=93, now=0.1)
+    late[0]()
     assert child_in(wire.nodes["/a"][0]) == 93

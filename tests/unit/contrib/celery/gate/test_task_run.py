@@ -10,11 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.worker import state as celery_state
 
 from django_zklock import signals
+from django_zklock.contrib.celery.gate.child_note import DELAY
 from django_zklock.contrib.celery.gate.scoreboard import ParentSlot, Scoreboard, ScoreboardSlot
 from django_zklock.contrib.celery.gate.task_run import TaskRun
 from django_zklock.contrib.celery.gate.worker import Stage
+from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.rules import EXCLUSIVE
 from tests.unit.contrib.celery.gate.test_scoreboard import Contender
 
@@ -85,6 +88,82 @@ def test_lost__kills_no_later_task() -> None:
     run.worker.child_watcher.finishing.join()
     run._end_child()
     assert len(run.worker.child_watcher.killed) == 1
+
+
+def noted(
+    pid: int | None, *, ran: float, is_known: bool = True, forks: bool = True
+) -> tuple[Any, list[dict[str, Any]]]:
+    """Return a run whose lock was granted, and what is written about it ``ran`` seconds after its last step."""
+    run, _in_child = running(pid)
+    written: list[dict[str, Any]] = []
+
+    def write(_contender: Any, *, now: float, **facts: Any) -> None:
+        run._child_note.facts = facts
+        written.append(facts)
+
+    if not forks:
+        run.worker.child_watcher = None
+    request = run.request
+    celery_state.requests.pop("id", None)
+    if is_known:
+        celery_state.requests["id"] = request
+    run.attempts.current = SimpleNamespace(granted=True, contender=None)
+    run.attempts.refusal = None
+    run._child_note = SimpleNamespace(facts={}, write=write)
+    run._granted_at, run._moved = 1234.5, 0.0
+    try:
+        run.note(ran)
+    finally:
+        celery_state.requests.pop("id", None)
+    return run, written
+
+
+@pytest.mark.parametrize(("pid", "child"), [(71, 71), (None, 0)])
+def test_note__after_a_while(pid: int | None, child: int) -> None:
+    """The nodes name the child of a task that has run for a while, and say so if it has waited for a slot as long."""
+    assert noted(pid, ran=DELAY - 1)[1] == []
+    assert noted(pid, ran=DELAY + 1)[1] == [{"child": child, "granted": 1234.5, "forgotten": False}]
+
+
+def test_note__forgotten() -> None:
+    """A task that Celery has forgotten is written at once, for its worker cannot end it any more."""
+    _run, written = noted(71, ran=0.1, is_known=False)
+    assert written == [{"child": 71, "granted": 1234.5, "forgotten": True}]
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_note__slot_after_a_wait(forks: bool) -> None:
+    """When a task whose nodes say that it has no slot has got one, the nodes say so at once, without a child too."""
+    run, written = noted(None, ran=DELAY + 1, forks=forks)
+    run.pid, run._moved = 71, DELAY + 1
+    celery_state.requests["id"] = run.request
+    try:
+        run.note(DELAY + 1.1)
+    finally:
+        celery_state.requests.pop("id", None)
+    assert written[-1]["child"] == (71 if forks else None)
+
+
+def test_note__threads() -> None:
+    """Nothing is written about a task in a thread, which has no process of its own."""
+    assert noted(71, ran=DELAY + 1, forks=False)[1] == []
+
+
+def test_state() -> None:
+    """A request is shown in the words of the command."""
+    run, _in_child = running(None)
+    run.attempts.current, run.attempts.refusal = SimpleNamespace(), None
+    found = [run.state]
+    run.pid = 71
+    found.append(run.state)
+    run.attempts.refusal = LockTimeout("taken")
+    found.append(run.state)
+    run._released = True
+    found.append(run.state)
+    for stage in (Stage.PARKED, Stage.QUEUED, Stage.JOINING):
+        run.stage = stage
+        found.append(run.state)
+    assert found == ["granted", "held", "refused", "running", "waiting", "queued", "queued"]
 
 
 @pytest.mark.parametrize("soft", [True, False])

@@ -1,0 +1,182 @@
+"""The trail: which locks were broken or asked for, when, why and by which user, in one node beside the locks of a root.
+
+The node of a lock is deleted a while after its last contender, so it cannot tell in the morning what has happened to
+the lock in the night. The trail is added to in the transaction that carries out the action: nothing is in it that was
+not done, and what was done is missing only if the ACL does not let the client write there. It has the last
+:data:`MAX_ACTIONS` actions on all locks, in at most :data:`MAX_BYTES`: a server refuses a node of 1 MB.
+
+Every client can write anything there, so nothing that is read is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from django_zklock.zk import node_data, paths, scripts, wire
+from django_zklock.zk.formatting import escape_controls
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.scripts import RequestScript
+
+MAX_ACTIONS = 200
+MAX_BYTES = 100_000
+MAX_TEXT = node_data.MAX_BREAK_REASON
+# The year 5138; what is later is no time.
+MAX_TIME = 1e11
+TEXTS = ("what", "key", "lock", "node", "holder", "by", "why")
+BROKEN = "broken"
+REQUESTED = "release requested"
+# What has happened since to a holder that was asked to release.
+OUTCOMES = (HOLDS, RELEASED) = ("still held", "released")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """One action on a holder, of which ``node``, ``token`` and ``holder`` are the node's name, token and text.
+
+    ``what`` is "broken" or "release requested", ``at`` the time by the clock of the client that did it, in seconds
+    since the Unix epoch, ``by`` the user or the process, and ``why`` the reason. ``lock`` is the name of the lock's
+    node. ``outcome`` is what has become of the holder: "broken", "released", or "still held".
+    """
+
+    at: float
+    what: str
+    key: str
+    lock: str
+    node: str
+    token: int
+    holder: str
+    by: str
+    why: str
+    outcome: str = ""
+
+
+def path(pool: Pool) -> str:
+    """Return the path of the node with the trail."""
+    return f"{pool.options.root}/{paths.TRAIL}"
+
+
+class Record:
+    """One action that is about to be carried out on ``node``: what is read before, and written with it."""
+
+    def __init__(self, pool: Pool, node: str, *, what: str, by: str, why: str) -> None:
+        self._path = path(pool)
+        self._wire = pool.inspection().wire
+        self._lock, self._node = node.split("/")[-2:]
+        self._what = what
+        # Code may name no user.
+        self._by = by or node_data.current_identity(None).process
+        self._why = why
+        self._at = round(time.time(), 3)
+
+    def read(self) -> scripts.Request:
+        """Return the request for the trail; the error that there is none is an answer."""
+        return scripts.or_error(partial(self._wire.get, self._path), wire.NoNodeError)
+
+    def write(self, found: Any, data: bytes, *, token: int, key: str | None) -> wire.Write:
+        """Return the write that adds the action; ``data`` is that of the node, ``found`` what :meth:`read` got."""
+        holder = node_data.decode_identity(data)
+        action = Action(
+            at=self._at,
+            what=self._what,
+            key=key or "",
+            lock=self._lock,
+            node=self._node,
+            token=token,
+            holder=str(holder) if holder is not None else "unknown client",
+            by=self._by,
+            why=self._why,
+        )
+        before, version = (b"", None) if isinstance(found, wire.NoNodeError) else (found[0], found[1].version)
+        return wire.Write(self._path, added(before, action), version)
+
+
+def added(data: bytes, action: Action) -> bytes:
+    """Return the data of the trail with ``action`` at its end, without the oldest ones that are too many.
+
+    An action that is there already, because the answer about it was lost with the connection, is not added again.
+    """
+    before = decode(data)
+    if any((each.at, each.lock, each.token) == (action.at, action.lock, action.token) for each in before):
+        return data
+    entries = [_values(each) for each in (*before, action)][-MAX_ACTIONS:]
+    while True:
+        encoded = json.dumps({"v": node_data.VERSION, "actions": entries}, separators=(",", ":")).encode()
+        if len(encoded) <= MAX_BYTES:
+            return encoded
+        del entries[: max(1, len(entries) // 10)]
+
+
+def _values(action: Action) -> dict[str, Any]:
+    values = {name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in vars(action).items()}
+    del values["outcome"]
+    if not paths.is_shortened(action.lock):
+        # Its name is the key.
+        del values["key"]
+    return values
+
+
+def decode(data: bytes) -> list[Action]:
+    """Return the actions in the data of the trail, the oldest first, without any that is malformed."""
+    try:
+        values = json.loads(data[:MAX_BYTES].decode())
+        entries = values["actions"] if values["v"] == node_data.VERSION else []
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return []
+    return [action for each in entries if (action := _action(each)) is not None] if isinstance(entries, list) else []
+
+
+def _action(values: object) -> Action | None:
+    if not isinstance(values, Mapping):
+        return None
+    at, token = values.get("at"), values.get("token")
+    # A bool is an int too.
+    if not isinstance(at, (int, float)) or isinstance(at, bool) or type(token) is not int:
+        return None
+    if not (0 <= at < MAX_TIME and 0 <= token < 2**63):
+        return None
+    texts = {name: values.get(name, "") for name in TEXTS}
+    if not all(isinstance(text, str) for text in texts.values()):
+        return None
+    texts = {name: escape_controls(text[:MAX_TEXT]) for name, text in texts.items()}
+    lock = texts["lock"]
+    # They are parts of a path, of printable characters by now.
+    if texts["what"] not in {BROKEN, REQUESTED} or not all(name and "/" not in name for name in (lock, texts["node"])):
+        return None
+    key = texts["key"] if paths.is_shortened(lock) else escape_controls(paths.display_key(lock))
+    return Action(**{**texts, "key": key or lock}, at=float(at), token=token)
+
+
+def read(pool: Pool, *, lock: str | None = None, timeout: float | None) -> list[Action]:
+    """Return the actions on all locks, or on the one whose node has the name ``lock``, the oldest first.
+
+    Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in ``timeout`` seconds, ``ZkLockError`` if it refuses.
+    """
+    session = pool.inspection()
+
+    def script() -> RequestScript[list[Action]]:
+        session.wire.sync(path(pool))
+        (found,) = yield from scripts.read_many(session, [wire.Read(path(pool))])
+        if isinstance(found, wire.KazooException):
+            raise found
+        actions = [each for each in decode(found[0] if found else b"") if lock in {None, each.lock}]
+        reads = [wire.Read(f"{pool.options.root}/{each.lock}/{each.node}") for each in actions]
+        nodes = yield from scripts.read_many(session, reads)
+        return _with_outcomes(actions, nodes)
+
+    return scripts.run(session, script, action=f"read {path(pool)}", timeout=timeout)
+
+
+def _with_outcomes(actions: Sequence[Action], nodes: Sequence[Any]) -> list[Action]:
+    """Return the actions with what has become of each holder; ``nodes`` is what was read of its node."""
+    broken = {each.token for each in actions if each.what == BROKEN}
+    found = []
+    for action, node in zip(actions, nodes, strict=True):
+        holds = isinstance(node, tuple) and node[1].czxid == action.token
+        outcome = BROKEN if action.token in broken else HOLDS if holds else RELEASED
+        found.append(replace(action, outcome=outcome))
+    return found

@@ -1,0 +1,113 @@
+"""What is kept of breaks and requests to release."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
+
+from django_zklock.zk import paths
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.ops import actions, snapshots, trail
+from django_zklock.zk.pool import Pool
+from tests.support.any_server import Server
+from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, wait_until
+
+LONG = "invoice:" + "x" * 500
+
+
+def outcomes(pool: Pool) -> list[tuple[str, str, str]]:
+    """Return key, action and outcome of each entry of the trail."""
+    return [(each.key, each.what, each.outcome) for each in trail.read(pool, timeout=5)]
+
+
+def test_trail__what_has_become_of_the_holder(make_pool: MakePool) -> None:
+    """A request to release tells whether the holder holds still, has released, or was broken."""
+    pool, breaker = make_pool(), make_pool()
+    held = {key: Lock(key, pool).acquire(5) for key in ("stays", "leaves", LONG)}
+    assert trail.read(breaker, timeout=5) == []
+    for each in held.values():
+        actions.revoke(breaker, each.node, "deploy", by="ada", timeout=5)
+    held["leaves"].release(wait=True)
+    actions.break_lock(breaker, held[LONG].node, token=held[LONG].token, why="it hangs", timeout=5)
+    assert outcomes(make_pool()) == [
+        ("stays", "release requested", "still held"),
+        ("leaves", "release requested", "released"),
+        (LONG, "release requested", "broken"),
+        (LONG, "broken", "broken"),
+    ]
+    first, *_others, last = trail.read(breaker, timeout=5)
+    assert (first.by, first.why, first.token) == ("ada", "deploy", held["stays"].token)
+    assert held["stays"].node.endswith(f"/{first.lock}/{first.node}")
+    assert abs(first.at - time.time()) < 30
+    # Code that names nobody is known by its process.
+    assert last.by.startswith("pid ")
+    assert [each.key for each in trail.read(breaker, lock=paths.escape("leaves"), timeout=5)] == ["leaves"]
+
+
+def test_trail__next_holder_of_the_lock(make_pool: MakePool) -> None:
+    """A holder that was asked has released the lock, although the next one holds it."""
+    pool, breaker = make_pool(), make_pool()
+    with Lock("k", pool).acquire(5) as held:
+        actions.revoke(breaker, held.node, "deploy", timeout=5)
+    with Lock("k", pool).acquire(5):
+        assert outcomes(breaker) == [("k", "release requested", "released")]
+
+
+@pytest.mark.parametrize("way", [UP, DOWN], ids=["request", "answer"])
+@pytest.mark.parametrize("what", ["break", "revoke"])
+def test_trail__connection_cut(server: Server, make_pool: MakePool, way: str, what: str) -> None:
+    """An action that is repeated because its answer was lost is one action in the trail."""
+    held = Lock("k", make_pool()).acquire(5)
+
+    def act() -> None:
+        if what == "break":
+            actions.break_lock(pool, held.node, token=held.token, why="it hangs", timeout=20)
+        else:
+            actions.revoke(pool, held.node, "deploy", timeout=20)
+
+    with Proxy(server.address) as proxy:
+        pool = make_pool(proxy.hosts)
+        wait_until(lambda: pool.inspection().connected)
+        snapshots.one_lock(pool, "k", timeout=5)
+        proxy.pause(way)
+        acting = Runner(act)
+        if way is DOWN:
+            wait_until(lambda: any(requests(chunk) for side, chunk in proxy.chunks[1:] if side == UP))
+        proxy.resume(drop=True)
+        proxy.cut()
+        acting.result()
+        assert len(trail.read(make_pool(), timeout=5)) == 1
+
+
+@pytest.mark.parametrize("allowed", [Permissions.READ, Permissions.CREATE])
+def test_trail__not_ours_to_write(
+    make_pool: MakePool, outsider: KazooClient, caplog: pytest.LogCaptureFixture, allowed: int
+) -> None:
+    """Without the permission to write the trail, or to read it, locks are broken and asked for, with a warning."""
+    pool, breaker = make_pool(), make_pool()
+    held = Lock("k", pool).acquire(5)
+    outsider.create(trail.path(pool), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
+    with caplog.at_level(logging.WARNING, "django_zklock.breaking"):
+        actions.revoke(breaker, held.node, "deploy", timeout=5)
+        actions.break_lock(breaker, held.node, token=held.token, why="it hangs", timeout=5)
+    assert wait_until(lambda: held.lost)
+    assert caplog.text.count("event=not_in_trail ") == 2
+
+
+def test_trail__at_the_same_time(make_pool: MakePool) -> None:
+    """Of many actions at the same time none is missing."""
+    pool = make_pool()
+    held = [Lock(f"k{number}", pool).acquire(5) for number in range(8)]
+    acting = [
+        Runner(lambda each=each: actions.revoke(make_pool(), each.node, "deploy", timeout=20))  # type: ignore[misc]
+        for each in held
+    ]
+    for each in acting:
+        each.result()
+    assert sorted(key for key, _what, _outcome in outcomes(pool)) == [f"k{number}" for number in range(8)]

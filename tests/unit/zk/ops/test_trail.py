@@ -1,0 +1,85 @@
+"""The trail of what was done to locks: what it keeps, and what it believes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from django_zklock.zk.ops import trail
+from django_zklock.zk.ops.trail import Action
+
+BREAK = Action(
+    at=1e9, what="broken", key="invoice:42", lock="invoice:42", node="n", token=7, holder="pid 1 on web1",
+    by="ada", why="it hangs",
+)  # fmt: skip
+
+
+def written(**changed: Any) -> bytes:
+    """Return the data of a trail with one action, some of whose values are others."""
+    (values,) = json.loads(trail.added(b"", BREAK))["actions"]
+    return json.dumps({"v": 1, "actions": [values | changed]}).encode()
+
+
+def test_added__is_bounded_by_number() -> None:
+    """The oldest actions make room for the next one."""
+    data = b""
+    for number in range(trail.MAX_ACTIONS + 5):
+        data = trail.added(data, Action(**{**vars(BREAK), "token": number}))
+    found = trail.decode(data)
+    assert [found[0].token, found[-1].token, len(found)] == [5, trail.MAX_ACTIONS + 4, trail.MAX_ACTIONS]
+
+
+def test_added__is_bounded_by_bytes() -> None:
+    """However long the texts are, the data is of a length that servers accept, and has the latest action."""
+    data = b""
+    for number in range(60):
+        data = trail.added(data, Action(**{**vars(BREAK), "token": number, "why": "\N{PARTY POPPER}" * 5000}))
+        assert len(data) <= trail.MAX_BYTES
+        assert trail.decode(data)[-1].token == number
+
+
+def test_added__once() -> None:
+    """An action whose answer was lost is carried out again, and is one action."""
+    data = trail.added(b"", BREAK)
+    assert trail.added(data, BREAK) == data
+
+
+def test_decode__key() -> None:
+    """The key is behind the name of the lock's node; if that is shortened, the key is kept with the action."""
+    assert trail.decode(trail.added(b"", BREAK)) == [BREAK]
+    long = Action(**{**vars(BREAK), "lock": "in%~0123", "key": "in" * 100})
+    assert trail.decode(trail.added(b"", long)) == [long]
+    assert b"in" * 100 not in trail.added(b"", Action(**{**vars(BREAK), "key": "in" * 100}))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"junk",
+        b"[]",
+        b'{"v":2,"actions":[]}',
+        b'{"v":1,"actions":{}}',
+        b'{"v":1,"actions":[7]}',
+        written(what="made up"),
+        written(token="7"),
+        written(token=2**70),
+        written(at=1e300),
+        written(at=True),
+        written(lock="a/b"),
+        written(node=""),
+        written(why=7),
+        b"x" * (trail.MAX_BYTES + 1),
+    ],
+)
+def test_decode__of_other_clients(data: bytes) -> None:
+    """What is no action of ours is left out."""
+    assert trail.decode(data) == []
+
+
+def test_decode__hostile_texts() -> None:
+    """Control characters are shown as escapes."""
+    (found,) = trail.decode(written(by="\x1b[2J", why="\ud800", lock="a\x1b"))
+    assert (found.by, found.why, found.key) == ("\\x1b[2J", "\\ud800", "a\\x1b")
