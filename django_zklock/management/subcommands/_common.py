@@ -31,7 +31,7 @@ def as_command_errors() -> Iterator[None]:
         raise CommandError(one_line(error), returncode=COULD_NOT_RUN) from error
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return the text of an error in one line, without control characters: it may quote data of other clients."""
     return escape_controls(str(error))
 
