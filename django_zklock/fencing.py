@@ -157,6 +157,8 @@ def fenced_update(queryset: models.QuerySet[Model], held: Held | None = None, /,
     # Where it says nothing else, the database to write to: this is what select_for_update is asked for.
     using = queryset.select_for_update().db
     rows = queryset.using(using)
+    # An update locks its rows by itself, and the look for stale rows must not skip those that are locked.
+    rows.query.select_for_update = False
     _check_one_query(rows, using)
     with transaction.atomic(using):
         updated = rows.filter(fence__lte=fence).update(**values, fence=fence)
@@ -227,8 +229,6 @@ def _check_not_stale(rows: models.QuerySet[Model], key: str, token: int, fence: 
     """Raise ``StaleToken`` if a later holder has written one of ``rows``."""
     connection = connections[rows.db]
     later = rows.filter(fence__gt=fence)
-    # The queryset of the caller may skip locked rows.
-    later.query.select_for_update = False
     if connection.vendor == "mysql" and not connection.get_autocommit():
         # With repeatable reads a plain query sees the rows as they were when the transaction began; a locking one does
         # not, as little as the update.

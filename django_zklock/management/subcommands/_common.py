@@ -46,7 +46,7 @@ def answer_timeout(pool: Pool, terminal: Terminal) -> float:
     return timeout
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return the text of an error in one line, without control characters: it may quote data of other clients."""
     return escape_controls(str(error))
 

@@ -13,6 +13,7 @@ import threading
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from types import FrameType
 from typing import Any
 
@@ -55,8 +56,10 @@ def run(
         raise CommandError('give the command of Django to run after "--"', returncode=exit_codes.COULD_NOT_RUN)
     run_.check_waiting(timeout, on_conflict)
     program = [os.path.basename(sys.argv[0]), *command]  # noqa: PTH119 - as Django does
+    # What stands behind another "--" is for yet another program.
+    own = {each.partition("=")[0] for each in takewhile("--".__ne__, command)}
     for option in _TOO_LATE:
-        if any(each.partition("=")[0] == option for each in command):
+        if option in own:
             raise CommandError(
                 f'{option} comes too late after "--": this process has its settings; write it before "--"',
                 returncode=exit_codes.COULD_NOT_RUN,
@@ -75,17 +78,11 @@ def run(
             interrupt.run(held, partial(loaded.run_from_argv, program))
             # The command may have kept the error for itself, or ended before it came.
             held.check()
-        except SystemExit as end:
-            # Or have turned it into another end: Django's commands wrap errors in CommandError.
-            if held.lost:
-                raise CommandError(
-                    f"lock {escape_controls(key)} was lost while the command ran, which has ended with {end.code}",
-                    returncode=exit_codes.LOST,
-                ) from end
-            raise
-        except LockLost as error:
-            if not held.lost:  # but another lock, which the command has taken itself
+        except (LockLost, SystemExit) as error:
+            # Its own end; or the loss of another lock, which it has taken itself.
+            if not held.lost:
                 raise
+            # Django's commands wrap errors in CommandError, so a loss may come as any exit code.
             raise CommandError(
                 f"lock {escape_controls(key)} was lost while the command ran: {_common.one_line(error)}",
                 returncode=exit_codes.LOST,

@@ -434,6 +434,22 @@ def test_hold(accounts: QuerySet[Account], ensemble: Ensemble) -> None:
     lost.release()
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_update__skips_no_stale_row(accounts: QuerySet[Account]) -> None:
+    """A stale row that another transaction has locked is found, though the caller would skip it."""
+    other = connections[accounts.db].copy()
+    other.inc_thread_sharing()
+    with contextlib.closing(other), zk_lock(KEY) as held:
+        accounts.filter(name="Ada").update(fence=held.token + 1)
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("SELECT * FROM billing_account WHERE name = 'Ada' FOR UPDATE")
+        with pytest.raises(StaleToken):
+            fenced_update(accounts.select_for_update(skip_locked=True), balance=0)
+        other.rollback()
+    assert balances(accounts) == [10, 20]
+
+
 def test_slice(accounts: QuerySet[Account]) -> None:
     """What update() refuses is refused: a slice."""
     with zk_lock(KEY), pytest.raises(TypeError, match="once a slice has been taken"):

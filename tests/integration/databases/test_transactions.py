@@ -209,6 +209,39 @@ def test_connection__killed(notices: bool, database: str, ensemble: Ensemble, ev
     assert names(database) == []
 
 
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_connection__killed_and_caught(database: str, ensemble: Ensemble) -> None:
+    """Where the code has caught the error, the lock is free when Django closes the connection, at the latest."""
+    # The drivers differ in whether the end of the block raises an error.
+    with contextlib.suppress(db.Error), transaction.atomic(database):
+        with zk_lock(KEY, release="commit"):
+            add(database, "Ada")
+        kill(database)
+        # Not by a model, whose errors mark the block to be rolled back.
+        with contextlib.suppress(db.Error), connections[database].cursor() as cursor:
+            cursor.execute("SELECT 1")
+    connections[database].close()
+    ensemble.wait_empty(KEY)
+    assert names(database) == []
+
+
+def test_commit__interrupted(database: str, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time limit that strikes in the middle of the commit leaves the lock until Django closes the connection."""
+    connection = connections[database]
+
+    def interrupted() -> None:
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "_commit", interrupted)
+        with pytest.raises((Stop, db.Error)), transaction.atomic(database), zk_lock(KEY, release="commit"):
+            add(database, "Ada")
+    # What was committed is not known: when Django turns autocommit on again, some databases commit.
+    assert len(ensemble.nodes(KEY)) == 1
+    connection.close()
+    ensemble.wait_empty(KEY)
+
+
 def test_several_databases(database: str, sqlite: str, postgresql: str, ensemble: Ensemble) -> None:
     """The lock is free when the last of several transactions has ended, however the others have."""
     other = postgresql if database == sqlite else sqlite

@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl_credential
 from services.port import LOOPBACK, free_port
 
-from django_zklock import doctor
+from django_zklock import Held, doctor, zk_lock
 from django_zklock.connections import connections
 from django_zklock.doctor import LEVELS, Finding, configuration, ensemble, roundtrip
 from django_zklock.zk.lock import Lock
@@ -530,6 +530,24 @@ def test_fences(generation: int, level: str, configure: Callable[..., None]) -> 
     finding = examine_one("fencing.generation")
     assert (finding.level, finding.subject) == (level, "billing.Account")
     assert ("GENERATION" in finding.advice) == (level == "error")
+
+
+@pytest.mark.django_db
+def test_fences__written_meanwhile(configure: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others write all the time, a holder that is later than the doctor is no sign of a loss."""
+    configure()
+    account = Account.objects.create(name="Ada")
+    acquire = Lock.acquire
+
+    def acquire_and_be_overtaken(lock: Lock, *limits: Any) -> Held:
+        held = acquire(lock, *limits)
+        with zk_lock("busy") as later:
+            account.save(held=later)
+        return held
+
+    monkeypatch.setattr(Lock, "acquire", acquire_and_be_overtaken)
+    assert examine_one("fencing.generation").level == "ok"
+    assert Account.objects.get().fence > 0
 
 
 def test_fences__unreadable(zklock: str) -> None:

@@ -216,6 +216,12 @@ def test_manage__wrong(arguments: list[str], message: str, command: type[Command
     assert message in str(error)
 
 
+def test_manage__options_of_another_program(command: type[Command], ensemble: Ensemble) -> None:
+    """What stands behind another "--" is not Django's."""
+    run("manage", "k", "--", "work", "--", "--settings=other")
+    assert Command.calls == [(["--settings=other"], False, "k")]
+
+
 def test_manage__unknown(command: type[Command], ensemble: Ensemble, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown command has Django's message."""
     run("manage", "k", "--", "wrok", status=exit_codes.COULD_NOT_RUN)
