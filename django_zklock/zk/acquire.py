@@ -6,6 +6,7 @@ Both call :meth:`Acquisition.poll` and then sleep; they differ in how they sleep
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -15,7 +16,7 @@ from django_zklock.zk.contender import SessionUnavailable, State
 from django_zklock.zk.formatting import advise, format_silence
 from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.owners import Caller
-from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, Deadline, boottime, monotonic
+from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, boottime, monotonic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,14 +71,15 @@ class Acquisition:
             _nothing if caller is None or caller.thread is None else ref(caller.thread)
         )
         self._wake = wake
+        # Moments on the monotonic clock; infinity is never.
         self._began = monotonic()
+        self._deadline = math.inf if timeout is None else self._began + timeout
         # On the clock of leases.
         self._asked_at = boottime()
-        self._deadline = Deadline.after(timeout)
         self._response_deadline = self._new_response_deadline()
         self._in_queue = False
         # Until when the holder is read after the deadline, and how often it had been read before that.
-        self._holder_deadline: Deadline | None = None
+        self._holder_deadline = math.inf
         self._holder_reads = 0
         self._contention = False
         self.contender = self._new_contender()
@@ -94,9 +96,9 @@ class Acquisition:
         self._pending_in = os.getpid()
         self.contender.session.post(self.contender.join)
 
-    def _new_response_deadline(self) -> Deadline:
+    def _new_response_deadline(self) -> float:
         """Return until when ZooKeeper is to have answered; the acquisition of a gate has another one."""
-        return self._deadline if self.timeout else Deadline.after(self.lock.pool.options.connect_timeout)
+        return self._deadline if self.timeout else monotonic() + self.lock.pool.options.connect_timeout
 
     def _new_contender(self) -> Contender:
         contender = self.lock._new_contender(wait=self.timeout != 0, notify=self._changed, stays=self.timeout is None)
@@ -122,7 +124,7 @@ class Acquisition:
             owner = self._owner()
             assert owner is not None, "the caller of poll() has the owner"
             held = Held(self.lock, contender, waited=monotonic() - self._began, caller=Caller(owner, self._thread()))
-            self.keep(held)
+            self.attach(held)
             return True
         if contender.error is not None:
             raise self._refused(contender.error) from contender.error
@@ -145,27 +147,27 @@ class Acquisition:
         """What was granted."""
         return None if self._possession is None else self._possession.outermost()
 
-    def keep(self, held: Held) -> None:
-        """Send the signals about ``held``, which is the result of this acquisition."""
+    def attach(self, held: Held) -> None:
+        """From now on ``held``, which is the result of this acquisition, learns of changes."""
         self._pending_in = None
         self._possession = held._possession
         # The lock may have been lost, or a release requested, before the assignment.
         self._possession.on_change()
 
     def _check_deadlines(self) -> None:
-        contender = self.contender
-        if self._holder_deadline is not None:
+        contender, now = self.contender, monotonic()
+        if self._holder_deadline < math.inf:
             if contender.holder_reads != self._holder_reads:
                 raise self._timed_out()
-            if self._holder_deadline.passed:
+            if now >= self._holder_deadline:
                 is_known = contender.refused_busy or self._waits_surely or self._has_received
                 raise self._timed_out() if is_known else self._unanswered()
         elif contender.refused_busy:
             self._read_holder()
         elif not contender.answered:
-            if self._response_deadline.passed:
+            if now >= self._response_deadline:
                 raise self._timed_out() if self._is_normal_delay() else self._unanswered()
-        elif self._deadline.passed:
+        elif now >= self._deadline:
             if not contender.session.connected:
                 raise self._timed_out() if self._waits_surely else self._unanswered()
             self._read_holder()
@@ -188,14 +190,15 @@ class Acquisition:
         return session.connected and session.wire.received > self._asked_at
 
     def _read_holder(self) -> None:
-        self._holder_reads, self._holder_deadline = self.contender.holder_reads, Deadline.after(HOLDER_READ_GRACE)
+        self._holder_reads, self._holder_deadline = self.contender.holder_reads, monotonic() + HOLDER_READ_GRACE
         self.contender.session.post(self.contender.refresh_holder)
 
     def next_wakeup(self) -> float | None:
         """Return the seconds after which :meth:`poll` has something to decide without an event; ``None`` for ever."""
-        if self._holder_deadline is not None:
-            return self._holder_deadline.remaining()
-        return (self._deadline if self.contender.answered else self._response_deadline).remaining()
+        deadline = self._deadline if self.contender.answered else self._response_deadline
+        if self._holder_deadline < math.inf:
+            deadline = self._holder_deadline
+        return None if deadline == math.inf else max(0.0, deadline - monotonic())
 
     def newly_contended(self) -> bool:
         """Return ``True`` once, when the caller has begun to wait."""
@@ -218,7 +221,7 @@ class Acquisition:
             await held.arelease()
 
     def _registered(self) -> list[Held]:
-        # Not self.held: the exception may have come after the hold was registered with its owner and before keep().
+        # Not self.held: the exception may have come after the hold was registered with its owner and before attach().
         owner = self._owner()
         return [] if owner is None else [held for held in owner.holds if held._possession.contender is self.contender]
 

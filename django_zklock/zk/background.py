@@ -153,12 +153,9 @@ class DeferredLogger(logging.Logger):
         super().__init__(name)
         # Looked up at import: an exception that is raised in getLogger() leaves logging locked for ever.
         self._target = logging.getLogger(name)
-
-    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - its name in logging
-        return self._target.isEnabledFor(level)
-
-    def getEffectiveLevel(self) -> int:  # noqa: N802 - its name in logging
-        return self._target.getEffectiveLevel()
+        # Not methods that relay: a connection asks at each answer.
+        self.isEnabledFor = self._target.isEnabledFor  # type: ignore[method-assign]
+        self.getEffectiveLevel = self._target.getEffectiveLevel  # type: ignore[method-assign]
 
     def handle(self, record: logging.LogRecord) -> None:
         _writer().put(self._target, record)

@@ -32,6 +32,9 @@ logger = logging.getLogger("django_zklock.held")
 REASON_TIMEOUT = 1.0
 
 
+NONE: frozenset[object] = frozenset()
+
+
 class _Handles(NamedTuple):
     """The handles on a possession at one moment. ``successor`` has those of the next one, as soon as it is decided."""
 
@@ -82,18 +85,18 @@ class Possession:
             latest = successor
         return latest
 
-    def _replace(self, change: Callable[[frozenset[object]], frozenset[object]]) -> tuple[bool, bool]:
-        """Change the set of handles; return whether there were any before and after."""
+    def _change(self, *, add: frozenset[object] = NONE, drop: frozenset[object] = NONE) -> tuple[bool, bool]:
+        """Change the set of handles, unless it is empty; return whether there were any before and after."""
         while True:
             latest = self._latest
-            mine = _Handles(change(latest.handles), {})
+            mine = _Handles((latest.handles | add) - drop if latest.handles else NONE, {})
             self._handles = decided = latest.successor.setdefault(None, mine)
             if decided is mine:
                 return bool(latest.handles), bool(mine.handles)
 
     def nest(self, handle: object) -> bool:
         """Add ``handle``; return ``False`` if the last handle has been released."""
-        _, is_open = self._replace(lambda handles: handles | {handle} if handles else handles)
+        _, is_open = self._change(add=frozenset({handle}))
         return is_open
 
     def drop(self, handle: object) -> bool:
@@ -103,7 +106,7 @@ class Possession:
         """
         if self.pid != os.getpid():
             return False
-        was_open, is_open = self._replace(lambda handles: handles - {handle})
+        was_open, is_open = self._change(drop=frozenset({handle}))
         if not is_open:
             self.contender.session.post(self.contender.leave)
         return was_open and not is_open
@@ -262,7 +265,7 @@ class Held:
         # A weak reference, because the owner refers to its holds.
         self._owner = ref(owner)
         if thread is not None and thread is not owner:
-            thread.add_guest(self)
+            thread.add_held_for_another(self)
         # From here on the hold counts.
         self.released = False
         owner.holds.append(self)
@@ -307,7 +310,7 @@ class Held:
         """
         if self.released:
             raise NotHeld(f"lock {self.key!r} has been released here", key=self.key)
-        if self.lost:
+        if self._possession.loss() is not None:
             raise self._loss_error()
 
     def _loss_error(self) -> LockLost:

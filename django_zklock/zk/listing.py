@@ -74,7 +74,7 @@ class SharedListing:
 
     def watch_queue(self, use: OnQueue, triggered: Callable[[bool], None]) -> Callable[[], None]:
         """Request the queue, and call ``triggered`` once when it changes. Return what removes the watch."""
-        return self._session.wire.children(self.path, partial(self._listed, [use]), triggered)
+        return self._session.wire.children(self.path, partial(self._listed, use, None), triggered)
 
     def read_holder(self, name: str, found: OnHolder) -> None:
         """Read the owner of the node with that name."""
@@ -117,13 +117,15 @@ class SharedListing:
         self._is_under_way = False
         if self._waiting:
             self._post()
-        self._listed(waiting, names, error)
+        self._listed(partial(_call_all, waiting), None, names, error)
 
-    def _listed(self, waiting: list[OnQueue], names: list[str] | None, error: KazooException | None) -> None:
+    def _listed(
+        self, use: OnQueue, known: dict[str, int] | None, names: list[str] | None, error: KazooException | None
+    ) -> None:
         if error is not None and not isinstance(error, wire.NoNodeError):
-            _call_all(waiting, None, error)
+            use(None, error)
         else:
-            self._order(self._parse(names or ()), partial(_call_all, waiting))
+            self._order(self._parse(names or ()), use, known)
 
     def _holder_read(
         self, callbacks: list[OnHolder], value: tuple[bytes, ZnodeStat] | None, error: KazooException | None
@@ -131,7 +133,7 @@ class SharedListing:
         holder = node_data.decode_identity(value[0]) if value is not None else None
         _call_all(callbacks, holder, error if error is not None and wire.is_temporary(error) else None)
 
-    def _order(self, nodes: list[Node], use: OnQueue, known: dict[str, int] | None = None) -> None:
+    def _order(self, nodes: list[Node], use: OnQueue, known: dict[str, int] | None) -> None:
         """Call ``use`` with the queue in its true order.
 
         Where the sequence numbers do not give the order, the transactions that created the nodes do, and they are read
@@ -164,7 +166,7 @@ class SharedListing:
 
         def complete() -> None:
             if deleted and known is None and not refusals:
-                self._session.wire.children(self.path, partial(self._listed_again, use, czxids))
+                self._session.wire.children(self.path, partial(self._listed, use, czxids))
                 return
             existing = ((node, czxids[node.name]) for node in nodes if node.name in czxids)
             use(None if refusals else Queue(sort_by_creation(existing)), refusals[0] if refusals else None)
@@ -173,14 +175,6 @@ class SharedListing:
             self._session.wire.get(f"{self.path}/{name}", partial(read, name))
         if not unread:
             complete()
-
-    def _listed_again(
-        self, use: OnQueue, known: dict[str, int], names: list[str] | None, error: KazooException | None
-    ) -> None:
-        if error is not None and not isinstance(error, wire.NoNodeError):
-            use(None, error)
-        else:
-            self._order(self._parse(names or ()), use, known)
 
 
 def shared_listing(session: Session, path: str) -> SharedListing:

@@ -243,8 +243,7 @@ class Lock:
         if held is None:
             self._check_no_loop("aacquire")
             if limit != 0:
-                _check_acquisitions(self, caller)
-                _check_thread(self, caller)
+                _check_wait(self, caller)
             held = acquire.acquire(self, limit, caller)
         assert held is not None, "a taken lock is an error here"
         return held
@@ -253,7 +252,7 @@ class Lock:
         held = _nested_hold(self, caller)
         if held is None:
             if limit != 0:
-                _check_acquisitions(self, caller)
+                _check_wait(self, caller)
             held = await acquire.aacquire(self, limit, caller)
         assert held is not None, "a taken lock is an error here"
         if is_block:
@@ -308,7 +307,10 @@ class Lock:
 
     def _find_block(self) -> Held | None:
         """Return the hold of the block that ends here, ``None`` if it could be any of several, or is none."""
-        caller, blocks = owners.caller(), self._blocks[:]
+        blocks = self._blocks[:]
+        if len(blocks) < 2:
+            return blocks[0] if blocks else None
+        caller = owners.caller()
         available = caller.available()
         own = [held for held in blocks if held in available or held._owner() is caller.owner]
         if own:
@@ -369,8 +371,12 @@ def _nested_hold(lock: LockValue, caller: Caller) -> Held | None:
     return outer._nest(lock, caller.owner) or _nested_hold(lock, caller)
 
 
-def _check_acquisitions(lock: LockValue, caller: Caller) -> None:
-    """Raise ``LockConflict`` if the caller is acquiring this lock already, as two calls in one ``gather`` do."""
+def _check_wait(lock: LockValue, caller: Caller) -> None:
+    """Raise ``LockConflict`` if the caller would wait for itself.
+
+    It may be acquiring this lock already, as two calls in one ``gather`` do; or the holder needs the thread that would
+    be blocked.
+    """
     for other in caller.owner.acquisitions:
         if other.lock.rule.kind in lock.rule.conflicts and not set(other.lock.paths).isdisjoint(lock.paths):
             raise _conflict(
@@ -378,10 +384,6 @@ def _check_acquisitions(lock: LockValue, caller: Caller) -> None:
                 f"lock {lock.key!r} is being acquired by this very thread or task: it would wait for itself. Wait "
                 f"for the first acquisition, or let each run in a task of its own that also releases it",
             )
-
-
-def _check_thread(lock: LockValue, caller: Caller) -> None:
-    """Raise ``LockConflict`` if the holder needs the thread that would be blocked by waiting for it."""
     for held in caller.held_here_for_others():
         if held._overlaps(lock) and not held.lost and held.rule.kind in lock.rule.conflicts:
             raise _conflict(

@@ -51,15 +51,15 @@ class Owner:
     """
 
     # Thousands of tasks may wait in one process.
-    __slots__ = ("__weakref__", "_acquisitions", "_calls", "_guests", "_of", "holds", "serves")
+    __slots__ = ("__weakref__", "_acquisitions", "_calls", "_held_here", "_of", "holds", "runs_jobs")
 
-    def __init__(self, of: Any, *, serves: bool = False) -> None:
+    def __init__(self, of: Any, *, runs_jobs: bool = False) -> None:
         self.holds: list[Any] = []
         self._acquisitions: list[Callable[[], Any]] = []
         self._calls: list[Owner] = []
-        self._guests: WeakSet[Any] | None = None
+        self._held_here: WeakSet[Any] | None = None
         # Whether this is a thread or a greenlet that does jobs of an executor, one after the other.
-        self.serves = serves
+        self.runs_jobs = runs_jobs
         number, forget = id(of), _owners.pop
         self._of = ref(of, lambda _gone: forget(number, None))
 
@@ -88,11 +88,11 @@ class Owner:
         future = getattr(of, "future", None)
         return bool(getattr(of, "dead", False) if future is None else future.done())
 
-    def add_guest(self, held: Any) -> None:
+    def add_held_for_another(self, held: Any) -> None:
         """Note that ``held`` was acquired in this thread, which is ours, for another owner."""
-        if self._guests is None:
-            self._guests = WeakSet()
-        self._guests.add(held)
+        if self._held_here is None:
+            self._held_here = WeakSet()
+        self._held_here.add(held)
 
     @property
     def acquisitions(self) -> list[Any]:
@@ -137,7 +137,7 @@ class Caller(NamedTuple):
         thread = self.thread
         if thread is None:
             return []
-        here = [*(() if thread is self.owner else thread.holds), *(thread._guests or ())]
+        here = [*(() if thread is self.owner else thread.holds), *(thread._held_here or ())]
         if not here:
             return here
         available = self.available()
@@ -160,7 +160,9 @@ def caller() -> Caller:
     else:
         # Where threads are patched, a greenlet that waits lets the others go on.
         found = Caller(_of(greenlet, frame), thread if _blocks_thread() else None)
-    if found.owner.serves or _is_crossed():
+    bridges = _asgiref()
+    # Without that attribute, `sync_to_async` has never run anything in this thread.
+    if found.owner.runs_jobs or (bridges is not None and hasattr(bridges.SyncToAsync.threadlocal, "task_context")):
         return _served(found, frame)
     return found
 
@@ -202,7 +204,7 @@ def _of(what: Any, frame: FrameType | None = None) -> Owner:
     owner = _owners.get(id(what))
     if owner is not None and owner._of() is what:
         return owner
-    owner = Owner(what, serves=any(map(_is_worker, _outwards(frame))))
+    owner = Owner(what, runs_jobs=any(map(_is_worker, _outwards(frame))))
     found = _owners.setdefault(id(what), owner)
     if found._of() is not what:
         found = _owners[id(what)] = owner
@@ -270,12 +272,6 @@ def _asgiref() -> Any:
     """Return the module that has the bridges, or ``None`` where nothing has imported it completely."""
     module = sys.modules.get("asgiref.sync")
     return module if hasattr(module, "sync_to_async") else None
-
-
-def _is_crossed() -> bool:
-    """Whether ``sync_to_async`` has ever run something in the calling thread."""
-    module = _asgiref()
-    return module is not None and hasattr(module.SyncToAsync.threadlocal, "task_context")
 
 
 def _call_code() -> CodeType | None:

@@ -116,24 +116,20 @@ def _cut(name: str) -> str:
     return "".join(kept)
 
 
-class RecentPaths:
-    """A set of the paths that were added last, at most ``size``."""
+class RecentPaths(dict[str, None]):
+    """A set of the paths that were added last, at most ``size``; the oldest addition comes first."""
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         self._size = size
-        # In the order of the last additions.
-        self._paths: dict[str, None] = {}
-
-    def __contains__(self, path: str) -> bool:
-        return path in self._paths
 
     def add(self, path: str) -> None:
         """Add ``path``, and remove the oldest if there are too many."""
-        self._paths.pop(path, None)
-        self._paths[path] = None
-        if len(self._paths) > self._size:
-            del self._paths[next(iter(self._paths))]
+        self.pop(path, None)
+        self[path] = None
+        if len(self) > self._size:
+            del self[next(iter(self))]
 
     def discard(self, path: str) -> None:
         """Remove ``path`` if it is there."""
-        self._paths.pop(path, None)
+        self.pop(path, None)

@@ -69,7 +69,7 @@ class Watch:
     def request(self, reply: Reply) -> None:
         """Read what is watched."""
         place = self._place
-        if not place.keeps(self):
+        if not place.needs(self):
             # It was removed before an answer came, and the connection was lost.
             reply(None, None)
         elif self.name == CHILDREN:
@@ -327,13 +327,13 @@ class Place:
         watch = self._watches[name] = Watch(self, name)
         self.contender.ask(watch.request, watch.answered)
 
-    def keeps(self, watch: Watch) -> bool:
-        """Whether we still need ``watch``."""
+    def needs(self, watch: Watch) -> bool:
+        """Whether ``watch`` is not void."""
         return watch is self._own_watch or self._watches.get(watch.name) is watch
 
     def on_watched(self, watch: Watch, value: Any, error: Exception | None) -> None:
         """Note that the server has set a watch."""
-        if not self.keeps(watch):
+        if not self.needs(watch):
             return
         if watch is self._own_watch:
             # Without a value the server has no watch.
@@ -366,7 +366,7 @@ class Place:
         if watch is self._own_watch:
             self._own_node_changed(deleted=deleted)
             return
-        if not self.keeps(watch):
+        if not self.needs(watch):
             return
         assert self._plan is not None
         del self._watches[watch.name]

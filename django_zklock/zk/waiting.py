@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -62,25 +63,20 @@ def seconds(timeout: Timeout, name: str = "timeout") -> float | None:
     return None if timeout > threading.TIMEOUT_MAX else float(timeout)
 
 
-_CLOCK_ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# Both clocks are called all the time, so no code in Python is between them and their callers.
 
+boottime: partial[float] = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""The time in seconds on the clock of leases: CLOCK_BOOTTIME where the system has it.
 
-def boottime() -> float:
-    """Return the time in seconds on the clock of leases: CLOCK_BOOTTIME where the system has it.
+It goes on while a machine is suspended, as the session timeout does at the server, and while a test freezes the time.
+"""
 
-    It goes on while a machine is suspended, as the session timeout does at the server, and while a test freezes the
-    time.
-    """
-    return time.clock_gettime(_CLOCK_ID)
+monotonic: partial[float] = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
+"""The time in seconds on the monotonic clock, in a test that freezes the time too.
 
-
-def monotonic() -> float:
-    """Return the time in seconds on the monotonic clock, in a test that freezes the time too.
-
-    freezegun replaces ``time.monotonic``, and a wait would never end. Neither freezegun nor time-machine change
-    ``time.clock_gettime`` for this clock.
-    """
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
+freezegun replaces ``time.monotonic``, and a wait would never end. Neither freezegun nor time-machine change
+``time.clock_gettime`` for this clock.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_zklock.zk import acquire
-from django_zklock.zk.waiting import Deadline
+from django_zklock.zk.waiting import monotonic
 
 # Seconds, for a machine that is busy with other things.
 LONG = 30.0
@@ -26,4 +26,4 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(acquire.Acquisition, "next_wakeup", soon)
     monkeypatch.setattr(acquire, "HOLDER_READ_GRACE", LONG)
-    monkeypatch.setattr(acquire.Acquisition, "_new_response_deadline", lambda _attempt: Deadline.after(LONG))
+    monkeypatch.setattr(acquire.Acquisition, "_new_response_deadline", lambda _attempt: monotonic() + LONG)

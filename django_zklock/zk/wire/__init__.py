@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from kazoo.protocol.states import ZnodeStat
 
     from django_zklock.zk.wire.client import TESTED_KAZOO, Wire, WireListener, untested_kazoo
-    from django_zklock.zk.wire.multi_read import Read
+    from django_zklock.zk.wire.records import Read
     from django_zklock.zk.wire.requests import Write, creation_size, is_temporary
 
 # The modules of the names that need kazoo, and what a first connection imports itself. They are imported at the first
@@ -63,7 +63,7 @@ _HOMES = (
     "kazoo.exceptions",
     "kazoo.protocol.states",
     "django_zklock.zk.wire.client",
-    "django_zklock.zk.wire.multi_read",
+    "django_zklock.zk.wire.records",
     "django_zklock.zk.wire.requests",
 )
 

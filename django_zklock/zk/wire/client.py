@@ -117,6 +117,8 @@ class Wire(Requests):
         super().__init__(client, parse_acl(options.acl), listener.monitor)
         sasl = dict(options.sasl) if options.sasl else None
         self._connection = Connection(client, self, sasl, connect_timeout=connect_timeout)
+        # For the connection, on its thread: lets the listener add requests to the write that follows.
+        self.before_write = partial(self.notify, listener.on_wake)
         client._connection = self._connection
         self.lease = self._connection.lease
         # Makes the connection's thread call `listener.on_wake` and send what is queued; any thread.
@@ -249,10 +251,6 @@ class Wire(Requests):
                     os.close(sock.detach())
 
     # For kazoo and the connection, on the connection's thread.
-
-    def before_write(self) -> None:
-        """Let the listener add requests to the write that follows."""
-        self.notify(self.listener.on_wake)
 
     def on_event(self, event: int, path: str) -> None:
         """Call the watches that this event ends."""

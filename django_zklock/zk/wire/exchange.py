@@ -26,30 +26,17 @@ from kazoo.exceptions import (
     UnimplementedError,
 )
 from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, STOP_CONNECTING, WATCH_XID, ConnectionHandler
-from kazoo.protocol.serialization import (
-    Close,
-    Create,
-    Create2,
-    Delete,
-    Ping,
-    SetData,
-    Sync,
-    Transaction,
-    Watch,
-)
+from kazoo.protocol.serialization import Close, Ping, Transaction, Watch
 from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.waiting import boottime, monotonic
 from django_zklock.zk.wire.lease import Lease, Sent
 from django_zklock.zk.wire.options import explain_answer
+from django_zklock.zk.wire.records import SEEN_BY_LEADER, WRITES
 
 # Errors about the connection in the answer of a server. The next connection shows whether the session lives.
 _CONNECTION_CODES = frozenset({ConnectionLoss.code, SessionExpiredError.code, SessionMovedError.code})
 
-# Requests that are committed by a majority; CreateContainer is a Create2.
-_WRITES = (Create, Create2, Delete, SetData, Transaction)
-# Requests that a follower forwards to the leader.
-_SEEN_BY_LEADER = (*_WRITES, Sync)
 # The maximum of bytes in one read.
 MAX_READ = 65536
 # The length of what follows it, the number of the request, and its type.
@@ -328,7 +315,7 @@ class Exchange(BufferedConnection):
             packet += payload
             # Pending before written: if the write fails, kazoo fails them all together.
             pending.append((request, answer, self._xid))
-            self.sent.append(forwarded if isinstance(request, _SEEN_BY_LEADER) else sent)
+            self.sent.append(forwarded if isinstance(request, SEEN_BY_LEADER) else sent)
         if packet:
             self._write(packet, timeout)
             self._written = monotonic()
@@ -364,7 +351,7 @@ class Exchange(BufferedConnection):
         # Before the reply is called, so that its callback sees the renewed lease.
         if self.sent:
             # A refused request may not have reached the leader.
-            written = not error and isinstance(request, _WRITES)
+            written = not error and isinstance(request, WRITES)
             self.lease.answered(self.sent.popleft(), self.received, proof=not error, written=written)
         if isinstance(request, Close):
             self.session_closed = True
@@ -380,7 +367,7 @@ class Exchange(BufferedConnection):
             value = request.deserialize(message, _ANSWER_HEADER.size)
         except Exception as exception:
             self.logger.exception("Exception raised during deserialization of request: %s", request)
-            if isinstance(request, _WRITES):
+            if isinstance(request, WRITES):
                 # It may have been executed; on the next connection its caller finds out.
                 raise ConnectionDropped("the answer to a write cannot be decoded") from exception
             answer.set_exception(exception)

@@ -95,7 +95,11 @@ class Lease:
 
     def forwarded(self, now: float) -> Sent:
         """Return the record of a request, sent now, that the leader must see."""
-        return Sent(now, self._newest_before(now - self._margin), self._first)
+        answers, moment = self._answered, now - self._margin
+        while len(answers) > 1 and answers[1][0] <= moment:
+            answers.popleft()
+        before = answers[0][1] if answers and answers[0][0] <= moment else NEVER
+        return Sent(now, before, self._first)
 
     def answered(self, sent: Sent, now: float, *, proof: bool, written: bool = False) -> None:
         """Record an answer.
@@ -112,12 +116,6 @@ class Lease:
             if self._handshake is not None:
                 self._renew(self._handshake)
                 self._handshake = None
-
-    def _newest_before(self, moment: float) -> float:
-        answers = self._answered
-        while len(answers) > 1 and answers[1][0] <= moment:
-            answers.popleft()
-        return answers[0][1] if answers and answers[0][0] <= moment else NEVER
 
     def _renew(self, since: float) -> None:
         if self.timeout is not None and since > NEVER:

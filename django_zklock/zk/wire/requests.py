@@ -25,8 +25,8 @@ from kazoo.protocol.serialization import (
 from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.background import DeferredLogger
-from django_zklock.zk.wire.multi_read import MultiRead, Read
 from django_zklock.zk.wire.options import AclEntry, ConnectionOptions, Subject, parse_acl
+from django_zklock.zk.wire.records import CreateContainer, MultiRead, Read
 from django_zklock.zk.wire.watches import Watch, Watcher, WatchRegistry, remove_request
 
 logger = DeferredLogger("django_zklock.wire")
@@ -119,12 +119,6 @@ class Write(NamedTuple):
     path: str
     data: bytes
     version: int | None
-
-
-class CreateContainer(Create2):
-    """The request for a container node (opcode 19, ZOOKEEPER-2163); kazoo has no method for it."""
-
-    type = 19
 
 
 def creation_size(options: ConnectionOptions, stems: Sequence[str]) -> int:

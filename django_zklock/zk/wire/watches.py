@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
 
 from kazoo.protocol.connection import CHANGED_EVENT, CHILD_EVENT, DELETED_EVENT
-from kazoo.protocol.serialization import GetChildren, GetData, int_struct, long_struct, write_string
+from kazoo.protocol.serialization import GetChildren, GetData
+
+from django_zklock.zk.wire.records import RemoveWatches, SetWatches
 
 Watcher = Callable[[bool], None]
 """Called once, on the connection's thread: with true if the watched node was deleted, else if what was read changed."""
@@ -25,56 +25,8 @@ _ENDED_BY = {
     DELETED_EVENT: (GetData.type, GetChildren.type),
 }
 
-
-class _Request:
-    """A request whose answer has no content."""
-
-    @classmethod
-    def deserialize(cls, _data: bytes, _offset: int) -> bool:
-        """Return true: the answer was no error."""
-        return True
-
-
-@dataclass(frozen=True)
-class RemoveWatches(_Request):
-    """The request to remove the watches of this session on a node (opcode 18, ZOOKEEPER-442); kazoo has none."""
-
-    type: ClassVar[int] = 18
-
-    path: str
-    watcher_type: int
-
-    def serialize(self) -> bytes:
-        """Encode the record."""
-        return bytes(write_string(self.path) + int_struct.pack(self.watcher_type))
-
-
 # ZooKeeper's own client puts as many bytes of paths into one request; a server takes no request above jute.maxbuffer.
 MAX_PATHS = 128 * 1024
-
-
-@dataclass(frozen=True)
-class SetWatches(_Request):
-    """The request to set the watches of the last connection again (opcode 101); kazoo has none.
-
-    For each watched node that changed after the transaction ``seen`` the server sends the event at once, before the
-    answer.
-    """
-
-    type: ClassVar[int] = 101
-
-    seen: int
-    data: tuple[str, ...]
-    children: tuple[str, ...]
-
-    def serialize(self) -> bytes:
-        """Encode the record; its second list is for the watches of ``exists``, which this package never sets."""
-        packet = bytearray(long_struct.pack(self.seen))
-        for paths in (self.data, (), self.children):
-            packet += int_struct.pack(len(paths))
-            for path in paths:
-                packet += write_string(path)
-        return bytes(packet)
 
 
 class Watch:

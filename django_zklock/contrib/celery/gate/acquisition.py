@@ -17,7 +17,7 @@ from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.queue import LEASES, Kind, Node, Queue
-from django_zklock.zk.waiting import Deadline, monotonic
+from django_zklock.zk.waiting import monotonic
 
 if TYPE_CHECKING:
     from django_zklock.zk.rules import Rule
@@ -43,9 +43,9 @@ class GateAcquisition(Acquisition):
         with self.contender.session.monitor:
             return self.granted or super().poll()
 
-    def _new_response_deadline(self) -> Deadline:
+    def _new_response_deadline(self) -> float:
         # The request decides how long a slot waits for ZooKeeper's first answer.
-        return self._deadline if self.timeout else Deadline(None)
+        return self._deadline if self.timeout else math.inf
 
     def _new_contender(self) -> Contender:
         contender = super()._new_contender()

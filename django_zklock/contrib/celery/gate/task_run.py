@@ -195,7 +195,7 @@ class TaskRun:
         held = Held(lock, attempt.contender, waited=waited)
         held.since = self._since
         # The lock may have been lost meanwhile.
-        attempt.keep(held)
+        attempt.attach(held)
         return held
 
     def _on_change(self) -> None:

@@ -36,8 +36,7 @@ from django_zklock.zk.wire import (
 )
 from django_zklock.zk.wire.handler import make_handler
 from django_zklock.zk.wire.lease import NEVER, Sent
-from django_zklock.zk.wire.multi_read import MultiRead
-from django_zklock.zk.wire.watches import RemoveWatches
+from django_zklock.zk.wire.records import MultiRead, RemoveWatches
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import GRACE

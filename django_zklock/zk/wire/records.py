@@ -1,13 +1,26 @@
-"""Many reads in one request and one answer (opcode 22, ZOOKEEPER-3402); kazoo has no such request."""
+"""The records of the protocol that kazoo has not, and what an answer to a request proves."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from kazoo.exceptions import EXCEPTIONS, KazooException, NoNodeError
-from kazoo.protocol.serialization import GetChildren, GetData
+from kazoo.protocol.serialization import (
+    Create,
+    Create2,
+    Delete,
+    GetChildren,
+    GetData,
+    SetData,
+    Sync,
+    Transaction,
+    int_struct,
+    long_struct,
+    write_string,
+)
 from kazoo.protocol.states import ZnodeStat
 
 _HEADER = struct.Struct("!i?i")
@@ -20,6 +33,68 @@ _END = _HEADER.pack(-1, True, -1)
 _ERROR = -1
 
 
+class CreateContainer(Create2):
+    """The request for a container node (opcode 19, ZOOKEEPER-2163)."""
+
+    type = 19
+
+
+# Requests that are committed by a majority, and those that a follower forwards to the leader. The lease counts on them:
+# one that is missing here costs proofs, and one that is wrong here costs safety.
+WRITES = (Create, Create2, CreateContainer, Delete, SetData, Transaction)
+SEEN_BY_LEADER = (*WRITES, Sync)
+
+
+class _Request:
+    """A request whose answer has no content."""
+
+    @classmethod
+    def deserialize(cls, _data: bytes, _offset: int) -> bool:
+        """Return true: the answer was no error."""
+        return True
+
+
+@dataclass(frozen=True)
+class RemoveWatches(_Request):
+    """The request to remove the watches of this session on a node (opcode 18, ZOOKEEPER-442)."""
+
+    type: ClassVar[int] = 18
+
+    path: str
+    watcher_type: int
+
+    def serialize(self) -> bytes:
+        """Encode the record."""
+        return bytes(write_string(self.path) + int_struct.pack(self.watcher_type))
+
+
+@dataclass(frozen=True)
+class SetWatches(_Request):
+    """The request to set the watches of the last connection again (opcode 101).
+
+    For each watched node that changed after the transaction ``seen`` the server sends the event at once, before the
+    answer.
+    """
+
+    type: ClassVar[int] = 101
+
+    seen: int
+    data: tuple[str, ...]
+    children: tuple[str, ...]
+
+    def serialize(self) -> bytes:
+        """Encode the record; its second list is for the watches of ``exists``, which this package never sets."""
+        packet = bytearray(long_struct.pack(self.seen))
+        for paths in (self.data, (), self.children):
+            packet += int_struct.pack(len(paths))
+            for path in paths:
+                packet += write_string(path)
+        return bytes(packet)
+
+
+# Many reads in one request.
+
+
 class Read(NamedTuple):
     """One of many reads: the data and stat of a node, or the names of its children."""
 
@@ -28,7 +103,7 @@ class Read(NamedTuple):
 
 
 class MultiRead:
-    """The request. Its answer has an outcome for each read; see :meth:`deserialize`."""
+    """The request for many reads (opcode 22, ZOOKEEPER-3402). Its answer has an outcome for each read."""
 
     type: ClassVar[int] = 22
 
