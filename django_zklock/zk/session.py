@@ -26,7 +26,7 @@ from django_zklock.zk.waiting import boottime, monotonic
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST, ConnectionOptions
 
 if TYPE_CHECKING:
-    from django_zklock.zk.wire import KazooException
+    from django_zklock.zk.wire import KazooException, Reply
 
 logger = DeferredLogger("django_zklock.session")
 
@@ -53,8 +53,6 @@ MIN_SHARED_READS = 16
 # of it is random, so that the clients of an overloaded server do not all come back at once.
 FIRST_PAUSE = 0.05
 LAST_PAUSE = 0.5
-
-Reply = Callable[[Any, "KazooException | None"], None]
 
 
 class SessionListener:
