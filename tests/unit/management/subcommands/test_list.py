@@ -82,7 +82,7 @@ def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
     assert first["session"].startswith("0x")
     assert first["identity"]["pid"] == os.getpid()
     work = {"kind": "task", "name": "billing.bill", "id": "77", "worker": "", "child": None, "time_limit": None}
-    assert first["identity"]["work"] == work | {"forgotten": False, "command": ""}
+    assert first["identity"]["work"] == work | {"forgotten": False, "command": "", "arguments": ""}
     assert (second["position"], second["state"]) == (1, "waiting")
     assert second["identity"] is None
     assert path.endswith("/" + second["node"])
@@ -134,6 +134,17 @@ def test_show__contenders_that_look_alike(outsider: KazooClient, zklock: str) ->
         "function pay (pid 71 on web1), thread Thread-7",
         "function refund (pid 71 on web1)",
     ]
+
+
+def test_show__arguments(hold: Hold, outsider: KazooClient) -> None:
+    """Below the queue are the arguments of the task that holds the lock, as far as they are in the key."""
+    bill = Work(kind="task", name="billing.bill", id="77", arguments="invoice_id=42, shop=\x1bmain")
+    held = hold("invoice:42:main", bill)
+    waiter = Identity(host="web1", pid=71, work=bill).encode()
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", waiter, ephemeral=True, sequence=True)
+    *_rows, last = run("show", "invoice:42:main").splitlines()
+    assert last == "Position 0: called with invoice_id=42, shop=\ufffdmain"
+    assert last not in run("list")
 
 
 def test_show__worker_cannot_end_the_task(hold: Hold) -> None:
