@@ -254,13 +254,18 @@ def test_show__hostile_data(hold: Hold, output: str) -> None:
 
 @pytest.mark.parametrize("action", [["list"], ["show", "key"]])
 def test_unreachable__one_line(settings: Settings, action: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """An unreachable ZooKeeper is an error of one line, within the connect timeout, with exit code 2."""
+    """An unreachable ZooKeeper is an error of one line, within the connect timeout, with exit code 2.
+
+    It names the server for development, because the address is of this machine, and ends with the command to go on.
+    """
     settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.5}}
     began = time.monotonic()
     error = failure(*action)
     assert time.monotonic() - began < 4 + GRACE
     assert error.returncode == 2
     assert "ZooKeeper at 127.0.0.1:" in str(error)
+    assert "`manage.py zklock devserver` starts one" in str(error)
+    assert str(error).endswith("`manage.py zklock doctor` examines it")
 
 
 @pytest.mark.parametrize(
