@@ -44,9 +44,10 @@ class Contender:
     first: bool = True
 
 
-def task(name: str, number: int, child: int = 0) -> Work:
+def task(name: str, number: int, child: int = 0, arguments: str = "") -> Work:
     """Return a task; ``child`` runs it, if it runs."""
-    return Work(kind="task", name=name, id=str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{number}")), child=child)
+    task_id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{number}"))
+    return Work(kind="task", name=name, id=task_id, child=child, arguments=arguments)
 
 
 # The lock with a history.
@@ -55,7 +56,12 @@ ASKED = "export:customers"
 SCENE = [
     Contender(key="nightly-report", ago=3.2 * HOUR, host="batch2", pid=944, work=Work(kind="command", name="report")),
     Contender(
-        key="invoice:42", ago=41 * MINUTE, host="worker3", pid=71, work=task("billing.tasks.bill", 42, 94), first=False
+        key="invoice:42",
+        ago=41 * MINUTE,
+        host="worker3",
+        pid=71,
+        work=task("billing.tasks.bill", 42, 94, "invoice_id=42"),
+        first=False,
     ),
     Contender(key="invoice:42", ago=26 * MINUTE, host="worker1", pid=68, work=task("billing.tasks.bill", 43)),
     Contender(key="invoice:42", ago=9 * MINUTE, host="worker2", pid=70, work=task("billing.tasks.remind", 1)),
