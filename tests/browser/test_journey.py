@@ -102,10 +102,13 @@ def shell(workshop: Workshop, tmp_path: Path) -> Shell:
     With ``until`` it runs the line again and again, until that is true of what it prints.
     """
 
+    # What the doctor looks into.
+    environment = workshop._environment | {"TESTPROJECT_DATABASE": str(tmp_path / "site.sqlite3")}
+
     def run(line: str, until: Callable[[str], object] = lambda _printed: True) -> str:
         def once() -> str | None:
-            (folder := tmp_path / str(len([*tmp_path.iterdir()]))).mkdir()
-            printed = run_in_shell(line, workshop._environment, folder, where=PROJECT).stdout
+            (folder := tmp_path / uuid.uuid4().hex).mkdir()
+            printed = run_in_shell(line, environment, folder, where=PROJECT).stdout
             return printed if until(printed) else None
 
         return str(wait_until(once, SOON, line))
