@@ -32,7 +32,7 @@ class MadeKey(str):
     __slots__ = ("fields",)
     fields: tuple[str, ...]
 
-    def __new__(cls, text: str, fields: Iterable[str]) -> Self:
+    def __new__(cls, text: str, fields: Iterable[str] = ()) -> Self:
         key = super().__new__(cls, text)
         key.fields = tuple(fields)
         return key
