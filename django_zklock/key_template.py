@@ -8,8 +8,8 @@ import re
 import string
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 from django_zklock.key_value import key_text, reject_none, stable, stable_form
 from django_zklock.zk import paths
@@ -24,6 +24,24 @@ _CONTEXT_ARGUMENTS = {"self", "cls", "request"}
 _PERCENT = re.compile(r"%(\(\w+\))?[sdr]")
 # Django's method_decorator decorates a method at each call; a warning is given once.
 _warned: dict[Any, Any] = {}
+
+
+class MadeKey(str):
+    """A key that was made by a template. ``fields`` are the template's, as in ``("invoice_id=42",)``, for people."""
+
+    __slots__ = ("fields",)
+    fields: tuple[str, ...]
+
+    def __new__(cls, text: str, fields: Iterable[str] = ()) -> Self:
+        key = super().__new__(cls, text)
+        key.fields = tuple(fields)
+        return key
+
+
+def fields_of(key: str | Sequence[str]) -> list[str]:
+    """Return the fields of the templates that ``key``, or several keys, were made by, each once; none if not known."""
+    keys = [key] if isinstance(key, str) else key
+    return list(dict.fromkeys(field for each in keys if isinstance(each, MadeKey) for field in each.fields))
 
 
 def compile_key(key: str | Sequence[str] | Callable[..., Any], function: Callable[..., Any]) -> KeyMaker:
@@ -41,7 +59,7 @@ def compile_key(key: str | Sequence[str] | Callable[..., Any], function: Callabl
         return _callable(key, function)
     if isinstance(key, (list, tuple)) and key and all(isinstance(each, str) for each in key):
         makers = [_template(each, function) for each in key]
-        return lambda args, kwargs: tuple(str(make(args, kwargs)) for make in makers)
+        return lambda args, kwargs: tuple(make(args, kwargs) for make in makers)
     raise TypeError(f'the key must be a template like "invoice:{{invoice_id}}" or a callable, got {key!r}')
 
 
@@ -125,18 +143,20 @@ def _compile(template: str) -> Callable[[Mapping[str, Any]], str]:
     parts = [(*part, part[1] is not None and part[1].isidentifier()) for part in parsed]
 
     def write(arguments: Mapping[str, Any]) -> str:
-        texts = []
+        texts, fields = [], []
         for literal, name, specification, conversion, is_argument in parts:
             texts.append(literal)
             if name is not None:
                 value = arguments[name] if is_argument else _formatter.get_field(name, (), arguments)[0]
-                texts.append(_formatter.format_field(_formatter.convert_field(value, conversion), specification or ""))
-        return "".join(texts)
+                text = _formatter.format_field(_formatter.convert_field(value, conversion), specification or "")
+                texts.append(text)
+                fields.append(f"{name}={text}")
+        return MadeKey("".join(texts), fields)
 
     return write
 
 
-def _template(template: str, function: Callable[..., Any]) -> KeyMaker:
+def _template(template: str, function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
     if not template:
         raise ValueError("a lock key must not be empty")
     try:

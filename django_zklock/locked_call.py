@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import inspect
 import logging
@@ -28,7 +29,7 @@ from django_zklock.conflict import (
 )
 from django_zklock.connections import connections
 from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
-from django_zklock.key_template import KeyMaker, signature_of
+from django_zklock.key_template import KeyMaker, fields_of, signature_of
 from django_zklock.work import current_work, work_at
 from django_zklock.zk import owners
 from django_zklock.zk.held import Held
@@ -236,6 +237,8 @@ class LockedCall:
 
         With ``may_expire`` the call may be given up while it waits, so no other call is skipped for it.
         """
+        if fields := fields_of(key):
+            work = functools.partial(_with_arguments, work, ", ".join(fields))
         return Lock(
             key,
             connections[self.using],
@@ -325,6 +328,15 @@ class LockedCall:
         if reason == "unavailable":
             why = "ZooKeeper cannot be reached"
         return f"Skipped: lock {lock.key!r}: {why}."
+
+
+def _with_arguments(work: Callable[[], Work | None], arguments: str) -> Work | None:
+    """Return the work; a task with the arguments that are in its key, which many tasks of one name have in common.
+
+    The arguments of other work are not written: a process whose work is the same each time encodes it once.
+    """
+    found = work()
+    return dataclasses.replace(found, arguments=arguments) if found is not None and found.kind == "task" else found
 
 
 def _reason(refusal: ZkLockError) -> str:

@@ -68,7 +68,7 @@ class Row:
     entry: QueueEntry
     work: SafeString
     where: str
-    # Empty unless it tells contenders of a process apart.
+    # Empty unless it tells contenders of a process apart that look alike.
     thread: str
     # Empty if django-celery-results has no result of the task.
     result_url: str
@@ -155,7 +155,7 @@ def rows(snapshot: LockSnapshot, alias: str) -> list[Row]:
             entry=entry,
             work=work_html(entry),
             where=process_text(entry),
-            thread=_thread(entry),
+            thread=snapshot.thread_of(entry),
             result_url=urls.get(_task_id(entry), ""),
             state=STATES[entry.state],
             kind=KINDS[entry.kind],
@@ -231,9 +231,3 @@ def _bar(name: str, since: float, until: float, begin: float, end: float) -> Bar
     length = max(1.0, (until - since) / scale * 100 if scale > 0 else 100.0)
     start = min((since - begin) / scale * 100 if scale > 0 else 0.0, 100.0 - length)
     return Bar(name=name, start=f"{start:.1f}%", length=f"{length:.1f}%")
-
-
-def _thread(entry: QueueEntry) -> str:
-    # The threads of this package, as that of the gate, say nothing about the work.
-    name = entry.identity.thread if entry.identity else ""
-    return "" if name.startswith("zklock-") else formatting.escape_controls(name)

@@ -82,7 +82,9 @@ def work_html(entry: QueueEntry) -> SafeString:
     work = entry.identity.work if entry.identity else None
     if work is None or not work.id:
         return clip(work_text(entry))
-    return format_html("{} [{}]", clip(f"{work.kind} {work.name}"), clip(work.id, "zklock-id"))
+    return format_html(
+        '{} <span class="zklock-work-id">[{}]</span>', clip(f"{work.kind} {work.name}"), clip(work.id, "zklock-id")
+    )
 
 
 def badges_html(lock: LockSnapshot) -> SafeString:

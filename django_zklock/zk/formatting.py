@@ -50,11 +50,11 @@ def advise(facts: str, hosts: str) -> str:
         return f"a server runs, but takes no session, as without a quorum, or where it expects TLS; {doctor}"
     if "no connection" not in facts:
         return doctor
-    advice = f"is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right? {doctor}"
+    advice = "is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right?"
     # A server that refuses TLS or credentials is one that listens.
     if "Connection refused" in facts and are_local(hosts):
-        advice += "; `manage.py zklock devserver` starts one for development"
-    return advice
+        advice += " `manage.py zklock devserver` starts one for development;"
+    return f"{advice} {doctor}"
 
 
 def are_local(hosts: str) -> bool:

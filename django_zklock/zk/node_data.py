@@ -46,7 +46,8 @@ class Work:
     Of a task: ``worker`` is the node name of its Celery worker, ``child`` the pid of the pool's child process that runs
     it (0 while that is not known, ``None`` where the process of the identity runs it itself, in no child), and
     ``time_limit`` its hard time limit in seconds, if it has one. A ``forgotten`` task runs, and its worker cannot end
-    it any more: with the first ``terminate`` Celery forgets a task, whether its child ends or not.
+    it any more: with the first ``terminate`` Celery forgets a task, whether its child ends or not. ``arguments`` are
+    those in the key of its lock, as in ``invoice_id=42``.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class Work:
     time_limit: float | None = None
     forgotten: bool = False
     command: str = ""
+    arguments: str = ""
 
     def __str__(self) -> str:
         command = f" in command {self.command}" if self.command else ""
@@ -157,7 +159,7 @@ def _work(value: object) -> Work | None:
         return None
     child = _number(value.get("child"))
     return Work(
-        **{name: _text(value.get(name)) for name in ("kind", "name", "id", "worker", "command")},
+        **{name: _text(value.get(name)) for name in ("kind", "name", "id", "worker", "command", "arguments")},
         child=child if isinstance(child, int) else None,
         time_limit=_number(value.get("time_limit")),
         forgotten=value.get("forgotten") is True,

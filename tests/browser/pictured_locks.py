@@ -15,6 +15,8 @@ from kazoo.client import KazooClient
 from django_zklock.testing import ZooKeeperServer, service
 from django_zklock.zk import node_data, paths, queue
 from django_zklock.zk.node_data import Identity, Work
+from django_zklock.zk.ops import trail
+from django_zklock.zk.ops.trail import Action
 from django_zklock.zk.queue import Kind
 
 MINUTE = 60.0
@@ -42,15 +44,24 @@ class Contender:
     first: bool = True
 
 
-def task(name: str, number: int, child: int = 0) -> Work:
+def task(name: str, number: int, child: int = 0, arguments: str = "") -> Work:
     """Return a task; ``child`` runs it, if it runs."""
-    return Work(kind="task", name=name, id=str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{number}")), child=child)
+    task_id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{number}"))
+    return Work(kind="task", name=name, id=task_id, child=child, arguments=arguments)
 
+
+# The lock with a history.
+ASKED = "export:customers"
 
 SCENE = [
     Contender(key="nightly-report", ago=3.2 * HOUR, host="batch2", pid=944, work=Work(kind="command", name="report")),
     Contender(
-        key="invoice:42", ago=41 * MINUTE, host="worker3", pid=71, work=task("billing.tasks.bill", 42, 94), first=False
+        key="invoice:42",
+        ago=41 * MINUTE,
+        host="worker3",
+        pid=71,
+        work=task("billing.tasks.bill", 42, 94, "invoice_id=42"),
+        first=False,
     ),
     Contender(key="invoice:42", ago=26 * MINUTE, host="worker1", pid=68, work=task("billing.tasks.bill", 43)),
     Contender(key="invoice:42", ago=9 * MINUTE, host="worker2", pid=70, work=task("billing.tasks.remind", 1)),
@@ -66,7 +77,7 @@ SCENE = [
     Contender(key="gpu", ago=12 * MINUTE, host="gpu2", pid=52, kind=Kind.LEASE, limit=2, work=task("ml.train", 2, 62)),
     Contender(key="gpu", ago=35, host="gpu1", pid=53, kind=Kind.LEASE, limit=2, work=task("ml.train", 3)),
     Contender(
-        key="export:customers",
+        key=ASKED,
         ago=22 * MINUTE,
         host="worker2",
         pid=70,
@@ -90,8 +101,51 @@ def played(server: ZooKeeperServer) -> Iterator[None]:
             client = clients[process]
             if not contender.first:
                 client.delete(join(client, contender))
-            join(client, contender)
+            path = join(client, contender)
+            if contender.revoked:
+                asked = path, client.exists(path).czxid
+        data = b""
+        for action in _history(*asked):
+            data = trail.added(data, action)
+        client.create(f"{ROOT}/{paths.TRAIL}", data)
         yield
+
+
+def _history(path: str, token: int) -> Iterator[Action]:
+    """Yield what was done to the lock, the last of it to its present holder."""
+    facts = {"key": ASKED, "lock": paths.escape(ASKED)}
+    task = "task crm.tasks.export [0f8fad5b-d9cb-469f-a165-70867728950e] (pid 85 on worker2, worker celery@worker2)"
+    yield Action(
+        at=NOW - 7 * HOUR,
+        what=trail.BROKEN,
+        node="_c_1-lock-0000000000",
+        token=token - 2,
+        holder=task,
+        by="ada@batch2",
+        why="The file server does not answer, and the month has to be closed before six",
+        **facts,
+    )
+    yield Action(
+        at=NOW - HOUR,
+        what=trail.REQUESTED,
+        node="_c_2-lock-0000000001",
+        token=token - 1,
+        holder="function crm.views.export in command runserver (pid 944 on web1)",
+        by="pid 17 on deploy1",
+        why="deploy",
+        **facts,
+    )
+    node = path.rpartition("/")[2]
+    yield Action(
+        at=NOW - MINUTE,
+        what=trail.REQUESTED,
+        node=node,
+        token=token,
+        holder=task,
+        by="root",
+        why="blocks the release at four",
+        **facts,
+    )
 
 
 def join(client: KazooClient, contender: Contender) -> str:

@@ -21,7 +21,7 @@ from tests.browser.conftest import OpenSite, Visit
 from tests.browser.pictured_locks import Contender
 from tests.browser.site_process import Site
 from tests.browser.test_hostile import ENDLESS, KEYS
-from tests.browser.visitor import LIST, SIZES, Visitor, page_of
+from tests.browser.visitor import LIST, SIZES, Visitor, page_of, rows_on_a_screen
 from tests.support.servers.ensemble import Ensemble
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -157,6 +157,8 @@ def test_list(visit: Visit, shop: Site, shop_server: ZooKeeperServer, photograph
             expect(row.locator(".zklock-col-waiters")).to_have_text(f"{3 + size} waiting")
     chart = page.get_by_role("img", name="invoice: 3 waiting, 1 holding, at most 9 waiting since")
     expect(chart).to_be_visible()
+    # With the chart above them.
+    assert rows_on_a_screen(page) >= 8
     photograph(visitor, "list")
 
 
@@ -178,6 +180,15 @@ def test_break(visit: Visit, shop: Site, photograph: Photograph) -> None:
     visitor.page.get_by_label("Reason").fill("The bank does not answer")
     visitor.page.get_by_label("Reason").blur()
     photograph(visitor, "break")
+
+
+def test_history(visit: Visit, shop: Site, photograph: Photograph) -> None:
+    """Nor has the history of a lock, with what has become of each holder."""
+    visitor = visit(at=shop)
+    visitor.page.goto(page_of(pictured_locks.ASKED).replace("/change/", "/history/"))
+    outcomes = visitor.page.locator(".zklock-table [data-label='Since then']")
+    expect(outcomes).to_have_text(["still held", "released", "broken"])
+    photograph(visitor, "history", document=False)
 
 
 def test_ensembles(visit: Visit, three_servers: Site, photograph: Photograph) -> None:

@@ -16,6 +16,8 @@ WIDE: ViewportSize = {"width": 1280, "height": 640}
 MEDIUM: ViewportSize = {"width": 768, "height": 1024}
 NARROW: ViewportSize = {"width": 390, "height": 844}
 SIZES = {"wide": WIDE, "medium": MEDIUM, "narrow": NARROW}
+# Of a laptop.
+SCREEN: ViewportSize = {"width": 1280, "height": 800}
 HERE = Path(__file__).parent
 AUDIT = (HERE / "audit.js").read_text(encoding="utf-8")
 TOUR = (HERE / "tour.js").read_text(encoding="utf-8")
@@ -32,6 +34,13 @@ TIMEOUT = 10_000
 def page_of(key: str) -> str:
     """Return the address of the page of a lock."""
     return f"{LIST}{quote(f'default/{paths.escape(key)}')}/change/"
+
+
+def rows_on_a_screen(page: Page) -> float:
+    """Return how many rows of the list, each as high as the highest one, can be seen without scrolling."""
+    page.set_viewport_size(SCREEN)
+    boxes = [box for row in page.locator("#zklock-list tbody tr").all() if (box := row.bounding_box()) is not None]
+    return float(SCREEN["height"] - boxes[0]["y"]) / max(box["height"] for box in boxes)
 
 
 class Visitor:

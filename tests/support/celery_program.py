@@ -1,4 +1,4 @@
-"""The real ``celery`` program, as it is typed in a shell, with the entry points of this package as if installed."""
+"""The real ``celery`` and ``python``, as typed in a shell, with the entry points of this package as if installed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,13 @@ def install_entry_points(folder: Path) -> Path:
     return folder
 
 
-def run_in_shell(line: str, environment: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a line that begins with ``celery`` in a shell."""
+def run_in_shell(
+    line: str, environment: Mapping[str, str], folder: Path, *, where: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a line in a shell that knows the programs ``celery`` and ``python`` of this environment.
+
+    The metadata of this package is written into ``folder``; the shell begins in the folder ``where``.
+    """
     # The program of this environment.
     program = shutil.which("celery", path=str(Path(sys.executable).parent))
     assert program is not None
@@ -38,6 +43,7 @@ def run_in_shell(line: str, environment: Mapping[str, str], folder: Path) -> sub
     return subprocess.run(
         line,
         shell=True,
+        cwd=where,
         env={**os.environ, **environment, "PATH": os.pathsep.join(paths), "PYTHONPATH": os.pathsep.join(places)},
         capture_output=True,
         text=True,

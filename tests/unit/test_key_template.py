@@ -16,7 +16,7 @@ import pytest
 from billing.models import Account
 from django.contrib.auth.models import User
 
-from django_zklock.key_template import compile_key, metric_name
+from django_zklock.key_template import compile_key, fields_of, metric_name
 
 
 class Proxy(Account):
@@ -403,6 +403,24 @@ def test_callable__raises() -> None:
 def test_several__templates(several: Callable[..., Any]) -> None:
     """A list of templates makes one key for each, in order."""
     assert key_of(several(["shop:{shop}", "invoice:{invoice_id}"]), bill, 7) == ("shop:main", "invoice:7")
+
+
+@pytest.mark.parametrize(
+    ("key", "fields"),
+    [
+        ("invoice:{invoice_id}", ["invoice_id=7"]),
+        ("{shop}:{invoice_id:03d}:{shop!r}", ["shop=main", "invoice_id=007", "shop='main'"]),
+        ("{invoice_id.real}:{shop[0]}", ["invoice_id.real=7", "shop[0]=m"]),
+        (["shop:{shop}", "{shop}/{invoice_id}"], ["shop=main", "invoice_id=7"]),
+        ("nightly", []),
+        ("{invoice_id:{shop[3]}>3}", []),
+        (lambda invoice_id: invoice_id, []),
+    ],
+)
+def test_fields_of(key: Any, fields: list[str]) -> None:
+    """The fields of a template are known with their texts in the key; those of other keys are not."""
+    assert fields_of(key_of(key, bill, 7)) == fields
+    assert fields_of("invoice:7") == []
 
 
 def test_several__one_is_wrong() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import logging
 import pickle
 import sys
@@ -610,6 +611,20 @@ def test_holder__command(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch, ar
     Command().handle()
     assert found[0] is not None
     assert found[0].work == Work(kind="command", name="test_locked_call", command=outer)
+
+
+def test_holder__arguments_of_a_task(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task is shown with those of its arguments that are in the key, and with no others; a function is its name."""
+
+    @zk_locked("invoice:{invoice_id}")
+    def bill(invoice_id: int, card: str) -> Any:
+        (holder,) = zk_lock("invoice:42").holders()
+        return holder.work if holder is not None else None
+
+    assert bill(42, "secret").arguments == ""
+    task = Work(kind="task", name="bill", id="4711")
+    monkeypatch.setattr("django_zklock.work.resolvers", [lambda: task])
+    assert bill(42, "secret") == dataclasses.replace(task, arguments="invoice_id=42")
 
 
 @pytest.mark.parametrize("on_conflict", ["wait", "raise"])

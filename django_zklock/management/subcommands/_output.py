@@ -10,7 +10,6 @@ import sys
 import time
 import unicodedata
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -128,6 +127,9 @@ def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
             text += f"Position {entry.position}: release requested ({entry.revoked})\n"
         if entry.state == "granted":
             text += f"Position {entry.position}: granted, waits for a slot of its worker\n"
+        # Those of a waiter, which are in the same key, are mostly the same.
+        if entry.held and entry.arguments:
+            text += f"Position {entry.position}: called with {entry.arguments}\n"
     text += "".join(map(end_text, snapshot.holders))
     if snapshot.unknown_nodes:
         text += f"Nodes of unknown recipes: {escape_controls(abbreviate(snapshot.unknown_nodes))}\n"
@@ -137,9 +139,7 @@ def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
 def entry_table(snapshot: LockSnapshot, entries: Sequence[QueueEntry], terminal: Terminal) -> str:
     """Return one row for each of these entries of the queue of ``snapshot``."""
     now = time.time()
-    # Of several contenders of a process that look alike, the threads tell which is which.
-    alike = Counter(entry.owner_text for entry in snapshot.entries)
-    rows = [_entry_row(entry, snapshot, now, with_thread=alike[entry.owner_text] > 1) for entry in entries]
+    rows = [_entry_row(entry, snapshot, now) for entry in entries]
     # Nothing is cut: the holder must be readable and the node must be complete when copied.
     return table(ENTRY_COLUMNS, rows, width=None, styles=terminal.styles)
 
@@ -253,8 +253,8 @@ def _lock_row(snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
     )
 
 
-def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float, *, with_thread: bool) -> tuple[str, ...]:
-    thread = entry.identity.thread if with_thread and entry.identity else ""
+def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float) -> tuple[str, ...]:
+    thread = snapshot.thread_of(entry)
     return (
         str(entry.position),
         REVOKED if entry.held and entry.revoked is not None else entry.state,
@@ -262,7 +262,7 @@ def _entry_row(entry: QueueEntry, snapshot: LockSnapshot, now: float, *, with_th
         _held_for(entry, now),
         format_duration(now - entry.since),
         _ranges(snapshot.blockers_of(entry)),
-        escape_controls(f"{entry.owner_text}, thread {thread}") if thread else entry.owner_text,
+        f"{entry.owner_text}, thread {thread}" if thread else entry.owner_text,
         f"{datetime.fromtimestamp(entry.since, UTC):%Y-%m-%d %H:%M:%S}",
         str(entry.token),
         escape_controls(entry.node),

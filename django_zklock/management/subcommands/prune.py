@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(terminal: Terminal, *, using: str, dry_run: bool, **_options: Any) -> int:
     with _common.as_command_errors():
         pool = connections[using]
-        timeout = pool.options.connect_timeout
+        timeout = _common.answer_timeout(pool, terminal)
         names = actions.find_idle(pool, timeout=timeout)
         if not dry_run:
             batches = [names[start : start + BATCH_SIZE] for start in range(0, len(names), BATCH_SIZE)]

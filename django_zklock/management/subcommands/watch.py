@@ -59,8 +59,7 @@ def run(
         pool = connections[using]
         if key is not None:
             paths.check_key(key)
-    timeout = pool.options.connect_timeout
-    find = partial(search.find, pool, timeout=timeout)
+    find = partial(search.find, pool)
     view: LiveView | EventLog
     if terminal.is_a_tty and format is None:
         find = partial(find, lock_filter, ordering, limit=options["limit"])
@@ -76,7 +75,9 @@ def run(
         while not terminal.closed:
             next_read = monotonic() + interval
             try:
-                view.show(find() if key is None else [snapshots.one_lock(pool, key, timeout=timeout)])
+                timeout = _common.answer_timeout(pool, terminal)
+                locks = find(timeout=timeout) if key is None else [snapshots.one_lock(pool, key, timeout=timeout)]
+                view.show(locks)
             except ZkLockError as error:
                 view.show_error(_common.one_line(error))
             time.sleep(max(0.0, next_read - monotonic()))

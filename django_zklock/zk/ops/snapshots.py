@@ -8,6 +8,7 @@ that are shown. Nodes that are deleted in between are left out. Nodes of unknown
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -70,6 +71,12 @@ class QueueEntry:
             return f"unknown client, session 0x{self.session_id:x}"
         return escape_controls(str(self.identity))
 
+    @property
+    def arguments(self) -> str:
+        """The arguments of a task that are in the key of its lock, without control characters; nothing if unknown."""
+        work = self.identity.work if self.identity else None
+        return escape_controls(work.arguments) if work else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LockSnapshot:
@@ -131,6 +138,19 @@ class LockSnapshot:
         spans = self._spans[kinds]
         before = spans[: min(bisect_left(spans, (entry.position,)), MAX_SPANS)]
         return [(first, min(last, entry.position - 1)) for first, last in before]
+
+    def thread_of(self, entry: QueueEntry) -> str:
+        """Return the thread of ``entry`` if it tells it from contenders of its process that look alike, else nothing.
+
+        Without control characters. Only entries whose data was read are compared.
+        """
+        if entry.identity is None or self._alike[entry.owner_text] < 2:
+            return ""
+        return escape_controls(entry.identity.thread)
+
+    @cached_property
+    def _alike(self) -> Counter[str]:
+        return Counter(entry.owner_text for entry in self.entries)
 
     @cached_property
     def _queue(self) -> Queue:

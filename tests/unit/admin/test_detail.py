@@ -41,9 +41,7 @@ def test_lock__queue(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
     response = viewer.get(url_of("account:17"))
     assert response.status_code == 200
     text = text_of(response)
-    assert (
-        f"Held by task billing.settle [ 5b7e ] pid {os.getpid()} on {os.uname().nodename} , thread MainThread" in text
-    )
+    assert f"Held by task billing.settle [ 5b7e ] pid {os.getpid()} on {os.uname().nodename} Held for" in text
     session, _password = outsider.client_id
     node = held.node.rpartition("/")[2]
     assert re.search(rf" 0 held task .* \d s exclusive {held.token} 0x\w+ {node} 1 waiting unknown client", text)
@@ -118,14 +116,25 @@ def test_bars(name: str) -> None:
     assert [(bar.name, bar.start, bar.length) for bar in detail._bars(entry, 0.0, 100.0)] == expected
 
 
-@pytest.mark.parametrize(("name", "shown"), [("zklock-gate", ""), ("Thread-7", "Thread-7")])
-def test_thread(name: str, shown: str) -> None:
-    """The threads of this package say nothing about the work."""
-    identity = Identity(host="web1", pid=17, thread=name)
-    entry = QueueEntry(
-        node="n", path="p", kind="exclusive", position=0, held=True, token=1, session_id=1, since=1.0, identity=identity
-    )
-    assert detail._thread(entry) == shown
+def test_lock__contenders_that_look_alike(viewer: Client, outsider: KazooClient, zklock: str) -> None:
+    """The thread stands beside contenders of one process that look alike, and beside no others."""
+    for thread, name in (("MainThread", "pay"), ("Thread-7", "pay"), ("Thread-8", "refund")):
+        identity = Identity(host="web1", pid=17, thread=thread, work=Work(kind="function", name=name))
+        path = f"{zklock}/account:17/_c_{GUID}-lock-"
+        outsider.create(path, identity.encode(), ephemeral=True, sequence=True, makepath=True)
+    text = text_of(viewer.get(url_of("account:17")))
+    assert re.findall(r"function (\w+) pid 17 on web1( , thread [\w-]+)?", text) == [
+        ("pay", " , thread MainThread"),
+        ("pay", " , thread MainThread"),
+        ("pay", " , thread Thread-7"),
+        ("refund", ""),
+    ]
+
+
+def test_lock__arguments(viewer: Client, hold: Hold) -> None:
+    """The arguments of a task that are in its key stand below it, with nothing that a browser interprets."""
+    hold("account:17", Work(kind="task", name="billing.settle", id="5b7e", arguments="account_id=17, by=<b>\u202e"))
+    assert " Called with account_id=17, by=<b>\ufffd Held for " in text_of(viewer.get(url_of("account:17")))
 
 
 def test_lock__clock_of_the_server_is_ahead(viewer: Client, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from tests.support.tcp_proxy import Proxy
 
 
 def test_local__nothing_listens() -> None:
-    """Where nothing listens on this machine, the error names the server for development."""
+    """Where nothing listens on this machine, the error names the server for development, and ends with the doctor."""
     connection = ConnectionOptions(hosts=f"{LOOPBACK}:{free_port()}")
-    advice = r"Connection refused.*`manage\.py zklock devserver` starts one"
+    advice = r"Connection refused.*`manage\.py zklock devserver` starts one .*`manage\.py zklock doctor` examines it$"
     pool = Pool("absent", PoolOptions(connection=connection, connect_timeout=1.0))
     with closing(pool):
         with pytest.raises(ZooKeeperUnavailable, match=advice):

@@ -13,7 +13,7 @@ import pytest
 from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Identity, Work
 
-WORK = Work(kind="task", name="billing.deposit", id="0f8fad5b")
+WORK = Work(kind="task", name="billing.deposit", id="0f8fad5b", arguments="account_id=7")
 
 
 def test_identity__round_trip() -> None:
@@ -97,7 +97,9 @@ def test_identity__little_room(character: str) -> None:
         host=long,
         pid=2**22,
         thread=long,
-        work=Work(kind=long, name=long, id=long, worker=long, child=2**22, time_limit=1e14 / 3),
+        work=Work(
+            kind=long, name=long, id=long, worker=long, child=2**22, time_limit=1e14 / 3, command=long, arguments=long
+        ),
     )
     for room in (node_data.MIN_BYTES, 1000, 2000):
         data = who.encode(room)
@@ -149,7 +151,11 @@ def test_decode__not_ours(data: bytes) -> None:
         {"started": True, "joined": {}, "work": []},
         {"started": 10**300, "work": {"kind": 1, "name": None, "id": {}}},
         {"started": float("nan"), "joined": float("inf"), "extra": {"deep": [1]}},
-        {"thread": "\ud800", "host": "\udfff", "work": {"kind": "a\nb", "name": "\x1b[2J", "id": "\x9b"}},
+        {
+            "thread": "\ud800",
+            "host": "\udfff",
+            "work": {"kind": "a\nb", "name": "\x1b[2J", "id": "\x9b", "arguments": "\n"},
+        },
         {"thread": "x" * 1000, "host": "y" * 1000, "work": {"name": "z" * 1000}},
     ],
 )

@@ -64,10 +64,10 @@ def work(run: str) -> dict[str, Any]:
     return noted
 
 
-def stay(gate: str) -> dict[str, Any]:
-    """Note that the body runs, and wait until the test ends it."""
+def stay(gate: str, limit: int = 60) -> dict[str, Any]:
+    """Note that the body runs, and wait until the test ends it, or has failed."""
     board().rpush(f"{gate}:in", json.dumps(facts()))
-    board().blpop([f"{gate}:out"], timeout=60)
+    board().blpop([f"{gate}:out"], timeout=limit)
     return facts()
 
 
@@ -249,6 +249,15 @@ def rooted(self: Any, key: str) -> dict[str, Any]:
 @zk_locked("{key}")
 def hold(key: str, gate: str) -> dict[str, Any]:
     return stay(gate)
+
+
+@shared_task
+@zk_locked("{shop}:{document}")
+def bill(shop: str, document: str, gate: str, stubborn: bool = False) -> dict[str, Any]:
+    """Work as long as the test wants; a stubborn task does not end by SIGTERM, like code that catches everything."""
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return stay(gate, limit=600)
 
 
 @shared_task

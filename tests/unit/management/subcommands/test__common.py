@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,19 +13,36 @@ from services.port import free_port
 from django_zklock.connections import connections
 from django_zklock.management.subcommands import _common
 from django_zklock.management.subcommands._output import Terminal
+from tests.support.command import Screen, failure
 from tests.support.timing import GRACE
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
 
-class _Tty(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("stdout", "seconds"), [(_Tty(), _common.SECOND_TRY), (io.StringIO(), 2 * GRACE)])
+@pytest.mark.parametrize(("stdout", "seconds"), [(Screen(), _common.SECOND_TRY), (io.StringIO(), 2 * GRACE)])
 def test_answer_timeout(settings: Settings, stdout: io.StringIO, seconds: float) -> None:
     """At a terminal the command does not wait for servers that refuse; in a script it does, as they may be starting."""
     settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 2 * GRACE}}
     assert _common.answer_timeout(connections["default"], Terminal(OutputWrapper(stdout), None)) == seconds
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["list"],
+        ["show", "k"],
+        ["history"],
+        ["revoke", "k", "--reason", "deploy"],
+        ["break", "k", "--yes", "--reason", "it hangs"],
+        ["prune"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_terminal__servers_refuse(settings: Settings, command: list[str]) -> None:
+    """At a terminal each of these ends before ``CONNECT_TIMEOUT`` if the servers refuse."""
+    limit = _common.SECOND_TRY + GRACE
+    settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": limit + GRACE}}
+    began = time.monotonic()
+    assert "Connection refused" in str(failure(*command, out=Screen()))
+    assert time.monotonic() - began < limit

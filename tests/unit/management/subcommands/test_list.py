@@ -82,7 +82,7 @@ def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
     assert first["session"].startswith("0x")
     assert first["identity"]["pid"] == os.getpid()
     work = {"kind": "task", "name": "billing.bill", "id": "77", "worker": "", "child": None, "time_limit": None}
-    assert first["identity"]["work"] == work | {"forgotten": False, "command": ""}
+    assert first["identity"]["work"] == work | {"forgotten": False, "command": "", "arguments": ""}
     assert (second["position"], second["state"]) == (1, "waiting")
     assert second["identity"] is None
     assert path.endswith("/" + second["node"])
@@ -134,6 +134,17 @@ def test_show__contenders_that_look_alike(outsider: KazooClient, zklock: str) ->
         "function pay (pid 71 on web1), thread Thread-7",
         "function refund (pid 71 on web1)",
     ]
+
+
+def test_show__arguments(hold: Hold, outsider: KazooClient) -> None:
+    """Below the queue are the arguments of the task that holds the lock, as far as they are in the key."""
+    bill = Work(kind="task", name="billing.bill", id="77", arguments="invoice_id=42, shop=\x1bmain")
+    held = hold("invoice:42:main", bill)
+    waiter = Identity(host="web1", pid=71, work=bill).encode()
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", waiter, ephemeral=True, sequence=True)
+    *_rows, last = run("show", "invoice:42:main").splitlines()
+    assert last == "Position 0: called with invoice_id=42, shop=\ufffdmain"
+    assert last not in run("list")
 
 
 def test_show__worker_cannot_end_the_task(hold: Hold) -> None:
@@ -243,13 +254,18 @@ def test_show__hostile_data(hold: Hold, output: str) -> None:
 
 @pytest.mark.parametrize("action", [["list"], ["show", "key"]])
 def test_unreachable__one_line(settings: Settings, action: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """An unreachable ZooKeeper is an error of one line, within the connect timeout, with exit code 2."""
+    """An unreachable ZooKeeper is an error of one line, within the connect timeout, with exit code 2.
+
+    It names the server for development, because the address is of this machine, and ends with the command to go on.
+    """
     settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.5}}
     began = time.monotonic()
     error = failure(*action)
     assert time.monotonic() - began < 4 + GRACE
     assert error.returncode == 2
     assert "ZooKeeper at 127.0.0.1:" in str(error)
+    assert "`manage.py zklock devserver` starts one" in str(error)
+    assert str(error).endswith("`manage.py zklock doctor` examines it")
 
 
 @pytest.mark.parametrize(

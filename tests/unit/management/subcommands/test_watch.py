@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING
 import pytest
 from django.core.management import CommandError, call_command
 from kazoo.client import KazooClient
+from services.port import free_port
 
-from django_zklock.management.subcommands import _watch
+from django_zklock.management.subcommands import _common, _watch
 from django_zklock.management.subcommands import watch as subcommand
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.node_data import Work
 from tests.support.command import GUID, Hold, Screen, failure, run
 from tests.support.command_process import Process, Reader
 from tests.support.threads import Runner
+from tests.support.timing import GRACE
 from tests.support.tree_reader import wait_until
 
 if TYPE_CHECKING:
@@ -318,6 +320,16 @@ def test_screen__away(watch: Start, own_server: ZooKeeperServer) -> None:
     assert rows[-1].startswith("Lock k is free")
     own_server.start()
     wait_until(lambda: frame(terminal.out)[0].startswith("Lock k, read at "), 30)
+
+
+def test_screen__servers_refuse(watch: Start, settings: Settings) -> None:
+    """An outage is shown before ``CONNECT_TIMEOUT`` if the servers refuse."""
+    limit = _common.SECOND_TRY + GRACE
+    settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": limit + GRACE}}
+    began = time.monotonic()
+    terminal = watch(out=Screen())
+    assert time.monotonic() - began < limit
+    assert "Connection refused" in frame(terminal.out)[1]
 
 
 # What is refused.

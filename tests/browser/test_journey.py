@@ -1,0 +1,269 @@
+"""Three in the morning: ten questions of an operator, answered by the command alone, and by the admin alone.
+
+The tests read what a person reads, and type what is printed as it is printed. One worker has a task that holds a lock,
+two tasks that wait for it, and one that was granted another lock and has no slot.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+from services.project import PROJECT
+from services.worker import Worker
+
+from tests.browser.conftest import Visit
+from tests.browser.visitor import LIST
+from tests.support.celery_program import run_in_shell
+from tests.support.tree_reader import wait_until
+from tests.support.workshop import Sent, Workshop
+
+# Seconds. A worker writes about a task that has run for five seconds, and looks after its tasks once in a while.
+SOON = 60.0
+TASK = "workshop.tasks.bill"
+REASON = "the bank is away"
+HOST = os.uname().nodename
+DURATION = r"\d+ (s|min)"
+
+pytestmark = pytest.mark.timeout(400)
+
+Shell = Callable[..., str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What happens in a shop: the bills that are on their way, in the order of the queue, and the child of the first.
+
+    The bill is the lock that all of them need. The report was granted to a task that has no slot, because the bank has
+    it.
+    """
+
+    shop: str
+    tasks: list[Sent]
+    child: int
+    worker: Worker
+    workshop: Workshop
+
+    @property
+    def bill(self) -> str:
+        return f"{self.shop}:bill"
+
+    @property
+    def report(self) -> str:
+        return f"{self.shop}:report"
+
+    @property
+    def bank(self) -> str:
+        return f"{self.shop}:bank"
+
+    def end_the_others(self) -> None:
+        """Let the tasks end that have nothing to do with the bill."""
+        self.workshop.let_go(self.bank)
+        self.workshop.entered(self.report)
+        self.workshop.let_go(self.report)
+        self.workshop.wait_empty(self.report, SOON)
+
+
+@pytest.fixture
+def scene(workshop: Workshop) -> Iterator[Scene]:
+    """Let the worker, which has two slots, do all this."""
+    assert workshop.worker is not None
+    shop = f"shop-{uuid.uuid4().hex[:8]}"
+    bill, report, bank = (f"{shop}:{document}" for document in ("bill", "report", "bank"))
+    workshop.stranger.take(report)
+    workshop.send("bill", shop, "report", report)
+    workshop.wait_count(report, 2)
+    tasks = [workshop.send("bill", shop, "bill", f"{bill}:0")]
+    child = workshop.entered(f"{bill}:0")["pid"]
+    for number, stubborn in ((1, True), (2, False)):
+        tasks.append(workshop.send("bill", shop, "bill", f"{bill}:{number}", stubborn))
+        workshop.wait_count(bill, number + 1)
+    workshop.send("bill", shop, "bank", bank)
+    workshop.entered(bank)
+    workshop.stranger.release(report)
+    yield Scene(shop=shop, tasks=tasks, child=child, worker=workshop.worker, workshop=workshop)
+    workshop.stranger.release_all()
+    for gate in (report, bank, *(f"{bill}:{number}" for number in range(len(tasks)))):
+        workshop.let_go(gate)
+    for key in (bill, report, bank):
+        workshop.wait_empty(key, SOON)
+
+
+@pytest.fixture
+def shell(workshop: Workshop, tmp_path: Path) -> Shell:
+    """Return a function that runs a line in the folder of the project, and returns what it prints.
+
+    With ``until`` it runs the line again and again, until that is true of what it prints.
+    """
+
+    # What the doctor looks into.
+    environment = workshop._environment | {"TESTPROJECT_DATABASE": str(tmp_path / "site.sqlite3")}
+
+    def run(line: str, until: Callable[[str], object] = lambda _printed: True) -> str:
+        def once() -> str | None:
+            (folder := tmp_path / uuid.uuid4().hex).mkdir()
+            printed = run_in_shell(line, environment, folder, where=PROJECT).stdout
+            return printed if until(printed) else None
+
+        return str(wait_until(once, SOON, line))
+
+    return run
+
+
+def rows(printed: str) -> list[dict[str, str]]:
+    """Return the rows of a table by the names of its columns; other lines may be below it."""
+    header, *lines = (re.split("  +", line) for line in printed.splitlines())
+    return [dict(zip(header, line, strict=True)) for line in lines if len(line) == len(header)]
+
+
+def below(printed: str, words: str) -> str:
+    """Return the line to type below the one with these words."""
+    found = re.search(rf"^{re.escape(words)}.*:\n  (.+)$", printed, re.MULTILINE)
+    assert found is not None, printed
+    return found[1]
+
+
+def test_command(scene: Scene, shell: Shell) -> None:
+    """What `zklock` prints answers each question; a line to type ends the task that it is about, and no other."""
+    first, second, third = (f"task {TASK} [{sent.id}]" for sent in scene.tasks)
+
+    # Which lock is the worst now?
+    listed = rows(shell(f"python manage.py zklock list {scene.shop} --sort urgency"))
+    assert (listed[0]["KEY"], listed[0]["WAITERS"]) == (scene.bill, "2")
+    assert len(listed) == 3
+
+    # Who holds it: which task, in which process of which host? With which arguments? Since when?
+    show = f"python manage.py zklock show {scene.bill}"
+    shown = shell(show, until=lambda printed: f"(pid {scene.child} on " in printed)
+    holder, *waiters = rows(shown)
+    assert holder["HOLDER"] == f"{first} (pid {scene.child} on {HOST}, worker {scene.worker.node_name})"
+    assert f"\nPosition 0: called with shop={scene.shop}, document=bill\n" in shown
+    assert re.fullmatch(DURATION, holder["HELD"])
+
+    # Who waits, how many, for how long?
+    assert [(row["STATE"], row["HOLDER"].partition(" (")[0]) for row in waiters] == [
+        ("waiting", second),
+        ("waiting", third),
+    ]
+    assert all(re.fullmatch(DURATION, row["IN QUEUE"]) for row in waiters)
+
+    # Does the task run, or does it wait for a slot?
+    assert holder["STATE"] == "held"
+    shown_report = shell(f"python manage.py zklock show {scene.report}", until=lambda printed: " granted " in printed)
+    assert "\nPosition 0: granted, waits for a slot of its worker\n" in shown_report
+
+    # Is ZooKeeper healthy?
+    findings = re.findall(r"^(\w+) +([\w.-]+)", shell("python manage.py zklock doctor"), re.MULTILINE)
+    assert {("ok", "ensemble.leader"), ("ok", "lock.trial")} <= set(findings)
+
+    # How do I end the task, and spare the worker?
+    scene.end_the_others()
+    shell(below(shown, "To end the task at position 0"))
+    shown = shell(show, until=lambda printed: first not in printed)
+    assert [row["STATE"] for row in rows(shown)] == ["held", "waiting"]
+    child = scene.workshop.entered(f"{scene.bill}:1")["pid"]
+
+    # And if it ignores SIGTERM?
+    shown = shell(show, until=lambda printed: f"(pid {child} on " in printed)
+    assert second in rows(shown)[0]["HOLDER"]
+    kill = below(shown, f"If that does not end it, on {HOST}")
+    shell(below(shown, "To end the task at position 0"))
+    shown = shell(show, until=lambda printed: "cannot end" in printed)
+    assert "terminate" not in shown
+    assert below(shown, f"The worker cannot end the task at position 0 any more. On {HOST}") == kill
+    shell(kill)
+    shown = shell(show, until=lambda printed: second not in printed)
+    assert [third in row["HOLDER"] for row in rows(shown)] == [True]
+
+    # Who broke it last night, and what became of it?
+    scene.workshop.entered(f"{scene.bill}:2")
+    shell(f"python manage.py zklock break {scene.bill} --yes --reason '{REASON}'")
+    (action,) = rows(shell(f"python manage.py zklock history {scene.bill}"))
+    assert third in action["HOLDER"]
+    assert action["BY"].endswith(f"@{HOST}")
+    assert (action["ACTION"], action["REASON"], action["SINCE THEN"]) == ("broken", REASON, "broken")
+    assert shell(f"{show} | head -n 1") == f"Lock {scene.bill} is free: it has no holder and no waiter.\n"
+    assert scene.worker.is_running()
+
+
+def test_admin(scene: Scene, shell: Shell, visit: Visit) -> None:
+    """What the pages say answers each question, while they update themselves; the lines to type do what they say."""
+    first, second, third = (f"task {TASK} [{sent.id}]" for sent in scene.tasks)
+    page = visit().page
+    page.set_default_timeout(SOON * 1000)
+    soon = SOON * 1000
+
+    # Which lock is the worst now?
+    page.goto(f"{LIST}?q={scene.shop}")
+    locks = page.locator("#zklock-list tbody tr")
+    expect(locks).to_have_count(3)
+    expect(locks.first).to_contain_text(scene.bill)
+    expect(locks.first).to_contain_text("2 waiting")
+
+    # Does a task run, or does it wait for a slot?
+    expect(locks.filter(has_text=scene.report)).to_contain_text("waits for a slot", timeout=soon)
+    expect(locks.first).not_to_contain_text("waits for a slot")
+
+    # Is ZooKeeper healthy?
+    page.get_by_role("link", name="Ensembles").click()
+    expect(page.get_by_role("row").filter(has_text="standalone")).to_contain_text("127.0.0.1:")
+    page.go_back()
+
+    # Who holds it: which task, in which process of which host? With which arguments? Since when?
+    page.get_by_role("link", name=scene.bill, exact=True).click()
+    holder = page.locator(".zklock-holders li")
+    where = f"pid {scene.child} on {HOST}, worker {scene.worker.node_name}"
+    expect(holder).to_contain_text(where, timeout=soon)
+    expect(holder).to_contain_text(first)
+    expect(holder).to_contain_text(f"Called with shop={scene.shop}, document=bill")
+    expect(holder).to_contain_text(re.compile(rf"Held for {DURATION},"))
+
+    # Who waits, how many, for how long?
+    queue = page.locator(".zklock-queue tbody tr")
+    expect(page.locator(".zklock-facts")).to_contain_text("2 waiting")
+    expect(queue).to_have_count(3)
+    for position, task in ((1, second), (2, third)):
+        expect(queue.nth(position)).to_contain_text(re.compile(rf"{position}\s+waiting"))
+        expect(queue.nth(position)).to_contain_text(task)
+        expect(queue.nth(position).locator("time")).to_have_text(re.compile(DURATION))
+
+    def line(label: str) -> str:
+        """Return the line to type that stands beside a label."""
+        return page.locator(".zklock-commands > div").filter(has_text=label).locator("code").inner_text()
+
+    # How do I end the task, and spare the worker?
+    scene.end_the_others()
+    shell(line("End the task"))
+    expect(holder).to_contain_text(second, timeout=soon)
+    child = scene.workshop.entered(f"{scene.bill}:1")["pid"]
+
+    # And if it ignores SIGTERM?
+    expect(holder).to_contain_text(f"pid {child} on {HOST}", timeout=soon)
+    kill = line(f"If that does not end it, on {HOST}")
+    shell(line("End the task"))
+    expect(holder).to_contain_text("The worker cannot end it any more", timeout=soon)
+    expect(holder).not_to_contain_text("terminate")
+    assert line(f"The worker cannot end it any more; on {HOST}") == kill
+    shell(kill)
+    expect(holder).to_contain_text(third, timeout=soon)
+    expect(page.locator(".zklock-facts")).not_to_contain_text("waiting")
+
+    # Who broke it last night, and what became of it?
+    scene.workshop.entered(f"{scene.bill}:2")
+    page.get_by_role("button", name="Break the lock").click()
+    page.get_by_label("Reason").fill(REASON)
+    page.get_by_role("button", name="Break the lock").click()
+    expect(page.locator("#zklock-lock")).to_contain_text("This lock has no holder and no waiters.")
+    page.get_by_role("link", name="History").click()
+    action = page.locator(".zklock-table tbody tr")
+    expect(action).to_have_count(1)
+    for column, text in {"User": "root", "Action": "broken", "Holder": third, "Reason": REASON}.items():
+        expect(action.locator(f"[data-label='{column}']")).to_contain_text(text)
+    expect(action.locator("[data-label='Since then']")).to_have_text("broken")
+    assert scene.worker.is_running()

@@ -1,0 +1,42 @@
+"""The traces of the locks of a worker's tasks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.support.tree_reader import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+SOON = 40.0
+SECOND = 1_000_000_000
+
+
+def test_spans__of_a_task_at_the_gate(open_workshop: Any) -> None:
+    """The wait at the gate has a span, below that of the task although it begins before it, and so has the hold."""
+    with open_workshop(concurrency=1, options=["--include", "services.readiness,workshop.traces"]) as workshop:
+        workshop.stranger.take("invoice")
+        sent = workshop.send("shared_below", "invoice")
+        workshop.wait_count("invoice", 2)
+        began = time.time()
+        # A while that is longer than the clocks are exact.
+        wait_until(lambda: time.time() > began + 0.2)
+        released = time.time()
+        workshop.stranger.release("invoice")
+        token = workshop.result(sent)["token"]
+        notes = wait_until(
+            lambda: found if len(found := workshop.notes(f"{workshop.queue}:spans")) == 3 else None, SOON, "three spans"
+        )
+    spans = {note["name"]: note for note in notes}
+    wait, hold, task = (spans[name] for name in ("zklock wait", "zklock hold", "run workshop.tasks.shared_below"))
+    assert wait["parent"] == hold["parent"] == task["id"]
+    assert wait["begin"] < began * SECOND
+    assert wait["end"] >= released * SECOND
+    assert wait["begin"] < task["begin"]
+    assert wait["attributes"]["zklock.outcome"] == "granted"
+    assert wait["attributes"]["zklock.holder"].startswith("label the stranger")
+    assert (hold["attributes"]["zklock.key"], hold["attributes"]["zklock.token"]) == ("invoice", token)
+    assert hold["end"] <= task["end"]
