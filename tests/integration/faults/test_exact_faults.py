@@ -19,7 +19,7 @@ from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Kind, name_prefix
 from django_zklock.zk.rules import semaphore
-from django_zklock.zk.waiting import Deadline
+from django_zklock.zk.waiting import monotonic
 from tests.support.byte_cuts import HEADER, LANES, LENGTH, TEXT, idle, session_of, sweep
 from tests.support.loss_recorder import Losses
 from tests.support.queued_contenders import is_watching
@@ -412,7 +412,7 @@ def test_session_expired__soon_after_joining(
         wait_until(lambda number=number: settled_waiters(pool) == number + 1)  # type: ignore[misc]
     before = session_of(pool)
     for attempt in attempts:
-        attempt._response_deadline = Deadline.after(0)
+        attempt._response_deadline = monotonic()
         assert attempt.next_wakeup() is None
     with server.faults.refuse():
         server.faults.expire(before)
