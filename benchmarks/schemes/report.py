@@ -136,9 +136,12 @@ def summary(results: Results, *, shared: bool) -> str:
 
 def figures(results: Results) -> str:
     """Return the tables, as the page of figures includes them."""
-    parts = [
+    run = (
         f"Measured on {results.date}, with {results.server}, on {results.machine}.\n"
-        f"Waiters that poll list the queue every {number(results.poll_interval)} s.\n",
+        f"Waiters that poll list the queue every {number(results.poll_interval)} s.\n"
+    )
+    parts = [
+        run,
         summary(results, shared=False),
         *(
             f"### {scheme.title[0].upper()}{scheme.title[1:]}\n\n{scheme_table(results.of(scheme))}"
