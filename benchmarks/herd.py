@@ -1,7 +1,7 @@
 """What a hand-over costs with the classic lock schemes and with this package: ``make herd``.
 
-The program prints a table, writes ``benchmarks/results/herd.json``, and draws the curves and fills in the tables of
-``docs/explanation/schemes.md``. With other numbers of waiters than the page has, it only prints.
+The program prints a table, writes ``benchmarks/results/herd.json``, and draws the curves and writes the tables of
+``docs/explanation/figures.md``. With other numbers of waiters than the page has, it only prints.
 """
 
 from __future__ import annotations
@@ -80,17 +80,16 @@ async def run(server: ZooKeeper, waiters: list[int]) -> Results:
 
 
 def publish(results: Results) -> None:
-    """Draw the curves, and fill in the tables of the page."""
+    """Draw the curves, and write the tables."""
     plots.draw(results)
-    page = report.PAGE.read_text(encoding="utf-8")
-    report.PAGE.write_text(report.fill(page, report.blocks(results)), encoding="utf-8")
+    report.FIGURES.write_text(report.figures(results), encoding="utf-8")
 
 
 def main() -> None:
     """Measure, print, and publish."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--waiters", type=int, nargs="+", default=list(WAITERS), help="(default: %(default)s)")
-    parser.add_argument("--publish", action="store_true", help="only draw and fill in again, from the last results")
+    parser.add_argument("--publish", action="store_true", help="only draw and write again, from the last results")
     options = parser.parse_args()
     if options.publish:
         publish(Results.load())

@@ -1,8 +1,8 @@
 """How fast the locks are beside their peers: ``make bench``.
 
 All contestants of a scenario take turns, round after round, so that what else the machine does meets all of them. A
-whole run writes the figures as JSON, and the tables and plots of the page about performance; with ``--only`` the tables
-are only printed.
+whole run writes the figures as JSON, the tables and plots of the page about performance, and the data behind it; with
+``--only`` the tables are only printed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from benchmarks.peers.plots import draw
 from benchmarks.peers.results import Results
 from benchmarks.peers.scenario import Round, Scenario
 from benchmarks.peers.scenarios import SCENARIOS
-from benchmarks.peers.tables import blocks, speed
+from benchmarks.peers.tables import blocks, figures, speed
 from benchmarks.peers.terminal import summary_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
+FIGURES = ROOT / "docs" / "_static" / "figures" / "performance.txt"
 PLOTS = ROOT / "docs" / "_static" / "performance"
 ROUNDS = 5
 WARM_UP = 2.0
@@ -66,10 +67,11 @@ def turns(rounds: Mapping[str, Round], count: int) -> Iterator[tuple[int, str, R
             yield number, name, rounds[name]
 
 
-def write(results: Results, page: Path, readme: Path, plots: Path) -> None:
-    """Write the tables into the page and the README, and the plots."""
+def write(results: Results, page: Path, readme: Path, data: Path, plots: Path) -> None:
+    """Write the tables into the page and the README, the data behind them, and the plots."""
     for path, generated in ((page, blocks(results)), (readme, {"speed": speed(results)})):
         path.write_text(replace_blocks(path.read_text(encoding="utf-8"), generated), encoding="utf-8")
+    data.write_text(figures(results), encoding="utf-8")
     draw(results, plots)
 
 
@@ -85,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)
     made.add_argument("--readme", type=Path, default=README, help=argparse.SUPPRESS)
     made.add_argument("--page", type=Path, default=PAGE, help=argparse.SUPPRESS)
+    made.add_argument("--figures", type=Path, default=FIGURES, help=argparse.SUPPRESS)
     made.add_argument("--plots", type=Path, default=PLOTS, help=argparse.SUPPRESS)
     return made
 
@@ -99,7 +102,7 @@ def main() -> int:
     options = parser().parse_args()
     signal.signal(signal.SIGTERM, end)
     if options.from_json:
-        write(Results.load(options.results), options.page, options.readme, options.plots)
+        write(Results.load(options.results), options.page, options.readme, options.figures, options.plots)
         return 0
     results = Results()
     try:
@@ -119,7 +122,7 @@ def main() -> int:
         print(summary_of(results))
     else:
         results.save(options.results)
-        write(results, options.page, options.readme, options.plots)
+        write(results, options.page, options.readme, options.figures, options.plots)
     for failure in failures:
         print(f"FAILED  {failure}", file=sys.stderr)
     return 1 if failures else 0

@@ -183,30 +183,46 @@ def speed(results: Results) -> str:
     return grid(results, scenarios, "time", MICRO, spread=False, contestants=("ours", "kazoo", "curator"))
 
 
+# What stands on the page about performance.
 BLOCKS: dict[str, Callable[[Results], str]] = {
-    "machine": machine,
     "ratios": ratios,
     "faster": faster,
-    "alone": alone,
-    "threads": lambda results: grid(results, THREADS, "time", MICRO),
-    "processes": lambda results: grid(results, PROCESSES, "time", MICRO),
-    "longest": lambda results: grid(results, THREADS, "longest", MILLI, spread=False),
-    "requests": lambda results: grid(results, {**THREADS, **OTHERS}, "requests", 1.0, spread=False),
-    "client-cpu": lambda results: grid(results, {**THREADS, **OTHERS}, "client_cpu", MICRO, spread=False),
-    "server-cpu": lambda results: grid(results, {**THREADS, **OTHERS}, "server_cpu", MICRO, spread=False),
-    "delay-alone": lambda results: grid(results, ALONE, "time", MILLI),
-    "delay-threads": lambda results: grid(results, DELAYED, "time", MILLI),
-    "others": lambda results: grid(results, OTHERS, "time", MICRO),
-    "decorator": decorator,
     "tasks": tasks,
-    "listing": listing,
-    "waiters": waiters,
-    "ceiling": ceilings,
-    "sessions": sessions,
     "capacity": capacity,
+}
+
+# The data behind it, by their headings.
+FIGURES: dict[str, Callable[[Results], str]] = {
+    "The machine": machine,
+    "One contender alone": alone,
+    "One turn in µs, with so many threads": lambda results: grid(results, THREADS, "time", MICRO),
+    "One turn in µs, with so many processes": lambda results: grid(results, PROCESSES, "time", MICRO),
+    "The longest wait of a contender in a round, in ms, with so many threads": lambda results: grid(
+        results, THREADS, "longest", MILLI, spread=False
+    ),
+    "One cycle alone in ms, with a delay each way": lambda results: grid(results, ALONE, "time", MILLI),
+    "One turn of eight threads in ms, with a delay each way": lambda results: grid(results, DELAYED, "time", MILLI),
+    "One cycle of other locks, in µs": lambda results: grid(results, OTHERS, "time", MICRO),
+    "Requests of one cycle": lambda results: grid(results, {**THREADS, **OTHERS}, "requests", 1.0, spread=False),
+    "CPU of the clients for one cycle, in µs": lambda results: grid(
+        results, {**THREADS, **OTHERS}, "client_cpu", MICRO, spread=False
+    ),
+    "CPU of the server for one cycle, in µs": lambda results: grid(
+        results, {**THREADS, **OTHERS}, "server_cpu", MICRO, spread=False
+    ),
+    "The decorator": decorator,
+    "Ten thousand locks, listed": listing,
+    "Ten thousand waiters": waiters,
+    "The ceilings of servers": ceilings,
+    "What sessions cost": sessions,
 }
 
 
 def blocks(results: Results) -> dict[str, str]:
-    """Return the content of all blocks by their names."""
+    """Return the content of all blocks of the page by their names."""
     return {name: make(results) for name, make in BLOCKS.items()}
+
+
+def figures(results: Results) -> str:
+    """Return the data behind the page, as the page of figures includes it."""
+    return "\n".join(f"### {heading}\n\n{make(results)}\n" for heading, make in FIGURES.items())

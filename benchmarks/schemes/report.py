@@ -1,4 +1,4 @@
-"""The results as a JSON file, and as the tables of the page in the documents."""
+"""The results as a JSON file, and as the tables in the documents."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "herd.json"
-PAGE = ROOT / "docs" / "explanation" / "schemes.md"
+FIGURES = ROOT / "docs" / "_static" / "figures" / "schemes.txt"
 
-BLOCK = re.compile(r"(?<=<!-- herd: )(?P<name>[\w-]+) -->\n.*?(?=<!-- end of herd -->)", re.DOTALL)
 UNIT = re.compile(r"(?<=\d) (?=[kMG]?B|ms)")
 KILO = 1000.0
 
@@ -135,23 +134,25 @@ def summary(results: Results, *, shared: bool) -> str:
     return table((f"with {number(results.most_waiters)} waiters", *COLUMNS), rows)
 
 
-def blocks(results: Results) -> dict[str, str]:
-    """Return the generated parts of the page by their names."""
+def figures(results: Results) -> str:
+    """Return the tables, as the page of figures includes them."""
     run = (
         f"Measured on {results.date}, with {results.server}, on {results.machine}.\n"
         f"Waiters that poll list the queue every {number(results.poll_interval)} s.\n"
     )
-    return {
-        "run": run,
-        "summary": summary(results, shared=False),
-        "shared-summary": summary(results, shared=True),
-        **{scheme.name: scheme_table(results.of(scheme)) for scheme in SCHEMES},
-    }
-
-
-def fill(page: str, parts: dict[str, str]) -> str:
-    """Replace the generated parts of a page; raise ``ValueError`` unless the page has each of them once."""
-    names = [found["name"] for found in BLOCK.finditer(page)]
-    if sorted(names) != sorted(parts):
-        raise ValueError(f"the page has the parts {sorted(names)}, and the results {sorted(parts)}")
-    return BLOCK.sub(lambda found: f"{found['name']} -->\n{parts[found['name']]}", page)
+    parts = [
+        run,
+        summary(results, shared=False),
+        *(
+            f"### {scheme.title[0].upper()}{scheme.title[1:]}\n\n{scheme_table(results.of(scheme))}"
+            for scheme in SCHEMES
+            if not scheme.is_shared
+        ),
+        f"### Readers and writers\n\n{summary(results, shared=True)}",
+        *(
+            f"### Readers and writers: {scheme.title}\n\n{scheme_table(results.of(scheme))}"
+            for scheme in SCHEMES
+            if scheme.is_shared
+        ),
+    ]
+    return "\n".join(parts)

@@ -20,7 +20,7 @@ from services.port import LOOPBACK
 pytest.importorskip("matplotlib")
 pytest.importorskip("redis")
 
-from benchmarks.peers.__main__ import PAGE, PLOTS, README, RESULTS, measure, turns
+from benchmarks.peers.__main__ import FIGURES, PAGE, PLOTS, README, RESULTS, measure, turns
 from benchmarks.peers.arena import Arena, module
 from benchmarks.peers.capacity import capacity
 from benchmarks.peers.ceiling import Step, ceiling_of, steps_of
@@ -34,7 +34,7 @@ from benchmarks.peers.results import Results
 from benchmarks.peers.scenario import Round
 from benchmarks.peers.scenarios import SCENARIOS
 from benchmarks.peers.summary import Summary, amount, markdown, number, ratio
-from benchmarks.peers.tables import BLOCKS, blocks, faster, ratios, speed
+from benchmarks.peers.tables import BLOCKS, blocks, faster, figures, ratios, speed
 from tests.support.doc_blocks import ROOT
 
 pytestmark = pytest.mark.once
@@ -155,6 +155,7 @@ def test_capacity__from_ceiling_and_requests(results: Results) -> None:
 def test_blocks__of_results_without_figures() -> None:
     """A scenario that was not measured does not stop the others from being shown."""
     assert set(blocks(Results())) == set(BLOCKS)
+    assert "### Ten thousand waiters\n" in figures(Results())
 
 
 def test_replace_blocks() -> None:
@@ -181,6 +182,7 @@ def test_page__has_the_figures_of_the_file() -> None:
     for path, generated in ((PAGE, blocks(results)), (README, {"speed": speed(results)})):
         text = path.read_text(encoding="utf-8")
         assert replace_blocks(text, generated) == text
+    assert FIGURES.read_text(encoding="utf-8") == figures(results)
 
 
 def test_page__has_figures_in_generated_parts_only() -> None:

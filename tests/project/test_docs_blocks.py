@@ -45,6 +45,7 @@ CONSOLE = [
     for block in BLOCKS
     if block.language == "console" and block.excerpt is None and block.page != test_tutorial.PAGE
 ]
+CARD = "docs/howto/three-in-the-morning.md"
 EXTRAS = re.compile(r'"?django-zklock(\[(?P<extras>[\w,]+)\])?"?')
 
 
@@ -62,6 +63,13 @@ def test_commands__can_be_typed(block: Block) -> None:
     for line in block.commands:
         for command in commands_of(line):
             check(command)
+
+
+@pytest.mark.parametrize("line", re.findall(r"`((?:python manage\.py|celery) [^`]+)`", PAGES[CARD]))
+def test_card__can_be_typed(line: str) -> None:
+    """Each command of the operator's card exists, and accepts its arguments."""
+    for command in commands_of(line):
+        check(command)
 
 
 @runs("docs/howto/look-at-locks.md", "0 3 * * *")

@@ -46,9 +46,8 @@ def test_pages__name_tests_that_exist(page: str) -> None:
 def test_faults__each_is_shown(fault: str) -> None:
     """Every fault says what the lock does, and which tests show it."""
     _heading, *paragraphs = re.split(r"^## ", fault, flags=re.MULTILINE)[0].strip().split("\n\n")
-    words, shown_by, tests = paragraphs
+    words, tests = paragraphs
     assert words
-    assert shown_by == "Shown by:"
     assert [line for line in tests.split("\n") if not NAME.fullmatch(line.removeprefix("- "))] == []
 
 

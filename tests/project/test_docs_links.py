@@ -58,3 +58,11 @@ def test_page__is_found_from_its_index(page: str) -> None:
     if name == "index.md":
         return
     assert f"]({name})" in PAGES[f"{folder}/index.md"]
+
+
+@pytest.mark.parametrize("page", sorted(page for page in PAGES if page.startswith("docs/") and page != "docs/index.md"))
+def test_page__says_for_whom_it_is(page: str) -> None:
+    """A reader knows from the first lines whether to go on."""
+    heading, _, words = PAGES[page].split("\n", 2)
+    assert heading.startswith("# ")
+    assert words.startswith("For ")

@@ -145,18 +145,9 @@ def test_list__tutorial(blocks: Blocks, stand: Stand) -> None:
         assert masked(run("list")) == shown(block)
 
 
-@runs("docs/reference/commands.md", "zklock show invoice:42")
-def test_show(blocks: Blocks, stand: Stand) -> None:
-    """The reference shows the columns that `show` writes."""
-    stand("invoice:42", **NIGHTLY)
-    stand("invoice:42", **BILL)
-    for block in blocks:
-        assert written(block) == shown(block)
-
-
 @runs("docs/howto/look-at-locks.md", "zklock show invoice:42")
-def test_show__look_at_locks(blocks: Blocks, stand: Stand) -> None:
-    """So does the how-to."""
+def test_show(blocks: Blocks, stand: Stand) -> None:
+    """The how-to shows the columns that `show` writes."""
     stand("invoice:42", **NIGHTLY)
     stand("invoice:42", **BILL)
     for block in blocks:
@@ -175,7 +166,7 @@ def test_show__task(blocks: Blocks, stand: Stand) -> None:
 
 @runs("docs/howto/beat.md", "zklock show celery-beat:shop")
 def test_show__beat(blocks: Blocks, stand: Stand, outsider: KazooClient, zklock: str) -> None:
-    """So does the how-to about beats, whose node for what was sent is of no recipe."""
+    """So does that about beats, whose node for what was sent is of no recipe."""
     for host, pid in (("batch1", 944), ("batch2", 71)):
         stand("celery-beat:shop", host=host, pid=pid, kind="command", name="celery beat")
     outsider.create(f"{zklock}/celery-beat:shop/sent")
@@ -230,17 +221,9 @@ def release_when_asked(outsider: KazooClient, path: str) -> None:
     outsider.get(path, watch=look)
 
 
-@runs("docs/reference/commands.md", "zklock revoke invoice:42")
-def test_revoke(blocks: Blocks, stand: Stand, outsider: KazooClient) -> None:
-    """The reference shows what `revoke` writes when the holder releases the lock."""
-    for block in blocks:
-        release_when_asked(outsider, stand("invoice:42", **NIGHTLY))
-        assert written(block) == shown(block)
-
-
 @runs("docs/howto/look-at-locks.md", "zklock revoke invoice:42")
-def test_revoke__look_at_locks(blocks: Blocks, stand: Stand, outsider: KazooClient) -> None:
-    """So does the how-to."""
+def test_revoke(blocks: Blocks, stand: Stand, outsider: KazooClient) -> None:
+    """The how-to shows what `revoke` writes when the holder releases the lock."""
     for block in blocks:
         release_when_asked(outsider, stand("invoice:42", **NIGHTLY))
         assert written(block) == shown(block)

@@ -34,7 +34,7 @@ from django_zklock import (
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from tests.support.django_layer import Ensemble, Stranger
-from tests.support.doc_blocks import ROOT, Block, execute, masked, runs
+from tests.support.doc_blocks import ROOT, Block, execute, runs
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -123,7 +123,7 @@ def test_async(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> Non
 @pytest.mark.celery
 @runs("docs/howto/beat.md", language="python")
 def test_beat(blocks: Blocks) -> None:
-    """The settings name a scheduler of ours, and configuration that the page lists."""
+    """The settings name a scheduler of ours, and configuration that the reference lists."""
     from celery.utils.imports import symbol_by_name
 
     from django_zklock.contrib.celery.beat import LeaderScheduler
@@ -131,7 +131,7 @@ def test_beat(blocks: Blocks) -> None:
     names = execute(blocks, {})
     assert symbol_by_name(names["CELERY_BEAT_SCHEDULER"]) is LeaderScheduler
     assert {name for name in names if name.startswith("CELERY_ZKLOCK")} == {"CELERY_ZKLOCK_BEAT_SCHEDULER"}
-    page = (ROOT / "docs/howto/beat.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/celery.md").read_text(encoding="utf-8")
     assert "| `zklock_beat_scheduler` |" in page
 
 
@@ -481,25 +481,6 @@ def test_secure_zookeeper(blocks: Blocks, settings: Settings, monkeypatch: pytes
     names: dict[str, Any] = {}
     exec("\n".join(statements), names)
     assert entries[0] == f"digest:{eval(expression, names)}:cdrwa"
-
-
-@pytest.mark.celery
-@runs("docs/tutorial/demo.md", "from celery import shared_task", language="pycon")
-def test_tutorial(blocks: Blocks, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch, stranger: Stranger) -> None:
-    """The task of the tutorial answers as the two terminals show it."""
-    call, skipped, written, own = blocks
-    names |= execute([own], names)
-    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
-    monkeypatch.setitem(sys.modules, "own", SimpleNamespace(report=names["report"]))
-    typed = call.text.replace(">>> ", "").splitlines()
-    exec(typed[0], names)
-    free = repr(eval(typed[1], names))
-    assert masked(free) == masked(written.text)
-    stranger.take("report:monday")
-    busy = eval(typed[1], names)
-    shown = eval(skipped.text)
-    assert [*busy] == [*shown]
-    assert all(busy[name] == shown[name] for name in ("zklock", "key", "reason"))
 
 
 @runs("docs/reference/api.md", language="python")

@@ -1,4 +1,4 @@
-"""The page about lock schemes has the figures of the last results, and the curves can be drawn from them."""
+"""The documents have the figures of the last results about lock schemes, and the curves can be drawn from them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import pytest
 
 from benchmarks.schemes import report
 from benchmarks.schemes.catalogue import SCHEMES
-from benchmarks.schemes.report import Result, Results, fill, number, size, table
+from benchmarks.schemes.report import Result, Results, number, size, table
 from benchmarks.schemes.tap import Traffic
 from tests.support.doc_blocks import PAGES
 
 pytestmark = pytest.mark.once
 
-PAGE = "docs/explanation/schemes.md"
 
-
-def test_page__has_the_results() -> None:
-    """Each table of the page is what `make herd` makes of its results."""
-    assert PAGES[PAGE] == fill(PAGES[PAGE], report.blocks(Results.load()))
+def test_figures__are_those_of_the_results() -> None:
+    """The tables are what `make herd` makes of its results, and a page includes them."""
+    assert report.FIGURES.read_text(encoding="utf-8") == report.figures(Results.load())
+    assert f"_static/figures/{report.FIGURES.name}" in PAGES["docs/explanation/figures.md"]
 
 
 def test_results__are_complete() -> None:
@@ -54,15 +53,6 @@ def test_results__saved_and_loaded(tmp_path: Path) -> None:
     results = Results("2026-11-23", "a server", "a machine", 1.0, (result,))
     results.save(tmp_path / "results.json")
     assert Results.load(tmp_path / "results.json") == results
-
-
-def test_fill() -> None:
-    """A generated part is replaced, and the text around it stays; one that is missing or unknown is an error."""
-    page = "A\n\n<!-- herd: one -->\nold\n<!-- end of herd -->\n\nB <!-- comment -->\n"
-    assert fill(page, {"one": "| new |\n"}) == page.replace("old", "| new |")
-    for parts in ({}, {"two": ""}, {"one": "", "two": ""}):
-        with pytest.raises(ValueError, match="the page has the parts"):
-            fill(page, parts)
 
 
 @pytest.mark.parametrize(
