@@ -18,7 +18,6 @@ from django_zklock.contrib.celery.tasks import locked_call_in, running_task, tas
 from django_zklock.exceptions import LockConflict, LockTimeout, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
 from django_zklock.work import current_work
-from django_zklock.zk import node_data
 from django_zklock.zk.background import TimerThread
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held, Possession
@@ -45,54 +44,42 @@ _timers = TimerThread()
 
 
 def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TicketOffer | None:
-    """Return the lock that the main process has chosen for the task that runs here; ``None`` without a valid ticket."""
+    """Return the lock that the main process has chosen for the task that runs here; ``None`` without a ticket."""
     task = running_task()
     if task is None:
         return None
-    signed = task.request.get(tickets.HEADER)
+    ticket = task.request.get(tickets.HEADER)
     # The ticket is for the first lock of this delivery alone, and a retry would send the headers that it finds.
     _strip(task.request)
-    if signed is None:
+    if ticket is None:
         return None
-    try:
-        ticket = tickets.read(signed, task_id=task.request.id, origins=gates)
-    except tickets.TicketRejected as reason:
-        _log_refusal(task.request.id, str(reason))
+    gate = gates.get(ticket.origin) if isinstance(ticket, Ticket) else None
+    if gate is None:
+        _log_refusal(task.request.id, "it is not of this worker")
         return None
-    gate = gates[ticket.origin]
     if not _is_for(ticket, task, call, args, kwargs):
         if not ticket.acquires and ticket.refusal is None:
             # The task cannot use the hold that the main process has for it.
             _release(gate, ticket)
         _log_refusal(task.request.id, f"it is for the body and arguments of the message, not for this {call.name}")
         return None
-    return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work))
+    return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work), task.request.id)
 
 
 def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether the lock of ``ticket`` is that of this call: one of the message's body, with the same key.
+    """Return whether the lock of ``ticket`` is that of this call: the outermost one of the body, with the same key.
 
-    The key is made again only if the arguments are others than those of the message, or may be.
+    The key is made again: between the message and the body a ``__call__``, a signal or ``pydantic`` may have changed
+    the arguments.
     """
-    body, own = task_body(task)
-    outermost, is_converted = locked_call_in(body)
-    if outermost is not call:
+    body, _own = task_body(task)
+    if locked_call_in(body)[0] is not call:
         return False
-    request = task.request
-    # The same objects, in which nothing was changed: equal ones may still give another key.
-    if not is_converted and _ids(args, kwargs) == _ids((*own, *request.args), request.kwargs):
-        arguments = tickets.digest(request.args, request.kwargs)
-        if arguments and arguments == ticket.arguments:
-            return True
     try:
         key = call.key(args, kwargs)
     except Exception:  # noqa: BLE001 - the call will raise it
         return False
     return ([key] if isinstance(key, str) else list(key)) == ticket.keys
-
-
-def _ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[int], dict[str, int]]:
-    return [id(each) for each in args], {name: id(each) for name, each in kwargs.items()}
 
 
 def _strip(request: Any) -> None:
@@ -117,10 +104,11 @@ def _release(gate: Gate, ticket: Ticket) -> None:
 class TicketOffer:
     """The lock of a ticket, with the hold or the refusal that the main process has got for it."""
 
-    def __init__(self, gate: Gate, ticket: Ticket, lock: Lock) -> None:
+    def __init__(self, gate: Gate, ticket: Ticket, lock: Lock, task: str) -> None:
         self.lock = lock
         self._gate = gate
         self._ticket = ticket
+        self._task = task
 
     @property
     def waited(self) -> float:
@@ -132,10 +120,9 @@ class TicketOffer:
         ticket = self._ticket
         if ticket.refusal is not None:
             self._send_contended()
-            error = tickets.error_of(ticket.refusal)
-            if isinstance(error, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
-                return None, error
-            raise error
+            if isinstance(ticket.refusal, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
+                return None, ticket.refusal
+            raise ticket.refusal
         if not ticket.acquires:
             if self._gate.scoreboard is not None:
                 held = self._take_in_child(self._gate.scoreboard)
@@ -144,7 +131,7 @@ class TicketOffer:
                 if held is not None:
                     self._send_acquired(held)
             else:
-                _log_refusal(ticket.task, "it has been used")
+                _log_refusal(self._task, "it has been used")
                 return None
             if held is not None:
                 return held, None
@@ -156,14 +143,14 @@ class TicketOffer:
         if not slot.claim(os.getpid()):
             logger.warning(
                 "event=not_handed_over key=%r task=%s state=%s consequence=acquires_again",
-                lock.key, ticket.task, slot.state,
+                lock.key, self._task, slot.state,
             )  # fmt: skip
             release()
             return None
         contender = ParentContender(ticket, slot, lock.rule, release)
         if contender.lease_expired or contender.lost is not None:
             # A body never begins with a lock that is lost.
-            logger.warning("event=lost_before_start key=%r task=%s consequence=acquires_again", lock.key, ticket.task)
+            logger.warning("event=lost_before_start key=%r task=%s consequence=acquires_again", lock.key, self._task)
             release()
             return None
         # A hold uses no more of a contender than this one has.
@@ -179,8 +166,7 @@ class TicketOffer:
 
     def _send_contended(self) -> None:
         if self._ticket.contended:
-            holder = node_data.decode_identity(self._ticket.holder.encode()) if self._ticket.holder else None
-            self.lock.listener.notify("contended", self.lock, holder=holder)
+            self.lock.listener.notify("contended", self.lock, holder=self._ticket.holder)
 
 
 class ParentContender:

@@ -163,14 +163,8 @@ class LockedRequest(TaskRun):
 
     def _submit(self) -> None:
         self._since = time.time()
-        try:
-            header = self._sign()
-        except Exception:
-            logger.exception("event=not_signed task=%s consequence=the_task_locks_for_itself", self.request.id)
-            header = None
-            self._acquire_in_slot()
-        if header is not None:
-            self.request.request_dict[tickets.HEADER] = header
+        if (ticket := self._make_ticket()) is not None:
+            self.request.request_dict[tickets.HEADER] = ticket
         self.worker.slots.submit(partial(self.run, self._hand_over))
 
     def _hand_over(self) -> None:
@@ -198,13 +192,13 @@ class LockedRequest(TaskRun):
         if holds and not is_claimed and not self._withdrawing:
             self._if_followed(self._withdraw)
 
-    def _sign(self) -> str | None:
-        """Return the ticket for the task, as a header; ``None`` if the task acquires its lock as without the gate."""
+    def _make_ticket(self) -> tickets.Ticket | None:
+        """Return the ticket for the task; ``None`` if the task acquires its lock as without the gate."""
         attempt, scoreboard = self.attempts.current, self.worker.scoreboard
         if attempt is None:
-            return self._ticket(acquires=True).sign() if self.attempts.deadline else None
+            return self._ticket(acquires=True) if self.attempts.deadline else None
         if self.attempts.refusal is not None:
-            return self._ticket(refusal=tickets.refusal(self.attempts.refusal)).sign()
+            return self._ticket(refusal=self.attempts.refusal)
         if scoreboard is not None:
             self._slot = ParentSlot.open(scoreboard, self.nonce, attempt.contender)
             if self._slot is None:
@@ -213,23 +207,21 @@ class LockedRequest(TaskRun):
                 return None
             self._on_change()
         self.worker.send_event("held", self.as_dict)
-        return self._ticket(nodes=attempt.contender.node_paths, token=attempt.contender.token or 0).sign()
+        return self._ticket(nodes=attempt.contender.node_paths, token=attempt.contender.token or 0)
 
     def _ticket(self, **facts: Any) -> tickets.Ticket:
         contender = self.attempts.current.contender if self.attempts.current is not None else None
         holder = contender.holder if contender is not None and self.contended else None
         return tickets.Ticket(
-            task=self.request.id,
             origin=self.worker.origin,
             slot=self._slot.number if self._slot is not None else 0,
             nonce=self.nonce,
             keys=list(self.lock.keys),
-            arguments=tickets.digest(self.request.args, self.request.kwargs),
             since=self._since,
             waited=monotonic() - self.attempts.began,
             contended=self.contended,
             session_timeout=contender.session.timeout if contender is not None else 0.0,
-            holder=holder.encode().decode() if holder is not None else None,
+            holder=holder,
             deadline=self.attempts.deadline,
             **facts,
         )
