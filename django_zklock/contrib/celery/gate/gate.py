@@ -39,7 +39,7 @@ class Gate(GateWorker):
     def __init__(self, consumer: Any) -> None:
         super().__init__(consumer)
         self._handle = consumer.on_task_request
-        # By nonce, in the order of their arrival; added and removed by several threads, one operation each.
+        # By hold_id, in the order of their arrival; added and removed by several threads, one operation each.
         self.requests: dict[int, LockedRequest] = {}
         # Names of the tasks whose key could not be made.
         self._without_key: set[str] = set()
@@ -55,7 +55,7 @@ class Gate(GateWorker):
         if locked is None:
             self._handle(request)
             return
-        self.requests[locked.nonce] = locked
+        self.requests[locked.hold_id] = locked
         if self.consumer.hub:
             self._enter(locked)
         else:
@@ -145,8 +145,8 @@ class Gate(GateWorker):
         if self.requests:
             self.schedule_check(min(delays))
 
-    def release(self, nonce: int) -> None:
-        if (request := self.requests.get(nonce)) is not None:
+    def release(self, hold_id: int) -> None:
+        if (request := self.requests.get(hold_id)) is not None:
             request.release()
 
     def count_waiting(self) -> int:

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from django_zklock.contrib.celery.gate import ticket as tickets
 from django_zklock.contrib.celery.gate.gate import Gate
-from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard, ScoreboardSlot
+from django_zklock.contrib.celery.gate.scoreboard import Cell, HoldState, Scoreboard
 from django_zklock.contrib.celery.gate.ticket import Ticket
 from django_zklock.contrib.celery.tasks import locked_call_in, running_task, task_body
 from django_zklock.exceptions import LockConflict, LockTimeout, ZooKeeperUnavailable
@@ -96,9 +96,9 @@ def _log_refusal(task: str, reason: str) -> None:
 def _release(gate: Gate, ticket: Ticket) -> None:
     """Let the main process release the hold of ``ticket``."""
     if gate.child_watcher is not None:
-        gate.child_watcher.send_release(ticket.nonce)
+        gate.child_watcher.send_release(ticket.hold_id)
     else:
-        gate.release(ticket.nonce)
+        gate.release(ticket.hold_id)
 
 
 class TicketOffer:
@@ -126,7 +126,7 @@ class TicketOffer:
         if not ticket.acquires:
             if self._gate.scoreboard is not None:
                 held = self._take_in_child(self._gate.scoreboard)
-            elif (request := self._gate.requests.get(ticket.nonce)) is not None:
+            elif (request := self._gate.requests.get(ticket.hold_id)) is not None:
                 held = request.take_hold(self.lock, waited=ticket.waited)
                 if held is not None:
                     self._send_acquired(held)
@@ -139,15 +139,15 @@ class TicketOffer:
 
     def _take_in_child(self, scoreboard: Scoreboard) -> Held | None:
         ticket, lock = self._ticket, self.lock
-        slot, release = ScoreboardSlot(scoreboard, ticket.slot, ticket.nonce), partial(_release, self._gate, ticket)
-        if not slot.claim(os.getpid()):
+        cell, release = Cell(scoreboard, ticket.cell, ticket.hold_id), partial(_release, self._gate, ticket)
+        if not cell.claim(os.getpid()):
             logger.warning(
                 "event=not_handed_over key=%r task=%s state=%s consequence=acquires_again",
-                lock.key, self._task, slot.state,
+                lock.key, self._task, cell.state,
             )  # fmt: skip
             release()
             return None
-        contender = ParentContender(ticket, slot, lock.rule, release)
+        contender = InheritedContender(ticket, cell, lock.rule, release)
         if contender.lease_expired or contender.lost is not None:
             # A body never begins with a lock that is lost.
             logger.warning("event=lost_before_start key=%r task=%s consequence=acquires_again", lock.key, self._task)
@@ -157,7 +157,7 @@ class TicketOffer:
         held = Held(lock, cast("Contender", contender), waited=ticket.waited)
         held.since = ticket.since
         self._send_acquired(held)
-        contender.report_to(held._possession)
+        _reporter.add(contender, held._possession)
         return held
 
     def _send_acquired(self, held: Held) -> None:
@@ -169,36 +169,36 @@ class TicketOffer:
             self.lock.listener.notify("contended", self.lock, holder=self._ticket.holder)
 
 
-class ParentContender:
+class InheritedContender:
     """The contender of a hold in a child, and the contender's session: the real ones are in the parent.
 
-    It reads the slot of the scoreboard and the clock of this process. It does no I/O, and notices a loss even while the
+    It reads the cell of the scoreboard and the clock of this process. It does no I/O, and notices a loss even while the
     parent is stopped.
     """
 
     # The parent reports a loss when it knows the reason.
     loss_reason_pending = False
 
-    def __init__(self, ticket: Ticket, slot: ScoreboardSlot, rule: Rule, release: Callable[[], None]) -> None:
+    def __init__(self, ticket: Ticket, cell: Cell, rule: Rule, release: Callable[[], None]) -> None:
         self.rule = rule
         self.token = ticket.token
         self.node_paths: Mapping[str, str] = ticket.nodes
         self.session = self
-        self._slot = slot
+        self._cell = cell
         self._release = release
-        self._check_interval = ticket.session_timeout / CHECKS_PER_SESSION
+        self.check_interval = ticket.session_timeout / CHECKS_PER_SESSION
         self._lost: str | None = None
-        self._left = False
+        self.left = False
 
     # As a contender.
 
     @property
     def lost(self) -> str | None:
         """Why the hold can no longer be trusted."""
-        if self._lost is None and not self._left:
-            state = self._slot.state
+        if self._lost is None and not self.left:
+            state = self._cell.state
             if state is HoldState.LOST:
-                self._lost = f"the worker's main process has lost it: {self._slot.reason(state)}"
+                self._lost = f"the worker's main process has lost it: {self._cell.reason(state)}"
             elif state is None:
                 self._lost = "the worker's main process no longer holds it"
         return self._lost
@@ -206,17 +206,17 @@ class ParentContender:
     @property
     def state(self) -> State:
         """Whether it holds or has left."""
-        return State.LEAVING if self._left else State.HELD
+        return State.LEAVING if self.left else State.HELD
 
     @property
     def revoked(self) -> str | None:
         """Why the holder is asked to release."""
-        return self._slot.reason(HoldState.REVOKED) if self._slot.state is HoldState.REVOKED else None
+        return self._cell.reason(HoldState.REVOKED) if self._cell.state is HoldState.REVOKED else None
 
     def leave(self) -> None:
         """Let the parent release the lock."""
-        if not self._left:
-            self._left = True
+        if not self.left:
+            self.left = True
             self._release()
 
     def lose(self, reason: str) -> None:
@@ -225,32 +225,51 @@ class ParentContender:
 
     def on_deleted(self, call: Callable[[], None]) -> None:
         """Call ``call`` when the parent has reported the deletion of the node."""
-        if self._slot.state in {HoldState.GONE, None}:
+        if self._cell.state in {HoldState.GONE, None}:
             call()
         else:
             _timers.call_later(GONE_POLL_INTERVAL, partial(self.on_deleted, call))
-
-    def report_to(self, possession: Possession) -> None:
-        """Report to ``possession`` that it is revoked or lost, until it is lost or released."""
-
-        def check() -> None:
-            if self._left:
-                return
-            # This finds the end of the lease.
-            possession.loss()
-            possession.on_change()
-            if self.lost is None:
-                _timers.call_later(self._check_interval, check)
-
-        _timers.call_later(self._check_interval, check)
 
     # As a session.
 
     @property
     def lease_expired(self) -> bool:
         """Whether the parent's session may have ended."""
-        return boottime() >= self._slot.lease_end
+        return boottime() >= self._cell.lease_end
 
     def post(self, call: Callable[[], object]) -> None:
         """Run ``call`` at once: there is no connection thread here."""
         call()
+
+
+class _Reporter:
+    """Reports to the holds of this child that they are revoked or lost, until they are lost or released.
+
+    One timer at a time, which begins with a hold and ends when it finds none: most tasks end before it does.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[InheritedContender, Possession] = {}
+        self._is_scheduled = False
+
+    def add(self, contender: InheritedContender, possession: Possession) -> None:
+        self._open[contender] = possession
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            _timers.call_later(contender.check_interval, self._check)
+
+    def _check(self) -> None:
+        self._is_scheduled = False
+        for contender, possession in list(self._open.items()):
+            if not contender.left:
+                # This finds the end of the lease.
+                possession.loss()
+                possession.on_change()
+            if contender.left or contender.lost is not None:
+                self._open.pop(contender, None)
+        pending = list(self._open.items())
+        for contender, possession in pending[:1]:
+            self.add(contender, possession)
+
+
+_reporter = _Reporter()

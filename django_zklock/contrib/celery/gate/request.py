@@ -28,7 +28,7 @@ from celery.exceptions import TaskRevokedError
 
 from django_zklock.contrib.celery.gate import celery_internals
 from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.scoreboard import ParentSlot
+from django_zklock.contrib.celery.gate.scoreboard import ParentCell
 from django_zklock.contrib.celery.gate.task_run import TaskRun
 from django_zklock.contrib.celery.gate.worker import ACQUIRING, MAX_READY, Stage
 from django_zklock.zk.waiting import monotonic
@@ -59,7 +59,7 @@ class LockedRequest(TaskRun):
         """Wait for the next slot, before all requests that have no lock."""
         if not self._awaits_slot:
             self._awaits_slot = True
-            self.worker.acquire_next(self.nonce, partial(self.run, self._on_slot), lambda: self.stage is Stage.OVER)
+            self.worker.acquire_next(self.hold_id, partial(self.run, self._on_slot), lambda: self.stage is Stage.OVER)
 
     def _on_slot(self) -> None:
         self._slot_generation = self.worker.generation
@@ -117,7 +117,7 @@ class LockedRequest(TaskRun):
                 # The lock was lost. The wait for a slot begins anew with the next grant.
                 self._move(Stage.PARKED)
                 self._awaits_slot = False
-                self.worker.leave_next(self.nonce)
+                self.worker.leave_next(self.hold_id)
             now = self.stage
         if now is not before:
             if now is Stage.RUNNING:
@@ -188,8 +188,8 @@ class LockedRequest(TaskRun):
     def _withdraw_if_followed(self) -> None:
         """Withdraw a hold that the task has not taken, if others wait for it."""
         holds = self.attempts.current is not None and self.attempts.refusal is None
-        is_claimed = self._claimed or (self._slot is not None and self._slot.claimed_by is not None)
-        if holds and not is_claimed and not self._withdrawing:
+        is_claimed = self._claimed or (self._cell is not None and self._cell.claimed_by is not None)
+        if holds and not is_claimed:
             self._if_followed(self._withdraw)
 
     def _make_ticket(self) -> tickets.Ticket | None:
@@ -200,8 +200,8 @@ class LockedRequest(TaskRun):
         if self.attempts.refusal is not None:
             return self._ticket(refusal=self.attempts.refusal)
         if scoreboard is not None:
-            self._slot = ParentSlot.open(scoreboard, self.nonce, attempt.contender)
-            if self._slot is None:
+            self._cell = ParentCell.open(scoreboard, self.hold_id, attempt.contender)
+            if self._cell is None:
                 logger.error("event=scoreboard_full key=%r consequence=the_task_locks_for_itself", self.lock.key)
                 self._acquire_in_slot()
                 return None
@@ -214,8 +214,8 @@ class LockedRequest(TaskRun):
         holder = contender.holder if contender is not None and self.contended else None
         return tickets.Ticket(
             origin=self.worker.origin,
-            slot=self._slot.number if self._slot is not None else 0,
-            nonce=self.nonce,
+            cell=self._cell.number if self._cell is not None else 0,
+            hold_id=self.hold_id,
             keys=list(self.lock.keys),
             since=self._since,
             waited=monotonic() - self.attempts.began,

@@ -18,7 +18,7 @@ from django_zklock.contrib.celery.gate import celery_internals, child_note
 from django_zklock.contrib.celery.gate import ticket as tickets
 from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
 from django_zklock.contrib.celery.gate.child_watcher import ended_child_failure
-from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentSlot
+from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentCell
 from django_zklock.contrib.celery.gate.worker import ACQUIRING, AttemptId, GateWorker, Stage
 from django_zklock.contrib.celery.retry import CONFLICTS, OUTAGES
 from django_zklock.locked_call import LockedCall
@@ -28,9 +28,6 @@ from django_zklock.zk.node_data import Work
 from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.celery")
-
-# Seconds after which a child's claim of a withdrawn hold is visible here.
-CLAIM_DELAY = 0.2
 
 # The methods of a request by which the pool reports to Celery; the gate replaces them.
 _CALLBACKS = ("on_accepted", "on_success", "on_failure", "on_timeout")
@@ -42,7 +39,7 @@ class TaskRun:
     """A request from the hand-over to the pool until its end; the subclass has all that comes before.
 
     Celery calls the callbacks from its own threads, and any thread may call :meth:`finish`. ``_changing`` guards
-    ``stage`` and the decisions that depend on it. ``requests`` are those at the same gate, by nonce; the request
+    ``stage`` and the decisions that depend on it. ``requests`` are those at the same gate, by hold_id; the request
     removes itself at its end.
     """
 
@@ -64,7 +61,7 @@ class TaskRun:
             wake=self._on_change,
         )
         # Names the request, and its hold on the scoreboard and in the ticket.
-        self.nonce = secrets.randbits(63) | 1
+        self.hold_id = secrets.randbits(63) | 1
         self.stage = Stage.QUEUED
         self.pid: int | None = None
         self._requests = requests
@@ -76,13 +73,12 @@ class TaskRun:
         self._delivered = float(vars(request).get("zklock_delivered", self._moved))
         # The slot of Celery's pool, in which generation of slots; ``None`` once the pool has it.
         self._slot_generation: int | None = None
-        # The slot of the scoreboard, and since when the hold is in it (Unix epoch).
-        self._slot: ParentSlot | None = None
+        # The cell of the scoreboard, and since when the hold is in it (Unix epoch).
+        self._cell: ParentCell | None = None
         self._since = 0.0
         # It has left the queue, and the task acquires the lock in its slot.
         self._acquires_in_slot = False
-        self._claimed = False  # the task has taken the hold, in this process
-        self._withdrawing = False
+        self._claimed = False  # the task has taken the hold, in this process; or cannot any more
         # The body has released the lock.
         self._released = False
         # Celery has dropped the request while the body runs.
@@ -134,7 +130,7 @@ class TaskRun:
         self.stage = stage
         self._moved = monotonic()
         waits = stage in {Stage.PARKED, Stage.READY} or (stage is Stage.QUEUED and self._acquires_in_slot)
-        self.worker.set_parked(self.nonce, parked=waits)
+        self.worker.set_parked(self.hold_id, parked=waits)
 
     @property
     def has_slot(self) -> bool:
@@ -200,8 +196,8 @@ class TaskRun:
 
     def _on_change(self) -> None:
         # Runs on the session's threads too.
-        slot = self._slot
-        if slot is not None and slot.update() is HoldState.LOST and self._ends_child:
+        cell = self._cell
+        if cell is not None and cell.update() is HoldState.LOST and self._ends_child:
             # Celery's loop does not run while the worker has no connection to the broker.
             self.worker.loop.timers.call_later(0.0, self._end_child)
 
@@ -239,7 +235,7 @@ class TaskRun:
 
     def _watch_child(self) -> None:
         if self.worker.child_watcher is not None and self.pid is not None:
-            self.worker.child_watcher.add(self.pid, self.nonce, self._on_child_end)
+            self.worker.child_watcher.add(self.pid, self.hold_id, self._on_child_end)
 
     @property
     def _is_watched(self) -> bool:
@@ -250,7 +246,7 @@ class TaskRun:
             watcher = self.worker.child_watcher
             if self.stage is not Stage.RUNNING or self.pid is None or watcher is None or self._ended_child:
                 return
-            if self._released or self._slot is None or self._slot.claimed_by is None:
+            if self._released or self._cell is None or self._cell.claimed_by is None:
                 # The body does not run under this hold: it has ended, or it acquires the lock itself.
                 return
             self._ended_child = True
@@ -271,8 +267,9 @@ class TaskRun:
         if self.stage is Stage.RUNNING and self.attempts.current is not None:
             self._released = True
             self.attempts.end()
-            if self._slot is not None:
-                self._slot.announce_deletion()
+            if self._cell is not None and self.attempts.current is not None:
+                contender = self.attempts.current.contender
+                contender.post(partial(contender.on_deleted, self._cell.set_gone))
             if self._dropped:
                 self.finish()
 
@@ -284,11 +281,11 @@ class TaskRun:
             before = self.stage
             self._move(Stage.OVER)
         self.attempts.end()
-        if self._slot is not None:
-            self._slot.close()
+        if self._cell is not None:
+            self._cell.close()
         if self.worker.child_watcher is not None and self.pid is not None:
-            self.worker.child_watcher.discard(self.pid, self.nonce)
-        self._requests.pop(self.nonce, None)
+            self.worker.child_watcher.discard(self.pid, self.hold_id)
+        self._requests.pop(self.hold_id, None)
         if before is Stage.RUNNING and self.worker.sends_events:
             self.worker.loop.post(partial(self.worker.send_event, "released", self.as_dict))
         if self._slot_generation is not None:
@@ -332,50 +329,34 @@ class TaskRun:
 
     def _drop(self) -> None:
         """Finish a request that Celery has dropped; a body that runs nevertheless keeps its lock until its end."""
-        self._dropped = True
-        self._withdraw()
-
-    def _report_drop(self) -> None:
-        self.worker.counts["reconciled"] += 1
-        logger.warning("event=dropped key=%r task=%s consequence=lock_released", self.lock.key, self.request.id)
-        signals.send(
-            signals.dropped, **signals.common_arguments(self.lock), task=self.request.task.name, id=self.request.id
-        )
+        if not self._give_up_hold():
+            # If a child is claiming it at this moment, the next check finds out whether it has.
+            self._dropped = self.pid is not None
+        else:
+            self.worker.counts["reconciled"] += 1
+            logger.warning("event=dropped key=%r task=%s consequence=lock_released", self.lock.key, self.request.id)
+            signals.send(
+                signals.dropped, **signals.common_arguments(self.lock), task=self.request.task.name, id=self.request.id
+            )
+            self.finish()
 
     def _withdraw(self) -> None:
-        """Release a hold that the task has not taken, so that it acquires the lock itself; finish a dropped request."""
-        with self._changing:
-            if self.stage is not Stage.RUNNING or self._withdrawing:
-                return
-            self._withdrawing = True
-            if self._slot is None:
-                # A thread of this process takes the hold under the same lock.
-                self._end_withdrawal()
-                return
-        self._slot.withdraw()
-        self.worker.loop.timers.call_later(CLAIM_DELAY, partial(self.run, self._end_withdrawal))
+        """Release a hold that the task has not taken, so that it acquires the lock itself."""
+        if not self._claimed and self._give_up_hold():
+            logger.info(
+                "event=not_claimed key=%r task=%s consequence=acquires_for_itself", self.lock.key, self.request.id
+            )
+            self.attempts.end()
 
-    def _end_withdrawal(self) -> None:
+    def _give_up_hold(self) -> bool:
+        """Let the task not take the hold any more; return whether it has not and cannot."""
         with self._changing:
-            self._withdrawing = False
             if self.stage is not Stage.RUNNING:
-                return
-            claimed_by = self._slot.claimed_by if self._slot is not None else None
-            if self._slot is not None and claimed_by is not None and not self._released:
-                self._slot.restore()
-                if self.pid is None:
-                    self.pid = claimed_by
-                    self._watch_child()
-                return
-            if self._claimed and not self._dropped:
-                return
-            self._claimed = True
-        if self._dropped:
-            if not self._released:
-                self._report_drop()
-            self.finish()
-            return
-        logger.info("event=not_claimed key=%r task=%s consequence=acquires_for_itself", self.lock.key, self.request.id)
-        if self._slot is not None:
-            self._slot.close()
-        self.attempts.end()
+                return False
+            if self._cell is None or self._cell.withdraw():
+                self._claimed, self._cell = True, None
+                return True
+            if self.pid is None and (claimed_by := self._cell.claimed_by) is not None:
+                self.pid = claimed_by
+                self._watch_child()
+            return False

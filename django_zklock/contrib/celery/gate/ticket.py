@@ -22,15 +22,16 @@ DEADLINE_HEADER = "zklock_deadline"
 class Ticket:
     """What a task needs to know about its lock: the keys, and what the main process has acquired or decided.
 
-    ``origin`` is the main process, ``slot`` and ``nonce`` name the slot of its scoreboard, ``nodes`` has the full path
-    of the node in each queue by the path of the queue. ``since`` and ``deadline`` are in seconds since the Unix epoch,
-    ``waited`` and ``session_timeout`` in seconds. ``contended`` says that the task had to wait, ``refusal`` why it has
-    no lock. With ``acquires`` the task acquires its lock itself. Whenever it does, it may wait until ``deadline``.
+    ``origin`` is the main process, ``cell`` and ``hold_id`` name the cell of its scoreboard, ``nodes`` has the full
+    path of the node in each queue by the path of the queue. ``since`` and ``deadline`` are in seconds since the Unix
+    epoch, ``waited`` and ``session_timeout`` in seconds. ``contended`` says that the task had to wait, ``refusal`` why
+    it has no lock. With ``acquires`` the task acquires its lock itself. Whenever it does, it may wait until
+    ``deadline``.
     """
 
     origin: str
-    slot: int
-    nonce: int
+    cell: int
+    hold_id: int
     keys: list[str]
     since: float
     waited: float

@@ -85,13 +85,13 @@ class GateWorker(ABC):
         self.window = celery_internals.PrefetchWindow()
         # Of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch.
         self.deadlines: dict[AttemptId, float] = {}
-        # The requests that wait in addition to Celery's own window, by nonce.
+        # The requests that wait in addition to Celery's own window, by hold_id.
         self.parked: set[int] = set()
         # Grows when Celery counts its slots anew.
         self.generation = 0
         # Events that should not happen, by name.
         self.counts: Counter[str] = Counter()
-        # By nonce, in the order in which they get a slot. Used in the loop.
+        # By hold_id, in the order in which they get a slot. Used in the loop.
         self._next: dict[int, _NextSlot] = {}
         # Reentrant, because a signal handler that ends the worker may interrupt the owner.
         self._counting = threading.RLock()
@@ -100,8 +100,8 @@ class GateWorker(ABC):
     # The requests.
 
     @abstractmethod
-    def release(self, nonce: int) -> None:
-        """Release the lock of the request ``nonce``: its body has ended. The child watcher calls this on its thread."""
+    def release(self, hold_id: int) -> None:
+        """Release the lock of the request ``hold_id``: its body has ended. Called on the child watcher's thread."""
 
     @abstractmethod
     def count_waiting(self) -> int:
@@ -133,14 +133,14 @@ class GateWorker(ABC):
 
     # Slots.
 
-    def acquire_next(self, nonce: int, on_slot: Callable[[], object], is_over: Callable[[], bool]) -> None:
+    def acquire_next(self, hold_id: int, on_slot: Callable[[], object], is_over: Callable[[], bool]) -> None:
         """Call ``on_slot`` with the next free slot, in the order of these calls, unless ``is_over`` is true by then."""
-        self._next[nonce] = _NextSlot(monotonic(), on_slot, is_over)
+        self._next[hold_id] = _NextSlot(monotonic(), on_slot, is_over)
         self.slots.acquire_next(self._on_next_slot)
 
-    def leave_next(self, nonce: int) -> None:
-        """Take back the call of :meth:`acquire_next` for ``nonce``."""
-        self._next.pop(nonce, None)
+    def leave_next(self, hold_id: int) -> None:
+        """Take back the call of :meth:`acquire_next` for ``hold_id``."""
+        self._next.pop(hold_id, None)
 
     def _on_next_slot(self) -> None:
         while self._next:
@@ -165,15 +165,15 @@ class GateWorker(ABC):
 
     # The prefetch window.
 
-    def set_parked(self, nonce: int, *, parked: bool) -> None:
-        """Count the request ``nonce`` as one that waits in addition to Celery's own window, or no longer."""
-        if parked == (nonce in self.parked):
+    def set_parked(self, hold_id: int, *, parked: bool) -> None:
+        """Count the request ``hold_id`` as one that waits in addition to Celery's own window, or no longer."""
+        if parked == (hold_id in self.parked):
             return
         with self._counting:
             if parked:
-                self.parked.add(nonce)
+                self.parked.add(hold_id)
             else:
-                self.parked.discard(nonce)
+                self.parked.discard(hold_id)
             self.window.widen(min(len(self.parked), self.max_parked))
 
     @cached_property

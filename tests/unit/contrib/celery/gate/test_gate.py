@@ -26,7 +26,7 @@ def test_request__without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None
     entered: list[str] = []
     posted: list[Callable[[], object]] = []
     locked: Any = SimpleNamespace(
-        nonce=1, enter=lambda: entered.append("enter"), run=lambda step: step(), next_check=None
+        hold_id=1, enter=lambda: entered.append("enter"), run=lambda step: step(), next_check=None
     )
     gate: Any = Gate.__new__(Gate)
     gate.requests, gate.consumer, gate.loop = {}, SimpleNamespace(hub=None), SimpleNamespace(post=posted.append)

@@ -25,7 +25,7 @@ from django_zklock.zk.waiting import boottime
 def ticket_for(*keys: str, **facts: Any) -> Ticket:
     """Return the ticket that the main process "worker" makes for a hold of these keys."""
     known: dict[str, Any] = {
-        "origin": "worker", "slot": 3, "nonce": 7, "keys": list(keys), "since": 1.0, "waited": 0.5,
+        "origin": "worker", "cell": 3, "hold_id": 7, "keys": list(keys), "since": 1.0, "waited": 0.5,
         "contended": False, "session_timeout": 4.0, "nodes": {"/a": "/a/node"}, "token": 5,
     }  # fmt: skip
     return Ticket(**known | facts)
@@ -132,7 +132,8 @@ class Hold:
     def __init__(self) -> None:
         self.scoreboard = Scoreboard()
         self.words = self.scoreboard.words[3]
-        self.words.nonce, self.words.state, self.words.lease_end = 7, HoldState.HELD, boottime() + 60.0
+        self.words.hold_id, self.words.state = 7, HoldState.HELD
+        self.scoreboard.leases[0] = boottime() + 60.0
         self.released: list[int] = []
         gate: Any = SimpleNamespace(
             scoreboard=self.scoreboard, child_watcher=SimpleNamespace(send_release=self.released.append)
@@ -157,18 +158,18 @@ def test_take() -> None:
 def test_take__lease_over(caplog: pytest.LogCaptureFixture) -> None:
     """A body does not begin under a lock whose lease is over: the main process has stood still since its grant."""
     hold = Hold()
-    hold.words.lease_end = boottime() - 1.0
+    hold.scoreboard.leases[0] = boottime() - 1.0
     with caplog.at_level(logging.WARNING):
         assert hold.offer.take() is None
     assert hold.released == [7]
     assert "event=lost_before_start" in caplog.text
 
 
-@pytest.mark.parametrize("state", [HoldState.LOST, HoldState.GONE, HoldState.WITHDRAWN])
-def test_take__no_longer_held(caplog: pytest.LogCaptureFixture, state: HoldState) -> None:
+@pytest.mark.parametrize("state", [HoldState.LOST, HoldState.GONE, None])
+def test_take__no_longer_held(caplog: pytest.LogCaptureFixture, state: HoldState | None) -> None:
     """A hold that the main process has lost or given up is not taken."""
     hold = Hold()
-    hold.words.state = state
+    hold.words.state, hold.words.hold_id = state or HoldState.HELD, 0 if state is None else 7
     with caplog.at_level(logging.WARNING):
         assert hold.offer.take() is None
     assert hold.released == [7]

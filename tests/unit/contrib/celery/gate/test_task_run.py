@@ -14,7 +14,7 @@ from celery.worker import state as celery_state
 
 from django_zklock import signals
 from django_zklock.contrib.celery.gate.child_note import DELAY
-from django_zklock.contrib.celery.gate.scoreboard import ParentSlot, Scoreboard, ScoreboardSlot
+from django_zklock.contrib.celery.gate.scoreboard import Cell, ParentCell, Scoreboard
 from django_zklock.contrib.celery.gate.task_run import TaskRun
 from django_zklock.contrib.celery.gate.worker import Stage
 from django_zklock.exceptions import LockTimeout
@@ -54,11 +54,12 @@ class Watcher:
     def discard(self, *_facts: Any) -> None: ...
 
 
-def running(pid: int | None) -> tuple[Any, ScoreboardSlot]:
-    """Return a run that the pool has, and its slot of the scoreboard as its child sees it."""
+def running(pid: int | None) -> tuple[Any, Cell]:
+    """Return a run that the pool has, and its cell of the scoreboard as its child sees it."""
     scoreboard = Scoreboard()
-    slot = ParentSlot.open(scoreboard, 7, Contender())  # type: ignore[arg-type]
-    assert slot is not None
+    contender: Any = Contender()
+    cell = ParentCell.open(scoreboard, 7, contender)
+    assert cell is not None
     worker = SimpleNamespace(
         child_watcher=Watcher(),
         scoreboard=scoreboard,
@@ -70,13 +71,13 @@ def running(pid: int | None) -> tuple[Any, ScoreboardSlot]:
     lock = SimpleNamespace(key="k", template="{key}", pool=SimpleNamespace(name="default"), rule=EXCLUSIVE)
     run: Any = TaskRun.__new__(TaskRun)
     vars(run).update(
-        worker=worker, stage=Stage.RUNNING, pid=pid, nonce=7, lock=lock, attempts=SimpleNamespace(end=lambda: None),
+        worker=worker, stage=Stage.RUNNING, pid=pid, hold_id=7, lock=lock, attempts=SimpleNamespace(end=lambda: None),
         request=SimpleNamespace(id="id", task=SimpleNamespace(name="bill")), _changing=threading.RLock(), _requests={},
-        _slot=slot, _slot_generation=None, _acquires_in_slot=False, _claimed=False, _withdrawing=False,
+        _cell=cell, _slot_generation=None, _acquires_in_slot=False, _claimed=False,
         _released=False, _dropped=False, _ended_child=False,
     )  # fmt: skip
     worker.child_watcher.run = run
-    return run, ScoreboardSlot(scoreboard, slot.number, 7)
+    return run, Cell(scoreboard, cell.number, 7)
 
 
 def test_lost__kills_no_later_task() -> None:

@@ -93,10 +93,10 @@ def test_slot__of_many_that_have_ended(workplace: Workplace) -> None:
 
 def test_slot__of_many_whose_locks_were_lost(workplace: Workplace) -> None:
     """Thousands that had their locks, waited for a slot and lost their session hand it on as well."""
-    for nonce in range(MANY):
-        workplace.gate.acquire_next(nonce, lambda: None, lambda: False)
-    for nonce in range(MANY):
-        workplace.gate.leave_next(nonce)
+    for hold_id in range(MANY):
+        workplace.gate.acquire_next(hold_id, lambda: None, lambda: False)
+    for hold_id in range(MANY):
+        workplace.gate.leave_next(hold_id)
     workplace.gate.slots.acquire(partial(workplace.take, "behind"))
     workplace.end_task()
     assert workplace.taken == ["behind"]
@@ -144,11 +144,11 @@ def test_deadline__of_a_task_that_runs(workplace: Workplace) -> None:
 def test_followed__beside_requests_without_a_node(workplace: Workplace) -> None:
     """Requests whose session has just ended do not matter to who waits behind a request; nor do those for several."""
     asked: list[set[str]] = []
-    for nonce, nodes in enumerate([{}, {"/k": "/k/1"}, {"/k": "/k/2", "/l": "/l/1"}]):
+    for hold_id, nodes in enumerate([{}, {"/k": "/k/1"}, {"/k": "/k/2", "/l": "/l/1"}]):
         other = waiting(workplace, Stage.PARKED)
         contender = SimpleNamespace(node_paths=nodes)
         vars(other).update(attempts=SimpleNamespace(current=SimpleNamespace(contender=contender)))
-        workplace.gate.requests[nonce] = other
+        workplace.gate.requests[hold_id] = other
     locked = waiting(workplace, Stage.READY)
     vars(locked).update(
         attempts=SimpleNamespace(if_followed=lambda ours, _call: asked.append(ours)),
