@@ -1,7 +1,6 @@
 """The undocumented parts of Celery, kombu and billiard that the gate uses.
 
-They are used here, in ``task_run.py``, ``bootstep.py``, ``gate.py`` and ``worker.py``, and in ``tasks.py`` beside this
-package; ``beat`` has its own.
+They are used here and in ``tasks.py`` beside this package; ``beat`` has its own.
 ``tests/unit/contrib/celery/gate/test_celery_internals.py`` checks each of them in the installed Celery.
 
 ========================================================  ==========================================================
@@ -39,9 +38,12 @@ What is used                                              Without it
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from celery.app.task import Context
+from celery.bootsteps import CLOSE, TERMINATE  # type: ignore[attr-defined]
 from celery.concurrency import prefork, thread
 from celery.worker import state
 from celery.worker.request import Request
@@ -71,7 +73,7 @@ def is_prefork(pool: Any) -> bool:
     return isinstance(pool, prefork.TaskPool)
 
 
-def knows_lock(pool: Any) -> bool:
+def can_have_gate(pool: Any) -> bool:
     """Return whether tasks in ``pool`` can use a lock that this process holds.
 
     A solo pool has no gate: its only thread runs the tasks.
@@ -82,12 +84,13 @@ def knows_lock(pool: Any) -> bool:
     return bool(pool.is_green) or isinstance(pool, thread.TaskPool)
 
 
-def has_job(pool: Any, request: Request) -> bool:
-    """Return whether the prefork ``pool`` still has the job of ``request``, begun or not."""
+def has_lost_job(pool: Any, request: Request) -> bool:
+    """Return whether the prefork ``pool`` was given the job of ``request`` and has it no more, begun or not."""
     # A weak reference: only billiard's cache keeps the job alive.
     reference: Any = getattr(request, "_apply_result", None)
     job = reference() if reference is not None else None
-    return job is not None and job._job in pool._pool._cache  # noqa: SLF001 - the pool drops jobs without a callback
+    has_job = job is not None and job._job in pool._pool._cache  # noqa: SLF001 - the pool drops jobs without a callback
+    return reference is not None and not has_job
 
 
 def is_active(request: Request) -> bool:
@@ -107,6 +110,59 @@ def time_limit(request: Request, controller: Any) -> float | None:
     """Return the seconds after which the pool kills the child that runs ``request``; ``None`` without a limit."""
     limit, _soft = request.time_limits
     return limit or request.task.time_limit or controller.time_limit or None
+
+
+def take_callbacks(request: Request, **ours: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """Let the pool report to ``ours`` instead of ``request``; return what it reported to."""
+    theirs = {name: getattr(request, name) for name in ours}
+    vars(request).update(ours)
+    return theirs
+
+
+def drop_callbacks(request: Request) -> None:
+    """Let the pool report to ``request`` again."""
+    for name in ("on_accepted", "on_success", "on_failure", "on_timeout"):
+        vars(request).pop(name, None)
+
+
+@contextmanager
+def current_request(request: Request) -> Iterator[None]:
+    """Let the task's own `request` be what it is in a slot: the key may be made from it."""
+    stack = request.task.request_stack
+    stack.push(Context(request.request_dict, args=request.args, called_directly=False, kwargs=request.kwargs))
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+# The worker.
+
+
+def put_into(consumer: Any, *, on_request: Callable[[Request], None], before_soft_shutdown: Callable[[], None]) -> None:
+    """Let ``consumer`` call the two, before Celery's strategies copy the first."""
+    consumer.on_task_request = on_request
+    # Since Celery 5.5 the worker sleeps in a signal handler during a soft shutdown, and its loop does not run.
+    if (sleep := getattr(consumer.controller, "wait_for_soft_shutdown", None)) is not None:
+
+        def leave_and_sleep() -> None:
+            before_soft_shutdown()
+            sleep()
+
+        consumer.controller.wait_for_soft_shutdown = leave_and_sleep
+
+
+def is_ending(controller: Any) -> bool:
+    """Return whether the worker ends, and does not only connect to its broker again."""
+    return controller.blueprint.state in {CLOSE, TERMINATE}
+
+
+def send_event(events: Any, name: str, **facts: Any) -> None:
+    """Send an event of a group that remote control does not know: it is sent if those of tasks are."""
+    if events.groups:
+        # Remote control enables the groups that Celery knows.
+        (events.groups.add if "task" in events.groups else events.groups.discard)("zklock")
+    events.send(name, **facts)
 
 
 # Slots.
@@ -169,6 +225,9 @@ class SemaphoreSlots:
     def submit(self, call: Callable[[], object]) -> None:
         """Call ``call``, which hands a task to the pool, where it cannot block the gate."""
         call()
+
+    def clear(self) -> None:
+        """Drop no call: Celery does so when it has lost the broker."""
 
     @property
     def _knows_children(self) -> bool:

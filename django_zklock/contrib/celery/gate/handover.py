@@ -7,11 +7,10 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.gate import Gate
 from django_zklock.contrib.celery.gate.scoreboard import Cell, HoldState, Scoreboard
 from django_zklock.contrib.celery.gate.ticket import Ticket
 from django_zklock.contrib.celery.tasks import locked_call_in, running_task, task_body
@@ -24,6 +23,9 @@ from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.rules import Rule
 from django_zklock.zk.waiting import boottime
+
+if TYPE_CHECKING:
+    from django_zklock.contrib.celery.gate.gate import Gate
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -97,8 +99,8 @@ def _release(gate: Gate, ticket: Ticket) -> None:
     """Let the main process release the hold of ``ticket``."""
     if gate.child_watcher is not None:
         gate.child_watcher.send_release(ticket.hold_id)
-    else:
-        gate.release(ticket.hold_id)
+    elif (request := gate.requests.get(ticket.hold_id)) is not None:
+        request.on_body_ended()
 
 
 class TicketOffer:
@@ -142,7 +144,7 @@ class TicketOffer:
         cell, release = Cell(scoreboard, ticket.cell, ticket.hold_id), partial(_release, self._gate, ticket)
         if not cell.claim(os.getpid()):
             logger.warning(
-                "event=not_handed_over key=%r task=%s state=%s consequence=acquires_again",
+                "event=not_handed_over key=%r task=%s state=%s consequence=acquires_in_its_slot",
                 lock.key, self._task, cell.state,
             )  # fmt: skip
             release()
@@ -150,7 +152,9 @@ class TicketOffer:
         contender = InheritedContender(ticket, cell, lock.rule, release)
         if contender.lease_expired or contender.lost is not None:
             # A body never begins with a lock that is lost.
-            logger.warning("event=lost_before_start key=%r task=%s consequence=acquires_again", lock.key, self._task)
+            logger.warning(
+                "event=lost_before_start key=%r task=%s consequence=acquires_in_its_slot", lock.key, self._task
+            )
             release()
             return None
         # A hold uses no more of a contender than this one has.

@@ -168,10 +168,16 @@ class Cell:
     def claim(self, pid: int) -> bool:
         """Claim the hold for the child ``pid``, which calls this; return ``False`` if the hold must not be used."""
         with self._scoreboard.deciding(self.number) as alone:
-            is_free = alone and self.state in {HoldState.HELD, HoldState.REVOKED}
-            if is_free:
-                self._words.claimed_by = pid
-        return is_free
+            if not alone or self.state is None:
+                return False
+            # First: a parent that writes a loss, and then reads who has the hold, finds this child, or the child finds
+            # the loss.
+            self._words.claimed_by = pid
+            if self.state in {HoldState.HELD, HoldState.REVOKED}:
+                return True
+            if self.state is not None:
+                self._words.claimed_by = 0
+            return False
 
 
 class ParentCell(Cell):
