@@ -86,11 +86,12 @@ def can_have_gate(pool: Any) -> bool:
 
 def has_lost_job(pool: Any, request: Request) -> bool:
     """Return whether the prefork ``pool`` was given the job of ``request`` and has it no more, begun or not."""
-    # A weak reference: only billiard's cache keeps the job alive.
-    reference: Any = getattr(request, "_apply_result", None)
+    if "_apply_result" not in vars(request):
+        return False
+    # A weak reference: only billiard's cache keeps the job alive. There is none if the pool has refused the job.
+    reference: Any = vars(request)["_apply_result"]
     job = reference() if reference is not None else None
-    has_job = job is not None and job._job in pool._pool._cache  # noqa: SLF001 - the pool drops jobs without a callback
-    return reference is not None and not has_job
+    return job is None or job._job not in pool._pool._cache  # noqa: SLF001 - the pool drops jobs without a callback
 
 
 def is_active(request: Request) -> bool:

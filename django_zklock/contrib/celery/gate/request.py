@@ -37,8 +37,9 @@ from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
 from django_zklock import signals
-from django_zklock.contrib.celery.gate import celery_internals, child_note
+from django_zklock.contrib.celery.gate import celery_internals
 from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
+from django_zklock.contrib.celery.gate.child_note import DELAY, ChildNote
 from django_zklock.contrib.celery.gate.child_watcher import ended_child_failure
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentCell
 from django_zklock.contrib.celery.gate.ticket import HEADER, Ticket
@@ -162,7 +163,7 @@ class GateRequest:
         self._granted_at = self._since = 0.0
         # Whether the child is killed when the lock is lost.
         self._kills_child = call.on_lost == "terminate"
-        self._child_note = child_note.ChildNote()
+        self._note: ChildNote | None = None
         self._changing = threading.RLock()
         self._callbacks = celery_internals.take_callbacks(
             request,
@@ -177,10 +178,11 @@ class GateRequest:
 
     def _move(self, phase: Phase, verdict: Verdict) -> None:
         assert (phase, verdict) in LEGAL, (phase, verdict)
-        before, self.phase, self.verdict = self.phase, phase, verdict
-        self.moved = monotonic()
-        if phase is Phase.DECIDED and before is not Phase.DECIDED:
-            self._granted_at = time.time()
+        if phase is not self.phase:
+            self.moved = monotonic()
+            if phase is Phase.DECIDED:
+                self._granted_at = time.time()
+        self.phase, self.verdict = phase, verdict
         self.gate.on_move(self)
 
     def guarded(self, step: Callable[[], object]) -> None:
@@ -569,17 +571,22 @@ class GateRequest:
 
     def note(self, now: float) -> None:
         """Write into the nodes which child runs the task, or that it has no slot, when that is so for a while."""
-        attempt, note = self.attempts.current, self._child_note
+        attempt, note = self.attempts.current, self._note
         if self.phase is Phase.RELEASED or attempt is None or not attempt.granted:
             return
         # Tasks in threads and greenlets have no process of their own.
         child = 0 if self.pid is None else self.pid if self._is_watched else None
         forgotten = bool(child) and celery_internals.is_forgotten(self.request)
         # A note that is wrong by now is replaced at once.
-        if now - self.moved > child_note.DELAY or note.facts or forgotten:
-            facts = {"child": child, "granted": self._granted_at, "forgotten": forgotten}
-            if child is not None or note.facts:
-                note.write(attempt.contender, now=now, **facts)
+        if now - self.moved <= DELAY and note is None and not forgotten:
+            return
+        facts = {"child": child, "granted": self._granted_at, "forgotten": forgotten}
+        if note is not None and note.facts != facts:
+            note.cancel()
+        elif note is not None or child is None:
+            return
+        self._note = ChildNote(attempt.contender, facts)
+        self._note.start()
 
     # What others see.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from billiard.exceptions import WorkerLostError
@@ -120,25 +120,39 @@ def test_lost__before_the_body() -> None:
     assert not in_child.claim(71)
 
 
+class Note:
+    """What is written into the nodes of a run, instead of writing it."""
+
+    written: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, _contender: Any, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    def start(self) -> None:
+        self.written.append(self.facts)
+
+    def cancel(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_zklock.contrib.celery.gate.request.ChildNote", Note)
+
+
 def noted(
     pid: int | None, *, ran: float, is_known: bool = True, forks: bool = True
 ) -> tuple[Any, list[dict[str, Any]]]:
     """Return a run whose lock was granted, and what is written about it ``ran`` seconds after its last step."""
     locked, _in_child = Workplace(forks=forks).running(pid)
-    written: list[dict[str, Any]] = []
-
-    def write(_contender: Any, *, now: float, **facts: Any) -> None:
-        locked._child_note.facts = facts
-        written.append(facts)
-
-    locked._child_note = SimpleNamespace(facts={}, write=write)
+    Note.written.clear()
     locked._granted_at, locked.moved = 1234.5, 0.0
-    if is_known:
-        with known_to_celery(locked):
+    for _ in range(2):
+        if is_known:
+            with known_to_celery(locked):
+                locked.note(ran)
+        else:
             locked.note(ran)
-    else:
-        locked.note(ran)
-    return locked, written
+    return locked, Note.written
 
 
 @pytest.mark.parametrize(("pid", "child"), [(71, 71), (None, 0)])

@@ -90,6 +90,30 @@ def test_granted__and_lost_before_its_slot(workplace: Workplace) -> None:
     assert workplace.submitted == ["first", "behind", "id"]
 
 
+def test_granted__without_a_slot(workplace: Workplace) -> None:
+    """When a granted lock was released because no slot was free, those that are granted after that are too, at once."""
+    first, second = (workplace.request(name) for name in ("first", "second"))
+    for locked in (first, second):
+        locked.on_turn()
+        wait_behind(locked)
+    decide(first)
+    first.moved -= 2
+    decide(second)
+    workplace.loop.turn()
+    assert (first.verdict, second.verdict) == (Verdict.GRANTED, Verdict.IN_SLOT)
+    first.check(first.moved + 2)
+    workplace.loop.turn()
+    third = workplace.request("third")
+    third.on_turn()
+    wait_behind(third)
+    decide(third)
+    workplace.loop.turn()
+    assert (first.verdict, third.verdict) == (Verdict.IN_SLOT, Verdict.IN_SLOT)
+    for _ in range(3):
+        workplace.end_task()
+    assert workplace.submitted == ["first", "second", "third"]
+
+
 def test_joining__ends_meanwhile(workplace: Workplace) -> None:
     """The slot that was kept for a request which ends while it asks goes to the next one."""
     locked = workplace.waiting()

@@ -133,13 +133,18 @@ class Workplace:
         self.submitted: list[str] = []
         self.failures: list[Any] = []
         consumer = SimpleNamespace(
-            controller=controller, pool=controller.pool, hub=True, event_dispatcher=None, hostname="celery@web1"
+            controller=controller,
+            pool=controller.pool,
+            hub=True,
+            event_dispatcher=None,
+            hostname="celery@web1",
+            app=SimpleNamespace(conf={"zklock_gate_max_wait": 900}),
         )
         self.gate: Any = Gate.__new__(Gate)
         vars(self.gate).update(
             consumer=consumer, loop=self.loop, counts=Counter(), requests={}, joining=set(), decided={}, deadlines={},
             outside_window=set(), origin="worker", scoreboard=Scoreboard() if forks else None, _check_due=math.inf,
-            child_watcher=self.watcher if forks else None, _counting=threading.RLock(), max_parked=300, max_wait=900.0,
+            child_watcher=self.watcher if forks else None, _counting=threading.RLock(), max_parked=300,
             window=SimpleNamespace(widen=lambda _count: None),
         )  # fmt: skip
         self.gate.slots = Slots(self.gate)
