@@ -40,6 +40,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from celery.app.task import Context
@@ -187,11 +188,21 @@ class SemaphoreSlots:
         # Slots that were returned while one is being returned.
         self._unused = 0
         self._returns = False
-        if controller.max_tasks_per_child or controller.max_memory_per_child:
+        self._replaces_children = bool(controller.max_tasks_per_child or controller.max_memory_per_child)
+        if self._replaces_children:
             self._release = controller.semaphore.release
             controller.semaphore.release = self._adjust
             # A slot is not always returned when a child has no task any more, but the loop turns.
             controller.hub.on_tick.add(self._on_tick)
+
+    @property
+    def size(self) -> int:
+        """How many requests may ask ahead of their turn: one for each slot, unless a slot may have to start a child."""
+        return 0 if self._replaces_children else int(self._controller.semaphore.initial_value)
+
+    def first(self, count: int) -> list[Callable[[], object]]:
+        """Return the next calls that wait for a slot, at most ``count``."""
+        return [call for call, *_arguments in islice(getattr(self._controller.semaphore, "_waiting", ()), count)]
 
     def acquire(self, call: Callable[[], object]) -> None:
         """Call ``call`` when a slot is free, after all requests that wait for one."""

@@ -3,6 +3,10 @@
 Each request waits for its turn in the same line as Celery's requests without a lock, so neither overtakes the other. A
 turn comes with a slot. While the request asks for its lock, the gate keeps the slot, and gives it back when the request
 has to wait. A request whose lock is decided takes the next slot, before all others.
+
+A slot that waits for ZooKeeper's answer does nothing meanwhile, which counts where bodies take no longer than that. So
+while slots get free often, the next requests of the line ask for their locks ahead of their turn, as many as the pool
+has slots. A busy worker holds no lock that an idle one could use for longer than such a body.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from django_zklock.contrib.celery.gate import celery_internals
 from django_zklock.contrib.celery.gate.celery_internals import SemaphoreSlots
-from django_zklock.contrib.celery.gate.request import MAX_READY, GateRequest
+from django_zklock.contrib.celery.gate.request import MAX_READY, GateRequest, Phase
 from django_zklock.zk.waiting import monotonic
 
 if TYPE_CHECKING:
@@ -24,14 +28,16 @@ if TYPE_CHECKING:
 POLL_INTERVAL = 0.05
 # Seconds after which a request goes to the pool's own queue, which is fair to requests without a lock.
 MAX_POLLING = 1.0
+# Requests ask ahead of their turn if each slot, on average, got free twice in as many seconds.
+SHORT = 0.2
 
 
 class Slots:
     """The slots that the gate has, and the requests that wait for one. Used in the gate's loop.
 
-    ``in_hand`` slots are the gate's, and no request's: one for each that is JOINING. What is more than that goes to the
-    first request that is DECIDED, or back to Celery. A request may be in the line of the pool more than once, or when
-    it wants no slot any more: a slot that comes goes to whoever needs it.
+    ``in_hand`` slots are the gate's, and no request's: one for each that is JOINING and has had its turn. What is more
+    than that goes to the first request that is DECIDED, or back to Celery. A request may be in the line of the pool
+    when it wants no slot any more: a slot that comes goes to whoever needs it.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -42,21 +48,33 @@ class Slots:
             if celery_internals.gives_slots(gate.consumer.controller)
             else CountedSlots(gate)
         )
+        # By `hold_id`: those that have not had their turn, and those of them that ask ahead of it.
+        self._turns: set[int] = set()
+        self._ahead: set[int] = set()
+        # When the last turns came that were of use (monotonic clock).
+        self._recent: deque[float] = deque()
 
     def queue(self, request: GateRequest) -> None:
         """Let ``request`` have its turn after all that wait for a slot."""
+        self._turns.add(request.hold_id)
+        self._pool.acquire(_Turn(self, request))
+        self._look_ahead()
 
-        def on_turn() -> None:
-            self.in_hand += 1
-            request.guarded(request.on_turn)
-            self.settle()
-
-        self._pool.acquire(on_turn)
+    def on_turn(self, request: GateRequest) -> None:
+        """Give ``request`` its turn, with a slot."""
+        self.in_hand += 1
+        if request.phase in {Phase.QUEUED, Phase.JOINING, Phase.DECIDED}:
+            self._recent.append(monotonic())
+        self._turns.discard(request.hold_id)
+        self._ahead.discard(request.hold_id)
+        request.guarded(request.on_turn)
+        self.settle()
 
     def seek(self, request: GateRequest) -> None:
         """Let ``request``, which is DECIDED, have the next slot, before all that wait for their turn."""
         self.settle()
-        if request.hold_id in self._gate.decided:
+        # One that has asked ahead of its turn, and was granted at once, overtakes nobody.
+        if request.hold_id in self._gate.decided and (request.contended or request.hold_id not in self._turns):
             self._pool.acquire_next(self._on_slot)
 
     def _on_slot(self) -> None:
@@ -65,13 +83,30 @@ class Slots:
 
     def settle(self) -> None:
         """Use the slots that no request needs while it asks for its lock."""
-        while self.in_hand > len(self._gate.joining):
+        self._ahead &= self._gate.joining
+        while self.in_hand > len(self._gate.joining) - len(self._ahead):
             decided = next(iter(self._gate.decided.values()), None)
             if decided is not None:
                 decided.guarded(decided.submit)
             else:
                 self.in_hand -= 1
                 self._pool.release()
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Let the next requests of the line ask for their locks, if they will have a slot soon."""
+        size, recent = self._pool.size, self._recent
+        if not size or not self._turns or len(recent) <= 2 * size:
+            return
+        since = monotonic() - SHORT
+        while recent and recent[0] < since:
+            recent.popleft()
+        if len(recent) <= 2 * size:
+            return
+        for call in self._pool.first(size):
+            if isinstance(call, _Turn) and call.request.phase is Phase.QUEUED:
+                self._ahead.add(call.request.hold_id)
+                call.request.guarded(call.request.on_turn)
 
     def use(self, call: Callable[[], object]) -> None:
         """Use a slot for ``call``, which hands a task to the pool."""
@@ -89,6 +124,7 @@ class Slots:
     def reset(self) -> None:
         """Have no slot any more: Celery counts them anew when it has lost the broker."""
         self.in_hand = 0
+        self._turns.clear()
         self._pool.clear()
 
     @property
@@ -98,11 +134,31 @@ class Slots:
         return first is not None and monotonic() - first.moved > MAX_READY
 
 
+class _Turn:
+    """What is in the line of the pool for a request."""
+
+    __slots__ = ("_slots", "request")
+
+    def __init__(self, slots: Slots, request: GateRequest) -> None:
+        self._slots = slots
+        self.request = request
+
+    def __call__(self) -> None:
+        self._slots.on_turn(self.request)
+
+
 class CountedSlots:
     """The slots of a pool without a semaphore: it has a queue of its own, or blocks when it is full.
 
     It has the methods of :class:`~.celery_internals.SemaphoreSlots`.
     """
+
+    # None may ask ahead of its turn: the end of a task is not reported.
+    size = 0
+
+    def first(self, _count: int) -> list[Callable[[], object]]:
+        """Return nothing."""
+        return []
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from django_zklock.contrib.celery.gate.request import Phase, Verdict
+from django_zklock.contrib.celery.gate.slots import SHORT
+from django_zklock.zk.waiting import monotonic
 from tests.unit.contrib.celery.gate.workplace import Workplace
 
 pytestmark = pytest.mark.celery
@@ -112,6 +114,101 @@ def test_granted__without_a_slot(workplace: Workplace) -> None:
     for _ in range(3):
         workplace.end_task()
     assert workplace.submitted == ["first", "second", "third"]
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no time pass: a busy machine takes long from one turn to the next."""
+    now = monotonic()
+    monkeypatch.setattr("django_zklock.contrib.celery.gate.slots.monotonic", lambda: now)
+
+
+def run_short_ones(workplace: Workplace, tasks: list[Any]) -> None:
+    """Let the first three have their turns one after the other: with one slot, that is often."""
+    for number in range(3):
+        workplace.end_task()
+        decide(tasks[number])
+    assert len(workplace.submitted) == 3
+
+
+CHILDREN_STAY = pytest.mark.parametrize("workplace", [None], indirect=True)
+
+
+@CHILDREN_STAY
+@pytest.mark.usefixtures("still")
+def test_ahead__while_slots_get_free_often(workplace: Workplace) -> None:
+    """While bodies are short, the next requests ask for their locks before they have a slot, as many as there are."""
+    tasks = [workplace.waiting(str(number)) for number in range(7)]
+    run_short_ones(workplace, tasks)
+    assert [task.phase for task in tasks[2:5]] == [Phase.SUBMITTED, Phase.JOINING, Phase.QUEUED]
+    decide(tasks[3])
+    # It holds its lock, and there is one slot: no other asks for one.
+    assert [task.phase for task in tasks[3:5]] == [Phase.DECIDED, Phase.QUEUED]
+    workplace.end_task()
+    assert [task.phase for task in tasks[3:6]] == [Phase.SUBMITTED, Phase.JOINING, Phase.QUEUED]
+    # Its turn comes before the answer, and the slot is kept for it.
+    workplace.end_task()
+    assert (tasks[4].phase, workplace.gate.slots.in_hand, workplace.submitted[3:]) == (Phase.JOINING, 1, ["3"])
+    decide(tasks[4])
+    assert workplace.submitted[3:] == ["3", "4"]
+
+
+@pytest.mark.parametrize("workplace", [50], indirect=True)
+@pytest.mark.usefixtures("still")
+def test_ahead__not_before_a_child_has_started(workplace: Workplace) -> None:
+    """In a pool that replaces its children no request asks for its lock before there is a slot for it."""
+    tasks = [workplace.waiting(str(number)) for number in range(5)]
+    run_short_ones(workplace, tasks)
+    assert tasks[3].phase is Phase.QUEUED
+
+
+@CHILDREN_STAY
+def test_ahead__not_of_long_bodies(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While bodies are long, a request does not ask for its lock before there is a slot for it."""
+    tasks = [workplace.waiting(str(number)) for number in range(6)]
+    now = monotonic()
+    for number in range(4):
+        now += SHORT
+        monkeypatch.setattr("django_zklock.contrib.celery.gate.slots.monotonic", lambda now=now: now)
+        workplace.end_task()
+        decide(tasks[number])
+    assert [task.phase for task in tasks] == [Phase.SUBMITTED] * 4 + [Phase.QUEUED] * 2
+
+
+@CHILDREN_STAY
+@pytest.mark.usefixtures("still")
+def test_ahead__overtakes_nobody(workplace: Workplace) -> None:
+    """A request that was granted ahead of its turn has the slot of its turn, after those before it."""
+    tasks = [workplace.waiting(str(number)) for number in range(3)]
+    unlocked(workplace, "before")
+    locked = workplace.waiting("locked")
+    workplace.semaphore.initial_value = 2
+    run_short_ones(workplace, tasks)
+    for _ in range(2):
+        workplace.gate.slots._recent.append(monotonic())
+    workplace.gate.slots.settle()
+    assert locked.phase is Phase.JOINING
+    decide(locked)
+    assert (locked.phase, workplace.submitted[3:]) == (Phase.DECIDED, [])
+    workplace.end_task()
+    workplace.end_task()
+    assert workplace.submitted[3:] == ["before", "locked"]
+
+
+@CHILDREN_STAY
+@pytest.mark.usefixtures("still")
+def test_ahead__has_to_wait(workplace: Workplace) -> None:
+    """A request that asks ahead of its turn and has to wait leaves its turn to the one behind it."""
+    tasks = [workplace.waiting(str(number)) for number in range(5)]
+    run_short_ones(workplace, tasks)
+    wait_behind(tasks[3])
+    assert tasks[3].phase is Phase.WAITING
+    workplace.end_task()
+    decide(tasks[4])
+    assert workplace.submitted[3:] == ["4"]
+    decide(tasks[3])
+    workplace.end_task()
+    assert workplace.submitted[3:] == ["4", "3"]
 
 
 def test_joining__ends_meanwhile(workplace: Workplace) -> None:
