@@ -27,11 +27,11 @@ from django.db import connections as databases
 from django_zklock import locked_call
 from django_zklock.contrib.celery.gate import celery_internals, handover
 from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
+from django_zklock.contrib.celery.gate.handover import DEADLINE_HEADER, HEADER
 from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop
 from django_zklock.contrib.celery.gate.request import IN_POOL, AttemptId, GateRequest, Phase
 from django_zklock.contrib.celery.gate.scoreboard import Scoreboard
 from django_zklock.contrib.celery.gate.slots import Slots
-from django_zklock.contrib.celery.gate.ticket import DEADLINE_HEADER, HEADER
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.lock import Lock

@@ -1,4 +1,8 @@
-"""The task's side of the gate: it reads its ticket, and takes the lock that the main process has acquired for it."""
+"""The hand-over of a lock to the task that runs under it, by a ticket in the request that goes to the pool.
+
+Nothing that a producer sends can be a ticket: a message has no objects, the worker removes these headers from every
+message that it receives, and ``origin`` is a secret of the process that makes the ticket.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,21 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
-from django_zklock.contrib.celery.gate import ticket as tickets
 from django_zklock.contrib.celery.gate.scoreboard import Cell, HoldState, Scoreboard
-from django_zklock.contrib.celery.gate.ticket import Ticket
 from django_zklock.contrib.celery.tasks import locked_call_in, running_task, task_body
-from django_zklock.exceptions import LockConflict, LockTimeout, ZooKeeperUnavailable
+from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
 from django_zklock.work import current_work
 from django_zklock.zk.background import TimerThread
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Identity
 from django_zklock.zk.rules import Rule
 from django_zklock.zk.waiting import boottime
 
@@ -29,8 +33,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_zklock.celery")
 
-# Headers about one delivery of a task, which a retry must not copy.
-DELIVERY_HEADERS = frozenset({tickets.HEADER, tickets.DEADLINE_HEADER})
+HEADER = "zklock_hold"
+# In a message that is published again: the number of the task's retries, and the deadline of its wait in that attempt
+# (seconds since the Unix epoch). A retry has a timeout of its own.
+DEADLINE_HEADER = "zklock_deadline"
+# Both are about one delivery of a task, and a retry must not copy them.
+DELIVERY_HEADERS = frozenset({HEADER, DEADLINE_HEADER})
 
 # How often in a session timeout a child checks whether its lock is lost; the parent's heartbeat comes seven times.
 CHECKS_PER_SESSION = 12
@@ -45,12 +53,39 @@ gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
 _timers = TimerThread()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ticket:
+    """What a task needs to know about its lock: the keys, and what the main process has acquired or decided.
+
+    ``origin`` is the main process, ``cell`` and ``hold_id`` name the cell of its scoreboard, ``nodes`` has the full
+    path of the node in each queue by the path of the queue. ``since`` and ``deadline`` are in seconds since the Unix
+    epoch, ``waited`` and ``session_timeout`` in seconds. ``contended`` says that the task had to wait, ``refusal`` why
+    it has no lock. With ``acquires`` the task acquires its lock itself. Whenever it does, it may wait until
+    ``deadline``.
+    """
+
+    origin: str
+    cell: int
+    hold_id: int
+    keys: list[str]
+    since: float
+    waited: float
+    contended: bool
+    session_timeout: float
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    token: int = 0
+    holder: Identity | None = None
+    refusal: ZkLockError | None = None
+    acquires: bool = False
+    deadline: float | None = None
+
+
 def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TicketOffer | None:
     """Return the lock that the main process has chosen for the task that runs here; ``None`` without a ticket."""
     task = running_task()
     if task is None:
         return None
-    ticket = task.request.get(tickets.HEADER)
+    ticket = task.request.get(HEADER)
     # The ticket is for the first lock of this delivery alone, and a retry would send the headers that it finds.
     _strip(task.request)
     if ticket is None:

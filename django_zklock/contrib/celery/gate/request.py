@@ -41,8 +41,8 @@ from django_zklock.contrib.celery.gate import celery_internals
 from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
 from django_zklock.contrib.celery.gate.child_note import DELAY, ChildNote
 from django_zklock.contrib.celery.gate.child_watcher import ended_child_failure
+from django_zklock.contrib.celery.gate.handover import HEADER, Ticket
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentCell
-from django_zklock.contrib.celery.gate.ticket import HEADER, Ticket
 from django_zklock.contrib.celery.retry import CONFLICTS, OUTAGES
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.held import Held

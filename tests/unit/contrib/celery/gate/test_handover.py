@@ -12,9 +12,8 @@ from celery.app.task import Context
 
 from django_zklock import zk_locked
 from django_zklock.contrib.celery.gate import handover
-from django_zklock.contrib.celery.gate.handover import TicketOffer, _is_for
+from django_zklock.contrib.celery.gate.handover import HEADER, Ticket, TicketOffer, _is_for
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
-from django_zklock.contrib.celery.gate.ticket import HEADER, Ticket
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.node_data import Identity

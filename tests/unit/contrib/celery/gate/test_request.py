@@ -12,8 +12,8 @@ from billiard.exceptions import WorkerLostError
 
 from django_zklock import signals
 from django_zklock.contrib.celery.gate.child_note import DELAY
+from django_zklock.contrib.celery.gate.handover import HEADER
 from django_zklock.contrib.celery.gate.request import LEGAL, Phase, Verdict
-from django_zklock.contrib.celery.gate.ticket import HEADER
 from django_zklock.exceptions import LockTimeout
 from tests.unit.contrib.celery.gate.workplace import Workplace, known_to_celery
 
