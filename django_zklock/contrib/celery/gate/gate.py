@@ -25,7 +25,8 @@ from celery.worker.request import Request
 from django.db import connections as databases
 
 from django_zklock import locked_call
-from django_zklock.contrib.celery.gate import celery_internals, handover
+from django_zklock.contrib.celery import internals
+from django_zklock.contrib.celery.gate import handover
 from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
 from django_zklock.contrib.celery.gate.handover import DEADLINE_HEADER, HEADER
 from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop
@@ -60,12 +61,12 @@ class Gate:
         self.consumer = consumer
         self.loop: Loop = HubLoop() if consumer.hub else ThreadLoop()
         # Only where tasks run in child processes.
-        self.scoreboard = Scoreboard() if celery_internals.is_prefork(consumer.pool) else None
+        self.scoreboard = Scoreboard() if internals.is_prefork(consumer.pool) else None
         self.child_watcher = ChildWatcher(self._on_body_ended) if self.scoreboard is not None else None
         self.slots = Slots(self)
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
-        self.window = celery_internals.PrefetchWindow()
+        self.window = internals.PrefetchWindow()
         # Events that should not happen, by name.
         self.counts: Counter[str] = Counter()
         # Of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch.
@@ -109,7 +110,7 @@ class Gate:
     def start(self) -> None:
         """Use a new connection to the broker, for which Celery has made its counter of the prefetch window."""
         self.window.attach(self.consumer.qos)
-        celery_internals.restore_in_order(self.consumer)
+        internals.restore_in_order(self.consumer)
 
     def stop(self) -> None:
         """End all requests whose tasks do not run, and those that Celery has dropped: they are delivered again."""
@@ -117,7 +118,7 @@ class Gate:
         for request in list(self.requests.values()):
             request.leave()
             request.guarded(request.reconcile)
-        if celery_internals.is_ending(self.consumer.controller):
+        if internals.is_ending(self.consumer.controller):
             # The last tasks run, and Celery's loop does not.
             self.loop.detach()
 
@@ -161,11 +162,11 @@ class Gate:
             id=request.id,
             worker=self.consumer.hostname,
             child=0 if self.scoreboard is not None else None,
-            time_limit=celery_internals.time_limit(request, self.consumer.controller),
+            time_limit=internals.time_limit(request, self.consumer.controller),
         )
         before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
         try:
-            with celery_internals.current_request(request) if own else nullcontext():
+            with internals.current_request(request) if own else nullcontext():
                 key = call.key((*own, *request.args), dict(request.kwargs))
             # Celery discards it at that time, also while it waits here.
             return call.lock(key, lambda: work, may_expire=request.expires is not None)
@@ -239,12 +240,12 @@ class Gate:
         """Let the broker deliver ``request`` again: at the end of its queue, or where it was."""
         self.counts["given_back"] += 1
         headers = {DEADLINE_HEADER: [attempt[1], deadline]} if deadline is not None else {}
-        queue = celery_internals.queue_of(self.consumer, request)
-        if queue is not None and (headers or celery_internals.is_better_published(self.consumer, request)):
-            celery_internals.publish_again(request, queue, headers)
+        queue = internals.queue_of(self.consumer, request)
+        if queue is not None and (headers or internals.is_better_published(self.consumer, request)):
+            internals.publish_again(request, queue, headers)
         else:
             self.keep_deadline(attempt, deadline)
-            celery_internals.give_back(request)
+            internals.give_back(request)
 
     def keep_deadline(self, attempt: AttemptId, deadline: float | None) -> None:
         """Keep ``deadline`` for the next delivery of the same message."""
@@ -276,7 +277,7 @@ class Gate:
         """Seconds after its delivery when a message goes back to the broker, unless its task runs."""
         chosen = self.consumer.app.conf.get("zklock_gate_max_wait")
         # The other half is for the task itself, which may be acknowledged late.
-        return float(chosen) if chosen is not None else celery_internals.visibility_timeout(self.consumer) / 2
+        return float(chosen) if chosen is not None else internals.visibility_timeout(self.consumer) / 2
 
     # What others see.
 
@@ -294,7 +295,7 @@ class Gate:
         # Celery has its own names for the facts that every event has.
         renamed = {"id": "uuid", "pid": "child"}
         try:
-            celery_internals.send_event(
+            internals.send_event(
                 self.consumer.event_dispatcher,
                 f"zklock-{what}",
                 **{renamed.get(name, name): value for name, value in facts.items()},
@@ -336,7 +337,7 @@ class GateStep(bootsteps.StartStopStep):
         """Return whether the consumer has a gate."""
         if not is_wanted(consumer.app):
             return False
-        can_have_it = celery_internals.can_have_gate(consumer.pool)
+        can_have_it = internals.can_have_gate(consumer.pool)
         if not can_have_it:
             logger.info("event=no_gate pool=%s consequence=tasks_wait_in_their_slots", type(consumer.pool).__module__)
         return can_have_it
@@ -346,7 +347,7 @@ class GateStep(bootsteps.StartStopStep):
         # `celery inspect` finds it there.
         gate = consumer.zklock_gate = Gate(consumer)
         handover.gates[gate.origin] = gate
-        celery_internals.put_into(consumer, on_request=gate.on_request, before_soft_shutdown=gate.stop_soon)
+        internals.put_into(consumer, on_request=gate.on_request, before_soft_shutdown=gate.stop_soon)
         return gate
 
     def register_with_event_loop(self, _consumer: Any, hub: Any) -> None:

@@ -37,7 +37,7 @@ from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
 from django_zklock import signals
-from django_zklock.contrib.celery.gate import celery_internals
+from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
 from django_zklock.contrib.celery.gate.child_note import DELAY, ChildNote
 from django_zklock.contrib.celery.gate.child_watcher import ended_child_failure
@@ -165,7 +165,7 @@ class GateRequest:
         self._kills_child = call.on_lost == "terminate"
         self._note: ChildNote | None = None
         self._changing = threading.RLock()
-        self._callbacks = celery_internals.take_callbacks(
+        self._callbacks = internals.take_callbacks(
             request,
             on_accepted=self._on_accepted,
             on_success=self._on_success,
@@ -488,7 +488,7 @@ class GateRequest:
         if before in IN_POOL and self.gate.sends_events:
             self.gate.loop.post(partial(self.gate.send_event, "released", self.as_dict))
         # The request refers to us: without this only the garbage collector frees both.
-        celery_internals.drop_callbacks(self.request)
+        internals.drop_callbacks(self.request)
 
     def leave(self, *, wait: bool = True) -> bool:
         """End the request unless the pool has it; the broker delivers it again.
@@ -529,7 +529,7 @@ class GateRequest:
         if self.phase in IN_POOL:
             self.reconcile()
             self.note(now)
-            if self.pid is None and celery_internals.starts_children(self.gate.consumer.pool):
+            if self.pid is None and internals.starts_children(self.gate.consumer.pool):
                 # The child that will run the task has yet to start.
                 self.moved = now
             if now - self.moved > MAX_READY:
@@ -553,12 +553,12 @@ class GateRequest:
         """End a run that Celery has dropped, unless a body runs under the hold: then the body's end ends it."""
         if self.phase not in IN_POOL or self.gate.scoreboard is None:
             return
-        if not celery_internals.has_lost_job(self.gate.consumer.pool, self.request):
+        if not internals.has_lost_job(self.gate.consumer.pool, self.request):
             return
         if self.phase is Phase.RELEASED:
             # The body has ended. Before Celery 5.7 a pool that has lost the broker does not report it.
             self.over()
-        elif not celery_internals.is_active(self.request):
+        elif not internals.is_active(self.request):
             with self._changing:
                 if self.phase is not Phase.SUBMITTED or (self.verdict is Verdict.GRANTED and not self._withdraw()):
                     return
@@ -576,7 +576,7 @@ class GateRequest:
             return
         # Tasks in threads and greenlets have no process of their own.
         child = 0 if self.pid is None else self.pid if self._is_watched else None
-        forgotten = bool(child) and celery_internals.is_forgotten(self.request)
+        forgotten = bool(child) and internals.is_forgotten(self.request)
         # A note that is wrong by now is replaced at once.
         if now - self.moved <= DELAY and note is None and not forgotten:
             return

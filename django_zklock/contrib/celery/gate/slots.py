@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from django_zklock.contrib.celery.gate import celery_internals
-from django_zklock.contrib.celery.gate.celery_internals import SemaphoreSlots
+from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.request import MAX_READY, GateRequest, Phase
+from django_zklock.contrib.celery.internals import SemaphoreSlots
 from django_zklock.zk.waiting import monotonic
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Slots:
         self._gate = gate
         self._pool: SemaphoreSlots | CountedSlots = (
             SemaphoreSlots(gate.consumer.controller, lambda: self.in_hand)
-            if celery_internals.gives_slots(gate.consumer.controller)
+            if internals.gives_slots(gate.consumer.controller)
             else CountedSlots(gate)
         )
         # By `hold_id`: those that have not had their turn, and those of them that ask ahead of it.
@@ -150,7 +150,7 @@ class _Turn:
 class CountedSlots:
     """The slots of a pool without a semaphore: it has a queue of its own, or blocks when it is full.
 
-    It has the methods of :class:`~.celery_internals.SemaphoreSlots`.
+    It has the methods of :class:`~.internals.SemaphoreSlots`.
     """
 
     # None may ask ahead of its turn: the end of a task is not reported.
@@ -163,7 +163,7 @@ class CountedSlots:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._waiting: deque[tuple[float, Callable[[], object]]] = deque()
-        self._blocks = celery_internals.blocks_when_full(gate.consumer.controller)
+        self._blocks = internals.blocks_when_full(gate.consumer.controller)
         self._polls = False
 
     def acquire(self, call: Callable[[], object]) -> None:
@@ -195,7 +195,7 @@ class CountedSlots:
         self._waiting.clear()
 
     def _count_free(self) -> int:
-        return celery_internals.count_free(self._gate.consumer.pool, self._gate.count_without_slot())
+        return internals.count_free(self._gate.consumer.pool, self._gate.count_without_slot())
 
     def _fill(self) -> None:
         while self._waiting:

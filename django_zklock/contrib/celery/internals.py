@@ -1,7 +1,6 @@
-"""The undocumented parts of Celery, kombu and billiard that the gate uses.
+"""The undocumented parts of Celery, kombu and billiard that this package uses. No other module uses one.
 
-They are used here and in ``tasks.py`` beside this package; ``beat`` has its own.
-``tests/unit/contrib/celery/gate/test_celery_internals.py`` checks each of them in the installed Celery.
+``tests/unit/contrib/celery/test_internals.py`` checks each of them in the installed Celery.
 
 ========================================================  ==========================================================
 What is used                                              Without it
@@ -28,6 +27,7 @@ What is used                                              Without it
 ``celery._state._get_active_apps``,                       a lock above ``@shared_task`` fails when it is decorated
 ``connect_on_app_finalize``, ``PromiseProxy.__then__``
 ``Task._orig_run`` and the closure of autoretry           autoretry retries conflicts; a warning says so
+``Scheduler._heap``, ``_do_sync``                         an entry that another beat has sent keeps back the others
 ``celery.app.base`` around a body (``pydantic=True``)     such a task waits in its slot; the doctor says so
 ``Request.time_limits``, ``controller.time_limit``        a node does not show the time limit of its task
 ``pool.forking_enable``, ``is_green``, ``limit``,         the gate does not know the pool
@@ -38,17 +38,22 @@ What is used                                              Without it
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from celery._state import (  # type: ignore[attr-defined]
+    _get_active_apps,
+    connect_on_app_finalize,
+    get_current_task,
+)
 from celery.app.task import Context
-from celery.bootsteps import CLOSE, TERMINATE  # type: ignore[attr-defined]
-from celery.concurrency import prefork, thread
-from celery.worker import state
-from celery.worker.request import Request
 from kombu import Producer
+
+if TYPE_CHECKING:
+    from celery.worker.request import Request
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -64,6 +69,82 @@ _OF_CHILDREN = (
     "_all_inqueues", "_busy_workers", "outbound_buffer", "_processes", "_fileno_to_inq", "_on_ready_counters",
 )  # fmt: skip
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id")
+
+
+class _OfWorkers:
+    """A module that is imported when a worker uses it: a web process does not need it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
+
+
+state, bootsteps = _OfWorkers("celery.worker.state"), _OfWorkers("celery.bootsteps")
+prefork, thread = _OfWorkers("celery.concurrency.prefork"), _OfWorkers("celery.concurrency.thread")
+
+
+# Tasks.
+
+
+def current_task() -> Any:
+    """Return the task that runs here, in a worker or not; ``None`` if there is none."""
+    return get_current_task()
+
+
+def on_app_finalize(call: Callable[[Any], object]) -> None:
+    """Call ``call`` with each app when it makes its tasks, also with apps that come later."""
+    connect_on_app_finalize(call)
+
+
+def finalized_apps() -> list[Any]:
+    """Return the apps that have made their tasks."""
+    return [app for app in _get_active_apps() if app.finalized]
+
+
+def when_evaluated(proxy: Any, call: Callable[[], object]) -> None:
+    """Call ``call`` when the task that ``proxy`` stands for is made, or now if it is."""
+    proxy.__then__(call)
+
+
+def body_attribute(task: Any) -> str:
+    """Return the name of the attribute with the body of ``task``: inside of autoretry's wrapper, if it has one."""
+    return "_orig_run" if has_autoretry(task) else "run"
+
+
+def has_autoretry(task: Any) -> bool:
+    """Return whether Celery retries the task when it fails with certain errors."""
+    return hasattr(task, "_orig_run")
+
+
+def wraps_for_pydantic(function: Any) -> bool:
+    """Return whether Celery has put ``function`` around a body whose arguments it converts (``pydantic=True``)."""
+    return _is_defined_in(function, "celery.app.base")
+
+
+def autoretry_options(wrappers: Iterable[Any]) -> tuple[Any, dict[str, Any]]:
+    """Return autoretry's wrapper of a body, and the cells of its options by name: Celery reads them once."""
+    run = next((each for each in wrappers if _is_defined_in(each, "celery.app.autoretry")), None)
+    return run, dict(zip(run.__code__.co_freevars, run.__closure__, strict=True)) if run is not None else {}
+
+
+def _is_defined_in(function: Any, module: str) -> bool:
+    """Return whether ``module`` contains the code of ``function``; ``functools.wraps`` changes ``__module__``."""
+    return bool(getattr(function, "__globals__", {}).get("__name__") == module)
+
+
+# Beat.
+
+
+def plan_again(scheduler: Any) -> None:
+    """Let a scheduler make its plan again, at its next tick."""
+    scheduler._heap = None  # noqa: SLF001
+
+
+def store(scheduler: Any) -> None:
+    """Let a scheduler store when its entries were sent."""
+    scheduler._do_sync()  # noqa: SLF001
 
 
 # Pools.
@@ -156,7 +237,7 @@ def put_into(consumer: Any, *, on_request: Callable[[Request], None], before_sof
 
 def is_ending(controller: Any) -> bool:
     """Return whether the worker ends, and does not only connect to its broker again."""
-    return controller.blueprint.state in {CLOSE, TERMINATE}
+    return controller.blueprint.state in {bootsteps.CLOSE, bootsteps.TERMINATE}
 
 
 def send_event(events: Any, name: str, **facts: Any) -> None:

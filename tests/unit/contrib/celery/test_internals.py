@@ -1,4 +1,4 @@
-"""The undocumented parts of Celery and kombu that the gate uses, checked with the installed versions.
+"""The undocumented parts of Celery and kombu that are used, checked with the installed versions.
 
 The records of the pool are checked with real workers, in ``test_gate_broker_cuts.py``.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,8 +22,9 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from kombu.transport import redis
 
+from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.acquisition import waiting_behind
-from django_zklock.contrib.celery.gate.celery_internals import (
+from django_zklock.contrib.celery.internals import (
     MAX_PREFETCH,
     PrefetchWindow,
     SemaphoreSlots,
@@ -249,3 +251,12 @@ def test_published__what_would_go_to_other_queues() -> None:
     assert not is_better_published(consumer_of(direct, driver="amqp"), own)
     assert is_better_published(consumer_of(quorum, driver="amqp"), own)
     assert is_better_published(consumer_of(direct, driver="sqs"), own)
+
+
+def test_private_names__nowhere_else() -> None:
+    """No other module uses a private name of Celery: ruff finds those that are not marked."""
+    package = Path(internals.__file__).parent
+    modules = [path for path in package.rglob("*.py") if path.name != "internals.py"]
+    assert len(modules) > 10
+    marks = ("SLF001", "celery._", '"_orig_run"')
+    assert [path.name for path in modules for mark in marks if mark in path.read_text(encoding="utf-8")] == []
