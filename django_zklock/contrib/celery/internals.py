@@ -8,7 +8,8 @@ What is used                                              Without it
 ``consumer.on_task_request``                              no gate: tasks wait for their locks in their slots
 ``controller.semaphore``, ``process_task``                the pool's own queue gives the slots
 ``LaxBoundedSemaphore._waiting``                          a granted request waits behind those without a lock
-``semaphore.release``, ``hub.on_tick``; of the pool       a pool that replaces its children is handed more tasks
+``semaphore.release``, ``hub.call_soon``                  an error of a request costs another task its result
+``hub.on_tick``; of the pool                              a pool that replaces its children is handed more tasks
 ``_all_inqueues``, ``_busy_workers``,                     than it has children, and their locks wait with them
 ``outbound_buffer``, ``_processes``,
 ``_fileno_to_inq``, ``_on_ready_counters``
@@ -40,6 +41,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -260,6 +262,10 @@ class SemaphoreSlots:
     to start counts too: meanwhile the task asks for its lock. One that has done the last task of its limit does not
     count, and gets no other one.
 
+    The pool returns a slot before it stores the result of the task that had it, and the request that gets the slot goes
+    into the pool meanwhile. An error of that request would lose the result, its slot and all later results of the
+    child: without a trace if it is an ``OSError`` or a ``KeyError``, which the pool takes for its own.
+
     Used in the gate's loop. ``count_in_hand`` returns how many slots the gate has.
     """
 
@@ -270,9 +276,9 @@ class SemaphoreSlots:
         self._unused = 0
         self._returns = False
         self._replaces_children = bool(controller.max_tasks_per_child or controller.max_memory_per_child)
+        self._release = controller.semaphore.release
+        controller.semaphore.release = self._hand_on
         if self._replaces_children:
-            self._release = controller.semaphore.release
-            controller.semaphore.release = self._adjust
             # A slot is not always returned when a child has no task any more, but the loop turns.
             controller.hub.on_tick.add(self._on_tick)
 
@@ -331,6 +337,20 @@ class SemaphoreSlots:
         if self._controller.semaphore._waiting and self._knows_children:  # noqa: SLF001
             self._adjust()
 
+    def _hand_on(self) -> None:
+        """Give a slot that was returned to the next request, whose errors are not those of the task before."""
+        hub = self._controller.hub
+        try:
+            if self._replaces_children:
+                self._adjust()
+            else:
+                self._release()
+        except hub.propagate_errors as error:
+            # The loop connects to the broker again when the result is stored.
+            hub.call_soon(partial(_raise, error))
+        except Exception:
+            logger.exception("event=not_begun consequence=slot_lost")
+
     def _adjust(self) -> None:
         """Let the semaphore have a slot for each child without a task."""
         semaphore = self._controller.semaphore
@@ -351,7 +371,8 @@ class SemaphoreSlots:
         if pool is None or not limit:
             return
         for fd in pool._all_inqueues - pool._busy_workers:  # noqa: SLF001
-            counter = pool._on_ready_counters.get(pool._fileno_to_inq[fd].pid)  # noqa: SLF001
+            process = pool._fileno_to_inq.get(fd)  # noqa: SLF001
+            counter = pool._on_ready_counters.get(process.pid) if process is not None else None  # noqa: SLF001
             if counter is not None and counter.value >= limit:
                 pool._busy_workers.add(fd)  # noqa: SLF001
 
@@ -362,6 +383,10 @@ class SemaphoreSlots:
             return 0
         free = pool._processes - len(pool._busy_workers) - len(pool.outbound_buffer)  # noqa: SLF001
         return max(0, free - self._count_in_hand()) if free > 0 else 0
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def starts_children(pool: Any) -> bool:

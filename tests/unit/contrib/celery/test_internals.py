@@ -6,6 +6,7 @@ The records of the pool are checked with real workers, in ``test_gate_broker_cut
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,8 @@ class Controller:
     def __init__(self) -> None:
         self.semaphore = LaxBoundedSemaphore(2)
         self.max_tasks_per_child = self.max_memory_per_child = None
+        self.soon: list[Callable[[], object]] = []
+        self.hub = SimpleNamespace(propagate_errors=(ConnectionError,), call_soon=self.soon.append, on_tick=set())
 
 
 def test_slots__next_is_before_all_that_wait() -> None:
@@ -109,7 +112,7 @@ def test_slots__pool_without_records_of_its_children() -> None:
     """With a Celery that keeps other records, a pool that replaces its children gives its slots as without the gate."""
     controller: Any = Controller()
     controller.max_tasks_per_child = 1
-    controller.hub, controller.pool = SimpleNamespace(on_tick=set()), SimpleNamespace(_pool=object())
+    controller.pool = SimpleNamespace(_pool=object())
     used: list[str] = []
     slots = SemaphoreSlots(controller, lambda: 0)
     for name in ("first", "second", "third"):
@@ -119,6 +122,32 @@ def test_slots__pool_without_records_of_its_children() -> None:
     assert used == ["first", "second"]
     controller.semaphore.release()
     assert used == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("tasks_per_child", [None, 50])
+def test_slots__next_one_fails(tasks_per_child: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    """An error of the request that gets a slot is none of the task that had it, whose result is not stored yet."""
+    controller: Any = Controller()
+    controller.max_tasks_per_child, controller.pool = tasks_per_child, SimpleNamespace(_pool=object())
+    slots = SemaphoreSlots(controller, lambda: 0)
+    errors = [BrokenPipeError("the broker is gone"), KeyError("job")]
+
+    def fail() -> None:
+        raise errors.pop(0)
+
+    for _ in range(2):
+        slots.acquire(lambda: None)
+    for _ in range(2):
+        slots.acquire(fail)
+    # As the pool does with a result.
+    controller.semaphore.release()
+    assert "event=not_begun" not in caplog.text
+    controller.semaphore.release()
+    assert "event=not_begun" in caplog.text
+    # Celery's loop is told of the lost connection afterwards.
+    (tell,) = controller.soon
+    with pytest.raises(BrokenPipeError):
+        tell()
 
 
 class Channel:

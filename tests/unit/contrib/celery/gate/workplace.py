@@ -121,7 +121,7 @@ class Workplace:
             _fileno_to_inq={1: SimpleNamespace(pid=71)}, _on_ready_counters={},
         )  # fmt: skip
         controller: Any = SimpleNamespace(
-            semaphore=LaxBoundedSemaphore(1), hub=SimpleNamespace(on_tick=set()),
+            semaphore=LaxBoundedSemaphore(1), hub=SimpleNamespace(on_tick=set(), propagate_errors=()),
             pool=SimpleNamespace(_pool=self.children),
             max_tasks_per_child=max_tasks_per_child, max_memory_per_child=None, time_limit=None,
         )  # fmt: skip
