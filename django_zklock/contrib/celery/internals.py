@@ -13,6 +13,7 @@ What is used                                              Without it
 ``_all_inqueues``, ``_busy_workers``,                     than it has children, and their locks wait with them
 ``outbound_buffer``, ``_processes``,
 ``_fileno_to_inq``, ``_on_ready_counters``
+``hub.consolidate_callback``, ``Pool._active_writes``     a task is written to its child one turn of the loop later
 ``Pool._waiting_to_start``                                a lock is released while its child starts
 ``QoS.callback``, ``QoS.prev``                            waiting requests use up the prefetch window
 ``state.reserved_requests``, ``active_requests``,         no gate
@@ -39,6 +40,7 @@ What is used                                              Without it
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -70,6 +72,7 @@ _OF_A_DELIVERY = {"compression", "x-delivery-count", "x-acquired-count"}
 _OF_CHILDREN = (
     "_all_inqueues", "_busy_workers", "outbound_buffer", "_processes", "_fileno_to_inq", "_on_ready_counters",
 )  # fmt: skip
+_OF_WRITES = ("_all_inqueues", "_busy_workers", "_active_writes", "outbound_buffer")
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id")
 
 
@@ -322,8 +325,23 @@ class SemaphoreSlots:
             self._returns = False
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Call ``call``, which hands a task to the pool, where it cannot block the gate."""
+        """Call ``call``, which hands a task to the pool, and let a child have the task at once.
+
+        The pool itself would write it at the next turn of the loop, and a turn costs as much as the gate's part in a
+        task. Only where the loop runs: in the main thread.
+        """
         call()
+        hub, pool = self._controller.hub, self._controller.pool._pool  # noqa: SLF001
+        write = getattr(hub, "consolidate_callback", None)
+        is_in_loop = threading.current_thread() is threading.main_thread()
+        if write is None or not is_in_loop or not all(hasattr(pool, name) for name in _OF_WRITES):
+            return
+        idle = list(pool._all_inqueues - pool._busy_workers - pool._active_writes)  # noqa: SLF001
+        if to := idle[: len(pool.outbound_buffer)]:
+            try:
+                write(to)
+            except Exception as error:  # noqa: BLE001 - the loop's, which would have called it
+                hub.call_soon(partial(_raise, error))
 
     def clear(self) -> None:
         """Drop no call: Celery does so when it has lost the broker."""

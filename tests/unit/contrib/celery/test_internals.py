@@ -124,6 +124,23 @@ def test_slots__pool_without_records_of_its_children() -> None:
     assert used == ["first", "second", "third"]
 
 
+def test_submit__is_written_at_once() -> None:
+    """A task that the gate hands to the pool is written to an idle child in the same turn of the loop."""
+    controller: Any = Controller()
+    written: list[list[int]] = []
+    pool = SimpleNamespace(_all_inqueues={1, 2, 3}, _busy_workers={1}, _active_writes={2}, outbound_buffer=[])
+    controller.pool, controller.hub.consolidate_callback = SimpleNamespace(_pool=pool), written.append
+    slots = SemaphoreSlots(controller, lambda: 0)
+    slots.submit(lambda: pool.outbound_buffer.append("job"))
+    assert written == [[3]]
+    # The loop gets the error of a child that has died, as if it had written itself.
+    controller.hub.consolidate_callback = lambda _to: next(iter([]))
+    slots.submit(lambda: None)
+    (tell,) = controller.soon
+    with pytest.raises(StopIteration):
+        tell()
+
+
 @pytest.mark.parametrize("tasks_per_child", [None, 50])
 def test_slots__next_one_fails(tasks_per_child: int | None, caplog: pytest.LogCaptureFixture) -> None:
     """An error of the request that gets a slot is none of the task that had it, whose result is not stored yet."""
