@@ -30,6 +30,7 @@ from kombu.exceptions import OperationalError
 from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.connections import connections
+from django_zklock.contrib.celery import internals
 from django_zklock.exceptions import LockLost, ZkLockError
 from django_zklock.zk import owners, paths, scripts
 from django_zklock.zk.acquire import Acquisition
@@ -357,7 +358,6 @@ class ClaimingSchedulerMixin(Scheduler):
     sends: Sends
     # When this scheduler was made, in seconds since the Unix epoch; ``None`` from the first heap on.
     created_at: float | None
-    _heap: list[Any] | None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Why this beat cannot lead: the broker cannot be reached, or another beat leads.
@@ -384,7 +384,7 @@ class ClaimingSchedulerMixin(Scheduler):
             return verdict
         if self._load_last_run(entry):
             # The heap has the entry at its old due time. In early versions of Celery it would keep back all others.
-            self._heap = None
+            internals.plan_again(self)
             due, delay = super().is_due(entry)
             return schedstate(False, 0.0 if due else delay)
         name = entry.name or ""
@@ -496,8 +496,8 @@ class ClaimingSchedulerMixin(Scheduler):
             model.no_changes = True
             cast("Any", entry).save()
         self.schedule[name] = entry
-        self._heap = None
-        self._do_sync()  # type: ignore[attr-defined]
+        internals.plan_again(self)
+        internals.store(self)
 
 
 def connect_once(connection: Connection) -> Any:
@@ -591,7 +591,7 @@ class LeaderScheduler(Scheduler):
             self._election.wait(min(delay, self._longest_wait))
             if scheduler.should_sync():
                 # Celery's loop does this after it has slept.
-                scheduler._do_sync()  # type: ignore[attr-defined]
+                internals.store(scheduler)
 
     def sync(self) -> None:
         """Let the scheduler that sends store its state."""

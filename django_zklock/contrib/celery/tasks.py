@@ -13,14 +13,10 @@ from typing import Any
 
 from billiard import current_process
 from celery import Task
-from celery._state import (  # type: ignore[attr-defined]
-    _get_active_apps,
-    connect_on_app_finalize,
-    get_current_task,
-)
 from celery.local import PromiseProxy, Proxy, maybe_evaluate
 from celery.signals import task_prerun
 
+from django_zklock.contrib.celery import internals
 from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
 from django_zklock.locked_call import LockedCall, key_through, locked_call_of
 from django_zklock.work import resolvers
@@ -66,7 +62,7 @@ def lock_task(target: Any, wrap: Wrap) -> Any:
     lock = _lock_once(wrap)
     if type(target) is PromiseProxy:
         # Made by `@app.task`: evaluated when its app is finalized, or now if the app is.
-        target.__then__(lambda: lock(maybe_evaluate(target)))
+        internals.when_evaluated(target, lambda: lock(maybe_evaluate(target)))
     elif not issubclass(type(target), Proxy):
         lock(target)
 
@@ -77,13 +73,12 @@ def lock_task(target: Any, wrap: Wrap) -> Any:
         if task is not None and _user_function(task) is _user_function(target):
             lock(task)
 
-    connect_on_app_finalize(_on_finalize)
+    internals.on_app_finalize(_on_finalize)
     _decorators.append(lock_in)
     if type(target) is Proxy:
         # Made by `@shared_task`, the only decorator that adds tasks to finalized apps.
-        for app in _get_active_apps():
-            if app.finalized:
-                lock_in(app)
+        for app in internals.finalized_apps():
+            lock_in(app)
     return target
 
 
@@ -133,7 +128,7 @@ def _lock_once(wrap: Wrap) -> Callable[[Any], None]:
             _refuse_calls(task)
             return
         # Inside of autoretry's wrapper: the lock must be free before the task is sent again.
-        name = "_orig_run" if hasattr(task, "_orig_run") else "run"
+        name = internals.body_attribute(task)
         body, own = task_body(task)
         # `bind=True`: the key may be made from the task too.
         setattr(task, name, types.MethodType(wrap(body), *own) if own else wrap(body))
@@ -146,7 +141,7 @@ def _lock_once(wrap: Wrap) -> Callable[[Any], None]:
 
 def running_task() -> Any:
     """Return the task that a worker runs here; ``None`` in a direct call, and in eager mode."""
-    task: Any = get_current_task()
+    task = internals.current_task()
     if task is None or task.request.called_directly or task.request.is_eager:
         return None
     return task
@@ -167,7 +162,7 @@ def outermost_lock(task: Any) -> tuple[LockedCall | None, tuple[Any, ...]]:
 def hidden_lock(task: Any) -> tuple[LockedCall | None, str]:
     """Return the lock that the body of ``task`` takes below a decorator of another kind, and the decorator's name."""
     body, _own = task_body(task)
-    wrappers = [each for each in _wrappers(body) if not _is_defined_in(each, "celery.app.base")]
+    wrappers = [each for each in _wrappers(body) if not internals.wraps_for_pydantic(each)]
     call = next((call for each in wrappers if (call := locked_call_of(each)) is not None), None)
     code = getattr(wrappers[0], "__code__", None)
     if code is None:
@@ -178,14 +173,14 @@ def hidden_lock(task: Any) -> tuple[LockedCall | None, str]:
 
 def task_body(task: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return the function that ``task`` runs, without autoretry's wrapper, and the arguments that it is bound to."""
-    body = getattr(task, "_orig_run", task.run)
+    body = getattr(task, internals.body_attribute(task))
     return (body.__func__, (body.__self__,)) if isinstance(body, types.MethodType) else (body, ())
 
 
 def locked_call_in(body: Any) -> tuple[LockedCall | None, bool]:
     """Return the locked call that ``body`` is, and whether Celery converts the arguments (``pydantic=True``)."""
     call = locked_call_of(body)
-    if call is None and _is_defined_in(body, "celery.app.base"):
+    if call is None and internals.wraps_for_pydantic(body):
         return locked_call_of(body.__wrapped__), True
     return call, False
 
@@ -197,14 +192,9 @@ def _wrappers(function: Any) -> Iterator[Any]:
         function = getattr(function, "__wrapped__", None)
 
 
-def _is_defined_in(function: Any, module: str) -> bool:
-    """Return whether ``module`` contains the code of ``function``; ``functools.wraps`` changes ``__module__``."""
-    return bool(getattr(function, "__globals__", {}).get("__name__") == module)
-
-
 def current_task_work() -> Work | None:
     """Return the running task as the work that is named as the holder; ``None`` if no task runs here."""
-    task: Any = get_current_task()
+    task = internals.current_task()
     if task is None or not task.request.id:
         return None
     request = task.request
@@ -224,7 +214,7 @@ def install() -> None:
     """Register the resolver of the holder once, and exclude conflicts from the retries of tasks."""
     if current_task_work not in resolvers:
         resolvers.append(current_task_work)
-    connect_on_app_finalize(_on_finalize)
+    internals.on_app_finalize(_on_finalize)
     task_prerun.connect(_exclude_from_autoretry, dispatch_uid="django_zklock.task", weak=False)
 
 
@@ -234,11 +224,10 @@ def _exclude_from_autoretry(sender: Any, **_facts: Any) -> None:
     ``autoretry_for=(Exception,)`` means failed attempts. A conflict is not a failed attempt, and must not use up the
     retries.
     """
-    if not hasattr(sender, "_orig_run"):
+    if not internals.has_autoretry(sender):
         return
-    run: Any = next((each for each in _wrappers(sender.run) if _is_defined_in(each, "celery.app.autoretry")), None)
     # Celery reads these options once, when it makes the task: before a lock is put above it.
-    options = dict(zip(run.__code__.co_freevars, run.__closure__, strict=True)) if run is not None else {}
+    run, options = internals.autoretry_options(_wrappers(sender.run))
     if not {"autoretry_for", "dont_autoretry_for"} <= options.keys():
         logger.warning("event=autoretry_unknown task=%s consequence=conflicts_are_retried", sender.name)
         return

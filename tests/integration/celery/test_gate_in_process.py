@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_zklock.contrib.celery.gate.worker import MAX_READY
+from django_zklock.contrib.celery.gate.request import MAX_READY
 from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]

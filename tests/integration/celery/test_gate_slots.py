@@ -12,7 +12,8 @@ import pytest
 from celery import Celery
 
 from django_zklock import LockTimeout
-from django_zklock.contrib.celery.gate.worker import MAX_READY
+from django_zklock.contrib.celery.gate.request import MAX_READY
+from django_zklock.contrib.celery.gate.slots import SHORT
 from django_zklock.zk.lock import Lock
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
@@ -152,6 +153,27 @@ def test_busy_worker__granted_task_has_the_next_slot(open_workshop: Any, gate: b
                 thread.join()
             workshop.stranger.release_all()
         assert begun <= count / 2
+
+
+def test_busy_worker__asks_for_no_lock(open_workshop: Any, key: str) -> None:
+    """A worker whose slots have long tasks asks for no lock of those that wait for a slot, also after short ones."""
+    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT) as workshop:
+        for number in range(20):
+            workshop.send("workshop.journal.locked", f"{key}-{number}", f"{key}:journal", number)
+        broker_audit.wait_runs(workshop, f"{key}:journal", 20)
+        for _ in range(2):
+            workshop.send("idle", f"{key}:busy")
+        for _ in range(2):
+            workshop.entered(f"{key}:busy")
+        # Longer than short tasks take.
+        threading.Event().wait(2 * SHORT)
+        behind = [workshop.send("shared_below", f"{key}:{number}") for number in range(4)]
+        wait_until(lambda: len(broker_audit.ask(workshop, "reserved")) >= 4, TIMEOUT, "the worker has the tasks")
+        assert [workshop.nodes(f"{key}:{number}") for number in range(4)] == [[]] * 4
+        for _ in range(2):
+            workshop.let_go(f"{key}:busy")
+        for task in behind:
+            workshop.result(task)
 
 
 # One task, or one kilobyte, of which each task uses more.

@@ -212,12 +212,15 @@ def test_key__that_cannot_be_made(workshop: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["number_key", "number_key_for_a_while"])
-def test_key__is_made_once(workshop: Any, key: str, task: str) -> None:
-    """The key callable is called once for each run, in the main process, and the task holds the lock of that key."""
+def test_key__another_one_each_time(workshop: Any, key: str, task: str) -> None:
+    """A key callable that is called again for the body, and gives another key: the body has the lock of its own key."""
     result = workshop.result(workshop.send(task, key))
-    assert result["key"] == f"{key}:{workshop.worker.pid}:1"
-    assert workshop.board.lrange(f"{key}:keys", 0, -1) == [result["key"]]
-    workshop.wait_empty(result["key"])
+    made = workshop.board.lrange(f"{key}:keys", 0, -1)
+    assert made[0].startswith(f"{key}:{workshop.worker.pid}:")
+    assert result["key"] == made[-1] != made[0]
+    workshop.wait_log(f"event=header_refused task={result['id']}")
+    for each in made:
+        workshop.wait_empty(each)
 
 
 def test_key__of_the_request(workshop: Any, key: str) -> None:

@@ -2,9 +2,9 @@
 
 A task that waits takes no slot. If its process dies, the main process releases its lock at once.
 
-``bootstep`` puts a ``Gate`` into the worker. Each request of a locked task becomes a ``LockedRequest``, whose
-``TaskAttempts`` acquire the lock. When the task runs, ``handover`` makes its hold from the ``Ticket`` in its message
-and from the ``Scoreboard``.
+A worker has a ``Gate``. Each request of a locked task becomes a ``GateRequest``, whose ``TaskAttempts`` acquire the
+lock, and which waits for one of the ``Slots``. When the task runs, ``handover`` makes its hold from the ``Ticket`` in
+its request and from the ``Scoreboard``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def install() -> None:
 
 
 def _install(sender: Any, **_facts: Any) -> None:
-    from django_zklock.contrib.celery.gate import bootstep
+    from django_zklock.contrib.celery.gate import gate
 
     import_module("django_zklock.contrib.celery.inspect")
     # Before the pool forks, so that its children share the memory.
     import_module("django_zklock.zk.wire.client")
-    bootstep.install(sender.app)
+    gate.install(sender.app)

@@ -43,6 +43,18 @@ class GateAcquisition(Acquisition):
         with self.contender.session.monitor:
             return self.granted or super().poll()
 
+    def leave(self, when_deleted: Callable[[], None] | None) -> None:
+        """Leave in any state, and call ``when_deleted`` once the server has no node of this: one call for both."""
+        contender = self.contender
+
+        def leave() -> None:
+            contender.leave()
+            if when_deleted is not None:
+                contender.on_deleted(when_deleted)
+
+        self._pending_in = None
+        contender.post(leave)
+
     def _new_response_deadline(self) -> float:
         # The request decides how long a slot waits for ZooKeeper's first answer.
         return self._deadline if self.timeout else math.inf
@@ -64,7 +76,7 @@ class TaskAttempts:
     def __init__(
         self, lock: Lock, timeout: float | None, work: Work, *, deadline: float | None, wake: Callable[[], None]
     ) -> None:
-        # ``None`` before the first attempt, and when the task acquires the lock in its slot.
+        # ``None`` before the first attempt.
         self.current: GateAcquisition | None = None
         # Why there is no lock.
         self.refusal: ZkLockError | None = None
@@ -75,6 +87,7 @@ class TaskAttempts:
         self._lock = lock
         self._retries = AcquireRetries(lock, timeout, work)
         self._is_retry = False
+        self._has_left = False
         self._wake = wake
 
     def start(self) -> None:
@@ -87,14 +100,18 @@ class TaskAttempts:
             else:
                 timeout = max(0.0, self.deadline - time.time())
         # `celery inspect zklocks` names it.
-        self.current = GateAcquisition(self._lock, timeout, self._wake, wants_holder=True)
+        self.current, self._has_left = GateAcquisition(self._lock, timeout, self._wake, wants_holder=True), False
         self.current.start()
         self.began = min(self.began, monotonic())
 
-    def end(self) -> None:
-        """Leave the queue, or release the lock; safe to call more than once."""
-        if self.current is not None:
-            self.current.end()
+    def end(self, when_deleted: Callable[[], None] | None = None) -> None:
+        """Leave the queue, or release the lock; safe to call more than once.
+
+        ``when_deleted`` is called once the server has no node of the attempt, under the session's monitor.
+        """
+        if self.current is not None and not self._has_left:
+            self.current.leave(when_deleted)
+            self._has_left = True
 
     def is_decided(self) -> bool:
         """Return whether the lock is granted or refused; a lock that was lost is acquired again."""

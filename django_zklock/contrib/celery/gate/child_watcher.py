@@ -19,28 +19,30 @@ from functools import partial
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
 
+from django_zklock.contrib.celery.gate.scoreboard import InheritedDescriptor
 from django_zklock.exceptions import LockLost
 
 logger = logging.getLogger("django_zklock.celery")
 
-_NONCE = struct.Struct("=Q")
+_HOLD_ID = struct.Struct("=Q")
 # Of no request.
-_NO_NONCE = 0
+_NO_HOLD = 0
 # Poll interval in seconds where pidfd is not available.
 _POLL_INTERVAL = 0.05
 
 
 class ChildWatcher:
-    """Calls ``on_release`` with each nonce that a child has sent, on the thread of this class."""
+    """Calls ``on_release`` with each hold_id that a child has sent, on the thread of this class."""
 
     def __init__(self, on_release: Callable[[int], None]) -> None:
         self._on_release = on_release
         self._read_end, self._write_end = os.pipe()
         for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
+        self._inherited = InheritedDescriptor(self._write_end)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._read_end, selectors.EVENT_READ)
-        # By process: its descriptor, and the callbacks for its end by nonce. Guarded by _changing, which is reentrant
+        # By process: its descriptor, and the callbacks for its end by hold_id. Guarded by _changing, which is reentrant
         # because a signal handler that ends the worker may interrupt the owner.
         self._watched: dict[int, tuple[int | None, dict[int, Callable[[], None]]]] = {}
         self._changing = threading.RLock()
@@ -48,14 +50,14 @@ class ChildWatcher:
 
     # Called by the parent.
 
-    def add(self, pid: int, nonce: int, on_end: Callable[[], None]) -> None:
+    def add(self, pid: int, hold_id: int, on_end: Callable[[], None]) -> None:
         """Call ``on_end`` when the child ``pid`` has ended, at once if it has already."""
         with self._changing:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="zklock-children", daemon=True)
                 self._thread.start()
             with contextlib.suppress(ProcessLookupError):
-                self._watch(pid)[nonce] = on_end
+                self._watch(pid)[hold_id] = on_end
                 return
         on_end()
 
@@ -75,14 +77,14 @@ class ChildWatcher:
             self._watched[pid] = (descriptor, {})
             if descriptor is None:
                 # The thread may wait without a limit, for descriptors alone.
-                self.send_release(_NO_NONCE)
+                self.send_release(_NO_HOLD)
         return self._watched[pid][1]
 
-    def discard(self, pid: int, nonce: int) -> None:
-        """Remove the callback that :meth:`add` has added for ``nonce``."""
+    def discard(self, pid: int, hold_id: int) -> None:
+        """Remove the callback that :meth:`add` has added for ``hold_id``."""
         with self._changing:
             if pid in self._watched:
-                self._watched[pid][1].pop(nonce, None)
+                self._watched[pid][1].pop(hold_id, None)
 
     def kill(self, pid: int) -> None:
         """Kill the child ``pid`` if it is watched and has not ended."""
@@ -99,8 +101,8 @@ class ChildWatcher:
             try:
                 for key, _ in self._selector.select(_POLL_INTERVAL if polled else None):
                     if key.fileobj == self._read_end:
-                        for (nonce,) in _NONCE.iter_unpack(os.read(self._read_end, 4096 * _NONCE.size)):
-                            self._call(partial(self._on_release, nonce))
+                        for (hold_id,) in _HOLD_ID.iter_unpack(os.read(self._read_end, 4096 * _HOLD_ID.size)):
+                            self._call(partial(self._on_release, hold_id))
                     else:
                         self._ended(key.data)
                 for pid in polled:
@@ -127,10 +129,14 @@ class ChildWatcher:
 
     # Called by a child.
 
-    def send_release(self, nonce: int) -> None:
-        """Let the parent release the lock of ``nonce``; if the pipe is full, it does so when the child ends."""
-        with contextlib.suppress(OSError):
-            os.write(self._write_end, _NONCE.pack(nonce))
+    def send_release(self, hold_id: int) -> None:
+        """Let the parent release the lock of ``hold_id``.
+
+        If the pipe is full, or the body has closed it, the parent releases the lock when it has the task's result.
+        """
+        if self._inherited.is_intact:
+            with contextlib.suppress(OSError):
+                os.write(self._write_end, _HOLD_ID.pack(hold_id))
 
 
 def _has_ended(pid: int) -> bool:

@@ -2,45 +2,86 @@
 
 A task that waits takes no thread, no slot of the pool and no place in the prefetch window: it is a request object, a
 node in ZooKeeper's queue, and a callback.
+
+A bootstep puts the gate into a worker's consumer. Bootsteps are a documented extension point of Celery ("Extensions and
+Bootsteps"). The step is added when a worker starts, before its consumer is made, so that nothing has to be configured.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cached_property, partial
 from typing import Any
 
-from celery.app.task import Context
-from celery.bootsteps import CLOSE, TERMINATE  # type: ignore[attr-defined]
+from celery import bootsteps
+from celery.signals import task_received
 from celery.worker.request import Request
 from django.db import connections as databases
 
-from django_zklock.contrib.celery.gate import celery_internals
-from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.request import LockedRequest
-from django_zklock.contrib.celery.gate.worker import CHECK_INTERVAL, GateWorker, Stage
+from django_zklock import locked_call
+from django_zklock.contrib.celery import internals
+from django_zklock.contrib.celery.gate import handover
+from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
+from django_zklock.contrib.celery.gate.handover import DEADLINE_HEADER, HEADER
+from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop
+from django_zklock.contrib.celery.gate.request import IN_POOL, AttemptId, GateRequest, Phase
+from django_zklock.contrib.celery.gate.scoreboard import Scoreboard
+from django_zklock.contrib.celery.gate.slots import Slots
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
 from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.celery")
 
 # Retry interval in seconds at a shutdown while another thread is at work on a request.
 STOP_INTERVAL = 0.1
+# Interval in seconds of the check for what no callback reports, such as a revoked task.
+CHECK_INTERVAL = 1.0
+# Requests that may wait in a worker in addition to Celery's own prefetch window, unless a setting limits them.
+MAX_PARKED = 300
+# Deadlines that a worker keeps for later deliveries; it forgets the oldest, whose tasks then have their whole timeout.
+MAX_DEADLINES = 10_000
 
 
-class Gate(GateWorker):
-    """Receives requests by :meth:`on_request`; those without a lock go on as without the gate."""
+class Gate:
+    """The requests of locked tasks, and what they share: the worker's loop, slots, children, window and settings.
+
+    Requests come by :meth:`on_request`; those without a lock go on as without the gate.
+    """
 
     def __init__(self, consumer: Any) -> None:
-        super().__init__(consumer)
+        self.consumer = consumer
+        self.loop: Loop = HubLoop() if consumer.hub else ThreadLoop()
+        # Only where tasks run in child processes.
+        self.scoreboard = Scoreboard() if internals.is_prefork(consumer.pool) else None
+        self.child_watcher = ChildWatcher(self._on_body_ended) if self.scoreboard is not None else None
+        self.slots = Slots(self)
+        # Names this process in tickets, and is known to no other but its children.
+        self.origin = secrets.token_hex(8)
+        self.window = internals.PrefetchWindow()
+        # Events that should not happen, by name.
+        self.counts: Counter[str] = Counter()
+        # Of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch.
+        self.deadlines: dict[AttemptId, float] = {}
+        # By `hold_id`, in the order of their arrival; added and removed by several threads, one operation each. The
+        # others are those of a phase: that are JOINING; that are DECIDED, in that order; and that wait in addition to
+        # Celery's own window.
+        self.requests: dict[int, GateRequest] = {}
+        self.joining: set[int] = set()
+        self.decided: dict[int, GateRequest] = {}
+        self.outside_window: set[int] = set()
+        # Reentrant, because a signal handler that ends the worker may interrupt the owner.
+        self._counting = threading.RLock()
+        self._check_due = math.inf
         self._handle = consumer.on_task_request
-        # By nonce, in the order of their arrival; added and removed by several threads, one operation each.
-        self.requests: dict[int, LockedRequest] = {}
         # Names of the tasks whose key could not be made.
         self._without_key: set[str] = set()
 
@@ -48,36 +89,36 @@ class Gate(GateWorker):
 
     def on_request(self, request: Request) -> None:
         """Let a request of a locked task wait for its lock, and pass on all others."""
-        if _take_out(request, tickets.HEADER) is not None:
+        if _take_out(request, HEADER) is not None:
             logger.warning("event=header_refused task=%s reason='it is not of this delivery'", request.id)
-        _take_out(request, tickets.DEADLINE_HEADER)
+        _take_out(request, DEADLINE_HEADER)
         locked = self._locked_request(request)
         if locked is None:
             self._handle(request)
             return
-        self.requests[locked.nonce] = locked
+        self.requests[locked.hold_id] = locked
         if self.consumer.hub:
             self._enter(locked)
         else:
             # Requests arrive on another thread than the one that makes all steps.
             self.loop.post(partial(self._enter, locked))
 
-    def _enter(self, locked: LockedRequest) -> None:
-        locked.run(locked.enter)
+    def _enter(self, locked: GateRequest) -> None:
+        self.slots.queue(locked)
         self.schedule_check()
 
     def start(self) -> None:
         """Use a new connection to the broker, for which Celery has made its counter of the prefetch window."""
         self.window.attach(self.consumer.qos)
-        celery_internals.restore_in_order(self.consumer)
+        internals.restore_in_order(self.consumer)
 
     def stop(self) -> None:
-        """Finish all requests whose tasks do not run, and those that Celery has dropped: they are delivered again."""
-        self.reset_slots()
+        """End all requests whose tasks do not run, and those that Celery has dropped: they are delivered again."""
+        self.slots.reset()
         for request in list(self.requests.values()):
             request.leave()
-            request.run(request.reconcile)
-        if self.consumer.controller.blueprint.state in {CLOSE, TERMINATE}:
+            request.guarded(request.reconcile)
+        if internals.is_ending(self.consumer.controller):
             # The last tasks run, and Celery's loop does not.
             self.loop.detach()
 
@@ -94,7 +135,7 @@ class Gate(GateWorker):
 
     # The lock of a request.
 
-    def _locked_request(self, request: Request) -> LockedRequest | None:
+    def _locked_request(self, request: Request) -> GateRequest | None:
         task = request.task
         try:
             if not getattr(task, "zklock_gate", True):
@@ -102,21 +143,30 @@ class Gate(GateWorker):
             call, own = outermost_lock(task)
             if call is None:
                 return None
-            return LockedRequest(self, self.requests, request, call, self._lock(call, request, own))
+            return GateRequest(self, request, call, self._lock(call, request, own))
         except Exception as error:  # noqa: BLE001 - the key is the user's
             # The same error will fail the task in its slot.
             level = logging.DEBUG if task.name in self._without_key else logging.WARNING
             self._without_key.add(task.name)
             logger.log(
-                level, "event=no_key task=%s id=%s error=%r consequence=waits_in_its_slot", task.name, request.id, error
-            )
+                level, "event=no_key task=%s id=%s error=%r consequence=acquires_in_its_slot",
+                task.name, request.id, error,
+            )  # fmt: skip
             return None
 
     def _lock(self, call: LockedCall, request: Request, own: tuple[Any, ...]) -> Lock:
-        work = self.work_of(request)
+        # What the node says: the task, its worker, and that a child will run it.
+        work = Work(
+            kind="task",
+            name=request.task.name,
+            id=request.id,
+            worker=self.consumer.hostname,
+            child=0 if self.scoreboard is not None else None,
+            time_limit=internals.time_limit(request, self.consumer.controller),
+        )
         before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
         try:
-            with _request_of(request) if own else nullcontext():
+            with internals.current_request(request) if own else nullcontext():
                 key = call.key((*own, *request.args), dict(request.kwargs))
             # Celery discards it at that time, also while it waits here.
             return call.lock(key, lambda: work, may_expire=request.expires is not None)
@@ -127,6 +177,45 @@ class Gate(GateWorker):
                     each.close()
 
     # The requests.
+
+    def on_move(self, request: GateRequest) -> None:
+        """Count ``request``, which has another phase; any thread."""
+        hold_id, phase = request.hold_id, request.phase
+        if phase is Phase.JOINING:
+            self.joining.add(hold_id)
+        else:
+            self.joining.discard(hold_id)
+        if phase is Phase.DECIDED:
+            self.decided.setdefault(hold_id, request)
+        else:
+            self.decided.pop(hold_id, None)
+        is_outside = phase is Phase.WAITING or (phase is Phase.DECIDED and request.contended)
+        if is_outside != (hold_id in self.outside_window):
+            with self._counting:
+                (self.outside_window.add if is_outside else self.outside_window.discard)(hold_id)
+                self.window.widen(min(len(self.outside_window), self.max_parked))
+
+    def _on_body_ended(self, hold_id: int) -> None:
+        if (request := self.requests.get(hold_id)) is not None:
+            request.on_body_ended()
+
+    def count_without_slot(self) -> int:
+        """Return how many requests neither have a slot nor keep one while they ask for their lock."""
+        phases = {Phase.QUEUED, Phase.WAITING, Phase.DECIDED}
+        return sum(request.phase in phases for request in list(self.requests.values()))
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a request has waited too long in the pool's own queue."""
+        # A pool of processes has no queue of its own.
+        return self.scoreboard is None and any(request.is_stuck for request in list(self.requests.values()))
+
+    def schedule_check(self, delay: float | None = None) -> None:
+        """Check the requests in ``delay`` seconds, and in ``CHECK_INTERVAL`` at the latest."""
+        due = monotonic() + min(CHECK_INTERVAL if delay is None else delay, CHECK_INTERVAL)
+        if due < self._check_due:
+            self._check_due = due
+            self.loop.call_later(due - monotonic(), partial(self._check, due))
 
     def _check(self, due: float) -> None:
         if due != self._check_due:
@@ -145,27 +234,81 @@ class Gate(GateWorker):
         if self.requests:
             self.schedule_check(min(delays))
 
-    def release(self, nonce: int) -> None:
-        if (request := self.requests.get(nonce)) is not None:
-            request.release()
+    # Messages that go back.
 
-    def count_waiting(self) -> int:
-        stages = {Stage.QUEUED, Stage.PARKED, Stage.READY}
-        return sum(request.stage in stages for request in list(self.requests.values()))
+    def give_back(self, request: Request, attempt: AttemptId, deadline: float | None) -> None:
+        """Let the broker deliver ``request`` again: at the end of its queue, or where it was."""
+        self.counts["given_back"] += 1
+        headers = {DEADLINE_HEADER: [attempt[1], deadline]} if deadline is not None else {}
+        queue = internals.queue_of(self.consumer, request)
+        if queue is not None and (headers or internals.is_better_published(self.consumer, request)):
+            internals.publish_again(request, queue, headers)
+        else:
+            self.keep_deadline(attempt, deadline)
+            internals.give_back(request)
 
-    def count_in_hand(self) -> int:
-        return sum(request.has_slot for request in list(self.requests.values()))
+    def keep_deadline(self, attempt: AttemptId, deadline: float | None) -> None:
+        """Keep ``deadline`` for the next delivery of the same message."""
+        if len(self.deadlines) >= MAX_DEADLINES:
+            # Some at once: this looks at all of them.
+            for oldest in list(self.deadlines)[: MAX_DEADLINES // 10]:
+                self.deadlines.pop(oldest, None)
+        if deadline is not None:
+            self.deadlines[attempt] = deadline
+
+    def read_deadline(self, request: Request, attempt: AttemptId) -> float | None:
+        """Return until when the task waits, from its message or from the last delivery."""
+        try:
+            number, deadline = (request.message.headers or {})[DEADLINE_HEADER]
+            return float(deadline) if number == attempt[1] else None
+        except (KeyError, TypeError, ValueError):
+            return self.deadlines.pop(attempt, None)
+
+    # Settings.
+
+    @cached_property
+    def max_parked(self) -> int:
+        """How many requests may wait in addition to Celery's own window."""
+        chosen = self.consumer.app.conf.get("zklock_gate_max_parked")
+        return MAX_PARKED if chosen is None else max(0, int(chosen))
 
     @property
-    def is_stuck(self) -> bool:
-        # A pool of processes has no queue of its own.
-        return self.scoreboard is None and any(request.is_stuck for request in list(self.requests.values()))
+    def max_wait(self) -> float:
+        """Seconds after its delivery when a message goes back to the broker, unless its task runs."""
+        chosen = self.consumer.app.conf.get("zklock_gate_max_wait")
+        # The other half is for the task itself, which may be acknowledged late.
+        return float(chosen) if chosen is not None else internals.visibility_timeout(self.consumer) / 2
+
+    # What others see.
+
+    @property
+    def sends_events(self) -> bool:
+        """Whether Celery's events are enabled."""
+        events = self.consumer.event_dispatcher
+        return events is not None and events.enabled
+
+    def send_event(self, what: str, describe: Callable[[], dict[str, Any]]) -> None:
+        """Send a Celery event, ``zklock-waiting``, ``zklock-held`` or ``zklock-released``, if events are enabled."""
+        if not self.sends_events:
+            return
+        facts = describe()
+        # Celery has its own names for the facts that every event has.
+        renamed = {"id": "uuid", "pid": "child"}
+        try:
+            internals.send_event(
+                self.consumer.event_dispatcher,
+                f"zklock-{what}",
+                **{renamed.get(name, name): value for name, value in facts.items()},
+            )
+        except Exception:
+            # The connection for events may be the one that was lost; tasks do not depend on it.
+            logger.exception("event=event_not_sent what=%s task=%s", what, facts["id"])
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state of the gate, for ``celery inspect``."""
         return {
-            "waiting": len(self.parked),
-            "running": sum(request.stage is Stage.RUNNING for request in list(self.requests.values())),
+            "waiting": len(self.outside_window),
+            "running": sum(request.phase in IN_POOL for request in list(self.requests.values())),
             "max_parked": self.max_parked,
             "prefetch": self.window.size,
             "scoreboard": self.scoreboard.used if self.scoreboard is not None else 0,
@@ -173,20 +316,58 @@ class Gate(GateWorker):
         }
 
 
-@contextmanager
-def _request_of(request: Request) -> Iterator[None]:
-    """Let the task's own `request` be what it is in a slot: the key may be made from it."""
-    stack = request.task.request_stack
-    stack.push(Context(request.request_dict, args=request.args, called_directly=False, kwargs=request.kwargs))
-    try:
-        yield
-    finally:
-        stack.pop()
-
-
 def _take_out(request: Request, header: str) -> Any:
     facts = request.request_dict
-    if isinstance(facts.get("headers"), dict):
+    if isinstance(facts.get("headers"), dict) and header in facts["headers"]:
         # A copy: they may be the message's own.
         facts["headers"] = {name: value for name, value in facts["headers"].items() if name != header}
     return facts.pop(header, None)
+
+
+# The step that makes the gate.
+
+
+class GateStep(bootsteps.StartStopStep):
+    """Makes the gate of a consumer, starts it at each connection to the broker, and stops it when that is lost."""
+
+    label = "Lock gate"
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def include_if(self, consumer: Any) -> bool:
+        """Return whether the consumer has a gate."""
+        if not is_wanted(consumer.app):
+            return False
+        can_have_it = internals.can_have_gate(consumer.pool)
+        if not can_have_it:
+            logger.info("event=no_gate pool=%s consequence=tasks_wait_in_their_slots", type(consumer.pool).__module__)
+        return can_have_it
+
+    def create(self, consumer: Any) -> Any:
+        """Return the gate, which Celery starts and stops; before the pool forks."""
+        # `celery inspect` finds it there.
+        gate = consumer.zklock_gate = Gate(consumer)
+        handover.gates[gate.origin] = gate
+        internals.put_into(consumer, on_request=gate.on_request, before_soft_shutdown=gate.stop_soon)
+        return gate
+
+    def register_with_event_loop(self, _consumer: Any, hub: Any) -> None:
+        """Attach the gate at each connection to the broker: the loop removes its readers when one is lost."""
+        self.obj.loop.attach(hub)
+
+
+def is_wanted(app: Any) -> bool:
+    """Return whether the project has a gate: the setting ``zklock_gate`` switches it off."""
+    return bool(app.conf.get("zklock_gate", True))
+
+
+def install(app: Any) -> None:
+    """Add the step to the workers of ``app``, and read tickets in tasks; calling it again changes nothing."""
+    if handover.read_ticket not in locked_call.acquire_hooks:
+        locked_call.acquire_hooks.append(handover.read_ticket)
+    task_received.connect(_note_delivery, dispatch_uid="django_zklock.gate", weak=False)
+    app.steps["consumer"].add(GateStep)
+
+
+def _note_delivery(request: Any, **_facts: Any) -> None:
+    # The visibility timeout of the broker begins here, before countdowns and rate limits.
+    request.zklock_delivered = monotonic()

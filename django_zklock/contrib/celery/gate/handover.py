@@ -1,4 +1,8 @@
-"""The task's side of the gate: it reads its ticket, and takes the lock that the main process has acquired for it."""
+"""The hand-over of a lock to the task that runs under it, by a ticket in the request that goes to the pool.
+
+Nothing that a producer sends can be a ticket: a message has no objects, the worker removes these headers from every
+message that it receives, and ``origin`` is a secret of the process that makes the ticket.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,35 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
-from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.gate import Gate
-from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard, ScoreboardSlot
-from django_zklock.contrib.celery.gate.ticket import Ticket
+from django_zklock.contrib.celery.gate.scoreboard import Cell, HoldState, Scoreboard
 from django_zklock.contrib.celery.tasks import locked_call_in, running_task, task_body
-from django_zklock.exceptions import LockConflict, LockTimeout, ZooKeeperUnavailable
+from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
 from django_zklock.work import current_work
-from django_zklock.zk import node_data
 from django_zklock.zk.background import TimerThread
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Identity
 from django_zklock.zk.rules import Rule
 from django_zklock.zk.waiting import boottime
 
+if TYPE_CHECKING:
+    from django_zklock.contrib.celery.gate.gate import Gate
+
 logger = logging.getLogger("django_zklock.celery")
 
-# Headers about one delivery of a task, which a retry must not copy.
-DELIVERY_HEADERS = frozenset({tickets.HEADER, tickets.DEADLINE_HEADER})
+HEADER = "zklock_hold"
+# In a message that is published again: the number of the task's retries, and the deadline of its wait in that attempt
+# (seconds since the Unix epoch). A retry has a timeout of its own.
+DEADLINE_HEADER = "zklock_deadline"
+# Both are about one delivery of a task, and a retry must not copy them.
+DELIVERY_HEADERS = frozenset({HEADER, DEADLINE_HEADER})
 
 # How often in a session timeout a child checks whether its lock is lost; the parent's heartbeat comes seven times.
 CHECKS_PER_SESSION = 12
@@ -44,55 +53,70 @@ gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
 _timers = TimerThread()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ticket:
+    """What a task needs to know about its lock: the keys, and what the main process has acquired or decided.
+
+    ``origin`` is the main process, ``cell`` and ``hold_id`` name the cell of its scoreboard, ``nodes`` has the full
+    path of the node in each queue by the path of the queue. ``since`` and ``deadline`` are in seconds since the Unix
+    epoch, ``waited`` and ``session_timeout`` in seconds. ``contended`` says that the task had to wait, ``refusal`` why
+    it has no lock. With ``acquires`` the task acquires its lock itself. Whenever it does, it may wait until
+    ``deadline``.
+    """
+
+    origin: str
+    cell: int
+    hold_id: int
+    keys: list[str]
+    since: float
+    waited: float
+    contended: bool
+    session_timeout: float
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    token: int = 0
+    holder: Identity | None = None
+    refusal: ZkLockError | None = None
+    acquires: bool = False
+    deadline: float | None = None
+
+
 def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TicketOffer | None:
-    """Return the lock that the main process has chosen for the task that runs here; ``None`` without a valid ticket."""
+    """Return the lock that the main process has chosen for the task that runs here; ``None`` without a ticket."""
     task = running_task()
     if task is None:
         return None
-    signed = task.request.get(tickets.HEADER)
+    ticket = task.request.get(HEADER)
     # The ticket is for the first lock of this delivery alone, and a retry would send the headers that it finds.
     _strip(task.request)
-    if signed is None:
+    if ticket is None:
         return None
-    try:
-        ticket = tickets.read(signed, task_id=task.request.id, origins=gates)
-    except tickets.TicketRejected as reason:
-        _log_refusal(task.request.id, str(reason))
+    gate = gates.get(ticket.origin) if isinstance(ticket, Ticket) else None
+    if gate is None:
+        _log_refusal(task.request.id, "it is not of this worker")
         return None
-    gate = gates[ticket.origin]
     if not _is_for(ticket, task, call, args, kwargs):
         if not ticket.acquires and ticket.refusal is None:
             # The task cannot use the hold that the main process has for it.
             _release(gate, ticket)
         _log_refusal(task.request.id, f"it is for the body and arguments of the message, not for this {call.name}")
         return None
-    return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work))
+    return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work), task.request.id)
 
 
 def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether the lock of ``ticket`` is that of this call: one of the message's body, with the same key.
+    """Return whether the lock of ``ticket`` is that of this call: the outermost one of the body, with the same key.
 
-    The key is made again only if the arguments are others than those of the message, or may be.
+    The key is made again: between the message and the body a ``__call__``, a signal or ``pydantic`` may have changed
+    the arguments.
     """
-    body, own = task_body(task)
-    outermost, is_converted = locked_call_in(body)
-    if outermost is not call:
+    body, _own = task_body(task)
+    if locked_call_in(body)[0] is not call:
         return False
-    request = task.request
-    # The same objects, in which nothing was changed: equal ones may still give another key.
-    if not is_converted and _ids(args, kwargs) == _ids((*own, *request.args), request.kwargs):
-        arguments = tickets.digest(request.args, request.kwargs)
-        if arguments and arguments == ticket.arguments:
-            return True
     try:
         key = call.key(args, kwargs)
     except Exception:  # noqa: BLE001 - the call will raise it
         return False
     return ([key] if isinstance(key, str) else list(key)) == ticket.keys
-
-
-def _ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[int], dict[str, int]]:
-    return [id(each) for each in args], {name: id(each) for name, each in kwargs.items()}
 
 
 def _strip(request: Any) -> None:
@@ -109,18 +133,19 @@ def _log_refusal(task: str, reason: str) -> None:
 def _release(gate: Gate, ticket: Ticket) -> None:
     """Let the main process release the hold of ``ticket``."""
     if gate.child_watcher is not None:
-        gate.child_watcher.send_release(ticket.nonce)
-    else:
-        gate.release(ticket.nonce)
+        gate.child_watcher.send_release(ticket.hold_id)
+    elif (request := gate.requests.get(ticket.hold_id)) is not None:
+        request.on_body_ended()
 
 
 class TicketOffer:
     """The lock of a ticket, with the hold or the refusal that the main process has got for it."""
 
-    def __init__(self, gate: Gate, ticket: Ticket, lock: Lock) -> None:
+    def __init__(self, gate: Gate, ticket: Ticket, lock: Lock, task: str) -> None:
         self.lock = lock
         self._gate = gate
         self._ticket = ticket
+        self._task = task
 
     @property
     def waited(self) -> float:
@@ -132,19 +157,18 @@ class TicketOffer:
         ticket = self._ticket
         if ticket.refusal is not None:
             self._send_contended()
-            error = tickets.error_of(ticket.refusal)
-            if isinstance(error, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
-                return None, error
-            raise error
+            if isinstance(ticket.refusal, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
+                return None, ticket.refusal
+            raise ticket.refusal
         if not ticket.acquires:
             if self._gate.scoreboard is not None:
                 held = self._take_in_child(self._gate.scoreboard)
-            elif (request := self._gate.requests.get(ticket.nonce)) is not None:
+            elif (request := self._gate.requests.get(ticket.hold_id)) is not None:
                 held = request.take_hold(self.lock, waited=ticket.waited)
                 if held is not None:
                     self._send_acquired(held)
             else:
-                _log_refusal(ticket.task, "it has been used")
+                _log_refusal(self._task, "it has been used")
                 return None
             if held is not None:
                 return held, None
@@ -152,25 +176,27 @@ class TicketOffer:
 
     def _take_in_child(self, scoreboard: Scoreboard) -> Held | None:
         ticket, lock = self._ticket, self.lock
-        slot, release = ScoreboardSlot(scoreboard, ticket.slot, ticket.nonce), partial(_release, self._gate, ticket)
-        if not slot.claim(os.getpid()):
+        cell, release = Cell(scoreboard, ticket.cell, ticket.hold_id), partial(_release, self._gate, ticket)
+        if not cell.claim(os.getpid()):
             logger.warning(
-                "event=not_handed_over key=%r task=%s state=%s consequence=acquires_again",
-                lock.key, ticket.task, slot.state,
+                "event=not_handed_over key=%r task=%s state=%s consequence=acquires_in_its_slot",
+                lock.key, self._task, cell.state,
             )  # fmt: skip
             release()
             return None
-        contender = ParentContender(ticket, slot, lock.rule, release)
+        contender = InheritedContender(ticket, cell, lock.rule, release)
         if contender.lease_expired or contender.lost is not None:
             # A body never begins with a lock that is lost.
-            logger.warning("event=lost_before_start key=%r task=%s consequence=acquires_again", lock.key, ticket.task)
+            logger.warning(
+                "event=lost_before_start key=%r task=%s consequence=acquires_in_its_slot", lock.key, self._task
+            )
             release()
             return None
         # A hold uses no more of a contender than this one has.
         held = Held(lock, cast("Contender", contender), waited=ticket.waited)
         held.since = ticket.since
         self._send_acquired(held)
-        contender.report_to(held._possession)
+        _reporter.add(contender, held._possession)
         return held
 
     def _send_acquired(self, held: Held) -> None:
@@ -179,40 +205,39 @@ class TicketOffer:
 
     def _send_contended(self) -> None:
         if self._ticket.contended:
-            holder = node_data.decode_identity(self._ticket.holder.encode()) if self._ticket.holder else None
-            self.lock.listener.notify("contended", self.lock, holder=holder)
+            self.lock.listener.notify("contended", self.lock, holder=self._ticket.holder)
 
 
-class ParentContender:
+class InheritedContender:
     """The contender of a hold in a child, and the contender's session: the real ones are in the parent.
 
-    It reads the slot of the scoreboard and the clock of this process. It does no I/O, and notices a loss even while the
+    It reads the cell of the scoreboard and the clock of this process. It does no I/O, and notices a loss even while the
     parent is stopped.
     """
 
     # The parent reports a loss when it knows the reason.
     loss_reason_pending = False
 
-    def __init__(self, ticket: Ticket, slot: ScoreboardSlot, rule: Rule, release: Callable[[], None]) -> None:
+    def __init__(self, ticket: Ticket, cell: Cell, rule: Rule, release: Callable[[], None]) -> None:
         self.rule = rule
         self.token = ticket.token
         self.node_paths: Mapping[str, str] = ticket.nodes
         self.session = self
-        self._slot = slot
+        self._cell = cell
         self._release = release
-        self._check_interval = ticket.session_timeout / CHECKS_PER_SESSION
+        self.check_interval = ticket.session_timeout / CHECKS_PER_SESSION
         self._lost: str | None = None
-        self._left = False
+        self.left = False
 
     # As a contender.
 
     @property
     def lost(self) -> str | None:
         """Why the hold can no longer be trusted."""
-        if self._lost is None and not self._left:
-            state = self._slot.state
+        if self._lost is None and not self.left:
+            state = self._cell.state
             if state is HoldState.LOST:
-                self._lost = f"the worker's main process has lost it: {self._slot.reason(state)}"
+                self._lost = f"the worker's main process has lost it: {self._cell.reason(state)}"
             elif state is None:
                 self._lost = "the worker's main process no longer holds it"
         return self._lost
@@ -220,17 +245,17 @@ class ParentContender:
     @property
     def state(self) -> State:
         """Whether it holds or has left."""
-        return State.LEAVING if self._left else State.HELD
+        return State.LEAVING if self.left else State.HELD
 
     @property
     def revoked(self) -> str | None:
         """Why the holder is asked to release."""
-        return self._slot.reason(HoldState.REVOKED) if self._slot.state is HoldState.REVOKED else None
+        return self._cell.reason(HoldState.REVOKED) if self._cell.state is HoldState.REVOKED else None
 
     def leave(self) -> None:
         """Let the parent release the lock."""
-        if not self._left:
-            self._left = True
+        if not self.left:
+            self.left = True
             self._release()
 
     def lose(self, reason: str) -> None:
@@ -239,32 +264,51 @@ class ParentContender:
 
     def on_deleted(self, call: Callable[[], None]) -> None:
         """Call ``call`` when the parent has reported the deletion of the node."""
-        if self._slot.state in {HoldState.GONE, None}:
+        if self._cell.state in {HoldState.GONE, None}:
             call()
         else:
             _timers.call_later(GONE_POLL_INTERVAL, partial(self.on_deleted, call))
-
-    def report_to(self, possession: Possession) -> None:
-        """Report to ``possession`` that it is revoked or lost, until it is lost or released."""
-
-        def check() -> None:
-            if self._left:
-                return
-            # This finds the end of the lease.
-            possession.loss()
-            possession.on_change()
-            if self.lost is None:
-                _timers.call_later(self._check_interval, check)
-
-        _timers.call_later(self._check_interval, check)
 
     # As a session.
 
     @property
     def lease_expired(self) -> bool:
         """Whether the parent's session may have ended."""
-        return boottime() >= self._slot.lease_end
+        return boottime() >= self._cell.lease_end
 
     def post(self, call: Callable[[], object]) -> None:
         """Run ``call`` at once: there is no connection thread here."""
         call()
+
+
+class _Reporter:
+    """Reports to the holds of this child that they are revoked or lost, until they are lost or released.
+
+    One timer at a time, which begins with a hold and ends when it finds none: most tasks end before it does.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[InheritedContender, Possession] = {}
+        self._is_scheduled = False
+
+    def add(self, contender: InheritedContender, possession: Possession) -> None:
+        self._open[contender] = possession
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            _timers.call_later(contender.check_interval, self._check)
+
+    def _check(self) -> None:
+        self._is_scheduled = False
+        for contender, possession in list(self._open.items()):
+            if not contender.left:
+                # This finds the end of the lease.
+                possession.loss()
+                possession.on_change()
+            if contender.left or contender.lost is not None:
+                self._open.pop(contender, None)
+        pending = list(self._open.items())
+        for contender, possession in pending[:1]:
+            self.add(contender, possession)
+
+
+_reporter = _Reporter()

@@ -1,290 +1,631 @@
-"""One request of a locked task, from its delivery to the end of its task.
+"""One request of a locked task, from its delivery to the end of its task: the record, and all that may happen to it.
 
 ::
 
-    QUEUED --slot--> JOINING --granted or refused--------------> RUNNING --end of the task--> OVER
-      ^                '--another contender is first--> PARKED      ^
-      |                                                   |         |
-      |                                          granted, refused   |
-      |                                                   v         |
-      '--no slot, and another worker waits behind------ READY --slot'
+    QUEUED --turn--> JOINING --another is first--> WAITING --granted, refused--> DECIDED --slot--> SUBMITTED
+                        |                             ^----------lock lost----------' ^                |
+                        '-------------granted, refused, no answer---------------------'             CLAIMED
+                                                                                                       |
+    from each of them: OVER                                                                         RELEASED
 
-A request asks for its lock when its worker has a slot for it, so that a busy worker does not hold a lock that an idle
-worker could use. The slot is returned while the request waits for its lock. Before RUNNING the request belongs to the
-gate, from then on to Celery.
+The phase says where the request is, and the verdict what became of its lock. Up to DECIDED the request belongs to the
+gate, and only the gate's loop moves it on. From SUBMITTED on it belongs to Celery's pool. CLAIMED is what the main
+process knows: a child claims the hold in its cell of the scoreboard, where the main process reads it when it has to.
+
+A request asks for its lock when it has its turn among all that wait for a slot, so that a busy worker does not hold a
+lock that an idle worker could use. No slot belongs to a request before SUBMITTED: :class:`.slots.Slots` keeps one for
+each that JOINS, and a request that is DECIDED takes the next one.
 
 A request that cannot be served here goes to its slot without the lock, and the task acquires the lock there, as
-without the gate: when ZooKeeper does not answer, and when a granted lock was released because no slot was free.
+without the gate (IN_SLOT): when ZooKeeper does not answer, when a granted lock was released because no slot was free,
+and when the body has not taken its hold although others wait for it.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
+import secrets
+import threading
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.exceptions import TaskRevokedError
+from celery.worker.request import Request
 
-from django_zklock.contrib.celery.gate import celery_internals
-from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.scoreboard import ParentSlot
-from django_zklock.contrib.celery.gate.task_run import TaskRun
-from django_zklock.contrib.celery.gate.worker import ACQUIRING, MAX_READY, Stage
+from django_zklock import signals
+from django_zklock.contrib.celery import internals
+from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
+from django_zklock.contrib.celery.gate.child_note import DELAY, ChildNote
+from django_zklock.contrib.celery.gate.child_watcher import ended_child_failure
+from django_zklock.contrib.celery.gate.handover import HEADER, Ticket
+from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentCell
+from django_zklock.contrib.celery.retry import CONFLICTS, OUTAGES
+from django_zklock.locked_call import LockedCall
+from django_zklock.zk.held import Held
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.node_data import Work
 from django_zklock.zk.waiting import monotonic
+
+if TYPE_CHECKING:
+    from django_zklock.contrib.celery.gate.gate import Gate
 
 logger = logging.getLogger("django_zklock.celery")
 
-# Seconds for which a slot waits for ZooKeeper's first answer. Then the task waits for it, as without the gate.
+# Seconds for which a request waits for ZooKeeper's first answer. Then the task waits for it, as without the gate.
 MAX_JOINING = 1.0
+# Seconds for which a granted lock waits for a slot, or in its slot for the body, if a contender of another worker or of
+# a body waits behind it.
+MAX_READY = 1.0
+
+# Failures that the pool itself reports, before or after the end of the child. All others come from the child.
+_POOL_FAILURES = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
+
+AttemptId = tuple[str, int, int, int]
+"""The id of a task, the number of its retries, and how often `RetryLater` has sent it: conflicts and outages."""
 
 
-class LockedRequest(TaskRun):
-    """A request of a locked task: it waits for a slot, for its lock, and for the next slot.
+class Phase(enum.Enum):
+    """Where a request is; see the picture above."""
 
-    ``step`` and ``check`` run in the gate's loop.
+    # It waits for its turn, and has not asked for its lock.
+    QUEUED = "queued"
+    # It has asked, and there is no answer.
+    JOINING = "joining"
+    # Another contender is first.
+    WAITING = "waiting"
+    # It waits for the next slot.
+    DECIDED = "decided"
+    # Celery's pool has it.
+    SUBMITTED = "submitted"
+    # The body has the hold.
+    CLAIMED = "claimed"
+    # The body has released the lock, and the task has not ended.
+    RELEASED = "released"
+    OVER = "over"
+
+
+class Verdict(enum.Enum):
+    """What became of the lock of a request."""
+
+    NONE = "none"
+    GRANTED = "granted"
+    REFUSED = "refused"
+    # The task acquires it itself.
+    IN_SLOT = "in slot"
+    # It was lost under the body, whose child was killed for that.
+    KILLED = "killed"
+
+
+LEGAL = frozenset(
+    {
+        (Phase.QUEUED, Verdict.NONE),
+        (Phase.JOINING, Verdict.NONE),
+        (Phase.WAITING, Verdict.NONE),
+        (Phase.DECIDED, Verdict.GRANTED),
+        (Phase.DECIDED, Verdict.REFUSED),
+        (Phase.DECIDED, Verdict.IN_SLOT),
+        (Phase.SUBMITTED, Verdict.GRANTED),
+        (Phase.SUBMITTED, Verdict.REFUSED),
+        (Phase.SUBMITTED, Verdict.IN_SLOT),
+        (Phase.CLAIMED, Verdict.GRANTED),
+        (Phase.CLAIMED, Verdict.KILLED),
+        (Phase.RELEASED, Verdict.GRANTED),
+    }
+    # Celery may report the end of a killed child after that of its request.
+    | {(Phase.OVER, verdict) for verdict in Verdict}
+)
+"""The pairs that exist."""
+
+# An attempt may change them.
+ASKING = frozenset({Phase.JOINING, Phase.WAITING, Phase.DECIDED})
+IN_POOL = frozenset({Phase.SUBMITTED, Phase.CLAIMED, Phase.RELEASED})
+
+
+class GateRequest:
+    """A request of a locked task.
+
+    ``on_turn``, ``step``, ``submit``, ``check`` and ``withdraw`` run in the gate's loop. Celery calls the callbacks
+    from its own threads, the session calls ``_on_change`` from its own, and any thread may call :meth:`over`.
+    ``_changing`` guards ``phase`` and ``verdict`` and the decisions that depend on them.
     """
 
-    contended = False
-    _awaits_slot = False
+    def __init__(self, gate: Gate, request: Request, call: LockedCall, lock: Lock) -> None:
+        self.gate = gate
+        self.request = request
+        self.lock = lock
+        self.phase, self.verdict = Phase.QUEUED, Verdict.NONE
+        # Names the request, and its hold on the scoreboard and in the ticket.
+        self.hold_id = secrets.randbits(63) | 1
+        headers = request.message.headers or {}
+        conflicts, outages = (headers.get(budget.tries, 0) for budget in (CONFLICTS, OUTAGES))
+        # `RetryLater` changes no other part: each wait has a deadline of its own.
+        self.attempt_id: AttemptId = (request.id, request.request_dict.get("retries") or 0, conflicts, outages)
+        self.attempts = TaskAttempts(
+            lock,
+            call.timeout,
+            Work(kind="task", name=request.task.name, id=request.id),
+            deadline=gate.read_deadline(request, self.attempt_id) if call.timeout else None,
+            wake=self._on_change,
+        )
+        # Another contender was in the way.
+        self.contended = False
+        self.pid: int | None = None
+        self.cell: ParentCell | None = None
+        # When the phase has changed, or a child has accepted the task (monotonic clock).
+        self.moved = monotonic()
+        # When the message was delivered (monotonic clock).
+        self._delivered = float(vars(request).get("zklock_delivered", self.moved))
+        # When the lock was granted, and when the pool has got the task (Unix epoch).
+        self._granted_at = self._since = 0.0
+        # Whether the child is killed when the lock is lost.
+        self._kills_child = call.on_lost == "terminate"
+        self._note: ChildNote | None = None
+        self._changing = threading.RLock()
+        self._callbacks = internals.take_callbacks(
+            request,
+            on_accepted=self._on_accepted,
+            on_success=self._on_success,
+            on_failure=self._on_failure,
+            on_timeout=self._on_timeout,
+        )
 
-    # Slots.
+    def __repr__(self) -> str:
+        return f"<GateRequest {self.phase.value} {self.verdict.value} {self.lock.key!r} task={self.request.id}>"
 
-    def enter(self) -> None:
-        """Wait for a slot like every request."""
-        self._awaits_slot = True
-        self.worker.slots.acquire(partial(self.run, self._on_slot))
+    def _move(self, phase: Phase, verdict: Verdict) -> None:
+        assert (phase, verdict) in LEGAL, (phase, verdict)
+        if phase is not self.phase:
+            self.moved = monotonic()
+            if phase is Phase.DECIDED:
+                self._granted_at = time.time()
+        self.phase, self.verdict = phase, verdict
+        self.gate.on_move(self)
 
-    def _enter_next(self) -> None:
-        """Wait for the next slot, before all requests that have no lock."""
-        if not self._awaits_slot:
-            self._awaits_slot = True
-            self.worker.acquire_next(self.nonce, partial(self.run, self._on_slot), lambda: self.stage is Stage.OVER)
+    def guarded(self, step: Callable[[], object]) -> None:
+        """Call ``step``; after an error the lock is free, and the broker has the message if the pool has not."""
+        try:
+            step()
+        except Exception:
+            self.gate.counts["failed"] += 1
+            # First: what has made the step fail may make the log fail too.
+            if self.phase not in IN_POOL and self.phase is not Phase.OVER:
+                self._go_back()
+            logger.exception("event=step_failed task=%s consequence=delivered_again", self.request.id)
 
-    def _on_slot(self) -> None:
-        self._slot_generation = self.worker.generation
+    # Asking for the lock.
+
+    def on_turn(self) -> None:
+        """Ask for the lock: it is the turn of this request among all that wait for a slot."""
         with self._changing:
-            self._awaits_slot = False
-            if self.stage is Stage.QUEUED and not self._acquires_in_slot:
-                if self.request.revoked():
-                    # Celery has announced and acknowledged it.
-                    self.finish()
-                else:
-                    # First: a grant that comes at once is to be noticed.
-                    self._begin_joining()
-                    self.attempts.start()
+            if self.phase is not Phase.QUEUED:
                 return
-            if self.stage is Stage.READY and not self.attempts.is_decided():
-                # The lock was lost while the request waited for the slot, and the new attempt has begun.
-                self._begin_joining()
-                self._on_change()
+            if self.request.revoked():
+                # Celery has announced and acknowledged it.
+                self.over()
                 return
-            submits = self.stage in {Stage.QUEUED, Stage.READY}
-            if submits:
-                self._move(Stage.RUNNING)
-        if submits:
-            self._submit()
-        else:
-            self._release_slot()
-
-    def _begin_joining(self) -> None:
-        self._move(Stage.JOINING)
-        self.worker.schedule_check(MAX_JOINING)
-
-    # Acquiring.
+            # First: a grant that comes at once is to be noticed.
+            self._move(Phase.JOINING, Verdict.NONE)
+            self.attempts.start()
+        self.gate.schedule_check(MAX_JOINING)
 
     def _on_change(self) -> None:
-        if self.stage in ACQUIRING:
-            self.worker.loop.post(partial(self.run, self.step))
-        super()._on_change()
+        # On the session's threads.
+        if self.phase in ASKING:
+            self.gate.loop.post(partial(self.guarded, self.step))
+        self._update_cell()
 
     def step(self) -> None:
         """Move on if the attempt has come further."""
         with self._changing:
-            if self.stage not in ACQUIRING or self.attempts.current is None:
+            if self.phase not in ASKING or self.verdict is Verdict.IN_SLOT:
                 return
-            before, decided = self.stage, self.attempts.is_decided()
+            before, decided = self.phase, self.attempts.is_decided()
+            attempt = self.attempts.current
+            assert attempt is not None
+            contender = attempt.contender
             # A short wait may be over before the holder is known.
-            is_contended = self.attempts.current.newly_contended() or (decided and before is Stage.PARKED)
-            if is_contended and not self.contended:
+            if not self.contended and (attempt.newly_contended() or (decided and before is Phase.WAITING)):
                 self.contended = True
-                self.worker.send_event("waiting", self.as_dict)
-            if before is Stage.JOINING:
-                self._step_joining(decided=decided)
-            elif decided and before is Stage.PARKED:
-                self._move(Stage.READY)
-            elif not decided and before is Stage.READY:
-                # The lock was lost. The wait for a slot begins anew with the next grant.
-                self._move(Stage.PARKED)
-                self._awaits_slot = False
-                self.worker.leave_next(self.nonce)
-            now = self.stage
-        if now is not before:
-            if now is Stage.RUNNING:
-                self._submit()
-            elif before is Stage.JOINING:
-                self._release_slot()
-            elif now is Stage.READY:
-                self._enter_next()
-                if self.worker.has_no_slot or self.worker.is_stuck:
-                    self._if_followed(self._release_ready)
-        self.worker.schedule_check(self.next_check)
+                self.gate.send_event("waiting", self.as_dict)
+            if before is Phase.DECIDED:
+                if not decided:
+                    # The lock was lost, and the new attempt has begun.
+                    self._move(Phase.WAITING, Verdict.NONE)
+            elif decided:
+                self._move(Phase.DECIDED, Verdict.GRANTED if self.attempts.refusal is None else Verdict.REFUSED)
+            elif before is Phase.JOINING:
+                if contender.wait and contender.answered and contender.session.connected:
+                    self._move(Phase.WAITING, Verdict.NONE)
+                elif monotonic() - self.moved >= MAX_JOINING:
+                    # In an outage of ZooKeeper the slots pace the requests, as without the gate.
+                    text = "event=zookeeper_silent key=%r task=%s consequence=acquires_in_its_slot"
+                    logger.warning(text, self.lock.key, self.request.id)
+                    self._fall_back()
+            is_decided = self.phase is Phase.DECIDED and before is not Phase.DECIDED
+        if is_decided:
+            self.gate.slots.seek(self)
+            if self.phase is Phase.DECIDED and (self.gate.slots.has_none or self.gate.is_stuck):
+                self._if_followed(self._fall_back_when_decided)
+        else:
+            self.gate.slots.settle()
+        self.gate.schedule_check(self.next_check)
 
-    def _step_joining(self, *, decided: bool) -> None:
-        attempt = self.attempts.current
-        assert attempt is not None
-        if decided:
-            self._move(Stage.RUNNING)
-        elif attempt.contender.wait and attempt.contender.answered and attempt.contender.session.connected:
-            self._move(Stage.PARKED)
-        elif monotonic() - self._moved >= MAX_JOINING:
-            # In an outage of ZooKeeper the slots pace the requests, as without the gate.
-            logger.warning(
-                "event=zookeeper_silent key=%r task=%s consequence=the_task_acquires_in_its_slot",
-                self.lock.key, self.request.id,
-            )  # fmt: skip
-            self._acquire_in_slot()
-            self._move(Stage.RUNNING)
-
-    def _acquire_in_slot(self) -> None:
+    def _fall_back(self) -> None:
+        """Let the task acquire the lock in its slot."""
         self.attempts.end()
-        self.attempts.current = None
-        self._acquires_in_slot = True
+        self._move(Phase.SUBMITTED if self.phase is Phase.SUBMITTED else Phase.DECIDED, Verdict.IN_SLOT)
 
-    def _release_ready(self) -> None:
+    def _fall_back_when_decided(self) -> None:
         with self._changing:
-            if self.stage is not Stage.READY or self.attempts.refusal is not None:
-                return
-            logger.info("event=no_slot key=%r task=%s consequence=acquires_in_its_slot", self.lock.key, self.request.id)
-            self._acquire_in_slot()
-            self._move(Stage.QUEUED)
+            if (self.phase, self.verdict) == (Phase.DECIDED, Verdict.GRANTED):
+                logger.info(
+                    "event=no_slot key=%r task=%s consequence=acquires_in_its_slot", self.lock.key, self.request.id
+                )
+                self._fall_back()
+
+    def _if_followed(self, then: Callable[[], None]) -> None:
+        """Call ``then`` in the loop if a contender of another worker, or of a body of this one, waits behind."""
+        waiting = [request for request in list(self.gate.requests.values()) if request.phase in ASKING]
+        attempts = [attempt for request in waiting if (attempt := request.attempts.current) is not None]
+        paths = [list(attempt.contender.node_paths.values()) for attempt in attempts]
+        # Behind the node of a request for several keys other contenders may wait for another one of its keys; and one
+        # whose session has just ended has no node.
+        ours = {each[0] for each in paths if len(each) == 1}
+        self.attempts.if_followed(ours, partial(self.gate.loop.post, partial(self.guarded, then)))
 
     # The hand-over to the pool.
 
-    def _submit(self) -> None:
-        self._since = time.time()
+    def submit(self) -> None:
+        """Use the slot that is there, unless the lock was lost meanwhile: then a new attempt has begun."""
+        with self._changing:
+            if self.verdict is not Verdict.IN_SLOT and not self.attempts.is_decided():
+                self._move(Phase.WAITING, Verdict.NONE)
+                return
+            self._since = time.time()
+            scoreboard, attempt = self.gate.scoreboard, self.attempts.current
+            if self.verdict is Verdict.GRANTED and scoreboard is not None:
+                assert attempt is not None
+                self.cell = ParentCell.open(scoreboard, self.hold_id, attempt.contender)
+                if self.cell is None:
+                    text = "event=scoreboard_full key=%r task=%s consequence=acquires_in_its_slot"
+                    logger.error(text, self.lock.key, self.request.id)
+                    self._fall_back()
+            if self.verdict is not Verdict.IN_SLOT or self.attempts.deadline is not None:
+                self.request.request_dict[HEADER] = self._ticket()
+            self._move(Phase.SUBMITTED, self.verdict)
         try:
-            header = self._sign()
+            # Since the last look it may have been lost.
+            self._update_cell()
+            if self.verdict is Verdict.GRANTED:
+                self.gate.send_event("held", self.as_dict)
+            self.gate.slots.use(partial(self.guarded, self._hand_over))
         except Exception:
-            logger.exception("event=not_signed task=%s consequence=the_task_locks_for_itself", self.request.id)
-            header = None
-            self._acquire_in_slot()
-        if header is not None:
-            self.request.request_dict[tickets.HEADER] = header
-        self.worker.slots.submit(partial(self.run, self._hand_over))
+            self._go_back()
+            raise
 
     def _hand_over(self) -> None:
-        """Hand the request to the pool, which has the slot from then on."""
         try:
-            self.request.execute_using_pool(self.worker.consumer.pool)
+            self.request.execute_using_pool(self.gate.consumer.pool)
         except TaskRevokedError:
             # Celery has announced and acknowledged it.
-            self.finish()
-        else:
-            self._slot_generation = None
-            if self.worker.is_stuck:
-                self._withdraw_if_followed()
+            self.gate.slots.put_back()
+            self.over()
+        except Exception:
+            self.gate.slots.put_back()
+            self._go_back()
+            raise
+        if self.gate.is_stuck:
+            self._withdraw_if_followed()
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether it is in the queue of a pool in this process for too long: its threads or greenlets are busy."""
-        is_queued = self.stage is Stage.RUNNING and self.pid is None and self.worker.scoreboard is None
-        return is_queued and monotonic() - self._moved > MAX_READY
-
-    def _withdraw_if_followed(self) -> None:
-        """Withdraw a hold that the task has not taken, if others wait for it."""
-        holds = self.attempts.current is not None and self.attempts.refusal is None
-        is_claimed = self._claimed or (self._slot is not None and self._slot.claimed_by is not None)
-        if holds and not is_claimed and not self._withdrawing:
-            self._if_followed(self._withdraw)
-
-    def _sign(self) -> str | None:
-        """Return the ticket for the task, as a header; ``None`` if the task acquires its lock as without the gate."""
-        attempt, scoreboard = self.attempts.current, self.worker.scoreboard
-        if attempt is None:
-            return self._ticket(acquires=True).sign() if self.attempts.deadline else None
-        if self.attempts.refusal is not None:
-            return self._ticket(refusal=tickets.refusal(self.attempts.refusal)).sign()
-        if scoreboard is not None:
-            self._slot = ParentSlot.open(scoreboard, self.nonce, attempt.contender)
-            if self._slot is None:
-                logger.error("event=scoreboard_full key=%r consequence=the_task_locks_for_itself", self.lock.key)
-                self._acquire_in_slot()
-                return None
-            self._on_change()
-        self.worker.send_event("held", self.as_dict)
-        return self._ticket(nodes=attempt.contender.node_paths, token=attempt.contender.token or 0).sign()
-
-    def _ticket(self, **facts: Any) -> tickets.Ticket:
-        contender = self.attempts.current.contender if self.attempts.current is not None else None
-        holder = contender.holder if contender is not None and self.contended else None
-        return tickets.Ticket(
-            task=self.request.id,
-            origin=self.worker.origin,
-            slot=self._slot.number if self._slot is not None else 0,
-            nonce=self.nonce,
+    def _ticket(self) -> Ticket:
+        attempt, verdict = self.attempts.current, self.verdict
+        facts: dict[str, Any] = {}
+        if attempt is not None and verdict is Verdict.GRANTED:
+            contender = attempt.contender
+            facts = {"nodes": contender.node_paths, "token": contender.token or 0}
+        return Ticket(
+            origin=self.gate.origin,
+            cell=self.cell.number if self.cell is not None else 0,
+            hold_id=self.hold_id,
             keys=list(self.lock.keys),
-            arguments=tickets.digest(self.request.args, self.request.kwargs),
             since=self._since,
             waited=monotonic() - self.attempts.began,
             contended=self.contended,
-            session_timeout=contender.session.timeout if contender is not None else 0.0,
-            holder=holder.encode().decode() if holder is not None else None,
+            session_timeout=attempt.contender.session.timeout if attempt is not None else 0.0,
+            holder=attempt.contender.holder if attempt is not None and self.contended else None,
+            refusal=self.attempts.refusal,
+            acquires=verdict is Verdict.IN_SLOT,
             deadline=self.attempts.deadline,
             **facts,
         )
 
-    # The ends without a run.
+    def take_hold(self, lock: Lock, *, waited: float) -> Held | None:
+        """Return the hold for the thread or greenlet of this process that runs the task; ``None`` if there is none."""
+        with self._changing:
+            attempt = self.attempts.current
+            if (self.phase, self.verdict) != (Phase.SUBMITTED, Verdict.GRANTED) or attempt is None:
+                return None
+            if not attempt.granted:
+                # A body never begins with a lock that is lost.
+                text = "event=lost_before_start key=%r task=%s consequence=acquires_in_its_slot"
+                logger.warning(text, lock.key, self.request.id)
+                self._fall_back()
+                return None
+            self._move(Phase.CLAIMED, Verdict.GRANTED)
+        held = Held(lock, attempt.contender, waited=waited)
+        held.since = self._since
+        # The lock may have been lost meanwhile.
+        attempt.attach(held)
+        return held
+
+    def _withdraw_if_followed(self) -> None:
+        """Withdraw a hold that the body has not taken, if others wait for it."""
+        if (self.phase, self.verdict) == (Phase.SUBMITTED, Verdict.GRANTED) and not self._is_claimed():
+            self._if_followed(self._withdraw_unclaimed)
+
+    def _withdraw_unclaimed(self) -> None:
+        with self._changing:
+            if (self.phase, self.verdict) == (Phase.SUBMITTED, Verdict.GRANTED) and self._withdraw():
+                text = "event=not_claimed key=%r task=%s consequence=acquires_in_its_slot"
+                logger.info(text, self.lock.key, self.request.id)
+                self._fall_back()
+
+    def _withdraw(self) -> bool:
+        """Let no body take the hold any more; return whether none has taken it."""
+        if self._is_claimed() or (self.cell is not None and not self.cell.withdraw()):
+            # If a child is claiming it at this moment, the next check sees it.
+            return False
+        self.cell = None
+        return True
+
+    def _is_claimed(self) -> bool:
+        """Return whether the body has the hold; read it from the cell if that is not known."""
+        with self._changing:
+            claimed_by = self.cell.claimed_by if self.cell is not None else None
+            if claimed_by is not None and (self.phase, self.verdict) == (Phase.SUBMITTED, Verdict.GRANTED):
+                if self.pid is None:
+                    # Celery has dropped the task, or reports it later.
+                    self.pid = claimed_by
+                    self._watch_child()
+                self._move(Phase.CLAIMED, Verdict.GRANTED)
+            return self.phase is Phase.CLAIMED
+
+    # The pool calls these.
+
+    def _on_accepted(self, pid: int, accepted: float) -> None:
+        self.pid = pid
+        self.moved = monotonic()
+        self._watch_child()
+        # The lock may be lost already.
+        self._update_cell()
+        self._callbacks["on_accepted"](pid, accepted)
+
+    def _on_success(self, result: Any, **options: Any) -> Any:
+        self.over()
+        return self._callbacks["on_success"](result, **options)
+
+    def _on_failure(self, failure: Any, *facts: Any, **options: Any) -> Any:
+        if self.verdict is Verdict.KILLED:
+            return None
+        # Celery may publish the request again, with its headers.
+        self.request.request_dict.pop(HEADER, None)
+        error = getattr(failure.exception, "exc", failure.exception)
+        if not (isinstance(error, _POOL_FAILURES) and self._is_watched):
+            self.over()
+        return self._callbacks["on_failure"](failure, *facts, **options)
+
+    def _on_timeout(self, soft: bool, timeout: float) -> Any:  # noqa: FBT001 - Celery's signature
+        # The child is killed after this call; the lock of a watched child is free when it has ended.
+        if not soft and not self._is_watched:
+            self.over()
+        return self._callbacks["on_timeout"](soft, timeout)
+
+    # The child.
+
+    @property
+    def _is_watched(self) -> bool:
+        return self.gate.child_watcher is not None and self.pid is not None
+
+    def _watch_child(self) -> None:
+        if self.gate.child_watcher is not None and self.pid is not None:
+            self.gate.child_watcher.add(self.pid, self.hold_id, self._on_child_exit)
+
+    def _update_cell(self) -> None:
+        """Write into the cell that the lock is lost or revoked, and kill the child if that is wanted."""
+        cell = self.cell
+        if cell is not None and cell.update() is HoldState.LOST and self._kills_child:
+            # Celery's loop does not run while the worker has no connection to the broker.
+            self.gate.loop.timers.call_later(0.0, self._kill_child)
+
+    def _kill_child(self) -> None:
+        with self._changing:
+            watcher = self.gate.child_watcher
+            # A body that does not run under this hold has ended, or acquires the lock itself.
+            if watcher is None or not self._is_claimed() or self.verdict is Verdict.KILLED or self.pid is None:
+                return
+            self._move(Phase.CLAIMED, Verdict.KILLED)
+            # Under the lock: when the result has come, Celery may give the child its next task.
+            watcher.kill(self.pid)
+        logger.warning("event=child_ended key=%r task=%s pid=%d reason=lost", self.lock.key, self.request.id, self.pid)
+
+    def _on_child_exit(self) -> None:
+        self.over()
+        if self.verdict is Verdict.KILLED:
+            # Celery would notice ten seconds later, and without the reason.
+            self.gate.loop.post(lambda: self._callbacks["on_failure"](ended_child_failure(self.lock.key)))
+
+    def on_body_ended(self) -> None:
+        """Release the lock: the body has ended or released it, and the task has not ended."""
+        with self._changing:
+            if self.phase not in {Phase.SUBMITTED, Phase.CLAIMED} or self.verdict is not Verdict.GRANTED:
+                return
+            self._move(Phase.RELEASED, Verdict.GRANTED)
+        # The child may wait until the node is deleted.
+        self.attempts.end(self.cell.set_gone if self.cell is not None else None)
+
+    # The end.
+
+    def over(self) -> None:
+        """End the request, whatever ended it: release the lock and all that belongs to it; any thread, any time."""
+        with self._changing:
+            if self.phase is Phase.OVER:
+                return
+            before = self.phase
+            self._move(Phase.OVER, self.verdict)
+        self.attempts.end()
+        if self.cell is not None:
+            self.cell.close()
+        if self.gate.child_watcher is not None and self.pid is not None:
+            self.gate.child_watcher.discard(self.pid, self.hold_id)
+        self.gate.requests.pop(self.hold_id, None)
+        if before is Phase.JOINING:
+            # The slot that was kept for it.
+            self.gate.loop.post(self.gate.slots.settle)
+        if before in IN_POOL and self.gate.sends_events:
+            self.gate.loop.post(partial(self.gate.send_event, "released", self.as_dict))
+        # The request refers to us: without this only the garbage collector frees both.
+        internals.drop_callbacks(self.request)
 
     def leave(self, *, wait: bool = True) -> bool:
-        """Finish the request unless its task runs.
+        """End the request unless the pool has it; the broker delivers it again.
 
         Return ``False`` if ``wait`` is false and another thread is at work on the request.
         """
         if not self._changing.acquire(blocking=wait):
             return False
         try:
-            if self.stage is not Stage.RUNNING:
-                self.worker.keep_deadline(self.attempt_id, self.attempts.deadline)
-                self.finish()
+            if self.phase not in IN_POOL:
+                self.gate.keep_deadline(self.attempt_id, self.attempts.deadline)
+                self.over()
         finally:
             self._changing.release()
         return True
+
+    def _go_back(self) -> None:
+        """End the request, and let the broker deliver its message again."""
+        self.over()
+        self.gate.loop.post(partial(self.gate.give_back, self.request, self.attempt_id, self.attempts.deadline))
 
     # What no callback reports.
 
     @property
     def next_check(self) -> float | None:
         """The seconds after which there is something to check, if nothing happens."""
-        attempt, joining = self.attempts.current, self.stage is Stage.JOINING
-        if attempt is None or not (joining or self.stage is Stage.PARKED):
+        attempt = self.attempts.current
+        if attempt is None or self.phase not in {Phase.JOINING, Phase.WAITING}:
             return None
         wakeup = attempt.next_wakeup()
-        if not joining:
+        if self.phase is Phase.WAITING:
             return wakeup
-        rest = max(0.0, self._moved + MAX_JOINING - monotonic())
+        rest = max(0.0, self.moved + MAX_JOINING - monotonic())
         return rest if wakeup is None else min(rest, wakeup)
 
     def check(self, now: float) -> None:
         """Check for revocation, expiry, age, and for a run that Celery has dropped."""
-        if self.stage is Stage.RUNNING:
-            self.check_run(now)
-            if self.pid is None and celery_internals.starts_children(self.worker.consumer.pool):
+        if self.phase in IN_POOL:
+            self.reconcile()
+            self.note(now)
+            if self.pid is None and internals.starts_children(self.gate.consumer.pool):
                 # The child that will run the task has yet to start.
-                self._moved = now
-            if now - self._moved > MAX_READY:
+                self.moved = now
+            if now - self.moved > MAX_READY:
                 self._withdraw_if_followed()
-        elif self.stage is Stage.OVER:
+        elif self.phase is Phase.OVER:
             return
         elif self.request.revoked():
             # Celery has announced and acknowledged it.
-            self.finish()
-        elif (age := now - self._delivered) > self.worker.max_wait and self.stage is not Stage.JOINING:
+            self.over()
+        elif (age := now - self._delivered) > self.gate.max_wait and self.phase is not Phase.JOINING:
             logger.info("event=given_back key=%r task=%s age=%.0f", self.lock.key, self.request.id, age)
-            self.finish()
-            self._give_back()
-        elif self.stage is Stage.READY and now - self._moved > MAX_READY and self.attempts.refusal is None:
-            self._if_followed(self._release_ready)
-            self.note(now)
-        elif self.stage is Stage.JOINING or self.next_check == 0:
+            self._go_back()
+        elif self.phase is Phase.DECIDED:
+            if now - self.moved > MAX_READY and self.verdict is Verdict.GRANTED:
+                self._if_followed(self._fall_back_when_decided)
+                self.note(now)
+        elif self.phase is Phase.JOINING or self.next_check == 0:
             self.step()
+
+    def reconcile(self) -> None:
+        """End a run that Celery has dropped, unless a body runs under the hold: then the body's end ends it."""
+        if self.phase not in IN_POOL or self.gate.scoreboard is None:
+            return
+        if not internals.has_lost_job(self.gate.consumer.pool, self.request):
+            return
+        if self.phase is Phase.RELEASED:
+            # The body has ended. Before Celery 5.7 a pool that has lost the broker does not report it.
+            self.over()
+        elif not internals.is_active(self.request):
+            with self._changing:
+                if self.phase is not Phase.SUBMITTED or (self.verdict is Verdict.GRANTED and not self._withdraw()):
+                    return
+                self.over()
+            self.gate.counts["reconciled"] += 1
+            logger.warning("event=dropped key=%r task=%s consequence=lock_released", self.lock.key, self.request.id)
+            signals.send(
+                signals.dropped, **signals.common_arguments(self.lock), task=self.request.task.name, id=self.request.id
+            )
+
+    def note(self, now: float) -> None:
+        """Write into the nodes which child runs the task, or that it has no slot, when that is so for a while."""
+        attempt, note = self.attempts.current, self._note
+        if self.phase is Phase.RELEASED or attempt is None or not attempt.granted:
+            return
+        # Tasks in threads and greenlets have no process of their own.
+        child = 0 if self.pid is None else self.pid if self._is_watched else None
+        forgotten = bool(child) and internals.is_forgotten(self.request)
+        # A note that is wrong by now is replaced at once.
+        if now - self.moved <= DELAY and note is None and not forgotten:
+            return
+        facts = {"child": child, "granted": self._granted_at, "forgotten": forgotten}
+        if note is not None and note.facts != facts:
+            note.cancel()
+        elif note is not None or child is None:
+            return
+        self._note = ChildNote(attempt.contender, facts)
+        self._note.start()
+
+    # What others see.
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is in the queue of a pool in this process for too long: its threads or greenlets are busy."""
+        is_queued = self.phase is Phase.SUBMITTED and self.pid is None and self.gate.scoreboard is None
+        return is_queued and monotonic() - self.moved > MAX_READY
+
+    @property
+    def state(self) -> str:
+        """Phase and verdict in the words of ``manage.py zklock``, which have none for a task that is in no queue."""
+        if self.phase in {Phase.QUEUED, Phase.JOINING} or (self.phase, self.verdict) == (
+            Phase.DECIDED,
+            Verdict.IN_SLOT,
+        ):
+            return "queued"
+        if self.phase is Phase.WAITING:
+            return "waiting"
+        if self.verdict is Verdict.REFUSED:
+            return "refused"
+        if self.verdict is Verdict.IN_SLOT or self.phase is Phase.RELEASED:
+            # The body acquires the lock itself, or has released it.
+            return "running"
+        return "granted" if self.pid is None else "held"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the state, for ``celery inspect`` and events."""
+        attempt = self.attempts.current
+        holder = attempt.contender.holder if attempt is not None and self.phase is Phase.WAITING else None
+        return {
+            "id": self.request.id,
+            "name": self.request.task.name,
+            "key": self.lock.key,
+            "alias": self.lock.pool.name,
+            "kind": self.lock.rule.kind.value,
+            "state": self.state,
+            "holder": str(holder) if holder is not None else None,
+            "token": attempt.contender.token if attempt is not None and attempt.granted else None,
+            "pid": self.pid,
+            "seconds": round(monotonic() - self.moved, 3),
+        }

@@ -2,25 +2,35 @@
 
 The children inherit it by the fork. A child never waits for its parent, and knows by its own clock when the leases of a
 stopped parent are over.
+
+A hold is used by the child or given up by the parent, never both. The two decide under a lock of the kernel on one byte
+of an inherited file, for a few microseconds; the kernel frees it if the one that decides dies meanwhile. What was
+decided stands in the memory, so a body that closes descriptors which it has not opened cannot undo it: POSIX drops all
+locks of a process on a file when the process closes any descriptor of that file.
 """
 
 from __future__ import annotations
 
 import ctypes
 import enum
+import fcntl
 import mmap
+import os
+import tempfile
 import threading
 from collections import deque
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from django_zklock.zk.session import SessionListener
 
 if TYPE_CHECKING:
     from django_zklock.zk.contender import Contender
+    from django_zklock.zk.session import Session
 
-# More than the processes of any pool.
-MAX_SLOTS = 4096
+# More than the processes of any pool, and more than the sessions of any process.
+MAX_CELLS, MAX_LEASES = 4096, 256
 # A longer reason is cut.
 REASON_BYTES = 1024
 
@@ -31,18 +41,17 @@ class HoldState(enum.IntEnum):
     HELD = 1
     REVOKED = 2
     LOST = 3
+    # Its node is deleted.
     GONE = 4
-    # The parent will release it, unless a child has claimed it already.
-    WITHDRAWN = 5
 
 
 class _Words(ctypes.Structure):
-    # Each is one aligned word, written and read at once. `lease_end` is on the clock of `boottime()`.
+    # Each is one aligned word, written and read at once. `lease` is the number of the word with its session's lease.
     _fields_ = (
-        ("nonce", ctypes.c_uint64),
-        ("lease_end", ctypes.c_double),
+        ("hold_id", ctypes.c_uint64),
         ("state", ctypes.c_uint64),
         ("claimed_by", ctypes.c_uint64),
+        ("lease", ctypes.c_uint64),
     )
 
 
@@ -55,38 +64,89 @@ class _Reasons(ctypes.Structure):
 
 
 class Scoreboard:
-    """The memory for each :class:`ScoreboardSlot`. The reason of a state is written before the state."""
+    """The memory for each :class:`Cell`. The reason of a state is written before the state."""
 
     def __init__(self) -> None:
-        self.words = (_Words * MAX_SLOTS).from_buffer(mmap.mmap(-1, MAX_SLOTS * ctypes.sizeof(_Words)))
+        self.words = _share(_Words, MAX_CELLS)
         # Pages that are never written use no memory.
-        self.reasons = (_Reasons * MAX_SLOTS).from_buffer(mmap.mmap(-1, MAX_SLOTS * ctypes.sizeof(_Reasons)))
-        self.free = deque(range(MAX_SLOTS))
-        # Guards the slots against other threads of the parent. Reentrant, because a signal handler that ends the
-        # worker may interrupt the owner.
+        self.reasons = _share(_Reasons, MAX_CELLS)
+        # The ends of the leases of sessions, on the clock of `boottime()`.
+        self.leases = _share(ctypes.c_double, MAX_LEASES)
+        self.free, self.free_leases = deque(range(MAX_CELLS)), deque(range(MAX_LEASES))
+        # By session; an entry exists while a hold is in a cell, and until the heartbeat after it.
+        self.lease_words: dict[Session, LeaseWord] = {}
+        # Guards the cells against other threads of the parent; taken after the monitor of a session. Reentrant, because
+        # a signal handler that ends the worker may interrupt the owner.
         self.writing = threading.RLock()
+        self._claims = InheritedDescriptor(_anonymous_file())
 
     @property
     def used(self) -> int:
-        """How many slots are in use."""
-        return MAX_SLOTS - len(self.free)
+        """How many cells are in use."""
+        return MAX_CELLS - len(self.free)
+
+    @contextmanager
+    def deciding(self, number: int) -> Iterator[bool]:
+        """Whether this process alone decides about the cell ``number`` meanwhile; neither side waits for the other."""
+        alone = self._claims.is_intact
+        if alone:
+            try:
+                fcntl.lockf(self._claims.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+            except OSError:
+                alone = False
+        try:
+            yield alone
+        finally:
+            if alone:
+                fcntl.lockf(self._claims.fd, fcntl.LOCK_UN, 1, number)
 
 
-class ScoreboardSlot:
-    """The slot of the hold ``nonce``. When the slot is used by another hold, nothing is written any more."""
+class InheritedDescriptor:
+    """A descriptor that children inherit. A body may close it, and its number may be that of another file then."""
 
-    def __init__(self, scoreboard: Scoreboard, number: int, nonce: int) -> None:
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._identity = self._read_identity()
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the number still is that of our file."""
+        try:
+            return self._read_identity() == self._identity
+        except OSError:
+            return False
+
+    def _read_identity(self) -> tuple[int, int]:
+        status = os.fstat(self.fd)
+        return status.st_dev, status.st_ino
+
+
+def _share(kind: type[Any], count: int) -> Any:
+    return (kind * count).from_buffer(mmap.mmap(-1, count * ctypes.sizeof(kind)))
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("zklock-claims")
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+class Cell:
+    """The cell of the hold ``hold_id``, as a child sees it. When another hold uses the cell, nothing is written."""
+
+    def __init__(self, scoreboard: Scoreboard, number: int, hold_id: int) -> None:
         self.number = number
         self._scoreboard = scoreboard
-        self._nonce = nonce
+        self._hold_id = hold_id
         self._words = scoreboard.words[number]
         self._reasons = scoreboard.reasons[number]
 
     @property
     def state(self) -> HoldState | None:
-        """The state of the hold, or ``None`` if the slot is not its own any more."""
+        """The state of the hold, or ``None`` if the cell is not its own any more."""
         state = self._words.state
-        return HoldState(state) if self._words.nonce == self._nonce else None
+        return HoldState(state) if self._words.hold_id == self._hold_id else None
 
     def reason(self, state: HoldState) -> str:
         """Return why the hold was revoked or lost."""
@@ -97,56 +157,52 @@ class ScoreboardSlot:
     @property
     def lease_end(self) -> float:
         """Until when the lease of the hold lasts."""
-        return float(self._words.lease_end)
-
-    def claim(self, pid: int) -> bool:
-        """Claim the hold for the child ``pid``, which calls this; return ``False`` if the hold must not be used.
-
-        A parent that withdraws a hold sets the state, waits, and reads the claim. A claim that it does not find was
-        made later, and so finds the state.
-        """
-        if self.state is None:
-            return False
-        self._words.claimed_by = pid
-        if self.state in {HoldState.HELD, HoldState.REVOKED}:
-            return True
-        if self._words.nonce == self._nonce:
-            self._words.claimed_by = 0
-        return False
-
-
-class ParentSlot(ScoreboardSlot, SessionListener):
-    """The slot of a hold in the main process: a listener of the session, whose heartbeats renew the lease.
-
-    Any thread of the main process may call it.
-    """
-
-    def __init__(self, scoreboard: Scoreboard, number: int, nonce: int, contender: Contender) -> None:
-        super().__init__(scoreboard, number, nonce)
-        self._contender = contender
-        self._session = contender.session
-        self._is_withdrawn = False
-
-    @classmethod
-    def open(cls, scoreboard: Scoreboard, nonce: int, contender: Contender) -> ParentSlot | None:
-        """Return a slot for the hold of ``contender``; ``None`` if all are in use."""
-        with scoreboard.writing:
-            if not scoreboard.free:
-                return None
-            slot = cls(scoreboard, scoreboard.free.popleft(), nonce, contender)
-            words = slot._words
-            words.lease_end, words.state, words.claimed_by = contender.session.lease_end, HoldState.HELD, 0
-            words.nonce = nonce
-        # Not posted: that would wake the connection for nothing.
-        with slot._session.monitor:
-            slot._session.add_listener(slot)
-        return slot
+        return float(self._scoreboard.leases[self._words.lease])
 
     @property
     def claimed_by(self) -> int | None:
         """The process id of the child that has claimed the hold."""
         pid = self._words.claimed_by
-        return pid if pid and self._words.nonce == self._nonce else None
+        return pid if pid and self._words.hold_id == self._hold_id else None
+
+    def claim(self, pid: int) -> bool:
+        """Claim the hold for the child ``pid``, which calls this; return ``False`` if the hold must not be used."""
+        with self._scoreboard.deciding(self.number) as alone:
+            if not alone or self.state is None:
+                return False
+            # First: a parent that writes a loss, and then reads the claim, finds this child; or the child finds the loss.
+            self._words.claimed_by = pid
+            if self.state in {HoldState.HELD, HoldState.REVOKED}:
+                return True
+            if self.state is not None:
+                self._words.claimed_by = 0
+            return False
+
+
+class ParentCell(Cell):
+    """The cell of a hold in the main process. Any thread of the main process may call it."""
+
+    def __init__(self, lease: LeaseWord, number: int, hold_id: int, contender: Contender) -> None:
+        super().__init__(lease.scoreboard, number, hold_id)
+        self._lease = lease
+        self._contender = contender
+
+    @classmethod
+    def open(cls, scoreboard: Scoreboard, hold_id: int, contender: Contender) -> ParentCell | None:
+        """Return a cell for the hold of ``contender``; ``None`` if all are in use."""
+        session = contender.session
+        # Not posted: that would wake the connection for nothing.
+        with session.monitor, scoreboard.writing:
+            lease = scoreboard.lease_words.get(session) or LeaseWord.open(scoreboard, session)
+            if not scoreboard.free or lease is None:
+                return None
+            cell = cls(lease, scoreboard.free.popleft(), hold_id, contender)
+            lease.cells += 1
+            lease.write()
+            words = cell._words
+            words.state, words.claimed_by, words.lease = HoldState.HELD, 0, lease.number
+            words.hold_id = hold_id
+        return cell
 
     def update(self) -> HoldState | None:
         """Write the state of the hold if it was lost or revoked, and return it; ``None`` if it was not."""
@@ -157,54 +213,85 @@ class ParentSlot(ScoreboardSlot, SessionListener):
             self._set_state(HoldState.LOST, lost)
             return HoldState.LOST
         if revoked is not None:
-            with self._scoreboard.writing:
-                if not self._is_withdrawn:
-                    self._set_state(HoldState.REVOKED, revoked)
+            self._set_state(HoldState.REVOKED, revoked)
             return HoldState.REVOKED
         return None
 
-    def withdraw(self) -> None:
-        """Refuse all later claims."""
-        with self._scoreboard.writing:
-            self._is_withdrawn = True
-            self._set_state(HoldState.WITHDRAWN)
+    def withdraw(self) -> bool:
+        """Free the cell if no child has claimed it; return whether it is free, so that no child can claim it."""
+        with self._scoreboard.deciding(self.number) as alone:
+            if not alone or self.claimed_by is not None:
+                return False
+            self.close()
+            return True
 
-    def restore(self) -> None:
-        """Leave the hold to the child that has claimed it."""
-        self._is_withdrawn = False
-        self._set_state(HoldState.HELD)
-        self.update()
-
-    def announce_deletion(self) -> None:
-        """Set the state when the server has deleted the node: the child may wait for that."""
-        gone = partial(self._set_state, HoldState.GONE)
-        self._session.post(partial(self._contender.on_deleted, gone))
+    def set_gone(self) -> None:
+        """Note that the server has deleted the node: the child may wait for that."""
+        self._set_state(HoldState.GONE)
 
     def close(self) -> None:
-        """Free the slot."""
+        """Free the cell."""
         with self._scoreboard.writing:
-            if self._words.nonce == self._nonce:
-                self._words.nonce = 0
-                self._scoreboard.free.append(self.number)
-        # After `writing`, which a heartbeat acquires under the monitor.
-        with self._session.monitor:
-            self._session.remove_listener(self)
+            if self._words.hold_id != self._hold_id:
+                return
+            self._words.hold_id = 0
+            self._scoreboard.free.append(self.number)
+            self._lease.cells -= 1
+            if self._contender.session.ended is not None:
+                self._lease.close_if_unused()
 
     def _set_state(self, state: HoldState, reason: str | None = None) -> None:
         with self._scoreboard.writing:
-            if self._words.nonce == self._nonce:
+            if self._words.hold_id == self._hold_id:
                 if reason is not None:
                     # One byte is left for the end of the text.
                     setattr(self._reasons, state.name, reason.encode(errors="replace")[: REASON_BYTES - 1])
                 self._words.state = state
 
-    # The session calls these.
+
+class LeaseWord(SessionListener):
+    """The word with the end of a session's lease, for all holds of the session: its heartbeats write it."""
+
+    def __init__(self, scoreboard: Scoreboard, session: Session, number: int) -> None:
+        self.number = number
+        # How many holds of the session are in cells.
+        self.cells = 0
+        self.scoreboard = scoreboard
+        self._session = session
+
+    @classmethod
+    def open(cls, scoreboard: Scoreboard, session: Session) -> LeaseWord | None:
+        """Return the word for ``session``, whose monitor is held; ``None`` if all are in use."""
+        if not scoreboard.free_leases:
+            return None
+        word = scoreboard.lease_words[session] = cls(scoreboard, session, scoreboard.free_leases.popleft())
+        session.add_listener(word)
+        return word
+
+    def write(self) -> None:
+        """Write until when the lease lasts."""
+        self.scoreboard.leases[self.number] = self._session.lease_end
+
+    def close_if_unused(self) -> None:
+        """Free the word if there is no hold for which it is written."""
+        with self.scoreboard.writing:
+            words = self.scoreboard.lease_words
+            if self.cells == 0 and words.get(self._session) is self:
+                del words[self._session]
+                self.scoreboard.free_leases.append(self.number)
+
+    # The session calls these, under its monitor.
 
     def heartbeat(self) -> None:
-        """Renew the lease."""
-        with self._scoreboard.writing:
-            if self._words.nonce == self._nonce:
-                self._words.lease_end = self._session.lease_end
+        """Renew the lease. A session without holds has no listener here, because it may end when it has none."""
+        self.close_if_unused()
+        if self.scoreboard.lease_words.get(self._session) is self:
+            self.write()
+        else:
+            self._session.remove_listener(self)
 
     def resumed(self) -> None:
         self._session.catch_up(self.heartbeat)
+
+    def unavailable(self, _reason: str, /) -> None:
+        self.close_if_unused()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from kazoo.exceptions import OperationTimeoutError
 
-from django_zklock.contrib.celery.gate.child_note import DELAY, ChildNote
+from django_zklock.contrib.celery.gate.child_note import ChildNote
 from django_zklock.zk import node_data
-from django_zklock.zk.contender import Contender
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.wire import BadVersionError, NoAuthError, NoNodeError
 
@@ -63,19 +62,47 @@ class Wire:
         reply(None, error)
 
 
+class Session:
+    """A session that runs calls at once, or not before it has a connection."""
+
+    id = 1
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.connected = True
+        self.epoch = 0
+        self.listeners: list[Any] = []
+        self.later: list[Callable[[], object]] = []
+
+    def post(self, call: Callable[[], object]) -> None:
+        call()
+
+    def add_listener(self, listener: Any) -> None:
+        self.listeners.append(listener)
+
+    def remove_listener(self, listener: Any) -> None:
+        if listener in self.listeners:
+            self.listeners.remove(listener)
+
+    def retry_later(self, call: Callable[[], object], _error: Exception) -> None:
+        self.later.append(call)
+
+    def reconnect(self) -> None:
+        self.epoch += 1
+        self.connected = True
+        for listener in list(self.listeners):
+            listener.suspended()
+        for listener in list(self.listeners):
+            listener.resumed()
+
+
 def write(
-    wire: Wire,
-    *paths: str,
-    connected: bool = True,
-    note: ChildNote | None = None,
-    now: float = 0.0,
-    child: int = 93,
-    forgotten: bool = False,
-) -> None:
-    session = SimpleNamespace(wire=wire, connected=connected, id=1, post=lambda call: call())
-    contender = SimpleNamespace(session=session, node_paths={path: path for path in paths})
-    facts = {"child": child, "granted": 1234.5, "forgotten": forgotten}
-    (note or ChildNote()).write(cast("Contender", contender), now=now, **facts)
+    wire: Wire, *paths: str, session: Session | None = None, child: int = 93, forgotten: bool = False
+) -> ChildNote:
+    contender: Any = SimpleNamespace(session=session or Session(wire), node_paths={path: path for path in paths})
+    note = ChildNote(contender, {"child": child, "granted": 1234.5, "forgotten": forgotten})
+    note.start()
+    return note
 
 
 def child_in(data: bytes) -> int | None:
@@ -119,53 +146,55 @@ def test_write__not_possible(wire: Wire, requests: list[str]) -> None:
 
 
 def test_write__without_a_connection() -> None:
-    """Without a connection nothing is written, and nothing waits for one; a later call tries again, and once."""
-    wire, note = Wire({"/a": (DATA, 0)}), ChildNote()
-    write(wire, "/a", connected=False, note=note, now=10.0)
-    write(wire, "/a", note=note, now=10.1)
+    """Without a connection nothing is written; it is when there is one, and once."""
+    wire = Wire({"/a": (DATA, 0)})
+    session = Session(wire)
+    session.connected = False
+    write(wire, "/a", session=session)
     assert wire.requests == []
-    for now in (10.0 + DELAY, 10.0 + 2 * DELAY):
-        write(wire, "/a", note=note, now=now)
+    for _ in range(2):
+        session.reconnect()
         assert wire.requests == ["get /a", "set /a"]
     assert child_in(wire.nodes["/a"][0]) == 93
+    assert session.listeners == []
 
 
 @pytest.mark.parametrize("lost", ["get", "set"])
 def test_write__connection_lost(lost: str) -> None:
-    """A request whose answer was lost with the connection is sent again; the node that was written is left alone."""
-    wire, note = Wire({"/a": (DATA, 0), "/b": (DATA, 0)}, lost=f"{lost} /a"), ChildNote()
-    write(wire, "/a", "/b", note=note, now=0.0)
+    """A request whose answer was lost with the connection is sent again, and then the other nodes are written."""
+    wire = Wire({"/a": (DATA, 0), "/b": (DATA, 0)}, lost=f"{lost} /a")
+    session = Session(wire)
+    write(wire, "/a", "/b", session=session)
     wire.requests.clear()
-    write(wire, "/a", "/b", note=note, now=DELAY)
-    assert wire.requests == ["get /a", "set /a"]
+    session.reconnect()
+    assert wire.requests == [f"{lost} /a", *(["set /a"] if lost == "get" else []), "get /b", "set /b"]
     assert [child_in(data) for data, _version in wire.nodes.values()] == [93, 93]
 
 
 def test_write__refused_for_now() -> None:
     """An error that passes does not end the attempts."""
-    wire, note = Wire({"/a": (DATA, 0)}, error=OperationTimeoutError()), ChildNote()
-    write(wire, "/a", note=note, now=0.0)
+    wire = Wire({"/a": (DATA, 0)}, error=OperationTimeoutError())
+    session = Session(wire)
+    write(wire, "/a", session=session)
     assert child_in(wire.nodes["/a"][0]) == 0
-    write(wire, "/a", note=note, now=DELAY)
+    session.later[0]()
     assert child_in(wire.nodes["/a"][0]) == 93
 
 
-def test_write__what_has_changed_since() -> None:
-    """A task that waited for a slot has got it, and then its worker has forgotten it: each is written at once."""
-    wire, note = Wire({"/a": (DATA, 0)}), ChildNote()
-    write(wire, "/a", note=note, child=0)
-    write(wire, "/a", note=note, child=93, now=0.1)
-    assert child_in(wire.nodes["/a"][0]) == 93
-    write(wire, "/a", note=note, child=93, forgotten=True, now=0.2)
-    identity = node_data.decode_identity(wire.nodes["/a"][0])
-    assert identity is not None
-    assert identity.work is not None
-    assert (identity.work.child, identity.work.forgotten) == (93, True)
+def test_write__session_ended() -> None:
+    """With its session a node is gone, and nothing is written any more."""
+    wire = Wire({"/a": (DATA, 0)}, lost="get /a")
+    session = Session(wire)
+    note = write(wire, "/a", session=session)
+    note.session_ended("the session expired")
+    session.reconnect()
+    assert (wire.requests, session.listeners) == (["get /a"], [])
 
 
 def test_write__answer_about_what_was_before() -> None:
     """What an earlier note has read does not undo a later one, whose answer came first."""
-    wire, note = Wire({"/a": (DATA, 0)}), ChildNote()
+    wire = Wire({"/a": (DATA, 0)})
+    session = Session(wire)
     late: list[Callable[[], None]] = []
     get = wire.get
 
@@ -173,8 +202,9 @@ def test_write__answer_about_what_was_before() -> None:
         late.append(lambda: get(path, reply))
 
     wire.get = read_late  # type: ignore[method-assign]
-    write(wire, "/a", note=note, child=0)
+    earlier = write(wire, "/a", session=session, child=0)
     wire.get = get  # type: ignore[method-assign]
-    write(wire, "/a", note=note, child=93, now=0.1)
+    earlier.cancel()
+    write(wire, "/a", session=session, child=93)
     late[0]()
     assert child_in(wire.nodes["/a"][0]) == 93

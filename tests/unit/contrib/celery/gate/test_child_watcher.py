@@ -7,6 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -27,12 +28,12 @@ def test_end__is_noticed(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> N
     """The end of each child is noticed before anybody reads it, also where a container forbids to wait for it."""
     if is_refused:
         monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
-    watcher = ChildWatcher(lambda _nonce: None)
+    watcher = ChildWatcher(lambda _hold_id: None)
     # The second one while the watcher waits for others.
-    for nonce in (1, 2):
+    for hold_id in (1, 2):
         ended = threading.Event()
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-            watcher.add(child.pid, nonce, ended.set)
+            watcher.add(child.pid, hold_id, ended.set)
             child.kill()
             assert ended.wait(SOON)
 
@@ -42,12 +43,12 @@ def test_end__is_noticed_late(monkeypatch: pytest.MonkeyPatch, is_refused: bool)
     """A child that has ended before it is watched is noticed at once, whether its end was read or not."""
     if is_refused:
         monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
-    watcher = ChildWatcher(lambda _nonce: None)
+    watcher = ChildWatcher(lambda _hold_id: None)
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        for nonce in (1, 2):
+        for hold_id in (1, 2):
             ended = threading.Event()
-            watcher.add(child.pid, nonce, ended.set)
+            watcher.add(child.pid, hold_id, ended.set)
             assert ended.wait(SOON)
             child.wait(SOON)
 
@@ -56,7 +57,7 @@ def test_end__without_waitid(monkeypatch: pytest.MonkeyPatch) -> None:
     """On macOS before Python 3.13, which has neither call, the end is noticed when Celery has read it."""
     monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
     monkeypatch.delattr(os, "waitid")
-    watcher, ended = ChildWatcher(lambda _nonce: None), threading.Event()
+    watcher, ended = ChildWatcher(lambda _hold_id: None), threading.Event()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         watcher.add(child.pid, 1, ended.set)
         child.kill()
@@ -68,14 +69,26 @@ def test_release__another_one_fails() -> None:
     """An error with one release does not lose the others that were read with it."""
     released: queue.Queue[int] = queue.Queue()
 
-    def release(nonce: int) -> None:
-        if nonce == 1:
-            raise KeyError(nonce)
-        released.put(nonce)
+    def release(hold_id: int) -> None:
+        if hold_id == 1:
+            raise KeyError(hold_id)
+        released.put(hold_id)
 
     watcher = ChildWatcher(release)
-    for nonce in (1, 2, 3):
-        watcher.send_release(nonce)
+    for hold_id in (1, 2, 3):
+        watcher.send_release(hold_id)
     # Starts the thread, which reads all of them at once.
     watcher.add(os.getpid(), 4, lambda: None)
     assert [released.get(timeout=SOON) for _ in range(2)] == [2, 3]
+
+
+def test_release__pipe_was_closed(tmp_path: Path) -> None:
+    """A child whose body has closed the pipe sends nothing, least of all into a file that has got its number."""
+    watcher = ChildWatcher(lambda _hold_id: None)
+    with (tmp_path / "file").open("wb") as file:
+        kept = os.dup(watcher._write_end)
+        os.dup2(file.fileno(), watcher._write_end)
+        watcher.send_release(1)
+        os.dup2(kept, watcher._write_end)
+        os.close(kept)
+    assert (tmp_path / "file").read_bytes() == b""

@@ -25,11 +25,10 @@ def test_request__without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None
     """A request that arrives on the consumer's thread makes its steps on the gate's: one thread fills the slots."""
     entered: list[str] = []
     posted: list[Callable[[], object]] = []
-    locked: Any = SimpleNamespace(
-        nonce=1, enter=lambda: entered.append("enter"), run=lambda step: step(), next_check=None
-    )
+    locked: Any = SimpleNamespace(hold_id=1)
     gate: Any = Gate.__new__(Gate)
     gate.requests, gate.consumer, gate.loop = {}, SimpleNamespace(hub=None), SimpleNamespace(post=posted.append)
+    gate.slots = SimpleNamespace(queue=lambda _request: entered.append("enter"))
     monkeypatch.setattr(gate, "_locked_request", lambda _request: locked)
     monkeypatch.setattr(gate, "schedule_check", lambda: entered.append("check"))
     gate.on_request(SimpleNamespace(id="a", request_dict={}))

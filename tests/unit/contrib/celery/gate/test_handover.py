@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.app.task import Context
 
 from django_zklock import zk_locked
-from django_zklock.contrib.celery.gate import ticket as tickets
-from django_zklock.contrib.celery.gate.handover import TicketOffer, _is_for
+from django_zklock.contrib.celery.gate import handover
+from django_zklock.contrib.celery.gate.handover import HEADER, Ticket, TicketOffer, _is_for
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
 from django_zklock.contrib.celery.tasks import outermost_lock
+from django_zklock.exceptions import LockTimeout
+from django_zklock.zk.node_data import Identity
 from django_zklock.zk.rules import EXCLUSIVE
 from django_zklock.zk.waiting import boottime
+
+
+def ticket_for(*keys: str, **facts: Any) -> Ticket:
+    """Return the ticket that the main process "worker" makes for a hold of these keys."""
+    known: dict[str, Any] = {
+        "origin": "worker", "cell": 3, "hold_id": 7, "keys": list(keys), "since": 1.0, "waited": 0.5,
+        "contended": False, "session_timeout": 4.0, "nodes": {"/a": "/a/node"}, "token": 5,
+    }  # fmt: skip
+    return Ticket(**known | facts)
 
 
 class Delivery:
@@ -26,9 +39,7 @@ class Delivery:
         assert call is not None
         self.call = call
         key = call.key((*own, *args), kwargs)
-        self.ticket: Any = SimpleNamespace(
-            keys=[key] if isinstance(key, str) else list(key), arguments=tickets.digest(args, kwargs)
-        )
+        self.ticket = ticket_for(*([key] if isinstance(key, str) else key))
 
     def fits(self, *args: Any, call: Any = None, **kwargs: Any) -> bool:
         return _is_for(self.ticket, self.task, call or self.call, args, kwargs)
@@ -36,6 +47,23 @@ class Delivery:
 
 @zk_locked("{key}")
 def body(key: str, size: int = 0) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "header", [pytest.param({"origin": "worker"}, id="of a producer"), pytest.param(ticket_for("a"), id="of another")]
+)
+def test_ticket__of_nobody_here(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, header: Any) -> None:
+    """What a producer has sent is no ticket, and one of another worker counts for nothing; a retry copies neither."""
+    request = Context(
+        {"id": "one", "args": ["a"], "kwargs": {}, HEADER: header, "headers": {HEADER: header, "mine": 1}}
+    )
+    monkeypatch.setattr(handover, "running_task", lambda: SimpleNamespace(run=body, request=request))
+    call, _own = outermost_lock(SimpleNamespace(run=body))
+    assert call is not None
+    with caplog.at_level(logging.WARNING):
+        assert handover.read_ticket(call, ("a",), {}) is None
+    assert "event=header_refused task=one" in caplog.text
+    assert (request.get(HEADER), request.headers) == (None, {"mine": 1})
 
 
 def test_ticket__for_the_message() -> None:
@@ -68,35 +96,6 @@ def test_ticket__arguments_changed_in_place() -> None:
     assert delivery.fits(order)
     order["key"] = "key"
     assert not delivery.fits(order)
-    delivery = Delivery(body, key="KEY")
-    delivery.task.request.kwargs["key"] = "key"
-    assert not delivery.fits(**delivery.task.request.kwargs)
-
-
-def test_ticket__key_is_made_once() -> None:
-    """A callable for the key is called again only for other arguments, or for some that have no form in JSON."""
-    made: list[Any] = []
-
-    def key(order: Any) -> str:
-        made.append(order)
-        return f"order:{order['key']}"
-
-    @zk_locked(key)
-    def keyed(order: Any) -> None: ...
-
-    order: dict[str, Any] = {"key": "a"}
-    delivery = Delivery(keyed, order)
-    assert delivery.fits(order)
-    assert len(made) == 1
-    assert delivery.fits({"key": "a"})
-    assert len(made) == 2
-    order["what"] = object()
-    delivery = Delivery(keyed, order)
-    assert delivery.ticket.arguments == ""
-    assert delivery.fits(order)
-    assert len(made) == 4
-    order["key"] = "b"
-    assert not delivery.fits(order)
 
 
 def test_ticket__bound() -> None:
@@ -112,9 +111,18 @@ def test_ticket__bound() -> None:
     call, own = outermost_lock(task)
     assert call is not None
     assert own == (task,)
-    ticket: Any = SimpleNamespace(keys=["a"], arguments=tickets.digest(["a"], {}))
-    assert _is_for(ticket, task, call, (task, "a"), {})
-    assert not _is_for(ticket, task, call, (task, "b"), {})
+    assert _is_for(ticket_for("a"), task, call, (task, "a"), {})
+    assert not _is_for(ticket_for("a"), task, call, (task, "b"), {})
+
+
+def test_ticket__is_pickled() -> None:
+    """A ticket reaches a child as it was made, with the error that says why there is no lock."""
+    holder = Identity(host="web1", pid=71)
+    ticket = ticket_for("a", refusal=LockTimeout("taken", key="a", timeout=3.0, holder=holder), holder=holder)
+    copy = pickle.loads(pickle.dumps(ticket))
+    refusal = copy.refusal
+    assert (copy.keys, copy.holder, type(refusal)) == (["a"], holder, LockTimeout)
+    assert (str(refusal), refusal.key, refusal.timeout, refusal.holder) == ("taken", "a", 3.0, holder)
 
 
 class Hold:
@@ -123,18 +131,15 @@ class Hold:
     def __init__(self) -> None:
         self.scoreboard = Scoreboard()
         self.words = self.scoreboard.words[3]
-        self.words.nonce, self.words.state, self.words.lease_end = 7, HoldState.HELD, boottime() + 60.0
+        self.words.hold_id, self.words.state = 7, HoldState.HELD
+        self.scoreboard.leases[0] = boottime() + 60.0
         self.released: list[int] = []
         gate: Any = SimpleNamespace(
             scoreboard=self.scoreboard, child_watcher=SimpleNamespace(send_release=self.released.append)
         )
-        ticket = tickets.Ticket(
-            task="one", origin="worker", slot=3, nonce=7, keys=["a"], arguments="", since=1.0, waited=0.5,
-            contended=False, session_timeout=4.0, nodes={"/a": "/a/node"}, token=5,
-        )  # fmt: skip
         listener = SimpleNamespace(notify=lambda *_facts, **_more: None)
         lock: Any = SimpleNamespace(key="a", keys=("a",), paths=("/a",), rule=EXCLUSIVE, listener=listener)
-        self.offer = TicketOffer(gate, ticket, lock)
+        self.offer = TicketOffer(gate, ticket_for("a"), lock, "one")
 
 
 def test_take() -> None:
@@ -152,18 +157,18 @@ def test_take() -> None:
 def test_take__lease_over(caplog: pytest.LogCaptureFixture) -> None:
     """A body does not begin under a lock whose lease is over: the main process has stood still since its grant."""
     hold = Hold()
-    hold.words.lease_end = boottime() - 1.0
+    hold.scoreboard.leases[0] = boottime() - 1.0
     with caplog.at_level(logging.WARNING):
         assert hold.offer.take() is None
     assert hold.released == [7]
     assert "event=lost_before_start" in caplog.text
 
 
-@pytest.mark.parametrize("state", [HoldState.LOST, HoldState.GONE, HoldState.WITHDRAWN])
-def test_take__no_longer_held(caplog: pytest.LogCaptureFixture, state: HoldState) -> None:
+@pytest.mark.parametrize("state", [HoldState.LOST, HoldState.GONE, None])
+def test_take__no_longer_held(caplog: pytest.LogCaptureFixture, state: HoldState | None) -> None:
     """A hold that the main process has lost or given up is not taken."""
     hold = Hold()
-    hold.words.state = state
+    hold.words.state, hold.words.hold_id = state or HoldState.HELD, 0 if state is None else 7
     with caplog.at_level(logging.WARNING):
         assert hold.offer.take() is None
     assert hold.released == [7]

@@ -1,4 +1,4 @@
-"""The undocumented parts of Celery and kombu that the gate uses, checked with the installed versions.
+"""The undocumented parts of Celery and kombu that are used, checked with the installed versions.
 
 The records of the pool are checked with real workers, in ``test_gate_broker_cuts.py``.
 """
@@ -6,7 +6,9 @@ The records of the pool are checked with real workers, in ``test_gate_broker_cut
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,8 +23,9 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from kombu.transport import redis
 
+from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.acquisition import waiting_behind
-from django_zklock.contrib.celery.gate.celery_internals import (
+from django_zklock.contrib.celery.internals import (
     MAX_PREFETCH,
     PrefetchWindow,
     SemaphoreSlots,
@@ -44,6 +47,8 @@ class Controller:
     def __init__(self) -> None:
         self.semaphore = LaxBoundedSemaphore(2)
         self.max_tasks_per_child = self.max_memory_per_child = None
+        self.soon: list[Callable[[], object]] = []
+        self.hub = SimpleNamespace(propagate_errors=(ConnectionError,), call_soon=self.soon.append, on_tick=set())
 
 
 def test_slots__next_is_before_all_that_wait() -> None:
@@ -107,7 +112,7 @@ def test_slots__pool_without_records_of_its_children() -> None:
     """With a Celery that keeps other records, a pool that replaces its children gives its slots as without the gate."""
     controller: Any = Controller()
     controller.max_tasks_per_child = 1
-    controller.hub, controller.pool = SimpleNamespace(on_tick=set()), SimpleNamespace(_pool=object())
+    controller.pool = SimpleNamespace(_pool=object())
     used: list[str] = []
     slots = SemaphoreSlots(controller, lambda: 0)
     for name in ("first", "second", "third"):
@@ -117,6 +122,49 @@ def test_slots__pool_without_records_of_its_children() -> None:
     assert used == ["first", "second"]
     controller.semaphore.release()
     assert used == ["first", "second", "third"]
+
+
+def test_submit__is_written_at_once() -> None:
+    """A task that the gate hands to the pool is written to an idle child in the same turn of the loop."""
+    controller: Any = Controller()
+    written: list[list[int]] = []
+    pool = SimpleNamespace(_all_inqueues={1, 2, 3}, _busy_workers={1}, _active_writes={2}, outbound_buffer=[])
+    controller.pool, controller.hub.consolidate_callback = SimpleNamespace(_pool=pool), written.append
+    slots = SemaphoreSlots(controller, lambda: 0)
+    slots.submit(lambda: pool.outbound_buffer.append("job"))
+    assert written == [[3]]
+    # The loop gets the error of a child that has died, as if it had written itself.
+    controller.hub.consolidate_callback = lambda _to: next(iter([]))
+    slots.submit(lambda: None)
+    (tell,) = controller.soon
+    with pytest.raises(StopIteration):
+        tell()
+
+
+@pytest.mark.parametrize("tasks_per_child", [None, 50])
+def test_slots__next_one_fails(tasks_per_child: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    """An error of the request that gets a slot is none of the task that had it, whose result is not stored yet."""
+    controller: Any = Controller()
+    controller.max_tasks_per_child, controller.pool = tasks_per_child, SimpleNamespace(_pool=object())
+    slots = SemaphoreSlots(controller, lambda: 0)
+    errors = [BrokenPipeError("the broker is gone"), KeyError("job")]
+
+    def fail() -> None:
+        raise errors.pop(0)
+
+    for _ in range(2):
+        slots.acquire(lambda: None)
+    for _ in range(2):
+        slots.acquire(fail)
+    # As the pool does with a result.
+    controller.semaphore.release()
+    assert "event=not_begun" not in caplog.text
+    controller.semaphore.release()
+    assert "event=not_begun" in caplog.text
+    # Celery's loop is told of the lost connection afterwards.
+    (tell,) = controller.soon
+    with pytest.raises(BrokenPipeError):
+        tell()
 
 
 class Channel:
@@ -249,3 +297,12 @@ def test_published__what_would_go_to_other_queues() -> None:
     assert not is_better_published(consumer_of(direct, driver="amqp"), own)
     assert is_better_published(consumer_of(quorum, driver="amqp"), own)
     assert is_better_published(consumer_of(direct, driver="sqs"), own)
+
+
+def test_private_names__nowhere_else() -> None:
+    """No other module uses a private name of Celery: ruff finds those that are not marked."""
+    package = Path(internals.__file__).parent
+    modules = [path for path in package.rglob("*.py") if path.name != "internals.py"]
+    assert len(modules) > 10
+    marks = ("SLF001", "celery._", '"_orig_run"')
+    assert [path.name for path in modules for mark in marks if mark in path.read_text(encoding="utf-8")] == []

@@ -1,8 +1,6 @@
-"""The undocumented parts of Celery, kombu and billiard that the gate uses.
+"""The undocumented parts of Celery, kombu and billiard that this package uses. No other module uses one.
 
-They are used here, in ``task_run.py``, ``bootstep.py``, ``gate.py`` and ``worker.py``, and in ``tasks.py`` beside this
-package; ``beat`` has its own.
-``tests/unit/contrib/celery/gate/test_celery_internals.py`` checks each of them in the installed Celery.
+``tests/unit/contrib/celery/test_internals.py`` checks each of them in the installed Celery.
 
 ========================================================  ==========================================================
 What is used                                              Without it
@@ -10,10 +8,12 @@ What is used                                              Without it
 ``consumer.on_task_request``                              no gate: tasks wait for their locks in their slots
 ``controller.semaphore``, ``process_task``                the pool's own queue gives the slots
 ``LaxBoundedSemaphore._waiting``                          a granted request waits behind those without a lock
-``semaphore.release``, ``hub.on_tick``; of the pool       a pool that replaces its children is handed more tasks
+``semaphore.release``, ``hub.call_soon``                  an error of a request costs another task its result
+``hub.on_tick``; of the pool                              a pool that replaces its children is handed more tasks
 ``_all_inqueues``, ``_busy_workers``,                     than it has children, and their locks wait with them
 ``outbound_buffer``, ``_processes``,
 ``_fileno_to_inq``, ``_on_ready_counters``
+``hub.consolidate_callback``, ``Pool._active_writes``     a task is written to its child one turn of the loop later
 ``Pool._waiting_to_start``                                a lock is released while its child starts
 ``QoS.callback``, ``QoS.prev``                            waiting requests use up the prefetch window
 ``state.reserved_requests``, ``active_requests``,         no gate
@@ -29,6 +29,7 @@ What is used                                              Without it
 ``celery._state._get_active_apps``,                       a lock above ``@shared_task`` fails when it is decorated
 ``connect_on_app_finalize``, ``PromiseProxy.__then__``
 ``Task._orig_run`` and the closure of autoretry           autoretry retries conflicts; a warning says so
+``Scheduler._heap``, ``_do_sync``                         an entry that another beat has sent keeps back the others
 ``celery.app.base`` around a body (``pydantic=True``)     such a task waits in its slot; the doctor says so
 ``Request.time_limits``, ``controller.time_limit``        a node does not show the time limit of its task
 ``pool.forking_enable``, ``is_green``, ``limit``,         the gate does not know the pool
@@ -39,13 +40,24 @@ What is used                                              Without it
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from celery.concurrency import prefork, thread
-from celery.worker import state
-from celery.worker.request import Request
+from celery._state import (  # type: ignore[attr-defined]
+    _get_active_apps,
+    connect_on_app_finalize,
+    get_current_task,
+)
+from celery.app.task import Context
 from kombu import Producer
+
+if TYPE_CHECKING:
+    from celery.worker.request import Request
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -60,7 +72,84 @@ _OF_A_DELIVERY = {"compression", "x-delivery-count", "x-acquired-count"}
 _OF_CHILDREN = (
     "_all_inqueues", "_busy_workers", "outbound_buffer", "_processes", "_fileno_to_inq", "_on_ready_counters",
 )  # fmt: skip
+_OF_WRITES = ("_all_inqueues", "_busy_workers", "_active_writes", "outbound_buffer")
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id")
+
+
+class _OfWorkers:
+    """A module that is imported when a worker uses it: a web process does not need it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
+
+
+state, bootsteps = _OfWorkers("celery.worker.state"), _OfWorkers("celery.bootsteps")
+prefork, thread = _OfWorkers("celery.concurrency.prefork"), _OfWorkers("celery.concurrency.thread")
+
+
+# Tasks.
+
+
+def current_task() -> Any:
+    """Return the task that runs here, in a worker or not; ``None`` if there is none."""
+    return get_current_task()
+
+
+def on_app_finalize(call: Callable[[Any], object]) -> None:
+    """Call ``call`` with each app when it makes its tasks, also with apps that come later."""
+    connect_on_app_finalize(call)
+
+
+def finalized_apps() -> list[Any]:
+    """Return the apps that have made their tasks."""
+    return [app for app in _get_active_apps() if app.finalized]
+
+
+def when_evaluated(proxy: Any, call: Callable[[], object]) -> None:
+    """Call ``call`` when the task that ``proxy`` stands for is made, or now if it is."""
+    proxy.__then__(call)
+
+
+def body_attribute(task: Any) -> str:
+    """Return the name of the attribute with the body of ``task``: inside of autoretry's wrapper, if it has one."""
+    return "_orig_run" if has_autoretry(task) else "run"
+
+
+def has_autoretry(task: Any) -> bool:
+    """Return whether Celery retries the task when it fails with certain errors."""
+    return hasattr(task, "_orig_run")
+
+
+def wraps_for_pydantic(function: Any) -> bool:
+    """Return whether Celery has put ``function`` around a body whose arguments it converts (``pydantic=True``)."""
+    return _is_defined_in(function, "celery.app.base")
+
+
+def autoretry_options(wrappers: Iterable[Any]) -> tuple[Any, dict[str, Any]]:
+    """Return autoretry's wrapper of a body, and the cells of its options by name: Celery reads them once."""
+    run = next((each for each in wrappers if _is_defined_in(each, "celery.app.autoretry")), None)
+    return run, dict(zip(run.__code__.co_freevars, run.__closure__, strict=True)) if run is not None else {}
+
+
+def _is_defined_in(function: Any, module: str) -> bool:
+    """Return whether ``module`` contains the code of ``function``; ``functools.wraps`` changes ``__module__``."""
+    return bool(getattr(function, "__globals__", {}).get("__name__") == module)
+
+
+# Beat.
+
+
+def plan_again(scheduler: Any) -> None:
+    """Let a scheduler make its plan again, at its next tick."""
+    scheduler._heap = None  # noqa: SLF001
+
+
+def store(scheduler: Any) -> None:
+    """Let a scheduler store when its entries were sent."""
+    scheduler._do_sync()  # noqa: SLF001
 
 
 # Pools.
@@ -71,7 +160,7 @@ def is_prefork(pool: Any) -> bool:
     return isinstance(pool, prefork.TaskPool)
 
 
-def knows_lock(pool: Any) -> bool:
+def can_have_gate(pool: Any) -> bool:
     """Return whether tasks in ``pool`` can use a lock that this process holds.
 
     A solo pool has no gate: its only thread runs the tasks.
@@ -82,12 +171,14 @@ def knows_lock(pool: Any) -> bool:
     return bool(pool.is_green) or isinstance(pool, thread.TaskPool)
 
 
-def has_job(pool: Any, request: Request) -> bool:
-    """Return whether the prefork ``pool`` still has the job of ``request``, begun or not."""
-    # A weak reference: only billiard's cache keeps the job alive.
-    reference: Any = getattr(request, "_apply_result", None)
+def has_lost_job(pool: Any, request: Request) -> bool:
+    """Return whether the prefork ``pool`` was given the job of ``request`` and has it no more, begun or not."""
+    if "_apply_result" not in vars(request):
+        return False
+    # A weak reference: only billiard's cache keeps the job alive. There is none if the pool has refused the job.
+    reference: Any = vars(request)["_apply_result"]
     job = reference() if reference is not None else None
-    return job is not None and job._job in pool._pool._cache  # noqa: SLF001 - the pool drops jobs without a callback
+    return job is None or job._job not in pool._pool._cache  # noqa: SLF001 - the pool drops jobs without a callback
 
 
 def is_active(request: Request) -> bool:
@@ -109,6 +200,59 @@ def time_limit(request: Request, controller: Any) -> float | None:
     return limit or request.task.time_limit or controller.time_limit or None
 
 
+def take_callbacks(request: Request, **ours: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """Let the pool report to ``ours`` instead of ``request``; return what it reported to."""
+    theirs = {name: getattr(request, name) for name in ours}
+    vars(request).update(ours)
+    return theirs
+
+
+def drop_callbacks(request: Request) -> None:
+    """Let the pool report to ``request`` again."""
+    for name in ("on_accepted", "on_success", "on_failure", "on_timeout"):
+        vars(request).pop(name, None)
+
+
+@contextmanager
+def current_request(request: Request) -> Iterator[None]:
+    """Let the task's own `request` be what it is in a slot: the key may be made from it."""
+    stack = request.task.request_stack
+    stack.push(Context(request.request_dict, args=request.args, called_directly=False, kwargs=request.kwargs))
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+# The worker.
+
+
+def put_into(consumer: Any, *, on_request: Callable[[Request], None], before_soft_shutdown: Callable[[], None]) -> None:
+    """Let ``consumer`` call the two, before Celery's strategies copy the first."""
+    consumer.on_task_request = on_request
+    # Since Celery 5.5 the worker sleeps in a signal handler during a soft shutdown, and its loop does not run.
+    if (sleep := getattr(consumer.controller, "wait_for_soft_shutdown", None)) is not None:
+
+        def leave_and_sleep() -> None:
+            before_soft_shutdown()
+            sleep()
+
+        consumer.controller.wait_for_soft_shutdown = leave_and_sleep
+
+
+def is_ending(controller: Any) -> bool:
+    """Return whether the worker ends, and does not only connect to its broker again."""
+    return controller.blueprint.state in {bootsteps.CLOSE, bootsteps.TERMINATE}
+
+
+def send_event(events: Any, name: str, **facts: Any) -> None:
+    """Send an event of a group that remote control does not know: it is sent if those of tasks are."""
+    if events.groups:
+        # Remote control enables the groups that Celery knows.
+        (events.groups.add if "task" in events.groups else events.groups.discard)("zklock")
+    events.send(name, **facts)
+
+
 # Slots.
 
 
@@ -121,6 +265,10 @@ class SemaphoreSlots:
     to start counts too: meanwhile the task asks for its lock. One that has done the last task of its limit does not
     count, and gets no other one.
 
+    The pool returns a slot before it stores the result of the task that had it, and the request that gets the slot goes
+    into the pool meanwhile. An error of that request would lose the result, its slot and all later results of the
+    child: without a trace if it is an ``OSError`` or a ``KeyError``, which the pool takes for its own.
+
     Used in the gate's loop. ``count_in_hand`` returns how many slots the gate has.
     """
 
@@ -130,11 +278,21 @@ class SemaphoreSlots:
         # Slots that were returned while one is being returned.
         self._unused = 0
         self._returns = False
-        if controller.max_tasks_per_child or controller.max_memory_per_child:
-            self._release = controller.semaphore.release
-            controller.semaphore.release = self._adjust
+        self._replaces_children = bool(controller.max_tasks_per_child or controller.max_memory_per_child)
+        self._release = controller.semaphore.release
+        controller.semaphore.release = self._hand_on
+        if self._replaces_children:
             # A slot is not always returned when a child has no task any more, but the loop turns.
             controller.hub.on_tick.add(self._on_tick)
+
+    @property
+    def size(self) -> int:
+        """How many requests may ask ahead of their turn: one for each slot, unless a slot may have to start a child."""
+        return 0 if self._replaces_children else int(self._controller.semaphore.initial_value)
+
+    def first(self, count: int) -> list[Callable[[], object]]:
+        """Return the next calls that wait for a slot, at most ``count``."""
+        return [call for call, *_arguments in islice(getattr(self._controller.semaphore, "_waiting", ()), count)]
 
     def acquire(self, call: Callable[[], object]) -> None:
         """Call ``call`` when a slot is free, after all requests that wait for one."""
@@ -167,8 +325,26 @@ class SemaphoreSlots:
             self._returns = False
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Call ``call``, which hands a task to the pool, where it cannot block the gate."""
+        """Call ``call``, which hands a task to the pool, and let a child have the task at once.
+
+        The pool itself would write it at the next turn of the loop, and a turn costs as much as the gate's part in a
+        task. Only where the loop runs: in the main thread.
+        """
         call()
+        hub, pool = self._controller.hub, self._controller.pool._pool  # noqa: SLF001
+        write = getattr(hub, "consolidate_callback", None)
+        is_in_loop = threading.current_thread() is threading.main_thread()
+        if write is None or not is_in_loop or not all(hasattr(pool, name) for name in _OF_WRITES):
+            return
+        idle = list(pool._all_inqueues - pool._busy_workers - pool._active_writes)  # noqa: SLF001
+        if to := idle[: len(pool.outbound_buffer)]:
+            try:
+                write(to)
+            except Exception as error:  # noqa: BLE001 - the loop's, which would have called it
+                hub.call_soon(partial(_raise, error))
+
+    def clear(self) -> None:
+        """Drop no call: Celery does so when it has lost the broker."""
 
     @property
     def _knows_children(self) -> bool:
@@ -178,6 +354,20 @@ class SemaphoreSlots:
     def _on_tick(self) -> None:
         if self._controller.semaphore._waiting and self._knows_children:  # noqa: SLF001
             self._adjust()
+
+    def _hand_on(self) -> None:
+        """Hand a slot that was returned on to the next request, whose errors are not those of the task before."""
+        hub = self._controller.hub
+        try:
+            if self._replaces_children:
+                self._adjust()
+            else:
+                self._release()
+        except hub.propagate_errors as error:
+            # The loop connects to the broker again when the result is stored.
+            hub.call_soon(partial(_raise, error))
+        except Exception:
+            logger.exception("event=not_begun consequence=slot_lost")
 
     def _adjust(self) -> None:
         """Let the semaphore have a slot for each child without a task."""
@@ -199,7 +389,8 @@ class SemaphoreSlots:
         if pool is None or not limit:
             return
         for fd in pool._all_inqueues - pool._busy_workers:  # noqa: SLF001
-            counter = pool._on_ready_counters.get(pool._fileno_to_inq[fd].pid)  # noqa: SLF001
+            process = pool._fileno_to_inq.get(fd)  # noqa: SLF001
+            counter = pool._on_ready_counters.get(process.pid) if process is not None else None  # noqa: SLF001
             if counter is not None and counter.value >= limit:
                 pool._busy_workers.add(fd)  # noqa: SLF001
 
@@ -210,6 +401,10 @@ class SemaphoreSlots:
             return 0
         free = pool._processes - len(pool._busy_workers) - len(pool.outbound_buffer)  # noqa: SLF001
         return max(0, free - self._count_in_hand()) if free > 0 else 0
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def starts_children(pool: Any) -> bool:

@@ -1,0 +1,334 @@
+"""The record of a request, and what ends it: its child is killed, Celery drops it, or its task ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from billiard.exceptions import WorkerLostError
+
+from django_zklock import signals
+from django_zklock.contrib.celery.gate.child_note import DELAY
+from django_zklock.contrib.celery.gate.handover import HEADER
+from django_zklock.contrib.celery.gate.request import LEGAL, Phase, Verdict
+from django_zklock.exceptions import LockTimeout
+from tests.unit.contrib.celery.gate.workplace import Workplace, known_to_celery
+
+pytestmark = pytest.mark.celery
+
+
+def put(locked: Any, phase: Phase, verdict: Verdict = Verdict.NONE) -> None:
+    """Let the request be in this phase."""
+    if locked.phase is Phase.QUEUED and phase is not Phase.QUEUED:
+        locked.attempts.start()
+    locked._move(phase, verdict)
+
+
+def test_pairs__no_others() -> None:
+    """A request cannot be in a phase with a verdict that this phase does not have."""
+    for phase in Phase:
+        for verdict in Verdict:
+            locked = Workplace().request()
+            if (phase, verdict) in LEGAL:
+                put(locked, phase, verdict)
+            else:
+                with pytest.raises(AssertionError):
+                    put(locked, phase, verdict)
+
+
+@pytest.mark.parametrize(("phase", "verdict"), sorted(LEGAL, key=str))
+def test_over__from_everywhere(phase: Phase, verdict: Verdict) -> None:
+    """Whatever ends a request, and however often: its lock is released once, and nothing of it is left at the gate."""
+    workplace = Workplace()
+    locked = workplace.request()
+    put(locked, phase, verdict)
+    for _ in range(2):
+        locked.over()
+    workplace.loop.turn()
+    gate = workplace.gate
+    assert (locked.phase, locked.attempts.ends) == (Phase.OVER, 0 if phase is Phase.OVER else 1)
+    assert not any((gate.joining, gate.decided, gate.outside_window, gate.slots.in_hand))
+    if phase is not Phase.OVER:
+        assert gate.requests == {}
+        assert not {"on_accepted", "on_success", "on_failure", "on_timeout"} & vars(locked.request).keys()
+
+
+def test_window__those_that_wait() -> None:
+    """A request counts in addition to Celery's window while it waits for another contender, or has waited for one."""
+    workplace = Workplace()
+    locked = workplace.request()
+    found = []
+    for contended in (False, True):
+        locked.contended = contended
+        for phase, verdict in [(Phase.WAITING, Verdict.NONE), (Phase.DECIDED, Verdict.GRANTED)]:
+            put(locked, phase, verdict)
+            found.append(len(workplace.gate.outside_window))
+    put(locked, Phase.SUBMITTED, Verdict.GRANTED)
+    assert [*found, len(workplace.gate.outside_window)] == [1, 0, 1, 1, 0]
+
+
+def test_lost__kills_no_later_task() -> None:
+    """A child is killed only while the run has not ended, even if its result comes at that moment."""
+    workplace = Workplace()
+    locked, in_child = workplace.running()
+    assert in_child.claim(71)
+    phases = []
+    finishing = threading.Thread(target=locked.over)
+
+    def on_kill() -> None:
+        # The result comes now: Celery will give the child its next task when this run is over.
+        finishing.start()
+        finishing.join(0.2)
+        phases.append(locked.phase)
+
+    workplace.watcher.on_kill = on_kill
+    locked._kill_child()
+    assert (workplace.watcher.killed, phases) == ([71], [Phase.CLAIMED])
+    finishing.join()
+    locked._kill_child()
+    assert len(workplace.watcher.killed) == 1
+
+
+def test_lost__the_loss_is_the_failure() -> None:
+    """A task whose child was killed for its lost lock fails with that, and not with what Celery finds out later."""
+    workplace = Workplace()
+    locked, in_child = workplace.running(on_lost="terminate")
+    on_failure, on_child_exit = locked.request.on_failure, workplace.watcher.watched[71]
+    assert in_child.claim(71)
+    locked.attempts.contender.lost = "its node was deleted"
+    locked._on_change()
+    workplace.loop.fire()
+    assert (workplace.watcher.killed, locked.verdict) == ([71], Verdict.KILLED)
+    on_child_exit()
+    workplace.loop.turn()
+    on_failure(SimpleNamespace(exception=WorkerLostError("signal 9")))
+    (failure,) = workplace.failures
+    assert (type(failure.exception.exc).__name__, locked.phase) == ("LockLost", Phase.OVER)
+
+
+def test_lost__before_the_body() -> None:
+    """A child that has not begun the body is not killed: it finds the loss, and acquires the lock itself."""
+    workplace = Workplace()
+    locked, in_child = workplace.running(on_lost="terminate")
+    locked.attempts.contender.lost = "its node was deleted"
+    locked._on_change()
+    workplace.loop.fire()
+    assert workplace.watcher.killed == []
+    assert not in_child.claim(71)
+
+
+class Note:
+    """What is written into the nodes of a run, instead of writing it."""
+
+    written: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, _contender: Any, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    def start(self) -> None:
+        self.written.append(self.facts)
+
+    def cancel(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_zklock.contrib.celery.gate.request.ChildNote", Note)
+
+
+def noted(
+    pid: int | None, *, ran: float, is_known: bool = True, forks: bool = True
+) -> tuple[Any, list[dict[str, Any]]]:
+    """Return a run whose lock was granted, and what is written about it ``ran`` seconds after its last step."""
+    locked, _in_child = Workplace(forks=forks).running(pid)
+    Note.written.clear()
+    locked._granted_at, locked.moved = 1234.5, 0.0
+    for _ in range(2):
+        if is_known:
+            with known_to_celery(locked):
+                locked.note(ran)
+        else:
+            locked.note(ran)
+    return locked, Note.written
+
+
+@pytest.mark.parametrize(("pid", "child"), [(71, 71), (None, 0)])
+def test_note__after_a_while(pid: int | None, child: int) -> None:
+    """The nodes name the child of a task that has run for a while, and say so if it has waited for a slot as long."""
+    assert noted(pid, ran=DELAY - 1)[1] == []
+    assert noted(pid, ran=DELAY + 1)[1] == [{"child": child, "granted": 1234.5, "forgotten": False}]
+
+
+def test_note__forgotten() -> None:
+    """A task that Celery has forgotten is written at once, for its worker cannot end it any more."""
+    _locked, written = noted(71, ran=0.1, is_known=False)
+    assert written == [{"child": 71, "granted": 1234.5, "forgotten": True}]
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_note__slot_after_a_wait(forks: bool) -> None:
+    """When a task whose nodes say that it has no slot has got one, the nodes say so at once, without a child too."""
+    locked, written = noted(None, ran=DELAY + 1, forks=forks)
+    locked.pid, locked.moved = 71, DELAY + 1
+    with known_to_celery(locked):
+        locked.note(DELAY + 1.1)
+    assert written[-1]["child"] == (71 if forks else None)
+
+
+def test_note__threads() -> None:
+    """Nothing is written about a task in a thread, which has no process of its own."""
+    assert noted(71, ran=DELAY + 1, forks=False)[1] == []
+
+
+def test_state() -> None:
+    """A request is shown in the words of the command."""
+    locked = Workplace().request()
+    found = []
+    for phase, verdict, pid in [
+        (Phase.QUEUED, Verdict.NONE, None),
+        (Phase.JOINING, Verdict.NONE, None),
+        (Phase.WAITING, Verdict.NONE, None),
+        (Phase.DECIDED, Verdict.GRANTED, None),
+        (Phase.DECIDED, Verdict.IN_SLOT, None),
+        (Phase.SUBMITTED, Verdict.GRANTED, None),
+        (Phase.SUBMITTED, Verdict.GRANTED, 71),
+        (Phase.CLAIMED, Verdict.GRANTED, 71),
+        (Phase.SUBMITTED, Verdict.REFUSED, 71),
+        (Phase.RELEASED, Verdict.GRANTED, 71),
+        (Phase.SUBMITTED, Verdict.IN_SLOT, 71),
+    ]:
+        locked.pid = pid
+        put(locked, phase, verdict)
+        found.append(locked.state)
+    assert found == [
+        "queued", "queued", "waiting", "granted", "queued", "granted", "held", "held", "refused", "running", "running",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_timeout__child_still_runs(soft: bool) -> None:
+    """At a time limit the lock stays held until the child has ended: Celery kills it after this call."""
+    workplace = Workplace()
+    locked, _in_child = workplace.running()
+    on_child_exit = workplace.watcher.watched[71]
+    locked.request.on_timeout(soft, 1.0)
+    phases = [locked.phase]
+    on_child_exit()
+    assert [*phases, locked.phase] == [Phase.SUBMITTED, Phase.OVER]
+
+
+@pytest.mark.parametrize("body_runs", [False, True])
+def test_drop__is_reported_if_the_lock_is_released(caplog: pytest.LogCaptureFixture, body_runs: bool) -> None:
+    """A task that Celery drops is reported when its lock is released, and not if its body runs under the lock."""
+    dropped: list[Any] = []
+
+    def note(**facts: Any) -> None:
+        dropped.append(facts["id"])
+
+    workplace = Workplace()
+    locked, in_child = workplace.running(pid=None)
+    # The pool was given the job, and has it no more.
+    locked.request._apply_result = lambda: None
+    signals.dropped.connect(note)
+    try:
+        with caplog.at_level(logging.WARNING, "django_zklock.celery"):
+            if body_runs:
+                assert in_child.claim(71)
+            for _ in range(2):
+                locked.reconcile()
+    finally:
+        signals.dropped.disconnect(note)
+    reports = [record for record in caplog.messages if record.startswith("event=dropped")]
+    assert (len(reports), workplace.gate.counts["reconciled"], len(dropped)) == ((0,) * 3 if body_runs else (1,) * 3)
+    assert locked.phase is (Phase.CLAIMED if body_runs else Phase.OVER)
+    if body_runs:
+        # Its child is watched from now on, and its end releases the lock.
+        workplace.watcher.watched[71]()
+        assert locked.phase is Phase.OVER
+    assert not in_child.claim(72)
+
+
+def test_drop__body_has_ended() -> None:
+    """A task that Celery has dropped is over when its body has released the lock."""
+    locked, in_child = Workplace().running()
+    locked.request._apply_result = lambda: None
+    assert in_child.claim(71)
+    locked.reconcile()
+    locked.on_body_ended()
+    assert (locked.phase, locked.attempts.ends) == (Phase.RELEASED, 1)
+    locked.reconcile()
+    assert locked.phase is Phase.OVER
+
+
+def test_drop__not_handed_over() -> None:
+    """A task whose hand-over to a pool that is full blocks is not dropped, although the pool has no job of it."""
+    locked, _in_child = Workplace().running()
+    locked.reconcile()
+    assert locked.phase is Phase.SUBMITTED
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_not_claimed__others_wait(forks: bool) -> None:
+    """A hold that the body does not take is released if others wait for it, and the body can take it no more."""
+    locked, in_child = Workplace(forks=forks).running()
+    locked._withdraw_if_followed()
+    locked.gate.loop.turn()
+    assert (locked.phase, locked.verdict, locked.attempts.ends) == (Phase.SUBMITTED, Verdict.IN_SLOT, 1)
+    if forks:
+        assert not in_child.claim(71)
+    else:
+        assert locked.take_hold(locked.lock, waited=0.0) is None
+
+
+def test_not_claimed__the_body_was_first() -> None:
+    """A hold that the body has taken stays with it, whoever waits."""
+    locked, in_child = Workplace().running(pid=None)
+    assert in_child.claim(71)
+    locked._withdraw_unclaimed()
+    assert (locked.phase, locked.verdict, locked.pid, locked.attempts.ends) == (Phase.CLAIMED, Verdict.GRANTED, 71, 0)
+
+
+def test_followed__beside_requests_without_a_node() -> None:
+    """Requests whose session has just ended do not matter to who waits behind a request; nor do those for several."""
+    workplace = Workplace()
+    locked = workplace.request()
+    for nodes in [{}, {"/k": "/k/1"}, {"/k": "/k/2", "/l": "/l/1"}]:
+        other = workplace.request()
+        other.attempts.contender.node_paths = nodes
+        put(other, Phase.WAITING)
+    locked._if_followed(lambda: None)
+    assert locked.attempts.followers == [{"/k/1"}]
+
+
+@pytest.mark.parametrize(("phase", "leaves"), [(Phase.WAITING, True), (Phase.SUBMITTED, False)])
+def test_leave__deadline(phase: Phase, leaves: bool) -> None:
+    """At a cut a waiting task keeps its deadline for its next delivery; one that runs keeps its lock."""
+    workplace = Workplace()
+    locked = workplace.request()
+    put(locked, phase, Verdict.NONE if leaves else Verdict.GRANTED)
+    locked.attempts.deadline = 1234.5
+    assert locked.leave()
+    message: Any = SimpleNamespace(message=SimpleNamespace(headers={}))
+    read = [workplace.gate.read_deadline(message, locked.attempt_id) for _ in range(2)]
+    assert (locked.phase, read) == (Phase.OVER if leaves else phase, [1234.5 if leaves else None, None])
+
+
+def test_ticket() -> None:
+    """The ticket says what the verdict is; a task without one acquires its lock as without the gate."""
+    tickets = []
+    for verdict in (Verdict.GRANTED, Verdict.REFUSED, Verdict.IN_SLOT):
+        workplace = Workplace()
+        locked = workplace.request()
+        put(locked, Phase.DECIDED, verdict)
+        locked.attempts.decided = True
+        locked.attempts.refusal = LockTimeout("taken") if verdict is Verdict.REFUSED else None
+        workplace.gate.slots.in_hand = 1
+        workplace.gate.slots.settle()
+        tickets.append(locked.request.request_dict.get(HEADER))
+    granted, refused, none = tickets
+    assert (granted.token, granted.nodes, granted.refusal, granted.acquires) == (5, {"/k": "/k/1"}, None, False)
+    assert isinstance(refused.refusal, LockTimeout)
+    assert none is None

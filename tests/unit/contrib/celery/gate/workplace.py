@@ -1,0 +1,208 @@
+"""A worker with one slot, without Celery: its gate is real, and so are the requests, but not their attempts."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from celery.worker import state as celery_state
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+
+from django_zklock.contrib.celery.gate import request as request_module
+from django_zklock.contrib.celery.gate.gate import Gate
+from django_zklock.contrib.celery.gate.loop import Loop
+from django_zklock.contrib.celery.gate.request import Phase, Verdict
+from django_zklock.contrib.celery.gate.scoreboard import Cell, Scoreboard
+from django_zklock.contrib.celery.gate.slots import Slots
+from django_zklock.zk.rules import EXCLUSIVE
+
+
+class TurnedLoop(Loop):
+    """A loop that turns when the test says so, and whose timers the test calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: list[Callable[[], object]] = []
+        timers: Any = SimpleNamespace(call_later=lambda _delay, call: self.due.append(call))
+        self.timers = timers
+
+    def _wake(self) -> None: ...
+
+    def turn(self) -> None:
+        self._run_all()
+
+    def fire(self) -> None:
+        """Make the calls of the timers, and turn."""
+        due, self.due = self.due, []
+        for call in due:
+            call()
+        self.turn()
+
+
+class Session:
+    """A session that lives."""
+
+    timeout = 4.0
+    lease_end = math.inf
+    ended = None
+    connected = True
+    monitor = threading.RLock()
+
+    def add_listener(self, _listener: object) -> None: ...
+
+
+class Attempts:
+    """The attempts of a request, which the test decides."""
+
+    def __init__(self) -> None:
+        contender = SimpleNamespace(
+            session=Session(), wait=True, answered=False, holder=None, token=5, node_paths={"/k": "/k/1"},
+            lost=None, revoked=None, loss_reason_pending=False,
+        )  # fmt: skip
+        self.contender: Any = contender
+        self.current: Any = None
+        self.refusal: Any = None
+        self.deadline: float | None = None
+        self.began = 0.0
+        self.decided = False
+        self.starts = self.ends = 0
+        self.followers: list[set[str]] = []
+
+    def start(self) -> None:
+        self.starts += 1
+        self.current = SimpleNamespace(
+            contender=self.contender, granted=True, newly_contended=lambda: False, next_wakeup=lambda: None
+        )
+
+    def end(self, when_deleted: Callable[[], None] | None = None) -> None:
+        self.ends += 1
+        if when_deleted is not None:
+            when_deleted()
+
+    def is_decided(self) -> bool:
+        return self.decided
+
+    def if_followed(self, ours: set[str], then: Callable[[], None]) -> None:
+        self.followers.append(ours)
+        then()
+
+
+class Watcher:
+    """Records which children are watched and killed."""
+
+    def __init__(self) -> None:
+        self.watched: dict[int, Callable[[], None]] = {}
+        self.killed: list[int] = []
+        self.on_kill: Callable[[], object] = lambda: None
+
+    def add(self, pid: int, _hold_id: int, on_end: Callable[[], None]) -> None:
+        self.watched[pid] = on_end
+
+    def discard(self, pid: int, _hold_id: int) -> None:
+        self.watched.pop(pid, None)
+
+    def kill(self, pid: int) -> None:
+        self.on_kill()
+        self.killed.append(pid)
+
+
+class Workplace:
+    """The worker, with a slot that a task uses, and what Celery knows of its pool."""
+
+    def __init__(self, *, forks: bool = True, max_tasks_per_child: int | None = None) -> None:
+        self.children = SimpleNamespace(
+            _all_inqueues={1}, _busy_workers={1}, outbound_buffer=[], _processes=1, _cache={},
+            _fileno_to_inq={1: SimpleNamespace(pid=71)}, _on_ready_counters={},
+        )  # fmt: skip
+        controller: Any = SimpleNamespace(
+            semaphore=LaxBoundedSemaphore(1), hub=SimpleNamespace(on_tick=set(), propagate_errors=()),
+            pool=SimpleNamespace(_pool=self.children),
+            max_tasks_per_child=max_tasks_per_child, max_memory_per_child=None, time_limit=None,
+        )  # fmt: skip
+        controller._process_task_sem = controller.process_task = lambda: None
+        self.semaphore = controller.semaphore
+        self.semaphore.acquire(lambda: None)
+        self.loop = TurnedLoop()
+        self.watcher = Watcher()
+        self.submitted: list[str] = []
+        self.failures: list[Any] = []
+        consumer = SimpleNamespace(
+            controller=controller,
+            pool=controller.pool,
+            hub=True,
+            event_dispatcher=None,
+            hostname="celery@web1",
+            app=SimpleNamespace(conf={"zklock_gate_max_wait": 900}),
+        )
+        self.gate: Any = Gate.__new__(Gate)
+        vars(self.gate).update(
+            consumer=consumer, loop=self.loop, counts=Counter(), requests={}, joining=set(), decided={}, deadlines={},
+            outside_window=set(), origin="worker", scoreboard=Scoreboard() if forks else None, _check_due=math.inf,
+            child_watcher=self.watcher if forks else None, _counting=threading.RLock(), max_parked=300,
+            window=SimpleNamespace(widen=lambda _count: None),
+        )  # fmt: skip
+        self.gate.slots = Slots(self.gate)
+
+    def request(self, name: str = "id", *, on_lost: str = "raise") -> Any:
+        """Return a request that has not entered the line, and that the pool takes when it has a slot."""
+
+        def take(_pool: object) -> None:
+            self.children._busy_workers.add(1)
+            self.submitted.append(name)
+
+        request: Any = SimpleNamespace(
+            id=name, task=SimpleNamespace(name="bill"), request_dict={}, message=SimpleNamespace(headers={}),
+            revoked=lambda: False, execute_using_pool=take, on_accepted=lambda *_facts: None,
+            on_success=lambda *_facts: None, on_failure=self.failures.append, on_timeout=lambda *_facts: None,
+        )  # fmt: skip
+        lock: Any = SimpleNamespace(
+            key="k", keys=("k",), template="{key}", pool=SimpleNamespace(name="default"), rule=EXCLUSIVE
+        )
+        call: Any = SimpleNamespace(timeout=None, on_lost=on_lost)
+        attempts = Attempts()
+        # The real ones need a lock with a session.
+        with mock.patch.object(request_module, "TaskAttempts", return_value=attempts):
+            locked = request_module.GateRequest(self.gate, request, call, lock)
+        self.gate.requests[locked.hold_id] = locked
+        return locked
+
+    def waiting(self, name: str = "id") -> Any:
+        """Return a request that waits for its turn."""
+        locked = self.request(name)
+        self.gate.slots.queue(locked)
+        return locked
+
+    def running(self, pid: int | None = 71, **options: Any) -> tuple[Any, Any]:
+        """Return a request whose lock was granted and that the pool has, and its cell as its child sees it."""
+        locked = self.request(**options)
+        locked.attempts.start()
+        locked.attempts.decided = True
+        locked._move(Phase.DECIDED, Verdict.GRANTED)
+        self.gate.slots.in_hand = 1
+        self.gate.slots.settle()
+        assert locked.phase is Phase.SUBMITTED
+        locked.pid = pid
+        locked._watch_child()
+        return locked, Cell(self.gate.scoreboard, locked.cell.number, locked.hold_id) if locked.cell else None
+
+    def end_task(self) -> None:
+        """Let the task end that uses the slot."""
+        self.children._busy_workers.clear()
+        self.semaphore.release()
+        self.loop.turn()
+
+
+@contextmanager
+def known_to_celery(locked: Any) -> Iterator[None]:
+    """Let the worker's remote control know the request."""
+    celery_state.requests[locked.request.id] = locked.request
+    try:
+        yield
+    finally:
+        celery_state.requests.pop(locked.request.id, None)
