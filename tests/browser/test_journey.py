@@ -105,13 +105,14 @@ def shell(workshop: Workshop, tmp_path: Path) -> Shell:
     # What the doctor looks into.
     environment = workshop._environment | {"TESTPROJECT_DATABASE": str(tmp_path / "site.sqlite3")}
 
-    def run(line: str, until: Callable[[str], object] = lambda _printed: True) -> str:
-        def once() -> str | None:
-            (folder := tmp_path / uuid.uuid4().hex).mkdir()
-            printed = run_in_shell(line, environment, folder, where=PROJECT).stdout
-            return printed if until(printed) else None
+    def once(line: str) -> str:
+        (folder := tmp_path / uuid.uuid4().hex).mkdir()
+        return run_in_shell(line, environment, folder, where=PROJECT).stdout
 
-        return str(wait_until(once, SOON, line))
+    def run(line: str, until: Callable[[str], object] | None = None) -> str:
+        if until is None:
+            return once(line)
+        return str(wait_until(lambda: printed if until(printed := once(line)) else None, SOON, line))
 
     return run
 
