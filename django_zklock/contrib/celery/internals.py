@@ -356,7 +356,7 @@ class SemaphoreSlots:
             self._adjust()
 
     def _hand_on(self) -> None:
-        """Give a slot that was returned to the next request, whose errors are not those of the task before."""
+        """Hand a slot that was returned on to the next request, whose errors are not those of the task before."""
         hub = self._controller.hub
         try:
             if self._replaces_children:

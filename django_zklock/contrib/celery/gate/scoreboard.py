@@ -106,17 +106,17 @@ class InheritedDescriptor:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._identity = self._look()
+        self._identity = self._read_identity()
 
     @property
     def is_intact(self) -> bool:
         """Whether the number still is that of our file."""
         try:
-            return self._look() == self._identity
+            return self._read_identity() == self._identity
         except OSError:
             return False
 
-    def _look(self) -> tuple[int, int]:
+    def _read_identity(self) -> tuple[int, int]:
         status = os.fstat(self.fd)
         return status.st_dev, status.st_ino
 
@@ -170,8 +170,7 @@ class Cell:
         with self._scoreboard.deciding(self.number) as alone:
             if not alone or self.state is None:
                 return False
-            # First: a parent that writes a loss, and then reads who has the hold, finds this child, or the child finds
-            # the loss.
+            # First: a parent that writes a loss, then reads the claim, finds this child; or the child finds the loss.
             self._words.claimed_by = pid
             if self.state in {HoldState.HELD, HoldState.REVOKED}:
                 return True

@@ -1,4 +1,4 @@
-"""The slots of Celery's pool: whose turn it is to ask for a lock, and who runs next.
+"""The slots of Celery's pool: which request has its turn to ask for its lock, and which one runs next.
 
 Each request waits for its turn in the same line as Celery's requests without a lock, so neither overtakes the other. A
 turn comes with a slot. While the request asks for its lock, the gate keeps the slot, and gives it back when the request
@@ -37,7 +37,7 @@ class Slots:
 
     ``in_hand`` slots are the gate's, and no request's: one for each that is JOINING and has had its turn. What is more
     than that goes to the first request that is DECIDED, or back to Celery. A request may be in the line of the pool
-    when it wants no slot any more: a slot that comes goes to whoever needs it.
+    when it wants no slot any more: a slot that comes goes to a request that needs one.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -58,10 +58,10 @@ class Slots:
         """Let ``request`` have its turn after all that wait for a slot."""
         self._turns.add(request.hold_id)
         self._pool.acquire(_Turn(self, request))
-        self._look_ahead()
+        self._ask_ahead()
 
     def on_turn(self, request: GateRequest) -> None:
-        """Give ``request`` its turn, with a slot."""
+        """Use a slot that has come for ``request``: it is its turn."""
         self.in_hand += 1
         if request.phase in {Phase.QUEUED, Phase.JOINING, Phase.DECIDED}:
             self._recent.append(monotonic())
@@ -73,7 +73,7 @@ class Slots:
     def seek(self, request: GateRequest) -> None:
         """Let ``request``, which is DECIDED, have the next slot, before all that wait for their turn."""
         self.settle()
-        # One that has asked ahead of its turn, and was granted at once, overtakes nobody.
+        # One that has asked ahead of its turn, and was granted at once, overtakes no other.
         if request.hold_id in self._gate.decided and (request.contended or request.hold_id not in self._turns):
             self._pool.acquire_next(self._on_slot)
 
@@ -91,9 +91,9 @@ class Slots:
             else:
                 self.in_hand -= 1
                 self._pool.release()
-        self._look_ahead()
+        self._ask_ahead()
 
-    def _look_ahead(self) -> None:
+    def _ask_ahead(self) -> None:
         """Let the next requests of the line ask for their locks, if they will have a slot soon."""
         size, recent = self._pool.size, self._recent
         if not size or not self._turns or len(recent) <= 2 * size:
@@ -122,7 +122,7 @@ class Slots:
         self._gate.loop.post(self._on_slot)
 
     def reset(self) -> None:
-        """Have no slot any more: Celery counts them anew when it has lost the broker."""
+        """Forget all slots: Celery counts them anew when it has lost the broker."""
         self.in_hand = 0
         self._turns.clear()
         self._pool.clear()
