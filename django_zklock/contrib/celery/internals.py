@@ -245,12 +245,12 @@ def is_ending(controller: Any) -> bool:
     return controller.blueprint.state in {bootsteps.CLOSE, bootsteps.TERMINATE}
 
 
-def send_event(events: Any, name: str, **facts: Any) -> None:
+def send_event(events: Any, kind: str, /, **facts: Any) -> None:
     """Send an event of a group that remote control does not know: it is sent if those of tasks are."""
     if events.groups:
         # Remote control enables the groups that Celery knows.
         (events.groups.add if "task" in events.groups else events.groups.discard)("zklock")
-    events.send(name, **facts)
+    events.send(kind, **facts)
 
 
 # Slots.

@@ -170,7 +170,7 @@ class Cell:
         with self._scoreboard.deciding(self.number) as alone:
             if not alone or self.state is None:
                 return False
-            # First: a parent that writes a loss, and then reads the claim, finds this child; or the child finds the loss.
+            # First: a parent that writes a loss, then reads the claim, finds this child; or the child finds the loss.
             self._words.claimed_by = pid
             if self.state in {HoldState.HELD, HoldState.REVOKED}:
                 return True
