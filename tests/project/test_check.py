@@ -30,6 +30,8 @@ def test_without_services__another_program_fails(pytester: pytest.Pytester) -> N
         """
     )
     pytester.makeini(f"[pytest]\ntimeout = 60\npythonpath = {ROOT} {ROOT / 'testproject'}")
-    result = pytester.runpytest_subprocess("-p", "tests.conftest", "-p", "no:randomly", "--without-services")
+    result = pytester.runpytest_subprocess(
+        *("-p", "tests.conftest", "-p", "no:randomly", "-p", "no:hypothesispytest"), "--without-services"
+    )
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*Failed: true is not there in `make check`*"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -45,6 +47,8 @@ class Shop:
     """The project, and a way to run its tests."""
 
     pytester: pytest.Pytester
+    # Against plugins of the tests' own environment that take long to import, hypothesis at the end of each run.
+    UNUSED: ClassVar = ("-pno:hypothesispytest", "-pno:pytest_cov", "-pno:randomly")
 
     def write(self, name: str, text: str) -> None:
         """Write a file without the common indentation."""
@@ -54,6 +58,11 @@ class Shop:
         depth = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
         path.write_text("".join(line[depth:] + "\n" for line in lines), encoding="utf-8")
 
+    def write_all(self, files: Mapping[str, str]) -> None:
+        """Write several files."""
+        for name, text in files.items():
+            self.write(name, text)
+
     def configure(self, line: str) -> None:
         """Append a line to the configuration of pytest."""
         with (self.pytester.path / "pytest.ini").open("a", encoding="utf-8") as file:
@@ -61,7 +70,8 @@ class Shop:
 
     def test(self, *arguments: str, passed: int, **outcomes: int) -> pytest.RunResult:
         """Run the project's tests and check their outcomes."""
-        result = self.pytester.runpytest_subprocess(*arguments, timeout=90)
+        unused = [each for each in self.UNUSED if not any(each.partition(":")[2] in argument for argument in arguments)]
+        result = self.pytester.runpytest_subprocess(*unused, *arguments, timeout=90)
         result.assert_outcomes(passed=passed, **outcomes)
         return result
 

@@ -106,13 +106,10 @@ MESS = """
         assert zookeeper_server.sessions() == []
         assert zookeeper_server.paths() == ["/zookeeper", "/zookeeper/config", "/zookeeper/quota"]
 """
-
-
-def test_zookeeper__locks_of_the_project_are_on_it(shop: Shop) -> None:
-    """Code of the project takes its locks, although its own ZooKeeper does not exist."""
-    shop.write(
-        "test_shop.py",
-        """
+# What a project gets that asks for the fixtures, by file.
+REQUESTED = {
+    # Code of the project takes its locks, although its own ZooKeeper does not exist.
+    "test_shop.py": """
         from shop.tasks import bill
 
 
@@ -126,23 +123,9 @@ def test_zookeeper__locks_of_the_project_are_on_it(shop: Shop) -> None:
             with zookeeper.held_elsewhere("invoice:42"):
                 assert bill(42)["reason"] == "conflict"
             assert bill(42) == "42 billed"
-        """,
-    )
-    shop.test(passed=2)
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_zookeeper__each_test_begins_anew(shop: Shop, seed: int) -> None:
-    """In any order: an empty tree, no held locks, sessions, faults and requests; and the setting is restored."""
-    shop.write("test_mess.py", MESS)
-    shop.test(f"--randomly-seed={seed}", passed=5)
-
-
-def test_zookeeper__aliases(shop: Shop) -> None:
-    """Aliases of two ensembles share no locks on the one server; options that it supports are kept."""
-    shop.write(
-        "test_aliases.py",
-        """
+    """,
+    # Aliases of two ensembles share no locks on the one server; options that it supports are kept.
+    "test_aliases.py": """
         from django_zklock import zk_lock
         from django_zklock.connections import connections
 
@@ -153,16 +136,9 @@ def test_zookeeper__aliases(shop: Shop) -> None:
                 assert zk_lock("key", using="reports").try_acquire() is None
             assert {session.timeout for session in zookeeper.sessions()} == {6, 15}
             assert {connections[alias].options.connection.hosts for alias in connections} == {zookeeper.hosts}
-        """,
-    )
-    shop.test(passed=1)
-
-
-def test_faults__without_the_other_fixture(shop: Shop) -> None:
-    """The fixture of faults alone puts a test on the server, and the faults affect the project's locks."""
-    shop.write(
-        "test_faults.py",
-        """
+    """,
+    # The fixture of faults alone puts a test on the server, and the faults affect the project's locks.
+    "test_faults.py": """
         import pytest
         from django_zklock import LockLost, zk_lock
 
@@ -172,16 +148,9 @@ def test_faults__without_the_other_fixture(shop: Shop) -> None:
                 assert zk_faults.expire() == 1
                 while not held.lost:
                     pass
-        """,
-    )
-    shop.test(passed=1)
-
-
-def test_pytest_django__settings_in_any_order(shop: Shop) -> None:
-    """With `settings` before or after our fixture in a test, and changed by it, the project's setting is restored."""
-    shop.write(
-        "test_settings.py",
-        """
+    """,
+    # With `settings` before or after our fixture in a test, and changed by it, the project's setting is restored.
+    "test_settings.py": """
         import pytest
         from django.conf import settings as current
         from django.test import override_settings
@@ -221,16 +190,9 @@ def test_pytest_django__settings_in_any_order(shop: Shop) -> None:
         @override_settings(ZKLOCK={"default": {"HOSTS": "zk6.invalid:2181"}})
         def test_override(zookeeper):
             assert current.ZKLOCK["default"]["HOSTS"] == "zk6.invalid:2181"
-        """,
-    )
-    shop.test(passed=4)
-
-
-def test_pytest_django__database(shop: Shop) -> None:
-    """In tests with and without transactions, and in Django's own test cases."""
-    shop.write(
-        "test_database.py",
-        """
+    """,
+    # In tests with and without transactions, and in Django's own test cases.
+    "test_database.py": """
         import pytest
         from django.contrib.auth.models import User
         from django.test import TestCase
@@ -257,72 +219,52 @@ def test_pytest_django__database(shop: Shop) -> None:
         class Tests(TestCase):
             def test_case(self):
                 assert register("ada")
-        """,
-    )
-    shop.test(passed=3)
+    """,
+    # A project that wants another server overrides this fixture only.
+    "options/conftest.py": """
+        import pytest
+
+        from django_zklock.testing import ZooKeeperServer
 
 
-def test_without_pytest_django(shop: Shop) -> None:
-    """In a project that sets up Django itself, the setting is redirected too."""
-    shop.write("pytest.ini", PLAIN)
-    shop.write(
-        "conftest.py",
-        """
-        import os
-
-        import django
-
-        os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
-        django.setup()
-        """,
-    )
-    shop.write("test_shop.py", BILL)
-    shop.test("-p", "no:django", passed=1)
+        @pytest.fixture(scope="session")
+        def zookeeper_server():
+            with ZooKeeperServer(max_session_timeout=2) as server:
+                yield server
+    """,
+    "options/test_options.py": """
+        from django_zklock import zk_lock
 
 
-def test_without_pytest_django__settings_not_yet_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings that are not loaded before the test are redirected too."""
-    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
-    shop.write("pytest.ini", PLAIN)
-    shop.write("test_shop.py", BILL)
-    shop.test("-p", "no:django", passed=1)
+        def test_options(zookeeper):
+            with zk_lock("key"):
+                assert [session.timeout for session in zookeeper.sessions()] == [2]
+    """,
+}
+# A project keeps its own fixture `zookeeper`, whatever its scope, and our other fixtures work beside it.
+CLASH = {
+    "clash/conftest.py": """
+        import pytest
 
 
-def test_without_django(shop: Shop) -> None:
-    """Without settings there is a server with an empty root, for direct use of the locks."""
-    shop.write("pytest.ini", PLAIN)
-    shop.write(
-        "test_plain.py",
-        """
-        from contextlib import closing
-
-        from django.conf import settings
-
-        from django_zklock.zk.lock import Lock
-        from django_zklock.zk.pool import Pool, PoolOptions
-        from django_zklock.zk.wire import ConnectionOptions
+        @pytest.fixture(scope="session")
+        def zookeeper():
+            return "the project's own"
+    """,
+    "clash/test_clash.py": """
+        from shop.tasks import bill
 
 
-        def test_plain(zookeeper):
-            options = PoolOptions(connection=ConnectionOptions(hosts=zookeeper.hosts), root=zookeeper.root)
-            with closing(Pool("plain", options)) as pool:
-                lock = Lock("key", pool)
-                with lock as held:
-                    assert zookeeper.owner(held.node) == zookeeper.sessions()[0].id
-                with zookeeper.held_elsewhere("key"):
-                    assert lock.try_acquire() is None
-            assert not settings.configured
-        """,
-    )
-    shop.test("-p", "no:django", passed=1)
-
-
-def test_always(shop: Shop) -> None:
-    """With one line of configuration every test of a project is on the server, test cases included."""
-    shop.configure("zklock_server = always")
-    shop.write(
-        "test_shop.py",
-        """
+        def test_clash(zookeeper, zk_faults, zookeeper_server):
+            assert zookeeper == "the project's own"
+            assert zk_faults is zookeeper_server.faults
+            assert bill(42) == "42 billed"
+    """,
+}
+# What a project gets that has all its tests on the server.
+ALWAYS = {
+    # With one line of configuration every test of a project is on the server, test cases included.
+    "test_shop.py": """
         import unittest
 
         from shop.tasks import bill
@@ -335,17 +277,9 @@ def test_always(shop: Shop) -> None:
         class Tests(unittest.TestCase):
             def test_bill(self):
                 assert bill(42) == "42 billed"
-        """,
-    )
-    shop.test(passed=2)
-
-
-def test_always__fixtures_with_a_wider_scope(shop: Shop) -> None:
-    """Test data of a class and fixtures of a class, a module and the run are on a server too, which no test sees."""
-    shop.configure("zklock_server = always")
-    shop.write(
-        "test_wide.py",
-        """
+    """,
+    # Test data of a class and fixtures of a class, a module and the run are on a server too, which no test sees.
+    "test_wide.py": """
         import unittest
 
         import pytest
@@ -406,17 +340,9 @@ def test_always__fixtures_with_a_wider_scope(shop: Shop) -> None:
 
             def test_class(self):
                 assert self.billed == "42 billed"
-        """,
-    )
-    shop.test(passed=5)
-
-
-def test_always__server_of_a_narrower_scope(shop: Shop) -> None:
-    """A project's own server may have the scope of a module."""
-    shop.configure("zklock_server = always")
-    shop.write(
-        "test_shop.py",
-        """
+    """,
+    # A project's own server may have the scope of a module.
+    "test_narrow.py": """
         import pytest
 
         from django_zklock.testing import ZooKeeperServer
@@ -431,9 +357,160 @@ def test_always__server_of_a_narrower_scope(shop: Shop) -> None:
 
         def test_bill():
             assert bill(42) == "42 billed"
+    """,
+}
+# How a project tests its tasks, by file.
+WITH_CELERY = {
+    # The tasks take their locks in the calling thread.
+    "test_eager.py": """
+        import pytest
+
+        from django_zklock import LockConflict
+        from shop.tasks import app, charge
+
+
+        @pytest.fixture(autouse=True)
+        def _eager(monkeypatch):
+            monkeypatch.setitem(app.conf, "task_always_eager", True)
+            monkeypatch.setitem(app.conf, "task_eager_propagates", True)
+
+
+        def test_charge(zookeeper):
+            assert charge.delay(42).get() == "42 charged"
+
+
+        def test_charge__busy(zookeeper):
+            with zookeeper.held_elsewhere("invoice:42"), pytest.raises(LockConflict):
+                charge.delay(42)
+    """,
+    # A worker in a thread of the test's process takes locks on the test's server, and can lose them.
+    "test_worker.py": """
+        import pytest
+        from celery.contrib.testing.worker import start_worker
+
+        from django_zklock import LockLost, zk_lock
+        from shop import tasks
+
+
+        # Longer than any test's part of the server.
+        @pytest.fixture(scope="module")
+        def worker():
+            with start_worker(tasks.app, perform_ping_check=False):
+                yield
+
+
+        @pytest.fixture
+        def holds():
+            tasks.holds.queue.clear()
+            tasks.go.clear()
+            yield tasks.holds
+            tasks.go.set()
+
+
+        def test_export(worker, holds, zookeeper):
+            result = tasks.export.delay()
+            held = holds.get(timeout=10)
+            assert zookeeper.owner(held.node) in [session.id for session in zookeeper.sessions()]
+            assert zk_lock("export").try_acquire() is None
+            tasks.go.set()
+            assert result.get(timeout=10) == "exported"
+
+
+        def test_export__lost(worker, holds, zookeeper):
+            result = tasks.export.delay()
+            zookeeper.lose(holds.get(timeout=10))
+            tasks.go.set()
+            with pytest.raises(LockLost):
+                result.get(timeout=10)
+
+
+        def test_charge__comes_back(worker, zookeeper):
+            with zookeeper.held_elsewhere("invoice:42") as held:
+                result = tasks.charge.delay(42)
+                zookeeper.requests.wait_for("create2", 2)
+            assert result.get(timeout=10) == "42 charged"
+    """,
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_zookeeper__each_test_begins_anew(shop: Shop, seed: int) -> None:
+    """The fixtures do what their tests say, in any order, with a clean state; and the setting is restored."""
+    shop.write_all({"test_mess.py": MESS, **REQUESTED, **CLASH})
+    shop.test(f"--randomly-seed={seed}", passed=5 + 2 + 1 + 1 + 4 + 3 + 1 + 1)
+
+
+def test_without_pytest_django(shop: Shop) -> None:
+    """In a project that sets up Django itself, the setting is redirected too."""
+    shop.write("pytest.ini", PLAIN)
+    shop.write(
+        "conftest.py",
+        """
+        import os
+
+        import django
+
+        os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+        django.setup()
         """,
     )
-    shop.test(passed=1)
+    shop.write("test_shop.py", BILL)
+    shop.test("-p", "no:django", passed=1)
+
+
+def test_without_pytest_django__settings_not_yet_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that are not loaded before the test are redirected too."""
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
+    shop.write("pytest.ini", PLAIN)
+    shop.write("test_shop.py", BILL)
+    shop.test("-p", "no:django", passed=1)
+
+
+def test_without_django(shop: Shop) -> None:
+    """A run without Django or ZooKeeper imports neither; without settings there is a server with an empty root."""
+    shop.write("pytest.ini", PLAIN)
+    shop.write(
+        "test_first.py",
+        """
+        import sys
+
+
+        def test_nothing_is_imported():
+            assert "django_zklock.testing.plugin" in sys.modules
+            assert not {"django", "kazoo", "asyncio"} & set(sys.modules)
+        """,
+    )
+    shop.write(
+        "test_plain.py",
+        """
+        from contextlib import closing
+
+
+        def test_plain(zookeeper):
+            # Not before the other test.
+            from django.conf import settings
+            from django_zklock.zk.lock import Lock
+            from django_zklock.zk.pool import Pool, PoolOptions
+            from django_zklock.zk.wire import ConnectionOptions
+
+            options = PoolOptions(connection=ConnectionOptions(hosts=zookeeper.hosts), root=zookeeper.root)
+            with closing(Pool("plain", options)) as pool:
+                lock = Lock("key", pool)
+                with lock as held:
+                    assert zookeeper.owner(held.node) == zookeeper.sessions()[0].id
+                with zookeeper.held_elsewhere("key"):
+                    assert lock.try_acquire() is None
+            assert not settings.configured
+        """,
+    )
+    shop.test("-p", "no:django", "-p", "no:randomly", passed=2)
+
+
+def test_always(shop: Shop) -> None:
+    """With one line of configuration every test of a project is on the server, and fixtures with a wider scope too."""
+    shop.configure("zklock_server = always")
+    shop.write_all({**ALWAYS, **CLASH})
+    shop.test(passed=2 + 5 + 1 + 1)
 
 
 def test_always__unknown_value(shop: Shop) -> None:
@@ -442,65 +519,6 @@ def test_always__unknown_value(shop: Shop) -> None:
     result = shop.pytester.runpytest_subprocess("-o", "zklock_server=sometimes")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*zklock_server must be one of always, requested, not 'sometimes'*"])
-
-
-@pytest.mark.parametrize("when", ["always", "requested"])
-def test_zookeeper__the_project_has_a_fixture_of_that_name(shop: Shop, when: str) -> None:
-    """A project keeps its own fixture `zookeeper`, whatever its scope, and our other fixtures work beside it."""
-    shop.write(
-        "conftest.py",
-        """
-        import pytest
-
-
-        @pytest.fixture(scope="session")
-        def zookeeper():
-            return "the project's own"
-        """,
-    )
-    shop.write(
-        "test_clash.py",
-        """
-        from shop.tasks import bill
-
-
-        def test_clash(zookeeper, zk_faults, zookeeper_server):
-            assert zookeeper == "the project's own"
-            assert zk_faults is zookeeper_server.faults
-            assert bill(42) == "42 billed"
-        """,
-    )
-    shop.test("-o", f"zklock_server={when}", passed=1)
-
-
-def test_zookeeper_server__with_other_options(shop: Shop) -> None:
-    """A project that wants another server overrides this fixture only."""
-    shop.write(
-        "conftest.py",
-        """
-        import pytest
-
-        from django_zklock.testing import ZooKeeperServer
-
-
-        @pytest.fixture(scope="session")
-        def zookeeper_server():
-            with ZooKeeperServer(max_session_timeout=2) as server:
-                yield server
-        """,
-    )
-    shop.write(
-        "test_options.py",
-        """
-        from django_zklock import zk_lock
-
-
-        def test_options(zookeeper):
-            with zk_lock("key"):
-                assert [session.timeout for session in zookeeper.sessions()] == [2]
-        """,
-    )
-    shop.test(passed=1)
 
 
 def test_xdist__each_worker_has_its_own_server(shop: Shop) -> None:
@@ -546,23 +564,6 @@ def test_unused__nothing_is_started(shop: Shop) -> None:
     shop.test(passed=1)
 
 
-def test_unused__nothing_is_imported(shop: Shop) -> None:
-    """A run of tests without Django or ZooKeeper imports neither."""
-    shop.write("pytest.ini", PLAIN)
-    shop.write(
-        "test_plain.py",
-        """
-        import sys
-
-
-        def test_nothing():
-            assert "django_zklock.testing.plugin" in sys.modules
-            assert not {"django", "kazoo", "asyncio"} & set(sys.modules)
-        """,
-    )
-    shop.test("-p", "no:django", passed=1)
-
-
 def test_module__needs_pytest_and_the_standard_library() -> None:
     """The plugin, which every run of pytest imports, imports almost nothing itself."""
     code = (
@@ -595,7 +596,7 @@ def test_installed__project_imported_before_pytest(shop: Shop) -> None:
         import pytest
 
         django.setup()
-        sys.exit(pytest.main())
+        sys.exit(pytest.main(["-pno:hypothesispytest"]))
         """,
     )
     result = shop.pytester.run(sys.executable, "runner.py", timeout=90)
@@ -606,99 +607,21 @@ def test_installed__project_imported_before_pytest(shop: Shop) -> None:
 def test_coverage(shop: Shop) -> None:
     """A run under coverage measures the project as before."""
     shop.write("test_shop.py", BILL)
-    result = shop.pytester.run(sys.executable, "-m", "coverage", "run", "--include=shop/*", "-m", "pytest", timeout=90)
+    coverage = (sys.executable, "-m", "coverage")
+    result = shop.pytester.run(*coverage, "run", "--include=shop/*", "-m", "pytest", *shop.UNUSED, timeout=90)
     result.assert_outcomes(passed=1)
-    report = shop.pytester.run(sys.executable, "-m", "coverage", "report", "--include=shop/tasks.py", "-m")
+    report = shop.pytester.run(*coverage, "report", "--include=shop/tasks.py", "-m")
     # The loop of `export`, which no test calls.
     report.stdout.fnmatch_lines(["shop/tasks.py* 11-12"])
 
 
 @pytest.mark.celery
-def test_celery__eager(shop: Shop) -> None:
-    """Tasks that Celery runs in the calling thread take their locks on the server."""
-    shop.write("shop/tasks.py", CELERY_TASKS)
-    shop.write(
-        "test_eager.py",
-        """
-        import pytest
-
-        from django_zklock import LockConflict
-        from shop.tasks import app, charge
-
-
-        @pytest.fixture(autouse=True)
-        def _eager(monkeypatch):
-            monkeypatch.setitem(app.conf, "task_always_eager", True)
-            monkeypatch.setitem(app.conf, "task_eager_propagates", True)
-
-
-        def test_charge(zookeeper):
-            assert charge.delay(42).get() == "42 charged"
-
-
-        def test_charge__busy(zookeeper):
-            with zookeeper.held_elsewhere("invoice:42"), pytest.raises(LockConflict):
-                charge.delay(42)
-        """,
-    )
-    shop.test(passed=2)
-
-
-@pytest.mark.celery
 @pytest.mark.slow
-def test_celery__worker_in_process(shop: Shop) -> None:
-    """A worker in a thread of the test's process takes locks on the test's server, and can lose them."""
+def test_celery__in_process(shop: Shop) -> None:
+    """Tasks take their locks on the test's server, in the calling thread and in a worker of the test's process."""
     shop.write("shop/tasks.py", CELERY_TASKS)
-    shop.write(
-        "test_worker.py",
-        """
-        import pytest
-        from celery.contrib.testing.worker import start_worker
-
-        from django_zklock import LockLost, zk_lock
-        from shop import tasks
-
-
-        # Longer than any test's part of the server.
-        @pytest.fixture(scope="module")
-        def worker():
-            with start_worker(tasks.app, perform_ping_check=False):
-                yield
-
-
-        @pytest.fixture
-        def holds():
-            tasks.holds.queue.clear()
-            tasks.go.clear()
-            yield tasks.holds
-            tasks.go.set()
-
-
-        def test_export(worker, holds, zookeeper):
-            result = tasks.export.delay()
-            held = holds.get(timeout=10)
-            assert zookeeper.owner(held.node) in [session.id for session in zookeeper.sessions()]
-            assert zk_lock("export").try_acquire() is None
-            tasks.go.set()
-            assert result.get(timeout=10) == "exported"
-
-
-        def test_export__lost(worker, holds, zookeeper):
-            result = tasks.export.delay()
-            zookeeper.lose(holds.get(timeout=10))
-            tasks.go.set()
-            with pytest.raises(LockLost):
-                result.get(timeout=10)
-
-
-        def test_charge__comes_back(worker, zookeeper):
-            with zookeeper.held_elsewhere("invoice:42") as held:
-                result = tasks.charge.delay(42)
-                zookeeper.requests.wait_for("create2", 2)
-            assert result.get(timeout=10) == "42 charged"
-        """,
-    )
-    shop.test(passed=3)
+    shop.write_all(WITH_CELERY)
+    shop.test(passed=2 + 3)
 
 
 @pytest.mark.celery

@@ -1,4 +1,4 @@
-"""`zklock run`, as a child process, on a real ZooKeeper."""
+"""`zklock run` on a real ZooKeeper, as a child process where signals, its output or its end matter."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from services.zookeeper import ZooKeeper
 
 from django_zklock.api import zk_lock
 from django_zklock.management.subcommands._locked_process import FORWARDED, NOT_FORWARDED, LockedProcess
+from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
+from tests.support.threads import Runner
 from tests.support.timing import GRACE, LONG_SESSION
-from tests.support.tree_reader import wait_until
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -41,6 +43,7 @@ class Run:
     def __init__(self, hosts: str, key: str, *arguments: str, session_timeout: float = LONG_SESSION) -> None:
         environment = {
             **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.support.projects.plain",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "error",
@@ -98,6 +101,22 @@ def nodes(outsider: KazooClient) -> Callable[[str], list[str]]:
     return of
 
 
+@pytest.fixture
+def run_here(zklock: str) -> Callable[..., tuple[object, str]]:
+    """Return a function that runs ``zklock run`` in this process, and returns its exit code and its error."""
+
+    def run(*arguments: str) -> tuple[object, str]:
+        try:
+            call_command("zklock", "run", *arguments)
+        except CommandError as error:
+            return error.returncode, str(error)
+        except SystemExit as end:
+            return end.code, ""
+        return 0, ""
+
+    return run
+
+
 def is_running(pid: int) -> bool:
     with suppress(ProcessLookupError):
         os.kill(pid, 0)
@@ -107,33 +126,27 @@ def is_running(pid: int) -> bool:
 
 Nodes = Callable[[str], list[str]]
 Start = Callable[..., Run]
+RunHere = Callable[..., tuple[object, str]]
 
 
-def test_run__holds_while_the_command_runs(start: Start, nodes: Nodes, tmp_path: Path) -> None:
-    """The command gets key and token; the lock is held while it runs and free afterwards."""
+def test_run__holds_while_the_command_runs(start: Start, nodes: Nodes, outsider: KazooClient, tmp_path: Path) -> None:
+    """The command gets key and token, the lock is held while it runs and free afterwards.
+
+    The token is the node's czxid, and the identity is without the arguments, which may be secret.
+    """
     seen = tmp_path / "seen"
     code = f'echo "$ZKLOCK_KEY $ZKLOCK_TOKEN"; until [ -e {seen} ]; do sleep 0.02; done'
-    run = start("run-holds", "--", "sh", "-c", code)
+    run = start("run-holds", "--", "sh", "-c", code, "hunter2")
     key, token = run.read_line().split()
     assert key == "run-holds"
-    assert int(token) > 0
-    assert len(nodes("run-holds")) == 1
+    (path,) = nodes("run-holds")
+    data, stat = outsider.get(path)
+    assert stat.creation_transaction_id == int(token)
+    assert b'"name":"sh"' in data
+    assert b"hunter2" not in data
     seen.touch()
     assert run.end() == (0, "", "")
     assert nodes("run-holds") == []
-
-
-def test_run__token_and_identity(start: Start, nodes: Nodes, outsider: KazooClient) -> None:
-    """The token is the node's czxid, and the identity is without the arguments, which may be secret."""
-    run = start("run-token", "--", "sh", "-c", "echo $ZKLOCK_TOKEN; sleep 60", "hunter2")
-    token = int(run.read_line())
-    (path,) = nodes("run-token")
-    data, stat = outsider.get(path)
-    assert stat.creation_transaction_id == token
-    assert b'"name":"sh"' in data
-    assert b"hunter2" not in data
-    run.process.terminate()
-    assert run.status() == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -147,23 +160,25 @@ def test_run__token_and_identity(start: Start, nodes: Nodes, outsider: KazooClie
         (["/etc/passwd"], 126),
     ],
 )
-def test_run__exit_status(start: Start, command: list[str], status: int) -> None:
+def test_run__exit_status(run_here: RunHere, command: list[str], status: int) -> None:
     """The exit code of the command is passed on; a command that cannot be started has a shell's."""
-    ended, _out, errors = start("run-status", "--", *command).end()
+    ended, error = run_here("run-status", "--", *command)
     assert ended == status
-    assert len(errors.splitlines()) == (1 if status in {126, 127} else 0)
+    assert len(error.splitlines()) == (1 if status in {126, 127} else 0)
 
 
-def test_run__script_that_cannot_be_started(start: Start, tmp_path: Path, nodes: Nodes) -> None:
+def test_run__script_that_cannot_be_started(
+    run_here: RunHere, tmp_path: Path, zklock: str, outsider: KazooClient
+) -> None:
     """A script with a wrong interpreter fails when it is started, and releases the lock."""
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
-    assert start("run-script", "--", str(script)).status() == 127
+    assert run_here("run-script", "--", str(script))[0] == 127
     script.write_bytes(b"\x7fELF nonsense")
-    status, _out, errors = start("run-script", "--", str(script)).end()
-    assert (status, "Exec format error" in errors) == (126, True)
-    assert nodes("run-script") == []
+    status, error = run_here("run-script", "--", str(script))
+    assert (status, "Exec format error" in error) == (126, True)
+    assert outsider.get_children(f"{zklock}/run-script") == []
 
 
 def test_run__arguments_arrive_unchanged(start: Start) -> None:
@@ -172,21 +187,20 @@ def test_run__arguments_arrive_unchanged(start: Start) -> None:
     assert run.end() == (0, "--timeout|9|--|--using||", "")
 
 
-def test_run__conflict_fails(start: Start, zklock: str, settings: Settings) -> None:
+def test_run__conflict_fails(run_here: RunHere, make_pool: MakePool, tmp_path: Path) -> None:
     """With --on-conflict fail a held lock is exit code 75 at once, and the error shows the holder."""
-    settings.ZKLOCK = {"default": settings.ZKLOCK["default"] | {"ROOT": PARENT}}
-    taken = zk_lock("run-conflict")
-    taken._work = lambda: Work(kind="task", name="billing.bill")
-    with taken:
-        status, out, errors = start("run-conflict", "--on-conflict", "fail", "--", "echo", "ran").end()
+    ran = str(tmp_path / "ran")
+    with Lock("run-conflict", make_pool(), work=lambda: Work(kind="task", name="billing.bill")):
+        status, error = run_here("run-conflict", "--on-conflict", "fail", "--", "touch", ran)
         assert status == 75
-        assert out == ""
-        assert "held by task billing.bill (pid " in errors
-        assert len(errors.splitlines()) == 1
-        status, out, errors = start("run-conflict", "--timeout", "1.5", "--", "echo", "ran").end()
-        assert (status, out) == (75, "")
-        assert "within 1.5 s" in errors
-    assert start("run-conflict", "--on-conflict", "fail", "--", "true").status() == 0
+        assert "held by task billing.bill (pid " in error
+        assert len(error.splitlines()) == 1
+        status, error = run_here("run-conflict", "--timeout", "1.5", "--", "touch", ran)
+        assert status == 75
+        assert "within 1.5 s" in error
+        assert not Path(ran).exists()
+    assert run_here("run-conflict", "--on-conflict", "fail", "--", "touch", ran) == (0, "")
+    assert Path(ran).exists()
 
 
 def test_run__waits_its_turn(start: Start, zklock: str, settings: Settings, nodes: Nodes) -> None:
@@ -200,34 +214,58 @@ def test_run__waits_its_turn(start: Start, zklock: str, settings: Settings, node
     assert run.end() == (0, "ran\n", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_run__signal_while_waiting(
-    start: Start, zklock: str, settings: Settings, nodes: Nodes, number: signal.Signals
-) -> None:
+def test_run__signal_while_waiting(start: Start, zklock: str, settings: Settings, nodes: Nodes) -> None:
     """A signal ends the wait, starts nothing and leaves no node."""
     settings.ZKLOCK = {"default": settings.ZKLOCK["default"] | {"ROOT": PARENT}}
     with zk_lock("run-signal-waiting"):
         run = start("run-signal-waiting", "--", "echo", "ran")
         wait_until(lambda: len(nodes("run-signal-waiting")) == 2)
-        run.process.send_signal(number)
-        assert run.end() == (128 + number, "", "")
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == (128 + signal.SIGINT, "", "")
         wait_until(lambda: len(nodes("run-signal-waiting")) == 1, timeout=GRACE)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN]
-)
-def test_run__forwards_signals(start: Start, number: signal.Signals) -> None:
-    """The command gets the signal, and its exit code is passed on."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_run__another_signal_while_waiting(
+    run_here: RunHere, make_pool: MakePool, onlooker: Onlooker, tmp_path: Path, number: signal.Signals
+) -> None:
+    """So does each other signal that would end the process."""
+    lock, ran = Lock("run-signal-waiting", make_pool()), str(tmp_path / "ran")
+    with lock:
+
+        def end() -> None:
+            # The handlers are there before the node.
+            onlooker.wait_count(lock.paths[0], 2)
+            os.kill(os.getpid(), number)
+
+        ending = Runner(end)
+        assert run_here("run-signal-waiting", "--", "touch", ran) == (128 + number, "")
+        ending.result()
+        onlooker.wait_count(lock.paths[0], 1)
+    assert not Path(ran).exists()
+
+
+def test_run__forwards_signals(start: Start) -> None:
+    """The command gets each signal, and its exit code is passed on."""
+    numbers = [signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN, signal.SIGHUP, signal.SIGINT, signal.SIGTERM]
+    # The handler writes without `print`, which it may interrupt.
     code = f"""
-import signal, sys, time
-signal.signal({int(number)}, lambda *_: sys.exit(33))
+import os, signal, sys, time
+def tell(number, _frame):
+    os.write(1, b"%d\\n" % number)
+    if number == signal.SIGTERM:
+        sys.exit(33)
+for number in {[int(number) for number in numbers]}:
+    signal.signal(number, tell)
 print("ready", flush=True)
-time.sleep(60)
+while True:
+    time.sleep(60)
 """
-    run = start("run-forward", "--", sys.executable, "-c", code)
+    run = start("run-forward", "--grace", "60", "--", sys.executable, "-c", code)
     assert run.read_line() == "ready"
-    run.process.send_signal(number)
+    for number in numbers:
+        run.process.send_signal(number)
+        assert run.read_line() == str(int(number))
     assert run.end() == (33, "", "")
 
 
@@ -318,12 +356,12 @@ def test_run__kills_what_the_command_started(start: Start, nodes: Nodes, script:
     assert nodes("run-group-killed") == []
 
 
-def test_run__leaves_a_daemon(start: Start) -> None:
+def test_run__leaves_a_daemon(run_here: RunHere, tmp_path: Path) -> None:
     """A command that ends by itself may leave a process: `run` waits for no daemon."""
-    run = start("run-daemon", "--", "sh", "-c", "sleep 60 > /dev/null 2>&1 & echo $!")
-    pid = int(run.read_line())
+    written = tmp_path / "pid"
+    assert run_here("run-daemon", "--", "sh", "-c", f"sleep 60 > /dev/null 2>&1 & echo $! > {written}") == (0, "")
+    pid = int(written.read_text())
     try:
-        assert run.end() == (0, "", "")
         assert is_running(pid)
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -345,12 +383,14 @@ def test_run__stopped_command(start: Start, nodes: Nodes, outsider: KazooClient,
     assert (status, out) == (3 if way == "signal" else 76, "cleaning\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU])
-def test_run__stop_from_the_terminal(start: Start, nodes: Nodes, number: signal.Signals) -> None:
+def test_run__stop_from_the_terminal(start: Start, tmp_path: Path) -> None:
     """Its terminal does not stop it, by Ctrl-Z or in the background: a stopped process could not keep the lock."""
-    run = start("run-stop", "--", "sh", "-c", "echo ready; sleep 1")
+    seen = tmp_path / "seen"
+    run = start("run-stop", "--", "sh", "-c", f"echo ready; until [ -e {seen} ]; do sleep 0.02; done")
     assert run.read_line() == "ready"
-    run.process.send_signal(number)
+    for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+        run.process.send_signal(number)
+    seen.touch()
     assert run.end() == (0, "", "")
 
 
@@ -395,13 +435,15 @@ def test_run__server_gone(start: Start) -> None:
         server.resume()
 
 
-def test_run__unreachable(start: Start) -> None:
+def test_run__unreachable(run_here: RunHere, settings: Settings, tmp_path: Path) -> None:
     """An unreachable ZooKeeper is exit code 69 with one line of error, and nothing runs."""
-    run = start("run-unreachable", "--timeout", "0.5", "--", "echo", "ran", hosts=f"127.0.0.1:{free_port()}")
-    status, out, errors = run.end()
-    assert (status, out) == (69, "")
-    assert "ZooKeeper at 127.0.0.1:" in errors
-    assert len(errors.splitlines()) == 1
+    settings.ZKLOCK = {"default": settings.ZKLOCK["default"] | {"HOSTS": f"127.0.0.1:{free_port()}"}}
+    ran = tmp_path / "ran"
+    status, error = run_here("run-unreachable", "--timeout", "0.5", "--", "touch", str(ran))
+    assert status == 69
+    assert "ZooKeeper at 127.0.0.1:" in error
+    assert len(error.splitlines()) == 1
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize(
@@ -425,13 +467,11 @@ def test_run__wrong_arguments(zklock: str, arguments: list[str], message: str) -
     assert caught.value.returncode in {1, 2}
 
 
-def test_run__in_process(zklock: str) -> None:
+def test_run__in_process(run_here: RunHere) -> None:
     """`call_command` works too, and restores the signal handlers."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP)]
-    call_command("zklock", "run", "key", "--", "true")
-    with pytest.raises(SystemExit) as caught:
-        call_command("zklock", "run", "key", "--", "false")
-    assert caught.value.code == 1
+    assert run_here("key", "--", "true") == (0, "")
+    assert run_here("key", "--", "false") == (1, "")
     assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP)]
 
 
