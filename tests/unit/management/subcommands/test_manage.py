@@ -153,9 +153,14 @@ def test_manage__signal(
         wait_until(lambda: False)
 
     monkeypatch.setattr(command, "work", be_ended)
-    run("manage", "k", "--", "work", status=128 + number)
-    ensemble.wait_empty("k")
-    assert signal.getsignal(number) is signal.SIG_DFL
+    # The tests may run under `nohup`.
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        run("manage", "k", "--", "work", status=128 + number)
+        ensemble.wait_empty("k")
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 def test_manage__signal_while_waiting(command: type[Command], stranger: Stranger, ensemble: Ensemble) -> None:
