@@ -312,7 +312,10 @@ def test_action__zookeeper_goes_away(
     assert response.status_code == 200
     assert "whether that was done is not known" in text_of(response)
     assert 'value="in a hurry"' in body_of(response)
-    assert ", outcome not known: pid " in LogEntry.objects.get().change_message
+    assert (
+        ", outcome not known: function tests.unit.admin.test_actions.test_action__zookeeper_goes_away (pid "
+        in LogEntry.objects.get().change_message
+    )
 
 
 @both
