@@ -100,7 +100,7 @@ class RabbitMQ(Process):
 
     def close_connections(self) -> None:
         """Close the connection of each client, as an operator does."""
-        self._evaluate('rabbit_networking:close_connections(rabbit_networking:connections(), "closed")')
+        self._control("close_all_connections", "closed")
 
     def list_messages(self) -> dict[str, int]:
         """Return how many messages each queue has, those that are delivered and not acknowledged too."""
