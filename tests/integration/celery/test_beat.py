@@ -74,7 +74,7 @@ class Beat(ProjectProcess):
 
     def arguments(self) -> list[str]:
         schedule = str(self.folder / "schedule")
-        return [sys.executable, "-m", "celery", "-A", "beatshop", *self._command, "-l", "INFO", "-s", schedule]
+        return [sys.executable, "-m", "celery_command", "beatshop", *self._command, "-l", "INFO", "-s", schedule]
 
     def environment(self) -> dict[str, str]:
         return {**super().environment(), **self._environment}

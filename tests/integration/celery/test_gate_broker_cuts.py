@@ -6,16 +6,20 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from services.port import LOOPBACK
 from services.zookeeper import ZooKeeper
 
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT
 from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.servers.redis import Redis
+from tests.support.tcp_proxy import Proxy
 from tests.support.tree_reader import Onlooker, wait_until
 from tests.support.workshop import Workshop
 
@@ -168,9 +172,12 @@ def test_broker_gone__child_is_killed(
 
 
 @pytest.mark.xdist_group("rabbitmq")
-def test_broker_gone__dropped_task(zookeeper: ZooKeeper, notes: Redis, workshop_onlooker: Onlooker, key: str) -> None:
+def test_broker_gone__dropped_task(
+    rabbitmq: RabbitMQ, zookeeper: ZooKeeper, notes: Redis, workshop_onlooker: Onlooker, key: str
+) -> None:
     """The lock of a task that Celery has dropped is free before the broker is back."""
-    with RabbitMQ() as broker:
+    with closing(Proxy((LOOPBACK, rabbitmq.port))) as proxy:
+        broker: Any = SimpleNamespace(url=f"amqp://guest:guest@{proxy.hosts}//")
         workshop = Workshop(
             zookeeper, notes, notes, workshop_onlooker, session_timeout=SESSION_TIMEOUT, gate=True, rabbitmq=broker
         )
@@ -180,12 +187,16 @@ def test_broker_gone__dropped_task(zookeeper: ZooKeeper, notes: Redis, workshop_
                 workshop.send("idle", f"{key}:busy")
             for _ in range(SLOTS):
                 workshop.entered(f"{key}:busy")
+            before = broker_audit.connections_begun(workshop)
             # Celery counts every slot as free after this.
-            broker_audit.cut_and_wait(workshop, broker)
+            proxy.cut()
+            again = "the worker is connected again"
+            wait_until(lambda: broker_audit.connections_begun(workshop) > before, TIMEOUT, again)
             workshop.send("workshop.journal.locked", key, f"{key}:journal")
             in_pool = "the task is on its way into the pool"
             wait_until(lambda: _states(workshop)[-1:] == ["granted"], TIMEOUT, in_pool)
-            broker.kill()
+            proxy.refusing = True
+            proxy.cut()
             workshop.wait_log("event=dropped")
             workshop.wait_empty(key, TIMEOUT)
         finally:

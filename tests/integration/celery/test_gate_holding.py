@@ -23,7 +23,8 @@ SESSION_TIMEOUT = 4.0
 
 @pytest.fixture(scope="module")
 def workshop(open_workshop: Any) -> Iterator[Any]:
-    with open_workshop(concurrency=3, session_timeout=SESSION_TIMEOUT) as workshop:
+    options = ("--include", "services.readiness,workshop.converted")
+    with open_workshop(concurrency=3, session_timeout=SESSION_TIMEOUT, options=options) as workshop:
         yield workshop
 
 
@@ -49,7 +50,6 @@ def test_hold__pydantic(workshop: Any, key: str) -> None:
     """The same holds for a task whose arguments Celery converts, and the key is made of the converted arguments."""
     if "pydantic" not in inspect.signature(Celery._task_from_fun).parameters:
         pytest.skip("Celery 5.4 does not know pydantic")
-    pytest.importorskip("pydantic")
     task = workshop.send("workshop.converted.convert", {"key": key}, f"{key}:gate")
     facts = workshop.entered(f"{key}:gate")
     (holder,) = workshop.holders(key)

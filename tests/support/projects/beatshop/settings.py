@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from config.settings import *  # noqa: F403 - derived settings
+from tests.support.projects.pageless import *  # noqa: F403 - derived settings
 
 ZKLOCK = {
     "default": {

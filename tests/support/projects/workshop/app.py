@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import os
 import sys
@@ -13,11 +12,7 @@ from celery import Celery
 from celery.result import AsyncResult
 from celery.signals import celeryd_init, worker_init, worker_process_init
 
-modules = ["workshop.tasks", "workshop.journal", "workshop.changed"]
-if importlib.util.find_spec("pydantic") is not None:
-    modules.append("workshop.converted")
-
-app = Celery("workshop", include=modules)
+app = Celery("workshop", include=["workshop.tasks", "workshop.journal", "workshop.changed"])
 app.config_from_object("django.conf:settings", namespace="CELERY")
 
 kept: list[Any] = []

@@ -1,4 +1,4 @@
-"""Tasks whose arguments Celery converts with pydantic."""
+"""Tasks whose arguments Celery converts with pydantic, which takes long to import: an option of the worker asks."""
 
 # Early versions of Celery do not resolve annotations that are strings.
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from config.settings import *  # noqa: F403 - derived settings
+from tests.support.projects.pageless import *  # noqa: F403 - derived settings
 
 ZKLOCK = {
     "default": {
