@@ -110,6 +110,7 @@ def test_lock(page: Page, tmp_path: Path) -> None:
     expect(page.get_by_role("heading", name=re.compile("invoice:42", re.IGNORECASE)).first).to_be_visible()
     expect(page.locator(".zklock-queue tbody tr")).to_have_count(4)
     expect(page.get_by_role("button", name="Copy: Show in a terminal")).to_be_visible()
+    expect(page.get_by_role("link", name="History").first).to_be_visible()
     button = page.get_by_role("button", name="Break the lock")
     assert button.evaluate("button => getComputedStyle(button).backgroundColor") == "rgb(186, 33, 33)"
     look(page, tmp_path, "lock")
