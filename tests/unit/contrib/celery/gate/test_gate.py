@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from django_zklock.contrib.celery.gate.gate import Gate
+from tests.unit.contrib.celery.gate.workplace import Workplace
 
 
 def test_check__one_chain() -> None:
@@ -36,3 +37,20 @@ def test_request__without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None
     for call in posted:
         call()
     assert entered == ["enter", "check"]
+
+
+def test_event__has_the_facts_of_the_task() -> None:
+    """An event has the facts of the request by Celery's names, the name of the task among them."""
+    sent: list[tuple[str, dict[str, Any]]] = []
+    workplace = Workplace()
+    workplace.gate.consumer.event_dispatcher = SimpleNamespace(
+        enabled=True, groups={"task"}, send=lambda what, /, **facts: sent.append((what, facts))
+    )
+    locked, _in_child = workplace.running()
+    (held,) = sent
+    kind, facts = held
+    assert (kind, facts["uuid"], facts["name"], facts["key"]) == ("zklock-held", "id", "bill", "k")
+    locked.over()
+    workplace.loop.turn()
+    assert [kind for kind, _facts in sent] == ["zklock-held", "zklock-released"]
+    assert workplace.gate.consumer.event_dispatcher.groups == {"task", "zklock"}
