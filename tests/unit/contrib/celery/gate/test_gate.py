@@ -44,7 +44,7 @@ def test_event__has_the_facts_of_the_task() -> None:
     sent: list[tuple[str, dict[str, Any]]] = []
     workplace = Workplace()
     workplace.gate.consumer.event_dispatcher = SimpleNamespace(
-        enabled=True, groups={"task"}, send=lambda kind, **facts: sent.append((kind, facts))
+        enabled=True, groups={"task"}, send=lambda what, /, **facts: sent.append((what, facts))
     )
     locked, _in_child = workplace.running()
     (held,) = sent
