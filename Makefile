@@ -69,6 +69,14 @@ leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is 
 many-locks: $(READY) | os-test ## 24,000 locks of one process on three servers, which live on: sixteen times what `test` does
 	ZKLOCK_MANY_LOCKS=24000 $(BIN)/pytest tests/integration/cluster/test_many_locks.py -rP $(ARGS)
 
+.PHONY: many-waiters
+many-waiters: $(READY) ## 10,000 waiters in one process: five times what `test` does
+	ZKLOCK_WAITERS=10000 $(BIN)/pytest tests/integration/load/test_many_waiters.py -rP $(ARGS)
+
+.PHONY: bursts
+bursts: $(READY) | os-test ## 30 bursts of 300 tasks to workers without an event loop: ten times what `test` does
+	ZKLOCK_BURSTS=30 $(BIN)/pytest tests/integration/celery/test_gate_no_loop.py -k bursts -rP $(ARGS)
+
 .PHONY: fenced-writers
 fenced-writers: $(READY) | os-test ## 1,000 writers on PostgreSQL, half of them late: ten times what `test` does
 	ZKLOCK_WRITERS=1000 $(BIN)/pytest tests/integration/databases/test_fencing.py -k test_writers -rP $(ARGS)

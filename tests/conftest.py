@@ -57,6 +57,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 DEAR = frozenset({"curator", "database", "reference", "trio"})
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage meanwhile: what is collected stays, and grows to millions of objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 # Before pytest-xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -37,25 +37,25 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture
-def reference(page: Page, tmp_path: Path) -> Path:
+def kept(page: Page, tmp_path: Path) -> Path:
     """Make the picture of the page a reference."""
     file = tmp_path / "references" / "page.png"
     references.save(page.screenshot(), file)
     return file
 
 
-def test_compare__same(page: Page, reference: Path) -> None:
+def test_compare__same(page: Page, kept: Path) -> None:
     """The same page has no difference."""
-    assert references.compare(page.screenshot(), reference) == ""
+    assert references.compare(page.screenshot(), kept) == ""
 
 
 @pytest.mark.parametrize("radius", [0.3, 0.5, 0.7])
-def test_compare__smoothing(page: Page, reference: Path, radius: float) -> None:
+def test_compare__smoothing(page: Page, kept: Path, radius: float) -> None:
     """Letters with softer edges make no difference."""
     with Image.open(io.BytesIO(page.screenshot())) as image:
         softened = io.BytesIO()
         image.convert("RGB").filter(ImageFilter.GaussianBlur(radius)).save(softened, "PNG")
-    assert references.compare(softened.getvalue(), reference) == ""
+    assert references.compare(softened.getvalue(), kept) == ""
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_compare__smoothing(page: Page, reference: Path, radius: float) -> None:
     ],
     ids=["badge gone", "badge of another colour", "lower", "wider", "row gone", "text gone"],
 )
-def test_compare__changed(page: Page, reference: Path, change: str) -> None:
+def test_compare__changed(page: Page, kept: Path, change: str) -> None:
     """A change of the layout, of a colour or of the texts is a difference."""
     page.evaluate(change)
-    assert "points differ from page.png" in references.compare(page.screenshot(), reference)
+    assert "points differ from page.png" in references.compare(page.screenshot(), kept)
 
 
-def test_compare__size(page: Page, reference: Path) -> None:
+def test_compare__size(page: Page, kept: Path) -> None:
     """So is another size, and a reference that does not exist."""
     page.set_viewport_size({"width": 768, "height": 640})
-    assert "page.png has (320, 160) points, the picture (192, 160)" in references.compare(page.screenshot(), reference)
-    assert references.compare(page.screenshot(), reference.with_name("new.png")) == "there is no new.png"
+    assert "page.png has (320, 160) points, the picture (192, 160)" in references.compare(page.screenshot(), kept)
+    assert references.compare(page.screenshot(), kept.with_name("new.png")) == "there is no new.png"

@@ -18,6 +18,7 @@ from django.db import transaction
 from django_zklock import transactions
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.transactions import CommitLock
+from django_zklock.zk import owners
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held, Possession, held_stack
@@ -44,8 +45,10 @@ SPARED = (Lock.__exit__.__code__, Held.release.__code__)
 # Two tracers in one thread make the interpreter crash, so coverage is measured without these: see the Makefile.
 def by_instant(test: Callable[..., None]) -> Callable[..., None]:
     old = pytest.mark.skipif(sys.version_info < (3, 12), reason="written for the instructions of Python 3.12 on")
-    # Hundreds of runs, which take ten seconds, beside everything else that the machine does.
-    patient = pytest.mark.timeout(600)(old(test))
+    # Hundreds of runs, which take ten seconds, beside everything else that the machine does. The instants are of this
+    # process, whatever server it asks.
+    one = pytest.mark.parametrize("kind_of_server", [pytest.param("zookeeper", marks=pytest.mark.zookeeper)])
+    patient = pytest.mark.timeout(600)(one(old(test)))
     marked: Callable[..., None] = pytest.mark.asynchronous(patient)
     return marked
 
@@ -240,7 +243,10 @@ def test_every_instant__until_the_commit(pool: Pool, make_pool: MakePool) -> Non
 
 @by_instant
 def test_every_instant__in_a_job(pool: Pool, make_pool: MakePool) -> None:
-    """The same in a job of an executor, where it takes longer to find out who asks."""
+    """The same in a job of an executor, where it takes longer to find out who asks.
+
+    The rest, which is the same for every owner, is interrupted everywhere in the first test.
+    """
     other = make_pool()
     lock = Lock("k", pool)
     lock.acquire().release()
@@ -255,7 +261,8 @@ def test_every_instant__in_a_job(pool: Pool, make_pool: MakePool) -> None:
         probe(pool, other, "k")
 
     with ThreadPoolExecutor(1) as executor:
-        assert executor.submit(visit_all, cycle, check).result(500) >= ACQUIRING | HOLDING | BLOCK
+        struck = executor.submit(visit_all, cycle, check, near=owners.__file__).result(500)
+    assert struck >= codes(owners.caller, owners._of, owners._served, owners._job_code)
 
 
 @by_instant

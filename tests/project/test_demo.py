@@ -91,14 +91,14 @@ def output_until(process: subprocess.Popen[str], text: str) -> str:
     pytest.fail(f"the demo ended before {text!r}: {''.join(lines)}{process.stderr.read()}")
 
 
-def processes_of(folder: Path) -> list[str]:
+def processes_of(folder: Path) -> dict[int, str]:
     """Return the command lines of the processes that were started with the folder for their temporary files."""
-    found = []
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         # A process may end, or belong to somebody else.
         with suppress(OSError):
             if str(folder).encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
     return found
 
 
@@ -189,7 +189,7 @@ def test_demo__once(blocks: list[Block], tmp_path: Path) -> None:
     assert (process.returncode, errors) == (0, "")
     words = rf"{OWN},\n +because (Java|ZooKeeper) is not installed; get it with .+"
     assert_shows_what_the_lock_does(output, words, blocks[0])
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -229,10 +229,12 @@ sys.meta_path.insert(0, Bare())
 @pytest.mark.celery
 @pytest.mark.slow
 @pytest.mark.zookeeper
+@pytest.mark.timeout(300)
 def test_demo__interrupted_while_it_stays(blocks: list[Block], tmp_path: Path) -> None:
     """The demo shows what the lock does, on a real ZooKeeper, and stays, with live locks in the admin, until Ctrl-C.
 
-    That ends everything that the demo has started.
+    That ends everything that the demo has started. An outage of ZooKeeper that outlasts the session is reported, and
+    the work goes on when ZooKeeper is back.
     """
     with demo(tmp_path) as process:
         output = output_until(process, "Ctrl-C ends it all")
@@ -241,14 +243,21 @@ def test_demo__interrupted_while_it_stays(blocks: list[Block], tmp_path: Path) -
         assert found is not None
         site, page, *login = found.groups()
         assert wait_for(lambda: "account:" in admin_page(site, page, *login))
-        assert len(processes_of(tmp_path)) > 6
+        started = processes_of(tmp_path)
+        assert len(started) > 6
+
+        (zookeeper,) = (pid for pid, line in started.items() if "QuorumPeerMain" in line)
+        os.kill(zookeeper, signal.SIGSTOP)
+        assert "is ZooKeeper away?" in output_until(process, "No deposit was made for ")
+        os.kill(zookeeper, signal.SIGCONT)
+        output_until(process, "Deposits are made again.")
 
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=PATIENCE)
 
     assert (process.returncode, errors) == (0, "")
     assert output.splitlines()[-1] == "Everything that was started has ended."
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -256,11 +265,12 @@ def test_demo__interrupted_while_it_stays(blocks: list[Block], tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.zookeeper
 @pytest.mark.parametrize(
-    ("kind", "moment"), [("real", "Starting"), ("real", "ZooKeeper"), ("real", "without lock"), ("own", "ZooKeeper")]
+    ("kind", "moment"), [("real", "Starting"), ("real", "ZooKeeper"), ("given", "without lock"), ("own", "ZooKeeper")]
 )
-def test_demo__interrupted_before_the_end(tmp_path: Path, kind: str, moment: str) -> None:
+def test_demo__interrupted_before_the_end(tmp_path: Path, testserver: ZooKeeperServer, kind: str, moment: str) -> None:
     """Ctrl-C at any moment, even twice, ends the demo with status 130, without a traceback, and leaves nothing."""
-    with demo(tmp_path, f"--zookeeper={kind}") as process:
+    wish = [] if kind == "given" else [f"--zookeeper={kind}"]
+    with demo(tmp_path, *wish, ZOOKEEPER_HOSTS=testserver.hosts if kind == "given" else "") as process:
         output_until(process, moment)
         process.send_signal(signal.SIGINT)
         output_until(process, "Ending what was started")
@@ -268,23 +278,8 @@ def test_demo__interrupted_before_the_end(tmp_path: Path, kind: str, moment: str
         _, errors = process.communicate(timeout=PATIENCE)
 
     assert (process.returncode, errors) == (130, "")
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.celery
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_demo__goes_on_after_an_outage(tmp_path: Path) -> None:
-    """An outage of ZooKeeper that outlasts the session is reported, and the work goes on when it is back."""
-    with ZooKeeperServer() as server, demo(tmp_path, ZOOKEEPER_HOSTS=server.hosts) as process:
-        output_until(process, "Some work goes on")
-        server.stop()
-        assert "is ZooKeeper away?" in output_until(process, "No deposit was made for ")
-        server.start()
-        output_until(process, "Deposits are made again.")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.django_db
@@ -348,7 +343,7 @@ def test_demo__worker_does_not_start(tmp_path: Path) -> None:
 
     assert process.returncode == 1
     assert errors == "demo: Celery worker ended with status 7 instead of starting\n  | no room\n"
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == {}
 
 
 @pytest.fixture

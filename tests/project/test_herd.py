@@ -95,5 +95,5 @@ def test_plots(tmp_path: Path) -> None:
         picture = file.read_text(encoding="utf-8")
         shared = "shared" in file.name
         assert all(f">{scheme.title}<" in picture for scheme in SCHEMES if scheme.is_shared is shared)
-    again = {file.name: file.read_bytes() for file in files}
-    assert again == {file.name: file.read_bytes() for file in plots.draw(Results.load(), tmp_path)}
+    again = plots.draw_one(Results.load(), plots.LOOKS[0], tmp_path / "again.svg", shared=False)
+    assert again.read_bytes() == files[0].read_bytes()

@@ -1,6 +1,7 @@
-"""A process in which thousands wait for one lock, and what that takes; started by ``test_multitude``.
+"""A process in which thousands wait for one lock, and what that takes; started by ``test_many_waiters``.
 
-Give the servers, a part of the tree, and how many there are to be. What is found is written to standard output as JSON.
+Give the servers, a part of the tree, how many there are to be, and the budget of a session. What is found is written to
+standard output as JSON.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def memory(what: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
 
 
-def make_pool(hosts: str, root: str) -> Pool:
+def make_pool(hosts: str, root: str, budget: int) -> Pool:
     connection = ConnectionOptions(hosts=hosts, session_timeout=30.0)
-    return Pool("multitude", PoolOptions(connection=connection, root=root, connect_timeout=PATIENCE))
+    return Pool("multitude", PoolOptions(connection=connection, root=root, connect_timeout=PATIENCE, budget=budget))
 
 
 async def stand_in_line(first: Pool, pool: Pool, count: int) -> dict[str, object]:
@@ -79,8 +80,9 @@ async def stand_in_line(first: Pool, pool: Pool, count: int) -> dict[str, object
     return found | {"left": [line.path for line in search.find(first, timeout=PATIENCE)]}
 
 
-def main(hosts: str, root: str, count: str) -> None:
-    with closing(make_pool(hosts, root)) as first, closing(make_pool(hosts, root)) as pool:
+def main(hosts: str, root: str, count: str, budget: str) -> None:
+    first, pool = (make_pool(hosts, root, int(budget)) for _ in range(2))
+    with closing(first), closing(pool):
         sys.stdout.write(json.dumps(asyncio.run(stand_in_line(first, pool, int(count)))))
 
 

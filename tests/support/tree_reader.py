@@ -14,14 +14,20 @@ from tests.support.protocol.jute import boolean, buffer, integer, long
 from tests.support.protocol.raw_client import RawClient
 
 CLOSE = -11
+# Seconds between two looks.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 0.05
 
 
 def wait_until(condition: Callable[[], Any], timeout: float = 30.0, what: str = "") -> Any:
-    """Wait for ``condition`` to become true and give its value; fail after ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
+    """Wait for ``condition`` to become true and give its value; fail after ``timeout`` seconds.
+
+    The longer it takes, the longer are the pauses: most conditions ask a server, which has other work to do.
+    """
+    began = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what or condition}"
-        time.sleep(0.005)
+        waited = time.monotonic() - began
+        assert waited < timeout, f"not within {timeout} s: {what or condition}"
+        time.sleep(min(max(waited / 10, SHORTEST_PAUSE), LONGEST_PAUSE))
     return value
 
 

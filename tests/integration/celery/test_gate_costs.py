@@ -47,7 +47,7 @@ def test_uncontended__one_round_trip(open_workshop: Any, server: ZooKeeperServer
 @pytest.mark.slow
 def test_idle_after_conflicts__sleeps(open_workshop: Any, key: str) -> None:
     """A worker with one waiting task seldom wakes up, also after many conflicts."""
-    # Measured: 8 without conflicts and after them, and 800 after them while each left a timer that began itself again.
+    # Measured: 8 without conflicts and after them, and 400 after them while each left a timer that began itself again.
     limit = 100
     with open_workshop(concurrency=2, session_timeout=30) as workshop:
         workshop.stranger.take(key)
@@ -55,7 +55,7 @@ def test_idle_after_conflicts__sleeps(open_workshop: Any, key: str) -> None:
         workshop.send("shared_below", f"{key}:other")
         workshop.wait_count(f"{key}:other", 2)
         # Each comes back some times.
-        for task in [workshop.send("come_back_for_a_while", key) for _ in range(200)]:
+        for task in [workshop.send("come_back_for_a_while", key) for _ in range(100)]:
             assert type(workshop.outcome(task)) is LockConflict
         workshop.wait_count(key, 1)
         wait_until(lambda: wakeups(workshop.worker.pid, 2.0) < limit, SOON, "the worker sleeps")
@@ -65,7 +65,7 @@ def test_idle_after_conflicts__sleeps(open_workshop: Any, key: str) -> None:
 @pytest.mark.slow
 def test_parked__memory(open_workshop: Any, server: ZooKeeperServer, key: str) -> None:
     """A waiting task takes less than 20 kB of the main process, and no thread."""
-    count = 1500
+    count = 1000
     environment = {"WORKSHOP_SETTINGS": json.dumps({"CELERY_ZKLOCK_GATE_MAX_PARKED": count})}
     with open_workshop(concurrency=4, session_timeout=30, server=server, environment=environment) as workshop:
         # Load what is loaded at the first use.

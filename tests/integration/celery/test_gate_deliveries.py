@@ -81,7 +81,7 @@ def test_warm_shutdown__order_of_waiting_tasks(
     open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
 ) -> None:
     """Tasks that waited when their worker was shut down run in the order in which they were sent."""
-    count = 200 if broker_name == "redis" else 50
+    count = 100 if broker_name == "redis" else 50
     with open_workshop(
         concurrency=1,
         session_timeout=SESSION_TIMEOUT,

@@ -1,8 +1,9 @@
-"""Ten thousand wait in one process."""
+"""Thousands wait in one process; ``make many-waiters`` has ten thousand, and a session's budget of production."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +11,18 @@ from pathlib import Path
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk.pool import SESSION_BUDGET
 
 HOME = Path(__file__).resolve().parents[3]
-COUNT = 10_000
+FULL = 10_000
+COUNT = int(os.environ.get("ZKLOCK_WAITERS", "2000"))
 # In MB, for all of them together, tasks and coroutines of the test included.
-MEMORY = 100.0
+MEMORY = 100.0 * COUNT / FULL
 # For each a creation, the watches on its own node and the one before, a read of the holder's or the next one's node,
 # and a deletion; and room for what is asked now and then.
 REQUESTS = 6
-# Their nodes take 0.7 MB, and one session has room for 0.5 MB: there is a second one, with a thread.
+# The nodes of ten thousand take 0.7 MB, and one session has room for 0.5 MB: there is a second one, with a thread.
+BUDGET = SESSION_BUDGET * COUNT // FULL
 THREADS = 1
 # A list of all names is shared by those who ask together; one for each would be gigabytes.
 LISTS = 0.1
@@ -26,10 +30,10 @@ LISTS = 0.1
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_ten_thousand_waiters(root: str) -> None:
+def test_many_waiters(root: str) -> None:
     """They cost no thread each and little memory, ask the server for little, and are served in order to the last."""
     with ZooKeeperServer() as server:
-        arguments = [sys.executable, "-m", "tests.support.many_waiters", server.hosts, root, str(COUNT)]
+        arguments = [sys.executable, "-m", "tests.support.many_waiters", server.hosts, root, str(COUNT), str(BUDGET)]
         done = subprocess.run(arguments, cwd=HOME, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
