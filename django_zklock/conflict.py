@@ -77,6 +77,13 @@ class Busy:
     status: int = 409
     retry_after: int = 2
 
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a status that is no error, and for a time that is no whole number of seconds."""
+        if type(self.status) is not int or not 400 <= self.status < 600:
+            raise ValueError(f"status must be one of an error, such as 409 or 423, got {self.status!r}")
+        if type(self.retry_after) is not int or self.retry_after < 0:
+            raise ValueError(f"retry_after must be whole seconds, got {self.retry_after!r}")
+
     def __call__(self, conflict: Conflict) -> HttpResponse:
         """Return the response."""
         return self.response(is_unavailable=conflict.unavailable is not None)
@@ -97,12 +104,14 @@ def is_for_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     Django passes the request first, to a method after ``self``. Django REST framework wraps it, as ``_request``.
     """
     candidates = [*args[:2], kwargs.get("request")]
-    return any(isinstance(each, HttpRequest) or isinstance(_wrapped(each), HttpRequest) for each in candidates)
+    # Not isinstance, nor getattr: an argument may be any object. A lazy one would be evaluated, and one that makes
+    # attributes on demand has each of them.
+    wrapped = [object.__getattribute__(each, "__dict__").get("_request") for each in candidates if _has_dict(each)]
+    return any(issubclass(type(each), HttpRequest) for each in (*candidates, *wrapped))
 
 
-def _wrapped(request: object) -> object:
-    # Not getattr: the first argument may be any object, and one that makes attributes on demand has this one too.
-    return getattr(request, "__dict__", {}).get("_request")
+def _has_dict(each: object) -> bool:
+    return type(each).__dictoffset__ != 0
 
 
 ConflictPolicy = Literal["wait", "skip", "raise", "retry", "coalesce"]

@@ -154,8 +154,10 @@ class Spans:
         if signal is signals.contended:
             if len(self._met) >= _MAX_MET:
                 self._met.clear()
-            holder = str(facts["holder"]) if facts["holder"] is not None else ""
-            self._met[facts["alias"], facts["key"], get_ident()] = monotonic(), holder
+            caller = facts["alias"], facts["key"], get_ident()
+            # Of two tasks of one event loop it is not known which one has met that holder.
+            is_known = facts["holder"] is not None and caller not in self._met
+            self._met[caller] = monotonic(), str(facts["holder"]) if is_known else ""
         elif signal is signals.acquired:
             held: Held = facts["held"]
             self._end_wait(attributes, held.waited, "granted", self._holder_met(facts, held.waited))

@@ -293,7 +293,9 @@ class Lock:
             raise NotHeld(f"lock {self.key!r} is not held here: it was released inside its own block", key=self.key)
         return held
 
-    # What looks right, and would do nothing.
+    # What looks right, and would do nothing. Templates of Django call what can be called, unless this is true.
+
+    do_not_call_in_templates = True
 
     def __call__(self, *_arguments: object, **_options: object) -> Never:
         """Say what was meant: a lock is no decorator."""

@@ -70,6 +70,13 @@ def is_root(path: str) -> bool:
     )
 
 
+def is_name(name: str) -> bool:
+    """Whether ``name`` is a legal name of a node, of a length that this package makes."""
+    if not 0 < len(name) <= MAX_KEY_BYTES or "/" in name or name in {".", ".."}:
+        return False
+    return _ILLEGAL_IN_PATH.search(name) is None
+
+
 def escape(key: str) -> str:
     """Return the name of the znode for ``key``: readable, legal, and different for different keys."""
     if key in {".", ".."}:

@@ -24,6 +24,7 @@ from django.core.management.base import BaseCommand
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
+from django.utils.functional import SimpleLazyObject
 from django.views import View
 
 from django_zklock import Busy, Conflict, LockConflict, current_lock, zk_locked
@@ -560,6 +561,25 @@ def test_view__skipped(stranger: Stranger, name: str) -> None:
 def test_busy__unavailable() -> None:
     """Without ZooKeeper the status is 503, whatever that of a conflict is."""
     assert Busy(status=423).response(is_unavailable=True).status_code == 503
+
+
+@pytest.mark.parametrize("options", [{"status": 200}, {"status": None}, {"retry_after": -1}, {"retry_after": "1\r\n"}])
+def test_busy__wrong(options: dict[str, Any]) -> None:
+    """What is no answer to a conflict is refused where it is written."""
+    with pytest.raises(ValueError, match="must be"):
+        Busy(**options)
+
+
+def test_skipped__lazy_argument(stranger: Stranger) -> None:
+    """A call that is skipped does not evaluate its arguments, as a query for a user would."""
+
+    @zk_locked("pay:{number}", on_conflict="skip")
+    def pay(_user: object, number: int) -> None: ...
+
+    stranger.take("pay:7")
+    asked: list[None] = []
+    assert pay(SimpleLazyObject(lambda: asked.append(None)), 7)["zklock"] == "skipped"  # type: ignore[index]
+    assert asked == []
 
 
 # Class-based views.

@@ -25,7 +25,7 @@ What is used                                              Without it
 ``QoS.restore_unacked`` of kombu's Redis transport        waiting tasks are delivered in reverse order after a shutdown
 ``Channel.visibility_timeout`` of a virtual transport     half an hour is assumed
 ``worker.wait_for_soft_shutdown``                         waiting tasks keep their places during a soft shutdown
-``celery._state.get_current_task``                        no task and no ticket is found: tasks lock for themselves
+``celery._state.get_current_task``, ``_task_stack``       no task and no ticket is found: tasks lock for themselves
 ``celery._state._get_active_apps``,                       a lock above ``@shared_task`` fails when it is decorated
 ``connect_on_app_finalize``, ``PromiseProxy.__then__``
 ``Task._orig_run`` and the closure of autoretry           autoretry retries conflicts; a warning says so
@@ -50,6 +50,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery._state import (  # type: ignore[attr-defined]
     _get_active_apps,
+    _task_stack,
     connect_on_app_finalize,
     get_current_task,
 )
@@ -96,6 +97,25 @@ prefork, thread = _OfWorkers("celery.concurrency.prefork"), _OfWorkers("celery.c
 def current_task() -> Any:
     """Return the task that runs here, in a worker or not; ``None`` if there is none."""
     return get_current_task()
+
+
+def keep_headers(facts: dict[str, Any]) -> None:
+    """Make the headers that a retry sends, before something is added that no message can contain.
+
+    ``Context`` makes them of all that it does not know, where there are none.
+    """
+    if facts.get("headers") is None:
+        facts["headers"] = Context(facts).headers or {}
+
+
+def delivered_task() -> tuple[Any, Any] | None:
+    """Return the task that a worker runs here and its request, whatever tasks its body has called or applied."""
+    for task in reversed(_task_stack.stack):
+        # A task that calls itself has several.
+        for request in reversed(task.request_stack.stack):
+            if request.id and not (request.called_directly or request.is_eager):
+                return task, request
+    return None
 
 
 def on_app_finalize(call: Callable[[Any], object]) -> None:

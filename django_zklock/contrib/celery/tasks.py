@@ -193,11 +193,16 @@ def _wrappers(function: Any) -> Iterator[Any]:
 
 
 def current_task_work() -> Work | None:
-    """Return the running task as the work that is named as the holder; ``None`` if no task runs here."""
+    """Return the running task as the work that is named as the holder; ``None`` if no task runs here.
+
+    It is the one that the worker was given: only that one has an id that is the same in its next delivery, and an
+    operator can end it. Its body may have called another task, or applied one.
+    """
     task = internals.current_task()
-    if task is None or not task.request.id:
+    found = internals.delivered_task() or (None if task is None else (task, task.request))
+    if found is None or not found[1].id:
         return None
-    request = task.request
+    task, request = found
     limit, _soft = request.timelimit or (None, None)
     is_child = not request.is_eager and current_process().name != "MainProcess"
     return Work(

@@ -142,13 +142,13 @@ def _action(values: object) -> Action | None:
     texts = {name: values.get(name, "") for name in TEXTS}
     if not all(isinstance(text, str) for text in texts.values()):
         return None
-    texts = {name: escape_controls(text[:MAX_TEXT]) for name, text in texts.items()}
-    lock = texts["lock"]
-    # They are parts of a path, of printable characters by now.
-    if texts["what"] not in {BROKEN, REQUESTED} or not all(name and "/" not in name for name in (lock, texts["node"])):
+    # These two are names of nodes, as they are.
+    lock, node = texts["lock"], texts["node"]
+    if texts["what"] not in {BROKEN, REQUESTED} or not all(map(paths.is_name, (lock, node))):
         return None
+    texts = {name: escape_controls(text[:MAX_TEXT]) for name, text in texts.items()} | {"lock": lock, "node": node}
     key = texts["key"] if paths.is_shortened(lock) else escape_controls(paths.display_key(lock))
-    return Action(**{**texts, "key": key or lock}, at=float(at), token=token)
+    return Action(**{**texts, "key": key or escape_controls(lock)}, at=float(at), token=token)
 
 
 def read(pool: Pool, *, lock: str | None = None, timeout: float | None) -> list[Action]:

@@ -150,3 +150,24 @@ def test_uninstrument(ensemble: Ensemble, traces: Traces) -> None:
     bill(42)
     assert traces.exporter.get_finished_spans() == ()
     assert not signals.acquired.has_listeners(Lock)
+
+
+def test_wait__of_tasks_of_one_loop(stranger: Stranger, traces: Traces) -> None:
+    """Where several tasks of one thread wait, it is not known which one has met a holder, and none is named."""
+    taken, met = stranger.take("invoice:42"), threading.Semaphore(0)
+
+    def note(**_facts: Any) -> None:
+        met.release()
+
+    signals.contended.connect(note)
+
+    async def both() -> None:
+        await asyncio.gather(abill(42), abill(42))
+
+    waiting = Runner(lambda: asyncio.run(both()))
+    assert met.acquire(timeout=20)
+    assert met.acquire(timeout=20)
+    taken.release()
+    waiting.result()
+    waits = wait_until(lambda: found if len(found := traces.spans("zklock wait")) == 2 else None, 20, "two spans")
+    assert ["zklock.holder" in attributes(each) for each in waits] == [False, False]

@@ -138,6 +138,17 @@ def _release(gate: Gate, ticket: Ticket) -> None:
         request.on_body_ended()
 
 
+def _strip_in_fork() -> None:
+    """Leave the ticket to the process that runs the task: a process that it forks could use it too, or give it back."""
+    task = running_task()
+    if task is not None:
+        _strip(task.request)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_strip_in_fork)
+
+
 class TicketOffer:
     """The lock of a ticket, with the hold or the refusal that the main process has got for it."""
 
@@ -182,7 +193,8 @@ class TicketOffer:
                 "event=not_handed_over key=%r task=%s state=%s consequence=acquires_in_its_slot",
                 lock.key, self._task, cell.state,
             )  # fmt: skip
-            release()
+            if cell.claimed_by is None:
+                release()
             return None
         contender = InheritedContender(ticket, cell, lock.rule, release)
         if contender.lease_expired or contender.lost is not None:
@@ -215,9 +227,6 @@ class InheritedContender:
     parent is stopped.
     """
 
-    # The parent reports a loss when it knows the reason.
-    loss_reason_pending = False
-
     def __init__(self, ticket: Ticket, cell: Cell, rule: Rule, release: Callable[[], None]) -> None:
         self.rule = rule
         self.token = ticket.token
@@ -236,11 +245,19 @@ class InheritedContender:
         """Why the hold can no longer be trusted."""
         if self._lost is None and not self.left:
             state = self._cell.state
+            if state is HoldState.LOSING:
+                # Not kept: there is more to say soon.
+                return "the worker's main process has lost it"
             if state is HoldState.LOST:
                 self._lost = f"the worker's main process has lost it: {self._cell.reason(state)}"
-            elif state is None:
+            elif state in {None, HoldState.GONE}:
                 self._lost = "the worker's main process no longer holds it"
         return self._lost
+
+    @property
+    def loss_reason_pending(self) -> bool:
+        """Whether the parent reads why the lock is lost."""
+        return self._lost is None and self._cell.state is HoldState.LOSING
 
     @property
     def state(self) -> State:
@@ -304,7 +321,7 @@ class _Reporter:
                 # This finds the end of the lease.
                 possession.loss()
                 possession.on_change()
-            if contender.left or contender.lost is not None:
+            if contender.left or (contender.lost is not None and not contender.loss_reason_pending):
                 self._open.pop(contender, None)
         pending = list(self._open.items())
         for contender, possession in pending[:1]:

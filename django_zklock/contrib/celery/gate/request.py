@@ -295,6 +295,7 @@ class GateRequest:
                     logger.error(text, self.lock.key, self.request.id)
                     self._fall_back()
             if self.verdict is not Verdict.IN_SLOT or self.attempts.deadline is not None:
+                internals.keep_headers(self.request.request_dict)
                 self.request.request_dict[HEADER] = self._ticket()
             self._move(Phase.SUBMITTED, self.verdict)
         try:
@@ -611,6 +612,9 @@ class GateRequest:
         if self.verdict is Verdict.IN_SLOT or self.phase is Phase.RELEASED:
             # The body acquires the lock itself, or has released it.
             return "running"
+        attempt = self.attempts.current
+        if self.phase in IN_POOL and attempt is not None and attempt.contender.lost is not None:
+            return "lost"
         return "granted" if self.pid is None else "held"
 
     def as_dict(self) -> dict[str, Any]:

@@ -43,6 +43,8 @@ class HoldState(enum.IntEnum):
     LOST = 3
     # Its node is deleted.
     GONE = 4
+    # It is lost, and the reason is being read.
+    LOSING = 5
 
 
 class _Words(ctypes.Structure):
@@ -168,7 +170,7 @@ class Cell:
     def claim(self, pid: int) -> bool:
         """Claim the hold for the child ``pid``, which calls this; return ``False`` if the hold must not be used."""
         with self._scoreboard.deciding(self.number) as alone:
-            if not alone or self.state is None:
+            if not alone or self.state is None or self.claimed_by is not None:
                 return False
             # First: a parent that writes a loss, then reads the claim, finds this child; or the child finds the loss.
             self._words.claimed_by = pid
@@ -206,11 +208,15 @@ class ParentCell(Cell):
 
     def update(self) -> HoldState | None:
         """Write the state of the hold if it was lost or revoked, and return it; ``None`` if it was not."""
+        # Before the loss and after it: the reason may be known in between, and then this is called once more.
+        pending = self._contender.loss_reason_pending
         lost, revoked = self._contender.lost, self._contender.revoked
-        # The child words its error when it first sees the loss, so the state is set when the reason is known. That is
-        # one round trip later, and the heartbeat that finds a loss takes much longer.
-        if lost is not None and not self._contender.loss_reason_pending:
-            self._set_state(HoldState.LOST, lost)
+        if lost is not None:
+            if pending or self._contender.loss_reason_pending:
+                # At once, because ZooKeeper may not answer. The child waits a moment for the reason.
+                self._set_state(HoldState.LOSING)
+            else:
+                self._set_state(HoldState.LOST, lost)
             return HoldState.LOST
         if revoked is not None:
             self._set_state(HoldState.REVOKED, revoked)

@@ -10,8 +10,10 @@ from typing import Any
 import celery._state
 import pytest
 from celery import Celery, Task, shared_task
+from celery.app.trace import build_tracer
 from celery.canvas import Signature
 from celery.local import PromiseProxy
+from celery.result import allow_join_result
 
 from django_zklock import (
     LockConflict,
@@ -24,6 +26,7 @@ from django_zklock import (
 )
 from django_zklock.contrib.celery import RetryLater, install
 from django_zklock.locked_call import locked_call_of
+from django_zklock.work import current_work
 from django_zklock.zk.held import held_stack
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner
@@ -375,6 +378,24 @@ def test_eager__names_the_task(app: Celery, ensemble: Ensemble) -> None:
 
     assert task.apply(task_id="4711").get().startswith("task calling.eager [4711] (pid ")
     assert task().startswith("function ")
+
+
+def test_delivered__names_the_task_of_the_worker(app: Celery) -> None:
+    """In a task that a worker was given the work is that task, whatever it calls: the next delivery has the same id."""
+
+    @app.task(name="inner")
+    def inner() -> str:
+        return str(current_work())
+
+    @app.task(name="outer", bind=True)
+    def outer(self: Any, again: bool = True) -> list[str]:
+        return [inner(), inner.apply(task_id="random").get(), *(self(again=False) if again else ())]
+
+    tracer: Any = build_tracer(outer.name, outer, app=app, eager=False)
+    request = {"id": "4711", "is_eager": False, "hostname": "celery@web1", "correlation_id": "4711"}
+    with allow_join_result():
+        result = tracer("4711", (), {}, request=request).retval
+    assert [each.partition(" (")[0] for each in result] == ["task outer [4711]"] * 4
 
 
 @pytest.mark.parametrize(

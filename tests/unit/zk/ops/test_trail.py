@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from django_zklock.zk import paths
 from django_zklock.zk.ops import trail
 from django_zklock.zk.ops.trail import Action
 
@@ -70,6 +71,8 @@ def test_decode__key() -> None:
         written(at=True),
         written(lock="a/b"),
         written(node=""),
+        written(node=".."),
+        written(lock="a\x1b"),
         written(why=7),
         b"x" * (trail.MAX_BYTES + 1),
     ],
@@ -81,5 +84,12 @@ def test_decode__of_other_clients(data: bytes) -> None:
 
 def test_decode__hostile_texts() -> None:
     """Control characters are shown as escapes."""
-    (found,) = trail.decode(written(by="\x1b[2J", why="\ud800", lock="a\x1b"))
-    assert (found.by, found.why, found.key) == ("\\x1b[2J", "\\ud800", "a\\x1b")
+    (found,) = trail.decode(written(by="\x1b[2J", why="\ud800", lock="a\u202e"))
+    assert (found.by, found.why, found.key) == ("\\x1b[2J", "\\ud800", "a\\u202e")
+
+
+def test_decode__names_as_they_are() -> None:
+    """The names of nodes are kept as they are, because they are paths; only the key is for people."""
+    name = paths.escape("Müller\u00a0GmbH")
+    (found,) = trail.decode(written(lock=name, node="n\u00ad1"))
+    assert (found.lock, found.node, found.key) == (name, "n\u00ad1", "Müller\\xa0GmbH")

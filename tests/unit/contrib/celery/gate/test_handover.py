@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -164,7 +165,46 @@ def test_take__lease_over(caplog: pytest.LogCaptureFixture) -> None:
     assert "event=lost_before_start" in caplog.text
 
 
-@pytest.mark.parametrize("state", [HoldState.LOST, HoldState.GONE, None])
+def test_lost__reason_comes_later() -> None:
+    """A loss is known at once, and its reason when the main process has read it."""
+    hold = Hold()
+    outcome = hold.offer.take()
+    assert isinstance(outcome, tuple)
+    held, _refusal = outcome
+    assert held is not None
+    hold.words.state = HoldState.LOSING
+    assert held.lost
+    assert held._possession.contender.loss_reason_pending
+    hold.scoreboard.reasons[3].LOST = b"deploy"
+    hold.words.state = HoldState.LOST
+    assert held._possession.loss() == "the worker's main process has lost it: deploy"
+    held._let_go()
+
+
+def test_lost__given_up_by_another() -> None:
+    """A hold that somebody else has let go is lost, also for the body that has it."""
+    hold = Hold()
+    outcome = hold.offer.take()
+    assert isinstance(outcome, tuple)
+    held, _refusal = outcome
+    assert held is not None
+    hold.words.state = HoldState.GONE
+    assert held.lost
+    held._let_go()
+
+
+def test_fork__has_no_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that a task forks can neither take the hold of the task nor give it back."""
+    request = Context({"id": "one", "args": ["a"], "kwargs": {}, HEADER: ticket_for("a")})
+    monkeypatch.setattr(handover, "running_task", lambda: SimpleNamespace(run=body, request=request))
+    pid = os.fork()
+    if not pid:
+        os._exit(int(request.get(HEADER) is not None))
+    assert os.waitpid(pid, 0)[1] == 0
+    assert request.get(HEADER) is not None
+
+
+@pytest.mark.parametrize("state", [HoldState.LOST, HoldState.LOSING, HoldState.GONE, None])
 def test_take__no_longer_held(caplog: pytest.LogCaptureFixture, state: HoldState | None) -> None:
     """A hold that the main process has lost or given up is not taken."""
     hold = Hold()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from billiard.exceptions import WorkerLostError
+from celery.app.task import Context
 
 from django_zklock import signals
 from django_zklock.contrib.celery.gate.child_note import DELAY
@@ -206,6 +208,27 @@ def test_state() -> None:
     assert found == [
         "queued", "queued", "waiting", "granted", "queued", "granted", "held", "held", "refused", "running", "running",
     ]  # fmt: skip
+
+
+def test_state__lost() -> None:
+    """The task whose lock is lost is not one that holds it."""
+    locked, _in_child = Workplace().running()
+    assert locked.state == "held"
+    contender: Any = locked.attempts.current and locked.attempts.current.contender
+    contender.lost = "its node was deleted"
+    assert locked.state == "lost"
+
+
+def test_ticket__no_part_of_a_retry() -> None:
+    """What Celery sends again, before the body has begun, has no ticket in its headers: no message can contain one."""
+    workplace = Workplace()
+    locked = workplace.request()
+    put(locked, Phase.DECIDED, Verdict.GRANTED)
+    locked.attempts.decided = True
+    workplace.gate.slots.in_hand = 1
+    workplace.gate.slots.settle()
+    assert HEADER in locked.request.request_dict
+    json.dumps(Context(locked.request.request_dict).headers)
 
 
 @pytest.mark.parametrize("soft", [True, False])

@@ -261,3 +261,23 @@ def test_full() -> None:
     assert ParentCell.open(scoreboard, 1, contender) is not None
     other: Any = Contender()
     assert ParentCell.open(scoreboard, 2, other) is None
+
+
+def test_claim__of_another_process() -> None:
+    """A hold that one process has claimed is not for a second one."""
+    cell, in_child_of_it = opened(Scoreboard(), 1)
+    assert in_child_of_it.claim(71)
+    assert not in_child_of_it.claim(72)
+    assert cell.claimed_by == 71
+
+
+def test_lost__before_the_reason() -> None:
+    """A loss is written at once; no child begins then, and the reason follows."""
+    contender = Contender()
+    cell, seen = opened(Scoreboard(), 1, contender)
+    contender.lost, contender.loss_reason_pending = "its node was deleted", True
+    assert cell.update() is HoldState.LOST
+    assert (seen.state, seen.claim(71)) == (HoldState.LOSING, False)
+    contender.lost, contender.loss_reason_pending = "its node was deleted: deploy", False
+    cell.update()
+    assert (seen.state, seen.reason(HoldState.LOST)) == (HoldState.LOST, "its node was deleted: deploy")
