@@ -1,4 +1,7 @@
-"""Calling a function under its lock, and what follows if the lock is not granted, is lost or cannot be asked for."""
+"""Calling a function under its lock, and what follows if the lock is not granted, is lost or cannot be asked for.
+
+The module keeps the hooks that acquire or terminate elsewhere, and a context variable for the nested call.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Warnings of locks that a request or a task has acquired and not released, although its thread goes on.
 
 Such a lock stays held until the process ends, and the next request or task of the thread would take it as its own.
+The module keeps what each owner held when its request or task began.
 """
 
 from __future__ import annotations

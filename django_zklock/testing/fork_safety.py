@@ -1,4 +1,7 @@
-"""Close the sockets of servers in forks of their process."""
+"""Close the sockets of servers in forks of their process.
+
+The module keeps the servers for tests, whose sockets a child must close.
+"""
 
 from __future__ import annotations
 

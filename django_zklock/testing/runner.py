@@ -1,4 +1,7 @@
-"""A runner for ``manage.py test`` that puts the locks of all tests on a ZooKeeper for tests."""
+"""A runner for ``manage.py test`` that puts the locks of all tests on a ZooKeeper for tests.
+
+The module keeps the sandbox of a process of ``manage.py test --parallel``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The sessions of one process to one ensemble."""
+"""The sessions of one process to one ensemble.
+
+The module keeps all pools, to close them at exit and after a fork, and the processes that have an exit hook for this.
+"""
 
 from __future__ import annotations
 

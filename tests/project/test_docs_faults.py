@@ -48,7 +48,7 @@ def test_faults__each_is_shown(fault: str) -> None:
     _heading, *paragraphs = re.split(r"^## ", fault, flags=re.MULTILINE)[0].strip().split("\n\n")
     words, tests = paragraphs
     assert words
-    assert [line for line in tests.split("\n") if not NAME.fullmatch(line.removeprefix("- "))] == []
+    assert [line for line in tests.split("\n") if not NAME.fullmatch(line.removesuffix("\\"))] == []
 
 
 def test_missing() -> None:
