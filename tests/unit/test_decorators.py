@@ -22,12 +22,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.http import HttpRequest, HttpResponse
+from django.template import Context, Template
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
 from django.views import View
 
-from django_zklock import Busy, Conflict, LockConflict, current_lock, zk_locked
+from django_zklock import Busy, Conflict, LockConflict, current_lock, zk_lock, zk_locked
 from django_zklock.decorators import Locked
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner
@@ -568,6 +569,11 @@ def test_busy__wrong(options: dict[str, Any]) -> None:
     """What is no answer to a conflict is refused where it is written."""
     with pytest.raises(ValueError, match="must be"):
         Busy(**options)
+
+
+def test_lock__in_a_template(ensemble: Ensemble) -> None:
+    """A template shows a lock, and does not call it."""
+    assert Template("{{ lock.key }}").render(Context({"lock": zk_lock("invoice:42")})) == "invoice:42"
 
 
 def test_skipped__lazy_argument(stranger: Stranger) -> None:
