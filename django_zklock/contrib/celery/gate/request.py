@@ -161,6 +161,8 @@ class GateRequest:
         self._delivered = float(vars(request).get("zklock_delivered", self.moved))
         # When the lock was granted, and when the pool has got the task (Unix epoch).
         self._granted_at = self._since = 0.0
+        # Seconds until the lock was decided: what it waits for a slot then is no wait for a lock.
+        self._waited = 0.0
         # Whether the child is killed when the lock is lost.
         self._kills_child = call.on_lost == "terminate"
         self._note: ChildNote | None = None
@@ -181,7 +183,7 @@ class GateRequest:
         if phase is not self.phase:
             self.moved = monotonic()
             if phase is Phase.DECIDED:
-                self._granted_at = time.time()
+                self._granted_at, self._waited = time.time(), max(0.0, monotonic() - self.attempts.began)
         self.phase, self.verdict = phase, verdict
         self.gate.on_move(self)
 
@@ -334,7 +336,7 @@ class GateRequest:
             hold_id=self.hold_id,
             keys=list(self.lock.keys),
             since=self._since,
-            waited=monotonic() - self.attempts.began,
+            waited=self._waited,
             contended=self.contended,
             session_timeout=attempt.contender.session.timeout if attempt is not None else 0.0,
             holder=attempt.contender.holder if attempt is not None and self.contended else None,

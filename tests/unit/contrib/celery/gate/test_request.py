@@ -13,10 +13,12 @@ from billiard.exceptions import WorkerLostError
 from celery.app.task import Context
 
 from django_zklock import signals
+from django_zklock.contrib.celery.gate import request as gate_request
 from django_zklock.contrib.celery.gate.child_note import DELAY
 from django_zklock.contrib.celery.gate.handover import HEADER
 from django_zklock.contrib.celery.gate.request import LEGAL, Phase, Verdict
 from django_zklock.exceptions import LockTimeout
+from django_zklock.zk.waiting import monotonic
 from tests.unit.contrib.celery.gate.workplace import Workplace, known_to_celery
 
 pytestmark = pytest.mark.celery
@@ -217,6 +219,16 @@ def test_state__lost() -> None:
     contender: Any = locked.attempts.current and locked.attempts.current.contender
     contender.lost = "its node was deleted"
     assert locked.state == "lost"
+
+
+def test_ticket__waited_for_the_lock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time from the grant to a slot is no wait for the lock."""
+    locked = Workplace().request()
+    locked.attempts.began = monotonic()
+    locked._move(Phase.JOINING, Verdict.NONE)
+    locked._move(Phase.DECIDED, Verdict.GRANTED)
+    monkeypatch.setattr(gate_request, "monotonic", lambda: monotonic() + 1000.0)
+    assert locked._ticket().waited < 1000.0
 
 
 def test_ticket__no_part_of_a_retry() -> None:
