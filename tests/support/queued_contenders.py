@@ -26,17 +26,23 @@ ROUND_TRIPS = 4
 def settle(pool: Pool) -> None:
     """Wait until whatever the server has told ``pool`` so far has been answered, and the answers too.
 
-    A server keeps the order of what it tells a session, events among the answers.
+    A server keeps the order of what it tells a session, events among the answers. An answer that is lost with its
+    connection is asked for again.
     """
     for session in pool.sessions():
         for _ in range(ROUND_TRIPS):
             answered = threading.Event()
-            session.post(partial(_ask, session, answered))
-            assert answered.wait(10), session
+            wait_until(lambda session=session, answered=answered: _is_answered(session, answered), what=repr(session))  # type: ignore[misc]
+
+
+def _is_answered(session: Session, answered: threading.Event) -> bool:
+    session.post(partial(_ask, session, answered))
+    return answered.wait(2)
 
 
 def _ask(session: Session, answered: threading.Event) -> None:
-    session.wire.children("/", lambda _names, _error: answered.set())
+    if session.connected:
+        session.wire.children("/", lambda _names, _error: answered.set())
 
 
 def node_of(contender: Contender) -> str | None:

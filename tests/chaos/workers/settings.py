@@ -22,6 +22,8 @@ CELERY_TASK_IGNORE_RESULT = False
 # As the documents say; otherwise a result that the garbage collector finalizes can stop such a worker for good.
 CELERY_RESULT_BACKEND_THREAD_SAFE = not {"gevent", "eventlet"}.isdisjoint(sys.argv)
 CELERY_BROKER_TRANSPORT_OPTIONS = json.loads(os.environ["CHAOS_TRANSPORT"])
+# Where RabbitMQ closes a connection just after a worker has begun, Celery notices only by its heartbeats.
+CELERY_BROKER_HEARTBEAT = 15
 CELERY_WORKER_PREFETCH_MULTIPLIER = 4
 CELERY_WORKER_LOST_WAIT = 0.5
 # For an overloaded machine.
