@@ -104,14 +104,10 @@ def is_for_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     Django passes the request first, to a method after ``self``. Django REST framework wraps it, as ``_request``.
     """
     candidates = [*args[:2], kwargs.get("request")]
-    # Not isinstance, nor getattr: an argument may be any object. A lazy one would be evaluated, and one that makes
-    # attributes on demand has each of them.
-    wrapped = [object.__getattribute__(each, "__dict__").get("_request") for each in candidates if _has_dict(each)]
+    # Not isinstance, nor the attribute: an argument may be any object. A lazy one would be evaluated, and one that
+    # makes attributes on demand has each of them.
+    wrapped = [getattr(each, "__dict__", {}).get("_request") for each in candidates]
     return any(issubclass(type(each), HttpRequest) for each in (*candidates, *wrapped))
-
-
-def _has_dict(each: object) -> bool:
-    return type(each).__dictoffset__ != 0
 
 
 ConflictPolicy = Literal["wait", "skip", "raise", "retry", "coalesce"]

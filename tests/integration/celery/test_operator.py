@@ -148,10 +148,10 @@ def test_end_command__stopped_child(workshop: Any, shell: Shell, key: str) -> No
     assert workshop.result(workshop.send("idle"))["key"] is None
 
 
+# With an event loop a worker acquires no lock without a slot.
+@pytest.mark.parametrize("workshop", ["filesystem"], indirect=True)
 def test_holder__waits_for_a_slot(workshop: Any, key: str) -> None:
     """A task that was granted its lock and waits for a slot is shown so, by the command and by `inspect` alike."""
-    if workshop.sender.conf.broker_url != "filesystem://":
-        pytest.skip("with an event loop a worker acquires no lock without a slot")
     gates = [f"{key}:{number}" for number in range(3)]
     for gate in gates[:2]:
         workshop.send("hold", gate, gate)

@@ -17,6 +17,7 @@ from django_zklock.contrib.celery.gate.handover import HEADER, Ticket, TicketOff
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.exceptions import LockTimeout
+from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.rules import EXCLUSIVE
 from django_zklock.zk.waiting import boottime
@@ -142,6 +143,13 @@ class Hold:
         lock: Any = SimpleNamespace(key="a", keys=("a",), paths=("/a",), rule=EXCLUSIVE, listener=listener)
         self.offer = TicketOffer(gate, ticket_for("a"), lock, "one")
 
+    def taken(self) -> Held:
+        """Take it, as the child does."""
+        outcome = self.offer.take()
+        assert isinstance(outcome, tuple)
+        assert outcome[0] is not None
+        return outcome[0]
+
 
 def test_take() -> None:
     """The child takes the hold of the main process, with its token, and releases it there."""
@@ -168,10 +176,7 @@ def test_take__lease_over(caplog: pytest.LogCaptureFixture) -> None:
 def test_lost__reason_comes_later() -> None:
     """A loss is known at once, and its reason when the main process has read it."""
     hold = Hold()
-    outcome = hold.offer.take()
-    assert isinstance(outcome, tuple)
-    held, _refusal = outcome
-    assert held is not None
+    held = hold.taken()
     hold.words.state = HoldState.LOSING
     assert held.lost
     assert held._possession.contender.loss_reason_pending
@@ -184,10 +189,7 @@ def test_lost__reason_comes_later() -> None:
 def test_lost__given_up_by_another() -> None:
     """A hold that somebody else has let go is lost, also for the body that has it."""
     hold = Hold()
-    outcome = hold.offer.take()
-    assert isinstance(outcome, tuple)
-    held, _refusal = outcome
-    assert held is not None
+    held = hold.taken()
     hold.words.state = HoldState.GONE
     assert held.lost
     held._let_go()
