@@ -57,8 +57,13 @@ class Client(asyncio.Protocol):
     @classmethod
     async def connect(cls, address: Address, session_timeout: float) -> Client:
         """Return a client with a new session."""
-        _, client = await asyncio.get_running_loop().create_connection(cls, *address)
-        await client.open_session(session_timeout)
+        transport, client = await asyncio.get_running_loop().create_connection(cls, *address)
+        try:
+            await client.open_session(session_timeout)
+        except BaseException:
+            # Cancelled, for example: nothing else knows of the connection.
+            transport.close()
+            raise
         return client
 
     async def open_session(self, session_timeout: float) -> None:

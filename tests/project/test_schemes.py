@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -250,6 +251,27 @@ def test_client__refusals(address: Address) -> None:
         await client.close()
 
     asyncio.run(run())
+
+
+def test_client__cancelled() -> None:
+    """A client that is cancelled before its session is open leaves no connection."""
+
+    async def run(silent: socket.socket) -> None:
+        opening = asyncio.create_task(Client.connect(silent.getsockname(), SESSION_TIMEOUT))
+        server, _address = await asyncio.to_thread(silent.accept)
+        with server:
+            server.settimeout(TIMEOUT)
+            # The request for a session: the client waits for its answer.
+            assert await asyncio.to_thread(server.recv, 1)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            while await asyncio.to_thread(server.recv, 100):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(TIMEOUT)
+        asyncio.run(run(silent))
 
 
 class Silent(asyncio.Transport):
