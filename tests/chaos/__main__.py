@@ -47,7 +47,7 @@ def main() -> int:
     if arguments.judge is not None:
         outcome = judge("", read(arguments.judge))
         tell(outcome)
-        return 1 if outcome.findings else 0
+        return 1 if outcome.findings and not outcome.forgotten else 0
     seed = arguments.seed or str(random.randrange(2**32))
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     who = arguments.clients.split(",")
@@ -76,6 +76,8 @@ def tell(outcome: Outcome) -> None:
     counts = {name: outcome.counts.get(name, 0) for name in ("faults", "calls", "holds", "tasks: runs")}
     figures = ", ".join(f"{name} {count}" for name, count in counts.items())
     say(f"season {outcome.seed}: {figures}; {len(outcome.findings)} wrong")
+    if outcome.forgotten:
+        say(f"  does not count: ZooKeeper has lost {outcome.forgotten} acknowledged writes of the witness")
     for finding in outcome.findings[:SHOWN]:
         say(f"  {finding}")
 
@@ -90,15 +92,25 @@ class Run:
         self._faults: Counter[str] = Counter()
         self._planted: dict[str, bool | None] = dict.fromkeys(PLANTS)
         self._wrong = 0
+        # Seasons that count, and those in which ZooKeeper has lost what it had acknowledged.
+        self._proven = self._void = 0
         self._seasons: list[Outcome] = []
 
     def add(self, outcome: Outcome) -> None:
-        """Count a season, tell of it, and leave what is needed to understand it if something was wrong."""
+        """Count a season, tell of it, and leave what is needed to understand it if something was wrong.
+
+        A season in which ZooKeeper has lost acknowledged writes counts for nothing.
+        """
         tell(outcome)
+        place = self._folder / outcome.seed
+        if outcome.forgotten:
+            self._void += 1
+            save(outcome.rows, place / "history.jsonl")
+            return
+        self._proven += 1
         self._counts.update(outcome.counts)
         self._faults.update(row["fault"] for row in outcome.rows if row["what"] == "fault")
         self._wrong += len(outcome.findings)
-        place = self._folder / outcome.seed
         if outcome.findings:
             save(outcome.rows, place / "history.jsonl")
             zero = next(row["at"] for row in outcome.rows if row["what"] == "season")
@@ -114,16 +126,20 @@ class Run:
             self._seasons = [outcome]
 
     def end(self, report: Path | None) -> int:
-        """Tell of all seasons and write the report; return 1 if something was wrong."""
+        """Tell of all seasons and write the report; return 1 if something was wrong, or no season counts."""
         unfound = [name for name, found in self._planted.items() if found is False]
         minutes = (time.monotonic() - self.began) / 60
         figures = describe(self._counts, self._faults, self._planted)
-        say(f"{figures}\n{self._wrong} wrong in {minutes:.0f} minutes; planted and not found: {unfound or 'none'}")
+        result = f"{self._wrong} violations in {minutes:.0f} minutes."
+        if self._void:
+            result += f"\n{self._void} seasons do not count: ZooKeeper has lost writes that it had acknowledged."
+        say(f"{figures}\n{result} Planted and not found: {unfound or 'none'}")
         if report is not None:
             report.mkdir(parents=True, exist_ok=True)
-            (report / "figures.txt").write_text(f"{self._wrong} violations in {minutes:.0f} minutes.\n\n{figures}")
-            draw(self._seasons[0].rows, self._seasons[0].findings, report / "season.png")
-        return 1 if self._wrong or unfound else 0
+            (report / "figures.txt").write_text(f"{result}\n\n{figures}")
+            for longest in self._seasons:
+                draw(longest.rows, longest.findings, report / "season.png")
+        return 1 if self._wrong or unfound or not self._proven else 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from kazoo.client import KazooClient
 
 from tests.chaos import season as season_
 from tests.chaos.cluster import Cluster
-from tests.chaos.history import FOLDER, read
+from tests.chaos.history import FOLDER, read, write
 from tests.chaos.nemesis import Fault, ServerFaults
 from tests.chaos.picture import draw
-from tests.chaos.season import season
+from tests.chaos.season import Witness, season
 
 # Of faults; before them all is started and warmed up, and after them each task ends, is counted, and leaves nothing.
 SECONDS = 40.0
@@ -28,8 +29,10 @@ SECONDS = 40.0
 @pytest.mark.timeout(900)
 def test_season(tmp_path: Path) -> None:
     """Under faults of every kind no promise is broken, of clients of every kind and of Celery's workers."""
-    seed = f"{random.randrange(2**32)}.0"
-    outcome = season(seed, SECONDS, tmp_path / "season")
+    outcome = None
+    while outcome is None or outcome.forgotten:
+        seed = f"{random.randrange(2**32)}.0"
+        outcome = season(seed, SECONDS, tmp_path / seed)
     picture = tmp_path / "season.png"
     draw(outcome.rows, outcome.findings, picture)
     found = "\n".join(map(str, outcome.findings))
@@ -89,6 +92,30 @@ def test_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         found = [(row["what"], row["server"], row["name"]) for row in read(tmp_path)]
         assert found == [("diverged", 2, "/chaos/x0/stays")]
         assert [cluster.state(server) for server in cluster.servers].count("follower") == 2
+
+
+@pytest.mark.zookeeper
+@pytest.mark.slow
+@pytest.mark.once
+@pytest.mark.xdist_group("rabbitmq")
+@pytest.mark.parametrize("loss", ["none", "told", "untold"])
+def test_witness(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acknowledged writes that the ensemble has no more are written down, unless a fault has wiped all servers."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    with Cluster([], tick_time=0.5, sync_limit=10, linked=True, longest=[60.0] * 3) as cluster:
+        with Witness(cluster) as witness:
+            while {name[0] for name, _began in list(witness.acknowledged)} != set("012"):
+                time.sleep(0.05)
+        if loss != "none":
+            for server in cluster.servers:
+                server.kill()
+                server.wipe()
+            cluster.heal()
+        if loss == "told":
+            write("wiped")
+        witness.testify(tmp_path)
+    forgotten = [row["count"] for row in read(tmp_path) if row["what"] == "forgotten"]
+    assert forgotten == ([len(witness.acknowledged)] if loss == "untold" else [])
 
 
 @pytest.mark.zookeeper
