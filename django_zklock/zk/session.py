@@ -291,6 +291,9 @@ class Session:
                 # Before the last look: what is posted from now on wakes the connection.
                 self._is_emptying = False
 
+    def on_closing(self) -> None:
+        self._call_listeners(lambda listener: listener.lose("the session was closed"))
+
     def on_connected(self) -> None:
         self._cancel_timers()
         # Calls that were posted during the outage run while `connected` is False, so they send nothing.

@@ -76,6 +76,9 @@ class WireListener(Protocol):
     def on_wake(self) -> None:
         """The next write follows; it contains all requests that are queued now."""
 
+    def on_closing(self) -> None:
+        """The next write requests the end of the session, and the server may delete its nodes at once."""
+
     def on_connected(self) -> None:
         """There is a connection, of the same session or of a new one."""
 
@@ -127,7 +130,7 @@ class Wire(Requests):
         # Guards the close request: close() and the end of the handshake may come in either order.
         self._ending = threading.RLock()
         self._closing = False
-        # The close request was queued on this connection.
+        # The close request was queued on this connection, whose thread alone uses this.
         self._close_sent = False
         # There is a session, connected or not, or there was one until it was closed.
         self._had_session = False
@@ -206,10 +209,18 @@ class Wire(Requests):
                 plain.shutdown(socket.SHUT_RDWR)
 
     def begin_close(self) -> None:
-        """Request the end of the session, if there is a connection, and do not wait; :meth:`close` does the rest."""
-        with self._ending:
-            if self._client._live.is_set():
-                self._send_close()
+        """Request the end of the session with the next write, and do not wait; :meth:`close` does the rest."""
+        self.before_write = partial(self.notify, self._queue_close)
+        self._connection.wake()
+
+    def _queue_close(self) -> None:
+        # T1 holds a lock, and T2 of another process waits: T2 holds as soon as the server reads the request. So it is
+        # queued by the thread that writes it, after the listener has told T1 that the lock is lost.
+        self.listener.on_wake()
+        if not self._close_sent:
+            self._close_sent = True
+            self.listener.on_closing()
+            self._client._queue.append((CloseInstance, None))
 
     def close(self, timeout: float) -> bool:
         """End the session, so that the server deletes its nodes now; return ``False`` without an answer in time."""
@@ -219,7 +230,7 @@ class Wire(Requests):
         with self._ending:
             self._closing = True
             if client._live.is_set():
-                self._send_close()
+                self.begin_close()
             else:
                 client._stopped.set()
         finished = bool(connection.connection_stopped.wait(timeout))
@@ -231,13 +242,6 @@ class Wire(Requests):
             with contextlib.suppress(Exception):
                 connection.close()
         return finished and (connection.session_closed or not self._had_session)
-
-    def _send_close(self) -> None:
-        if self._close_sent:
-            return
-        self._client._queue.append((CloseInstance, None))
-        self._close_sent = True
-        self._connection.wake()
 
     def abandon_after_fork(self) -> None:
         """Close the descriptors of the parent's connection in a forked child, without sending anything.
@@ -283,8 +287,8 @@ class Wire(Requests):
         # reconnect, when no caller needs their replies.
         self._client._queue.clear()
         self.connection_number += 1
+        self._close_sent = False
         with self._ending:
-            self._close_sent = False
             if self._closing:
                 # The connection ended before the close request could leave; a reconnect has no purpose.
                 self._client._stopped.set()
@@ -317,7 +321,7 @@ class Wire(Requests):
                 # close() was called during the handshake, whose session must end all the same. kazoo sends nothing
                 # while it is stopped.
                 self._client._stopped.clear()
-                self._send_close()
+                self.begin_close()
         self.notify(self.listener.on_connected)
 
     def _clear_watches(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from django_zklock import conf
 from django_zklock.connections import Connections
-from django_zklock.exceptions import ZooKeeperUnavailable
+from django_zklock.exceptions import LockLost, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import pool as pool_module
 from django_zklock.zk.background import TimerThread
@@ -150,6 +150,24 @@ def test_close__all_at_once(own_server: ZooKeeperServer, make_pool: MakePool) ->
         wait_until(lambda: own_server.sessions() == [])
         assert closing.running
     assert closing.result() is True
+
+
+@pytest.mark.parametrize("by", ["close_all", "pool", "session"])
+def test_close__lost_before_the_server_knows(own_server: ZooKeeperServer, make_pool: MakePool, by: str) -> None:
+    """What a session holds is lost before the request for its end is sent: another process may hold right after it."""
+    pool = make_pool(own_server.hosts, session_timeout=30.0)
+    held = Lock("k", pool).acquire(timeout=10)
+    (session,) = pool.sessions()
+    held.check()
+    close = {"close_all": lambda: pool_module.close_all(60), "pool": lambda: pool.close(60)}
+    with own_server.faults.black_hole("replies"):
+        closing = Runner(close.get(by, lambda: session.close(60)))
+        wait_until(lambda: own_server.sessions() == [])
+        assert held.lost
+        with pytest.raises(LockLost, match="the session was closed"):
+            held.check()
+        assert closing.running
+    closing.result()
 
 
 # Forks, without Python's knowledge: a process that has another number. Nothing is connected here.
