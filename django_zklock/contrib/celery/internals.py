@@ -201,6 +201,11 @@ def has_lost_job(pool: Any, request: Request) -> bool:
     return job is None or job._job not in pool._pool._cache  # noqa: SLF001 - the pool drops jobs without a callback
 
 
+def forget(request: Request) -> None:
+    """Let Celery count ``request`` as one that has ended."""
+    state.task_ready(request)
+
+
 def is_active(request: Request) -> bool:
     """Return whether the task runs, according to Celery."""
     return request in state.active_requests

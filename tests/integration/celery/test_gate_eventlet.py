@@ -40,3 +40,10 @@ def test_lost__interrupts(workshop: Any, key: str) -> None:
     workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
     assert type(task.outcome(20)).__name__ == "LockLost"
     assert workshop.result(workshop.send("shared_below", key))["key"] == key
+
+
+def test_accepted__error(workshop: Any, key: str) -> None:
+    """When Celery fails to note that a task has started, the task does not run, and its lock is free."""
+    workshop.send("not_started", kwargs={"key": key, "gate": f"{key}:gate"})
+    workshop.entered(f"{key}:gate")
+    workshop.wait_empty(key)

@@ -50,6 +50,13 @@ def test_release__inside_of_the_body(workshop: Any, key: str) -> None:
     workshop.result(task)
 
 
+def test_accepted__error(workshop: Any, key: str) -> None:
+    """When Celery fails to note that a task has started, the task does not run, and its lock is free."""
+    workshop.send("not_started", kwargs={"key": key, "gate": f"{key}:gate"})
+    workshop.entered(f"{key}:gate")
+    workshop.wait_empty(key, SOON)
+
+
 def test_retry__leaves_no_result_to_the_garbage_collector(workshop: Any, key: str) -> None:
     """A task that goes back leaves no result of Celery that uses the network when the collector finalizes it."""
     workshop.stranger.take(key)

@@ -405,7 +405,16 @@ class GateRequest:
         self._watch_child()
         # The lock may be lost already.
         self._update_cell()
-        self._callbacks["on_accepted"](pid, accepted)
+        try:
+            self._callbacks["on_accepted"](pid, accepted)
+        except BaseException:
+            # For example a receiver or an event has failed, or the task is revoked with `terminate`. A child runs its
+            # body nevertheless; a thread or greenlet does not, and the pool reports no end.
+            if self.gate.scoreboard is None:
+                # Celery would count its slot as one that is used.
+                internals.forget(self.request)
+                self.over()
+            raise
 
     def _on_success(self, result: Any, **options: Any) -> Any:
         self.over()

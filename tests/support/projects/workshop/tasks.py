@@ -19,6 +19,7 @@ import redis
 from celery import Task, chain, current_task, shared_task, signature
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.result import allow_join_result
+from celery.worker.request import Request
 
 from django_zklock import LockConflict, LockTimeout, current_lock, zk_lock, zk_locked
 from django_zklock.connections import connections
@@ -678,6 +679,26 @@ def carry(before: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
 @zk_locked("{key}")
 def fail(key: str) -> None:
     raise ZeroDivisionError(key)
+
+
+class FailingAtStart(Request):
+    """A request whose task starts with an error in the main process, as one that a receiver of an event raises."""
+
+    def on_accepted(self, pid: Any, time_accepted: Any) -> None:
+        board().rpush(f"{self.kwargs['gate']}:in", json.dumps({"pid": pid}))
+        raise ZeroDivisionError(self.id)
+
+
+class NotStarted(Task):  # type: ignore[type-arg]
+    """A class of tasks with such requests."""
+
+    Request = "workshop.tasks:FailingAtStart"
+
+
+@shared_task(base=NotStarted)
+@zk_locked("{key}")
+def not_started(key: str, gate: str) -> dict[str, Any]:
+    return facts()
 
 
 @shared_task(rate_limit="1/h")
