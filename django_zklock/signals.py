@@ -110,7 +110,9 @@ class SignalListener(LockListener):
     """Sends a signal for each event of a lock."""
 
     def wants(self, event: str) -> bool:
-        return _SIGNALS[event].has_listeners(Lock)
+        signal = _SIGNALS[event]
+        # Mostly nothing listens; Django takes a mutex and several calls to find that out.
+        return bool(signal.receivers) and signal.has_listeners(Lock)
 
     def notify(self, event: str, lock: LockValue, /, **facts: Any) -> None:
         if self.wants(event):

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from types import FrameType
 
 from django_zklock.zk.node_data import Work
@@ -45,7 +46,12 @@ def place_of(frame: FrameType) -> Work | None:
     module = frame.f_globals.get("__name__")
     if not isinstance(module, str):
         return None
-    code = frame.f_code
+    return _function(module, frame.f_code.co_qualname)
+
+
+# The same function mostly locks again.
+@lru_cache(maxsize=1024)
+def _function(module: str, qualname: str) -> Work:
     # `outer.<locals>.inner` is longer, and says no more to a reader of the code.
-    name = code.co_qualname.replace("<locals>.", "")
+    name = qualname.replace("<locals>.", "")
     return Work(kind="function", name=module if name == "<module>" else f"{module}.{name}")
