@@ -314,10 +314,19 @@ class Contender(Script):
         ):
             self.leave(SessionUnavailable(reason))
 
+    def suspended(self) -> None:
+        super().suspended()
+        if self.state is State.JOINING:
+            # What the lists have shown before the outage may be over before the last of them is answered.
+            self._watch_clear_places()
+
     def heartbeat(self) -> None:
         for place in self.places:
             if place.turn is Turn.CLEAR:
                 place.verify()
+        if not self._blocked:
+            # By now all watches may be set again.
+            self.wake()
 
     # The recipe.
 
@@ -327,7 +336,8 @@ class Contender(Script):
         if not self.wait:
             yield from self._find_taken()
         yield from self._create()
-        while self._blocked and self.state is not State.LEAVING:
+        several = len(self.places) > 1
+        while self.state is not State.LEAVING and (self._blocked or (several and not self._is_safe)):
             yield EVENT
         if self.state is State.LEAVING:
             for place in self.places:
@@ -490,8 +500,29 @@ class Contender(Script):
 
     # What the places find out.
 
+    # We wait for "b" and are first in the queue of "a". An operator deletes our node there, and another contender gets
+    # "a". When "b" becomes free, we must not hold both: so the nodes of clear places are watched while we wait.
+
     def on_place_waits(self) -> None:
+        if self.state is State.JOINING:
+            self._watch_clear_places()
         self.state, self.answered = State.WAITING, True
+
+    def _watch_clear_places(self) -> None:
+        for place in self.places:
+            if place.turn is Turn.CLEAR:
+                place.watch_own_node()
+
+    @property
+    def _is_safe(self) -> bool:
+        """Whether the node of each place, all of which are clear, is known to be there."""
+        return all(place.is_safe for place in self.places)
+
+    def on_own_node_watched(self, error: Exception | None) -> None:
+        """The node of a clear place is watched, or is not there, or the server refuses for good to read it."""
+        if self.state is not State.HELD and error is not None:
+            self.leave(error)
+        self.wake()
 
     def on_place_clear(self, place: Place) -> None:
         """No node before that of ``place`` blocks us. We hold when that is so for all."""
@@ -501,6 +532,8 @@ class Contender(Script):
             blocked = (each for each in self.places if each.turn is Turn.OPEN and each.holder is not None)
             self._holder_of = next(blocked, place)
             self.holder = self._holder_of.holder
+        if self._blocked and self.state is State.WAITING:
+            place.watch_own_node()
         self.wake()
 
     def on_place_lost(self, place: Place) -> None:

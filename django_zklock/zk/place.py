@@ -183,6 +183,16 @@ class Place:
         else:
             contender.on_place_lost(self)
 
+    def watch_own_node(self) -> None:
+        """Watch our node, if that is not done, so that the contender learns at once that it is gone."""
+        if self._own_watch is None:
+            self._watch_own_node()
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether our node, which nothing blocks, was there when the queue was listed, and still is if we watch it."""
+        return self._own_watch is None or self._is_sure
+
     def _watch_own_node(self) -> None:
         assert self.node is not None
         self._own_watch = watch = Watch(self, self.node)
@@ -253,8 +263,7 @@ class Place:
         """Watch our node and what ``plan`` names, and nothing else."""
         contender = self.contender
         contender.on_place_waits()
-        if self._own_watch is None:
-            self._watch_own_node()
+        self.watch_own_node()
         first = plan.first
         ahead = self._local_predecessor(plan)
         if ahead is not None:
@@ -301,8 +310,8 @@ class Place:
         self.behind = behind
         if self.turn is Turn.RELEASED:
             self.pass_on()
-        elif self._own_watch is None:
-            self._watch_own_node()
+        else:
+            self.watch_own_node()
 
     def pass_on(self) -> None:
         """Let the place right behind ours go on: our node is, or will be, deleted.
@@ -340,7 +349,10 @@ class Place:
             self._own_watch = None if value is None else watch
             watch.session_id = None if value is None else value[1].ephemeralOwner
             self._verified(self.node, value, error)
-            self.advance()
+            if self.turn is Turn.CLEAR:
+                self.contender.on_own_node_watched(error)
+            else:
+                self.advance()
         elif watch.name == CHILDREN:
             watch.session_id = 0
             self._on_queue(value, error)

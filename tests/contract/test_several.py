@@ -165,6 +165,28 @@ def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, onlooker: Onlo
     wait_counts(onlooker, both, 0, 0)
 
 
+def test_acquire__broken_at_the_head_of_a_line(make_pool: MakePool, onlooker: Onlooker) -> None:
+    """Whose node is deleted in one line, where it was first, while it waits in another, begins anew in both."""
+    b = Lock("b", make_pool()).acquire(timeout=5)
+    pool = make_pool(session_timeout=LONG_SESSION)
+    both = Lock(["a", "b"], pool)
+    waiting = waiting_in(both)
+    wait_counts(onlooker, both, 1, 2)
+    (node,) = (each for each in nodes_of(pool, onlooker, both) if each.startswith(both.paths[0]))
+    behind = waiting_in(Lock("a", make_pool()))
+    wait_counts(onlooker, both, 2, 2)
+    onlooker.client.delete(node)
+    b.release(wait=True)
+    a = behind.result()
+    # Long before its next heartbeat it is behind the holder.
+    wait_counts(onlooker, both, 2, 1)
+    assert waiting.running
+    a.release(wait=True)
+    with waiting.result() as held:
+        assert held.token > a.token
+    wait_counts(onlooker, both, 0, 0)
+
+
 def test_acquire__kinds_on_several_keys(make_pool: MakePool, onlooker: Onlooker) -> None:
     """The rule of the lock is that of each of its keys."""
     read, write, leases = (Lock(["a", "b"], make_pool(), rule=RULES[kind]) for kind in ("read", "write", "lease"))

@@ -149,6 +149,8 @@ class Machine(RuleBasedStateMachine):
         self.people: list[Person] = []
         # Those who were told to leave.
         self.gone: list[Contender] = []
+        # Nodes that were deleted while another line kept their owner waiting.
+        self.void: set[str] = set()
         self.lagging = False
         self.theme: list[Rule] = []
         # The nodes of a writer and a reader of Curator, if there are any.
@@ -266,11 +268,19 @@ class Machine(RuleBasedStateMachine):
     # What operators, networks and servers do.
 
     @precondition(lambda self: self.people)
-    @rule(number=numbers)
-    def delete(self, number: int) -> None:
-        nodes = [node for person in self.people for node in person.contender.node_paths.values()]
+    @rule(number=numbers, several=st.booleans())
+    def delete(self, number: int, several: bool) -> None:
+        """Delete a node; with ``several`` one of those who want both locks, if there are any."""
+        everybody = [list(person.contender.node_paths.values()) for person in self.people]
+        chosen = [nodes for nodes in everybody if several and len(nodes) > 1] or everybody
+        nodes = [node for nodes in chosen for node in nodes]
+        node = nodes[number % len(nodes)] if nodes else "/none"
         with contextlib.suppress(NoNodeError):
-            self.world.operator.client.delete(nodes[number % len(nodes)] if nodes else "/none")
+            self.world.operator.client.delete(node)
+        # Whoever is in the way now goes later than the node, in the order of the server.
+        owners = [person for person in self.people if node in person.contender.node_paths.values()]
+        if any(self.blocked(owners)):
+            self.void.add(node)
 
     @rule(pool=pools, ends=st.booleans())
     def break_connection(self, pool: int, ends: bool) -> None:
@@ -316,17 +326,25 @@ class Machine(RuleBasedStateMachine):
 
         Who lets go is in nobody's way in its own session, also while the server does not know of it.
         """
+        holders = [person for person in self.people if person.holds]
+        for person in holders:
+            assert self.void.isdisjoint(person.contender.node_paths.values()), person
+        for blocked in self.blocked(holders):
+            raise AssertionError(blocked)
+
+    def blocked(self, people: list[Person]) -> Iterator[tuple[Person, list[str]]]:
+        """Yield those in whose way somebody is, with the line."""
         # First what people think, then the tree: what it still contains was there when they thought so.
-        holders = [(person, dict(person.contender.node_paths)) for person in self.people if person.holds]
+        places = [(person, dict(person.contender.node_paths)) for person in people]
         released = [(each.session, each.node_paths.values()) for each in self.gone]
         lines = self.lines()
-        for person, nodes in holders:
+        for person, nodes in places:
             left = {node for session, gone in released if session is person.contender.session for node in gone}
             for path, node in nodes.items():
                 name = node.rpartition("/")[2]
                 line = [other for other in lines[path] if f"{path}/{other}" not in left]
-                if name in line:
-                    assert may_hold(person.rule, name, line), (person, lines[path])
+                if name in line and not may_hold(person.rule, name, line):
+                    yield person, lines[path]
 
     def lines(self) -> dict[str, list[str]]:
         """Return both lines at one moment."""

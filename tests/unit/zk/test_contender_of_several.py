@@ -68,8 +68,7 @@ def wait_in(script: Script, *letters: str) -> tuple[Contender, dict[str, str]]:
     several = contend(script)
     names = create(script)
     list_all(script, names, **dict.fromkeys(letters, other(1)))
-    for line in LINES:
-        settle(script, names[line])
+    settle(script, "", dict.fromkeys(names.values(), SESSION))
     assert several.state is State.WAITING
     return several, names
 
@@ -168,7 +167,8 @@ def test_join__abandoned_before_it_began(script: Script) -> None:
 def test_wait__one_after_the_other(script: Script) -> None:
     """Each line is waited for by itself, and the last hand-over asks for nothing."""
     several, names = wait_in(script, "a", "c")
-    assert set(script.watches) == {f"/a/{other(1)}", f"/c/{other(1)}", f"/a/{names['/a']}", f"/c/{names['/c']}"}
+    # Our own nodes too: that in "b" as well, where we are first.
+    assert set(script.watches) == {f"/a/{other(1)}", f"/c/{other(1)}", *nodes_of(names)}
     script.tell(f"/c/{other(1)}", deleted=True)
     assert (several.state, script.asked) == (State.WAITING, [])
     script.tell(f"/a/{other(1)}", deleted=True)
@@ -187,6 +187,7 @@ def test_wait__holder(script: Script, told: list[None]) -> None:
     assert several.holder is not None
     assert several.holder.host == "in the way"
     assert told
+    settle(script, "", dict.fromkeys(names.values(), SESSION))
     several.refresh_holder()
     assert script.answer("children", [names["/c"], other(1)]) == "/c"
     script.answer("get", (data(host="still there"), stat(owner=OTHERS)))
@@ -208,6 +209,7 @@ def test_wait__holder_of_the_refreshed(script: Script) -> None:
     for line in order[:2]:
         script.answer_get(names[line], (data(), stat()))
         script.answer_get(other(2), (data(host="a waiter"), stat(owner=OTHERS)))
+    settle(script, names["/a"])
     several.refresh_holder()
     assert script.answer("children", [names["/b"], *waiters]) == "/b"
     assert script.answer("get", (data(host="the holder"), stat(owner=OTHERS))) == f"/b/{other(1)}"
@@ -524,22 +526,26 @@ def test_reply_lost__session_ended(script: Script) -> None:
     assert several.state is State.HELD
 
 
-def test_list__reply_lost(script: Script) -> None:
+def test_list__reply_lost(script: Script, told: list[None]) -> None:
     """When only the lists were lost, the nodes are kept."""
-    several = contend(script)
+    several = contend(script, told=told)
     names = create(script)
     script.answer("children", [names["/b"]])
     script.break_connection()
     script.reconnect()
-    # The one that was seen to be first is looked at by itself.
+    # The one that was seen to be first is looked at by itself, and watched.
     assert [(name, what) for name, what, _ in script.requests] == [
         ("get", f"/b/{names['/b']}"),
         ("children", "/a"),
         ("children", "/c"),
+        ("get", f"/b/{names['/b']}"),
     ]
     script.answer("get", (b"me", stat(50)))
     for line in LINES[1:]:
         script.answer("children", [names[line]])
+    assert not told
+    script.answer("get", (b"me", stat(50)))
+    assert told
     assert several.state is State.HELD
 
 
@@ -585,6 +591,61 @@ def test_place_lost__first_in_line(script: Script) -> None:
     answer_deletes(script)
     list_all(script, create(script, sequence=6))
     assert (several.state, several.lost) == (State.HELD, None)
+
+
+def test_place_lost__first_in_line_and_watched(script: Script) -> None:
+    """A node at the head of a line is watched as long as another lock is waited for: an operator may delete it."""
+    several, names = wait_in(script, "a")
+    script.tell(f"/c/{names['/c']}", deleted=True)
+    assert (several.state, several.lost) == (State.JOINING, None)
+    answer_deletes(script)
+    list_all(script, create(script, sequence=6))
+    assert several.state is State.HELD
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_place_lost__before_it_is_watched(script: Script, there: bool) -> None:
+    """Who has got the last of the locks waits until the watches on its other nodes are set."""
+    several = contend(script)
+    names = create(script)
+    list_all(script, names, a=other(1))
+    script.answer_get(names["/a"], (data(), stat()))
+    script.answer_get(other(1), (data(), stat(owner=OTHERS)))
+    script.tell(f"/a/{other(1)}", deleted=True)
+    script.answer_get(names["/b"], (data(), stat()))
+    assert (several.state, script.asked) == (State.WAITING, ["get"])
+    if there:
+        script.answer_get(names["/c"], (data(), stat()))
+        assert (several.state, script.asked) == (State.HELD, [])
+    else:
+        script.answer_get(names["/c"], error=NoNodeError())
+        assert (several.state, several.lost) == (State.JOINING, None)
+
+
+def test_place_lost__first_in_line_and_unreadable(script: Script) -> None:
+    """Whose node at the head of a line cannot be watched leaves: it would not learn that the node is gone."""
+    several = contend(script)
+    names = create(script)
+    list_all(script, names, a=other(1))
+    script.answer_get(names["/b"], error=NoAuthError())
+    assert (several.state, type(several.error)) == (State.LEAVING, NoAuthError)
+
+
+def test_place_lost__first_in_line_and_away(script: Script) -> None:
+    """Who has got the last of the locks after a reconnect waits until the watches on its other nodes are set again."""
+    several, names = wait_in(script, "a")
+    script.break_connection()
+    script.restoring = True
+    script.reconnect()
+    for _ in LINES[1:]:
+        script.answer("get", (b"me", stat(50)))
+    script.tell(f"/a/{other(1)}", deleted=True)
+    script.answer("children", list(names.values()))
+    assert (several.state, script.asked) == (State.WAITING, [])
+    script.restoring = False
+    for listener in list(script.listeners):
+        listener.heartbeat()
+    assert several.state is State.HELD
 
 
 def test_place_lost__while_away(script: Script) -> None:
@@ -852,7 +913,7 @@ def test_leave__waiting(script: Script) -> None:
     """Who gives up waiting takes its watches off, and leaves every line."""
     several, names = wait_in(script, "a", "b")
     several.leave()
-    assert set(script.watches) == {f"/a/{names['/a']}", f"/b/{names['/b']}"}
+    assert set(script.watches) == set(nodes_of(names))
     assert answer_deletes(script) == nodes_of(names)
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
 
