@@ -56,6 +56,7 @@ from celery._state import (  # type: ignore[attr-defined]
 )
 from celery.app.task import Context
 from kombu import Producer
+from kombu.pools import producers
 
 if TYPE_CHECKING:
     from celery.worker.request import Request
@@ -64,6 +65,8 @@ logger = logging.getLogger("django_zklock.celery")
 
 # Seconds, for a broker without a visibility timeout. RabbitMQ waits 30 minutes for an acknowledgement.
 VISIBILITY_TIMEOUT = 1800.0
+# Seconds for which a broker may take to confirm a message; Celery's loop stands still meanwhile.
+CONFIRM_TIMEOUT = 5.0
 # The largest number that AMQP can encode, in two bytes.
 MAX_PREFETCH = 65535
 
@@ -561,13 +564,11 @@ def give_back(request: Request) -> None:
     request.reject(requeue=True)
 
 
-def publish_again(request: Request, queue: str, headers: dict[str, Any]) -> None:
+def publish_again(consumer: Any, request: Request, queue: str, headers: dict[str, Any]) -> None:
     """Send the message of ``request`` to its ``queue`` again, with more ``headers``, and then acknowledge it.
 
-    It is not sent to its exchange, from which other queues may have got the message too.
-
-    Both go over the same connection, so the broker does not get the acknowledgement without the new message. If the
-    connection is lost between the two, the broker has both messages.
+    It is not sent to its exchange, from which other queues may have got the message too. Raises if the broker has not
+    confirmed the new message, and acknowledges nothing then. If the worker dies between the two, the broker has both.
     """
     message = request.message
     kept = {name: value for name, value in (message.headers or {}).items() if name not in _OF_A_DELIVERY}
@@ -575,17 +576,40 @@ def publish_again(request: Request, queue: str, headers: dict[str, Any]) -> None
     if message.properties.get("expiration"):
         # Milliseconds in a message, seconds in publish().
         properties["expiration"] = float(message.properties["expiration"]) / 1000
-    Producer(message.channel, auto_declare=False).publish(
-        message.body,
-        exchange="",
-        routing_key=queue,
-        headers={**kept, **headers},
-        content_type=message.content_type,
-        content_encoding=message.content_encoding,
-        **properties,
-    )
+    with confirming_producer(consumer.connection) as producer:
+        (producer or Producer(message.channel, auto_declare=False)).publish(
+            message.body,
+            exchange="",
+            routing_key=queue,
+            headers={**kept, **headers},
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            timeout=CONFIRM_TIMEOUT,
+            **properties,
+        )
     state.task_ready(request)
     request.acknowledge()
+
+
+@contextmanager
+def confirming_producer(connection: Any) -> Iterator[Producer | None]:
+    """Yield a producer whose ``publish`` raises unless the broker of ``connection`` has confirmed the message.
+
+    RabbitMQ discards what a full queue refuses (``x-overflow: reject-publish``), and tells only a client that asks for
+    confirmations. They are asked for on a connection of their own: on the one that consumes, a wait for a confirmation
+    would begin the tasks that are delivered meanwhile. Other brokers answer each message: ``None``.
+    """
+    if connection.transport.driver_type != "amqp":
+        yield None
+        return
+    options = {**(connection.transport_options or {}), "confirm_publish": True, "max_retries": 1}
+    with producers[connection.clone(transport_options=options, heartbeat=0)].acquire(block=True) as producer:
+        try:
+            yield producer
+        except Exception:
+            # A confirmation that is late must not count for the next message.
+            producer.connection.collect()
+            raise
 
 
 def restore_in_order(consumer: Any) -> None:

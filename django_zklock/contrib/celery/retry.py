@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from celery.exceptions import Retry
 
 from django_zklock.conflict import Conflict
+from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.tasks import running_task
 from django_zklock.exceptions import LockConflict, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.waiting import seconds
@@ -80,7 +81,9 @@ class RetryLater:
         again = task.signature_from_request(request, countdown=countdown, retries=request.retries, headers=headers)
         # No child of this request. With the result of a child the request would be garbage in a cycle, and Celery's
         # result uses the network when it is finalized: in the garbage collector, at any line of any greenlet.
-        again.apply_async(add_to_parent=False)
+        # The message of this delivery may be acknowledged, so a broker that refuses the next one fails the task.
+        with internals.confirming_producer(task.app.connection_for_write()) as producer:
+            again.apply_async(add_to_parent=False, producer=producer)
         logger.info(
             "event=retry_later key=%r task=%s id=%s reason=%s count=%d countdown=%.1f holder=%s",
             conflict.key, task.name, request.id, "conflict" if budget is CONFLICTS else "unavailable", count + 1,

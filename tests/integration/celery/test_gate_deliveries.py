@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from typing import Any
 
 import pytest
+from amqp.exceptions import MessageNacked
+from kombu.exceptions import OperationalError
 
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
@@ -16,6 +19,8 @@ from tests.support.tree_reader import wait_until
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
 SESSION_TIMEOUT = 50.0
+# What a producer raises if the broker does not confirm its message; kombu may wrap that of its client.
+REFUSED = (MessageNacked, OperationalError)
 
 
 def nodes_made(workshop: Any, key: str) -> int:
@@ -47,6 +52,57 @@ def test_delivery_limit__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ,
         assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
         workshop.wait_empty(key, TIMEOUT)
         broker_audit.assert_as_before(workshop, key, prefetch=20, slots=2)
+
+
+def fill_up(workshop: Any, key: str) -> int:
+    """Send tasks until the broker refuses one for its full queue, and return how many it has taken."""
+    sent = 0
+    confirming = workshop.sender.connection(transport_options={"confirm_publish": True})
+    with confirming as connection, contextlib.suppress(*REFUSED):
+        while True:
+            workshop.send("workshop.journal.unlocked", f"{key}:others", sent, connection=connection)
+            sent += 1
+    return sent
+
+
+@pytest.mark.xdist_group("rabbitmq")
+def test_full_queue__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
+    """A task that goes back while the broker refuses messages for its queue is not lost, and runs later."""
+    # All that the worker can take is the task that waits.
+    environment = broker_audit.settings(CELERY_ZKLOCK_GATE_MAX_WAIT=5, CELERY_ZKLOCK_GATE_MAX_PARKED=0)
+    with open_workshop(
+        concurrency=1,
+        session_timeout=SESSION_TIMEOUT,
+        rabbitmq=rabbitmq,
+        environment=environment | {"WORKSHOP_PREFETCH": "1"},
+    ) as workshop:
+        rabbitmq.limit_length(workshop.queue, 1)
+        workshop.stranger.take(key)
+        workshop.send("workshop.journal.very_patient", key, f"{key}:journal")
+        workshop.wait_count(key, 2)
+        others = fill_up(workshop, key)
+        workshop.wait_log("event=given_back")
+        workshop.stranger.release(key)
+        broker_audit.wait_runs(workshop, f"{key}:others", others)
+        broker_audit.wait_runs(workshop, f"{key}:journal", 1)
+        workshop.wait_empty(key, TIMEOUT)
+
+
+@pytest.mark.xdist_group("rabbitmq")
+@WITH_AND_WITHOUT
+def test_full_queue__retried_task_fails(open_workshop: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
+    """A task that would come back by `RetryLater` fails if the broker refuses it: nobody would run it."""
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq) as workshop:
+        rabbitmq.limit_length(workshop.queue, 1)
+        workshop.stranger.take(key)
+        workshop.send("idle", f"{key}:gate")
+        workshop.entered(f"{key}:gate")
+        task = workshop.send("come_back", key, f"{key}:run")
+        workshop.wait_log(f"come_back[{task.id}] received")
+        broker_audit.consume(workshop, workshop.worker, wanted=False)
+        fill_up(workshop, key)
+        workshop.let_go(f"{key}:gate")
+        assert type(workshop.outcome(task)).__name__ in {kind.__name__ for kind in REFUSED}
 
 
 @WITH_AND_WITHOUT

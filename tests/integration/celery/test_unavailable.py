@@ -77,11 +77,13 @@ class Delivery:
     def __init__(self) -> None:
         self.request = SimpleNamespace(headers={}, retries=0, id="4711")
         self.countdown = 0.0
+        redis = SimpleNamespace(transport=SimpleNamespace(driver_type="redis"))
+        self.app = SimpleNamespace(connection_for_write=lambda: redis)
 
     def signature_from_request(self, request: Any, *, countdown: float, retries: int, headers: Any) -> Any:
         assert retries == request.retries
         self.countdown = countdown
-        return SimpleNamespace(apply_async=lambda add_to_parent: setattr(request, "headers", headers))
+        return SimpleNamespace(apply_async=lambda **_options: setattr(request, "headers", headers))
 
     def meet(self, later: RetryLater, refusal: str) -> dict[str, Any]:
         """Return the headers of the message that is sent after a conflict or an outage."""

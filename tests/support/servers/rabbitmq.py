@@ -124,6 +124,10 @@ class RabbitMQ(Process):
         """Let the quorum queue ``queue`` drop a message that was delivered again ``count`` times."""
         self._set_policy(f"{queue}-limit", queue, {"delivery-limit": count})
 
+    def limit_length(self, queue: str, count: int) -> None:
+        """Let ``queue`` refuse what is published while ``count`` messages wait in it."""
+        self._set_policy(f"{queue}-length", queue, {"max-length": count, "overflow": "reject-publish"})
+
     def _set_policy(self, name: str, queue: str, policy: Mapping[str, str | int]) -> None:
         # The way of `rabbitmqctl set_policy`. JSON's way to write a text is Erlang's too.
         texts = [f"<<{json.dumps(text)}>>" for text in ("/", name, f"^{queue}$", json.dumps(policy))]

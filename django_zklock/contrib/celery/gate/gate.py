@@ -47,6 +47,8 @@ STOP_INTERVAL = 0.1
 CHECK_INTERVAL = 1.0
 # Requests that may wait in a worker in addition to Celery's own prefetch window, unless a setting limits them.
 MAX_PARKED = 300
+# Seconds for which messages are rejected after the broker has not taken one.
+PUBLISH_PAUSE = 30.0
 # Deadlines that a worker keeps for later deliveries; it forgets the oldest, whose tasks then have their whole timeout.
 MAX_DEADLINES = 10_000
 
@@ -81,6 +83,7 @@ class Gate:
         # Reentrant, because a signal handler that ends the worker may interrupt the owner.
         self._counting = threading.RLock()
         self._check_due = math.inf
+        self._publishes_from = 0.0
         self._handle = consumer.on_task_request
         # Names of the tasks whose key could not be made.
         self._without_key: set[str] = set()
@@ -241,11 +244,18 @@ class Gate:
         self.counts["given_back"] += 1
         headers = {DEADLINE_HEADER: [attempt[1], deadline]} if deadline is not None else {}
         queue = internals.queue_of(self.consumer, request)
-        if queue is not None and (headers or internals.is_better_published(self.consumer, request)):
-            internals.publish_again(request, queue, headers)
-        else:
-            self.keep_deadline(attempt, deadline)
-            internals.give_back(request)
+        is_published = queue is not None and (headers or internals.is_better_published(self.consumer, request))
+        if queue is not None and is_published and monotonic() >= self._publishes_from:
+            try:
+                internals.publish_again(self.consumer, request, queue, headers)
+            except Exception as error:  # noqa: BLE001 - the broker's, of many kinds
+                logger.warning("event=not_published task=%s error=%r consequence=rejected", request.id, error)
+                # A broker that does not answer must not keep Celery's loop from its heartbeats, once for each message.
+                self._publishes_from = monotonic() + PUBLISH_PAUSE
+            else:
+                return
+        self.keep_deadline(attempt, deadline)
+        internals.give_back(request)
 
     def keep_deadline(self, attempt: AttemptId, deadline: float | None) -> None:
         """Keep ``deadline`` for the next delivery of the same message."""

@@ -58,6 +58,12 @@ def patient(key: str, journal: str, number: int = 0) -> None:
 
 
 @shared_task
+@zk_locked("{key}", timeout=600)
+def very_patient(key: str, journal: str, number: int = 0) -> None:
+    write(journal, number)
+
+
+@shared_task
 def unlocked(journal: str, number: int = 0, seconds: float = 0.0) -> None:
     write(journal, number, seconds)
 

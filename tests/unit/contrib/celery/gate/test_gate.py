@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.gate import Gate
 from tests.unit.contrib.celery.gate.workplace import Workplace
 
@@ -37,6 +38,27 @@ def test_request__without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None
     for call in posted:
         call()
     assert entered == ["enter", "check"]
+
+
+def test_back__broker_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that the broker does not take again is rejected, and the next ones do not wait for the broker."""
+    tried: list[str] = []
+    rejected: list[str] = []
+
+    def fail(_consumer: Any, request: Any, *_facts: Any) -> None:
+        tried.append(request.id)
+        raise TimeoutError
+
+    monkeypatch.setattr(internals, "queue_of", lambda *_: "queue")
+    monkeypatch.setattr(internals, "publish_again", fail)
+    monkeypatch.setattr(internals, "give_back", lambda request: rejected.append(request.id))
+    gate = Workplace().gate
+    for name in ("first", "second"):
+        request: Any = SimpleNamespace(id=name, message=SimpleNamespace(headers={}))
+        gate.give_back(request, (name, 0, 0, 0), 1234.5)
+    assert (tried, rejected) == (["first"], ["first", "second"])
+    # Its deadline cannot travel with the message.
+    assert gate.read_deadline(request, ("second", 0, 0, 0)) == 1234.5
 
 
 def test_event__has_the_facts_of_the_task() -> None:

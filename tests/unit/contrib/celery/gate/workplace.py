@@ -144,6 +144,7 @@ class Workplace:
         vars(self.gate).update(
             consumer=consumer, loop=self.loop, counts=Counter(), requests={}, joining=set(), decided={}, deadlines={},
             outside_window=set(), origin="worker", scoreboard=Scoreboard() if forks else None, _check_due=math.inf,
+            _publishes_from=0.0,
             child_watcher=self.watcher if forks else None, _counting=threading.RLock(), max_parked=300,
             window=SimpleNamespace(widen=lambda _count: None),
         )  # fmt: skip
