@@ -370,10 +370,17 @@ def test_every_instant__first_use(make_pool: MakePool) -> None:
             if held is not None:
                 held.release()
 
+    def connections() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if "zk_loop" in thread.name and thread.is_alive()]
+
     def check() -> None:
         assert held_stack() == []
         probe(pools[0], other, "k")
+        # No session that nobody closes was begun.
+        wait_until(lambda: len(connections()) == before + len(pools[0].sessions()), LONG)
 
+    other.session("/")
+    before = len(connections())
     visited = visit_all(cycle, check, around=with_a_new_pool)
     assert visited >= ACQUIRING | HOLDING | codes(Pool.session, Session.__init__)
     # What was interrupted before it could be closed is complained about here, and not in another test.
