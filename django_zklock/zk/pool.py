@@ -216,7 +216,7 @@ class Pool:
             return session
 
     def _start_session(self, state: _ProcessState, slot: str, *, home: str) -> Session:
-        ended = state.sessions.get(slot)
+        ended = state.sessions.pop(slot, None)
         if ended is not None:
             # Its thread is about to end, and this closes its descriptors. In the background, because an event loop may
             # wait for this call.
@@ -231,12 +231,16 @@ class Pool:
             # No lock depends on the connection of the session for inspection.
             strict=self.options.strict and slot != INSPECTION,
         )
+        known = None
         try:
             session.start()
-            state.sessions[slot] = session
-        except BaseException:  # raised in this thread: no other code would ever end that session
-            session.close(0)
-            raise
+            # T1 is interrupted here by a signal handler, which takes a lock and starts the session of the same slot.
+            known = state.sessions.setdefault(slot, session)
+        finally:
+            if known is not session:  # also after an exception in this thread: nothing else would ever end that session
+                session.close(0)
+        if known is not session:
+            return known
         if slot == INSPECTION or slot != home:
             self._end_when_idle(state, slot, session)
         _expect_exit()

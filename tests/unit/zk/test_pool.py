@@ -199,6 +199,24 @@ def stubbed(monkeypatch: pytest.MonkeyPatch) -> Pool:
     return Pool("stubbed", PoolOptions(connection=ConnectionOptions(hosts="nowhere")))
 
 
+def test_session__begun_by_a_signal_handler_meanwhile(stubbed: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler that takes a lock while its thread begins the same session leaves one session, which is known."""
+    begun: list[Session] = []
+    closed: list[Stub] = []
+
+    def start(self: Stub) -> None:
+        if not begun:
+            begun.append(self)  # type: ignore[arg-type]
+            begun.append(stubbed.session("/"))
+
+    monkeypatch.setattr(Stub, "start", start)
+    monkeypatch.setattr(Stub, "close", lambda self, timeout: closed.append(self) or timeout >= 0)
+    interrupted = stubbed.session("/")
+    assert interrupted is begun[1]
+    assert stubbed.sessions() == [interrupted]
+    assert closed == [begun[0]]
+
+
 @pytest.mark.parametrize("hook", [True, False], ids=["hook", "no hook"])
 def test_fork__two_threads_at_once(stubbed: Pool, monkeypatch: pytest.MonkeyPatch, hook: bool) -> None:
     """Of two threads of a child that use a pool first at once, neither has the parent's session, and both the same."""
