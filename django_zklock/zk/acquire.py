@@ -44,7 +44,7 @@ class Acquisition:
     # Thousands may wait in one process.
     __slots__ = (
         "__weakref__", "_asked_at", "_began", "_contention", "_deadline", "_holder_deadline", "_holder_reads",
-        "_in_queue", "_may_be_taken", "_owner", "_pending_in", "_possession", "_response_deadline", "_thread", "_wake",
+        "_in_queue", "_is_waiting", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_thread", "_wake",
         "_wants_holder", "contender", "lock", "timeout",
     )  # fmt: skip
 
@@ -62,8 +62,8 @@ class Acquisition:
         self.timeout = timeout
         self._may_be_taken = may_be_taken
         self._wants_holder = lock.listener.wants("contended") if wants_holder is None else wants_holder
-        # The process that acquires, from the start until the lock is granted, refused or abandoned.
-        self._pending_in: int | None = None
+        # From the start until the lock is granted, refused or abandoned.
+        self._is_waiting = False
         # What was granted, and learns of changes from then on.
         self._possession: Possession | None = None
         self._owner: Callable[[], Owner | None] = _nothing if caller is None else ref(caller.owner)
@@ -89,11 +89,11 @@ class Acquisition:
     @property
     def is_pending(self) -> bool:
         """Whether this is under way; never in a forked child, where the thread of the parent is another owner."""
-        return self._pending_in == os.getpid()
+        return self._is_waiting and self.contender.session.pid == os.getpid()
 
     def start(self) -> None:
         """Let the contender join. Does not wait."""
-        self._pending_in = os.getpid()
+        self._is_waiting = True
         self.contender.session.post(self.contender.join)
 
     def _new_response_deadline(self) -> float:
@@ -113,6 +113,14 @@ class Acquisition:
         Raises ``LockTimeout``, ``AlreadyAwaited``, ``ZooKeeperUnavailable`` or another ``ZkLockError``.
         """
         contender = self.contender
+        if contender.session.pid != os.getpid():
+            # T1 waits, and a signal handler of it forks: the child comes back here too.
+            raise ZkLockError(
+                f"lock {self.lock.key!r} was being acquired when this process was forked: only the parent process "
+                f"waits for it; acquire it anew",
+                key=self.lock.key,
+                timeout=self.timeout,
+            )
         if self.expired:
             # This caller slept since the grant: it has to wait again, and nothing has happened under the lock.
             contender.session.post(contender.leave)
@@ -129,7 +137,7 @@ class Acquisition:
         if contender.error is not None:
             raise self._refused(contender.error) from contender.error
         if contender.refused_busy and self._may_be_taken:
-            self._pending_in = None
+            self._is_waiting = False
             return True
         if contender.state is State.WAITING and not contender.wants_holder and not self._in_queue:
             self._in_queue = self._contention = True
@@ -149,7 +157,7 @@ class Acquisition:
 
     def attach(self, held: Held) -> None:
         """From now on ``held``, which is the result of this acquisition, learns of changes."""
-        self._pending_in = None
+        self._is_waiting = False
         self._possession = held._possession
         # The lock may have been lost, or a release requested, before the assignment.
         self._possession.on_change()
@@ -207,14 +215,14 @@ class Acquisition:
 
     def end(self) -> None:
         """Leave in any state. It may be called at any time and more than once."""
-        self._pending_in = None
+        self._is_waiting = False
         for held in self._registered():
             held.release()
         self.contender.post(self.contender.leave)
 
     async def aend(self) -> None:
         """Leave like :meth:`end`, and wait for the receivers of signals."""
-        self._pending_in = None
+        self._is_waiting = False
         registered = self._registered()
         self.contender.post(self.contender.leave)
         for held in registered:
@@ -308,6 +316,7 @@ def _wait(acquisition: Acquisition, changed: AutoResetEvent) -> Held | None:
     while not acquisition.poll():
         if acquisition.newly_contended():
             listener.notify("contended", lock, holder=acquisition.contender.holder)
+            continue  # a receiver may have forked
         changed.wait(acquisition.next_wakeup())
     held = acquisition.held
     if held is not None:
@@ -331,6 +340,7 @@ async def aacquire(
         while not acquisition.poll():
             if acquisition.newly_contended():
                 await listener.anotify("contended", lock, holder=acquisition.contender.holder)
+                continue  # a receiver may have forked
             await changed.wait(acquisition.next_wakeup())
         held = acquisition.held
         if held is not None:

@@ -210,6 +210,9 @@ def flush_log(timeout: float = EXIT_TIMEOUT) -> bool:
     return writer is None or writer.flush(timeout)
 
 
+if hasattr(os, "register_at_fork"):
+    # A child may have the number of its parent, in another container.
+    os.register_at_fork(after_in_child=_writers.clear)
 # Registered before the code that closes connections at exit, so it is called after that.
 atexit.register(flush_log)
 

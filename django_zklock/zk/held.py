@@ -52,7 +52,7 @@ class Possession:
 
     __slots__ = (
         "_handles", "_is_loss_reported", "_kept", "_loss_callbacks", "_pending_signals", "_seen_loss",
-        "contender", "lock", "nodes", "outermost", "pid",
+        "contender", "lock", "nodes", "outermost",
     )  # fmt: skip
 
     def __init__(self, outermost: Held, contender: Contender) -> None:
@@ -61,7 +61,6 @@ class Possession:
         self.outermost = ref(outermost)
         # The full path of the node in each queue, by the path of the lock.
         self.nodes = contender.node_paths
-        self.pid = os.getpid()
         self._handles = _Handles(frozenset({outermost._handle}), {})
         # The loss that this process has seen by its own means.
         self._seen_loss: str | None = None
@@ -104,7 +103,7 @@ class Possession:
 
         May be repeated after an exception has interrupted it.
         """
-        if self.pid != os.getpid():
+        if self.contender.session.pid != os.getpid():
             return False
         was_open, is_open = self._change(drop=frozenset({handle}))
         if not is_open:
@@ -115,7 +114,7 @@ class Possession:
 
     def loss(self) -> str | None:
         """Return why the lock is lost, or ``None``."""
-        if self.pid != os.getpid():
+        if self.contender.session.pid != os.getpid():
             return "it was inherited over a fork; only the parent process holds it"
         contender = self.contender
         # Read before `lost`: the lease may belong to the next session, but then the end of ours was reported before.
@@ -382,7 +381,7 @@ class Held:
 
     def _counts_for(self, lock: LockValue) -> bool:
         """Whether this is held, by this process, and in the tree of ``lock``."""
-        if self.released or self._possession.pid != os.getpid():
+        if self.released or self._possession.contender.session.pid != os.getpid():
             return False
         # A pool that was closed has lost all that it had, and another one may have taken its place.
         pool = self.lock.pool

@@ -125,8 +125,9 @@ class Pool:
         Waits at most ``timeout`` seconds for the servers. Returns ``False`` if one has not answered by then; its locks
         are freed when the session times out.
         """
-        self.forget()
-        state = self._states.pop(os.getpid(), None)
+        pid = os.getpid()
+        self.forget(keep=pid)
+        state = self._states.pop(pid, None)
         if state is None:
             return True
         with state.home_guard, state.overflow_guard:
@@ -145,10 +146,9 @@ class Pool:
             logger.warning("event=close_unconfirmed pool=%s timeout=%s", self.name, timeout)
         return all(closed)
 
-    def forget(self) -> None:
-        """In a forked child: leave the parent's sessions alone and start with none."""
-        pid = os.getpid()
-        for other in [each for each in list(self._states) if each != pid]:
+    def forget(self, *, keep: int = 0) -> None:
+        """In a forked child: leave the parent's sessions alone; those of the process ``keep`` are its own."""
+        for other in [each for each in list(self._states) if each != keep]:
             # Only one thread gets it.
             inherited = self._states.pop(other, None)
             for session in list(inherited.sessions.values()) if inherited is not None else ():
@@ -165,7 +165,7 @@ class Pool:
         if state is None:
             # os.register_at_fork discards inherited sessions, but not in servers that fork without Python's knowledge
             # (uWSGI). Those are stored under the parent's process id, so they are not found here.
-            self.forget()
+            self.forget(keep=pid)
             state = self._states.setdefault(pid, _ProcessState())
         return state
 
@@ -293,6 +293,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
+    _expected.clear()
     for pool in list(_pools):
         pool.forget()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import threading
 from collections import deque
@@ -94,8 +95,8 @@ class Session:
     that returns the session, or raises ``ConnectionError`` or ``RuntimeError`` if there is none.
 
     Readable from any thread: ``connected``, ``id``, ``epoch`` (+1 whenever the connection is lost), ``ended`` (why this
-    object can serve no caller any more, or ``None``), ``server``, ``used`` (bytes of the budget), ``has_room``. Times
-    are seconds.
+    object can serve no caller any more, or ``None``), ``pid`` (whose process may use it, 0 in a fork), ``server``,
+    ``used`` (bytes of the budget), ``has_room``. Times are seconds.
     """
 
     def __init__(
@@ -110,6 +111,9 @@ class Session:
         strict: bool = False,
     ) -> None:
         self.name = name
+        # A child may get the number of its parent: in another container, or when numbers have come round. So it is 0
+        # in a child that Python knows of; a server in C, such as uWSGI, forks without Python's knowledge.
+        self.pid = os.getpid()
         self.monitor: AbstractContextManager[Any] = threading.RLock()
         self.connected = False
         self.id: int | None = None
@@ -237,8 +241,12 @@ class Session:
 
     def forget(self) -> None:
         """In a forked child: drop everything and leave the parent's session alone."""
+        self.pid = 0
         self.ended = "it belongs to the parent process"
         self.connected = False
+        # Greenlets live on in a child: nobody is notified there, and no call is made.
+        self._listeners.clear()
+        self._is_emptying = True
         self.wire.abandon_after_fork()
 
     def has_room(self, size: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -123,16 +124,33 @@ class AutoResetEvent:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for at most ``timeout`` seconds and reset the event; return ``False`` if it was not set.
 
-        In the main thread the handler of a signal runs within a second, and what it raises ends the wait.
+        In the main thread the handler of a signal runs within a second, and what it raises ends the wait. If it forks,
+        the wait of the child ends too: nothing is left there to set the event.
         """
         if threading.current_thread() is not threading.main_thread():
             return self._unset.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         end = None if timeout is None else monotonic() + timeout
         left = SIGNAL_CHECK_INTERVAL if timeout is None else timeout
+        process = os.getpid(), _forks
         while not self._unset.acquire(timeout=min(max(left, 0.0), SIGNAL_CHECK_INTERVAL)):
             if end is not None and (left := end - monotonic()) <= 0:
                 return False
+            if process != (os.getpid(), _forks):
+                return False
         return True
+
+
+# From the first process on. A child may have the number of its parent, in another container.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
 
 
 class AsyncAutoResetEvent:

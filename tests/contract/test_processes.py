@@ -137,9 +137,10 @@ def test_waiter__frozen(play: MakePlayer, make_pool: MakePool, onlooker: Onlooke
     assert int(player.hear().split()[1]) > other.token
 
 
-def test_fork__inside_a_block(play: MakePlayer) -> None:
+@pytest.mark.parametrize("before", ["", "from gevent import monkey; monkey.patch_all()"], ids=["plain", "gevent"])
+def test_fork__inside_a_block(play: MakePlayer, before: str) -> None:
     """A forked child that leaves an inherited block, locks, and exits touches nothing of its parent's."""
-    player = play("fork", timeout=2.0)
+    player = play("fork", timeout=2.0, before=before)
     assert [player.hear() for _ in range(7)] == [
         "child lost True",
         "child was told True",
@@ -157,6 +158,15 @@ def test_fork__while_the_parent_waits(play: MakePlayer) -> None:
     player = play("fork_while_it_waits")
     assert player.hear() == "child LockTimeout"
     assert player.hear() == "parent True"
+    assert player.wait()[0] == 0
+
+
+@pytest.mark.parametrize("where", ["receiver", "signal handler"])
+def test_fork__of_a_waiter(play: MakePlayer, where: str) -> None:
+    """A child that goes on in the call in which its parent waits gets an error: only the parent waits."""
+    player = play("fork_of_the_waiter", where)
+    assert player.hear() == "child True True"
+    assert player.hear() == "parent True True"
     assert player.wait()[0] == 0
 
 

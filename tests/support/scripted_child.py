@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from django_zklock.exceptions import LockLost, LockTimeout
+from django_zklock.exceptions import LockLost, LockTimeout, ZkLockError
 from django_zklock.zk.held import current
 from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
@@ -132,6 +132,43 @@ def fork_while_it_waits(pool: Pool) -> None:
     thread = threading.Thread(target=lambda: say("parent", not Lock("k", pool, listener=Fork()).acquire(20).lost))
     thread.start()
     thread.join()
+
+
+def fork_of_the_waiter(pool: Pool, where: str) -> None:
+    """Fork in the thread that waits for a lock, in a receiver or a signal handler, and go on there in the child too."""
+    taken, forked = threading.Event(), threading.Event()
+    children: list[int] = []
+
+    def block() -> None:
+        with Lock("k", pool).acquire(timeout=20):
+            taken.set()
+            forked.wait()
+            os.waitpid(children[0], 0)
+
+    def split(*_: object) -> None:
+        children.append(os.fork())
+        forked.set()
+
+    class Receiver(LockListener):
+        def wants(self, event: str) -> bool:
+            return event == "contended"
+
+        def notify(self, event: str, _lock: object, /, **_facts: Any) -> None:
+            if event == "contended" and where == "receiver":
+                split()
+            elif event == "contended":
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    signal.signal(signal.SIGALRM, split)
+    threading.Thread(target=block).start()
+    taken.wait()
+    try:
+        held = Lock("k", pool, listener=Receiver()).acquire()
+    except ZkLockError as error:
+        say("child", children == [0], "when this process was forked" in str(error))
+        os._exit(0)
+    say("parent", not held.lost, pool.sessions()[0].epoch == 0)
+    held.release(wait=True)
 
 
 def fork_in_c(pool: Pool) -> None:
@@ -310,6 +347,7 @@ PARTS = {
         fork,
         fork_in_c,
         fork_while_it_waits,
+        fork_of_the_waiter,
         children,
         alarm,
         greenlets,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -64,6 +65,7 @@ class Script:
 
     def __init__(self) -> None:
         self.connected = True
+        self.pid = os.getpid()
         self.epoch = 0
         self.lease_expired = False
         self.closing = False

@@ -246,9 +246,12 @@ class Wire(Requests):
     def abandon_after_fork(self) -> None:
         """Close the descriptors of the parent's connection in a forked child, without sending anything.
 
-        A TLS shutdown or a close request would end the parent's session.
+        A TLS shutdown or a close request would end the parent's session. A greenlet of the connection goes on in the
+        child: it would connect again, and take over the parent's session.
         """
         connection = self._connection
+        self._client._stopped.set()
+        self._client.handler.abandon(connection._connection_routine)
         for sock in (connection._socket, connection._read_sock, connection._write_sock):
             if sock is not None:
                 with contextlib.suppress(OSError):

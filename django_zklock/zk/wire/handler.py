@@ -61,11 +61,20 @@ class _InlineHandler:
     def dispatch_callback(self, callback: Any) -> None:
         callback.func(*callback.args)
 
+    def abandon(self, routine: Any) -> None:
+        """In a forked child: end what has run the connection. A thread is not there any more."""
+
     def start(self) -> None:
         self._running = True
 
     def stop(self) -> None:
         self._running = False
+
+
+class _InlineGeventHandler(_InlineHandler):
+    def abandon(self, routine: Any) -> None:
+        if routine is not None:
+            routine.kill(block=False)
 
 
 class _Event:
@@ -137,7 +146,7 @@ def _handler_class() -> type:
     if gevent_monkey is not None and gevent_monkey.is_module_patched("socket"):
         from kazoo.handlers.gevent import SequentialGeventHandler
 
-        return type("GeventHandler", (_InlineHandler, SequentialGeventHandler), {})
+        return type("GeventHandler", (_InlineGeventHandler, SequentialGeventHandler), {})
     eventlet_patcher = sys.modules.get("eventlet.patcher")
     if eventlet_patcher is not None and eventlet_patcher.is_monkey_patched("socket"):
         from kazoo.handlers.eventlet import SequentialEventletHandler

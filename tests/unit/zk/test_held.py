@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -85,7 +86,8 @@ def fake_contender() -> Any:
 
     contender = SimpleNamespace(
         lost=None, loss_reason_pending=False, revoked=None, node_paths={"/k": "/k/n"}, token=1, rule=None,
-        state=State.HELD, session=SimpleNamespace(lease_expired=False, post=lambda call: call()), leave=leave,
+        state=State.HELD, leave=leave,
+        session=SimpleNamespace(pid=os.getpid(), lease_expired=False, post=lambda call: call()),
     )  # fmt: skip
     return contender
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +15,18 @@ from django_zklock import conf
 from django_zklock.connections import Connections
 from django_zklock.exceptions import LockLost, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk import background, owners
 from django_zklock.zk import pool as pool_module
+from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.background import TimerThread
+from django_zklock.zk.held import current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.records import MultiRead
+from tests.support import forked_child
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
 
@@ -200,17 +204,17 @@ def stubbed(monkeypatch: pytest.MonkeyPatch) -> Pool:
 
 
 def test_session__begun_by_a_signal_handler_meanwhile(stubbed: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal handler that takes a lock while its thread begins the same session leaves one session, which is known."""
-    begun: list[Session] = []
-    closed: list[Stub] = []
+    """A signal handler that takes a lock while its thread begins the same session leaves one session."""
+    begun: list[Any] = []
+    closed: list[Any] = []
 
-    def start(self: Stub) -> None:
+    def start(self: Any) -> None:
         if not begun:
-            begun.append(self)  # type: ignore[arg-type]
+            begun.append(self)
             begun.append(stubbed.session("/"))
 
     monkeypatch.setattr(Stub, "start", start)
-    monkeypatch.setattr(Stub, "close", lambda self, timeout: closed.append(self) or timeout >= 0)
+    monkeypatch.setattr(Stub, "close", lambda self, _timeout: closed.append(self))
     interrupted = stubbed.session("/")
     assert interrupted is begun[1]
     assert stubbed.sessions() == [interrupted]
@@ -249,6 +253,24 @@ def test_fork__two_threads_at_once(stubbed: Pool, monkeypatch: pytest.MonkeyPatc
     assert mine is not inherited
     assert first.result() is mine is stubbed.session("/")
     assert (inherited.forgotten, mine.ended) == (1, None)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_fork__with_the_number_of_the_parent(pool: Pool) -> None:
+    """A child holds nothing, also if it has the number of its grandparent, or is the first in a container."""
+    held = Lock("k", pool).acquire(timeout=10)
+    acquisition = Acquisition(Lock("other", pool), None, lambda: None, owners.caller())
+    acquisition.start()
+    writer, pid = background._writer(), os.getpid()
+
+    def look(say: Callable[[object], None]) -> None:
+        os.getpid = lambda: pid
+        say([held.lost, current("k") is None, acquisition.is_pending, pool.sessions(), background._writer() is writer])
+
+    with forked_child.fork(look) as child:
+        assert child.hear() == [True, True, False, [], False]
+    held.check()
+    acquisition.end()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

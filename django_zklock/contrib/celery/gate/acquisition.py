@@ -52,7 +52,7 @@ class GateAcquisition(Acquisition):
             if when_deleted is not None:
                 contender.on_deleted(when_deleted)
 
-        self._pending_in = None
+        self._is_waiting = False
         contender.post(leave)
 
     def _new_response_deadline(self) -> float:

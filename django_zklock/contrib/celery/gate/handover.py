@@ -143,6 +143,7 @@ def _strip_in_fork() -> None:
     task = running_task()
     if task is not None:
         _strip(task.request)
+    _reporter.forget()
 
 
 if hasattr(os, "register_at_fork"):
@@ -232,6 +233,8 @@ class InheritedContender:
         self.token = ticket.token
         self.node_paths: Mapping[str, str] = ticket.nodes
         self.session = self
+        # As in a session: 0 in a process that the child forks.
+        self.pid = os.getpid()
         self._cell = cell
         self._release = release
         self.check_interval = ticket.session_timeout / CHECKS_PER_SESSION
@@ -313,6 +316,12 @@ class _Reporter:
         if not self._is_scheduled:
             self._is_scheduled = True
             _timers.call_later(contender.check_interval, self._check)
+
+    def forget(self) -> None:
+        """In a fork: leave the holds to the process that runs the task."""
+        for contender in self._open:
+            contender.pid = 0
+        self._open.clear()
 
     def _check(self) -> None:
         self._is_scheduled = False
