@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from billiard.exceptions import WorkerLostError
 from celery.app.task import Context
+from celery.exceptions import TaskRevokedError
 
 from django_zklock import signals
 from django_zklock.contrib.celery.gate import request as gate_request
@@ -241,6 +242,44 @@ def test_ticket__no_part_of_a_retry() -> None:
     workplace.gate.slots.settle()
     assert HEADER in locked.request.request_dict
     json.dumps(Context(locked.request.request_dict).headers)
+
+
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.JOINING, Phase.WAITING, Phase.DECIDED, Phase.SUBMITTED])
+def test_revoked__before_the_hand_over(phase: Phase) -> None:
+    """A task that is revoked before Celery's pool has it is never begun, and leaves its lock and its slot."""
+    workplace = Workplace()
+    locked = workplace.request()
+    hand_over = locked.request.execute_using_pool
+
+    def refuse_if_revoked(pool: object) -> None:
+        # As Celery's own requests do.
+        if locked.request.revoked():
+            raise TaskRevokedError
+        hand_over(pool)
+
+    def revoke() -> None:
+        locked.request.revoked = lambda: True
+
+    locked.request.execute_using_pool = refuse_if_revoked
+    if phase is Phase.QUEUED:
+        workplace.gate.slots.queue(locked)
+        revoke()
+    else:
+        locked.attempts.start()
+        locked._move(Phase.JOINING, Verdict.NONE)
+        if phase in {Phase.JOINING, Phase.WAITING}:
+            locked._move(phase, Verdict.NONE)
+            revoke()
+        locked.attempts.decided = True
+        if phase is Phase.SUBMITTED:
+            # While the gate puts the ticket into the request.
+            workplace.gate.send_event = lambda *_facts: revoke()
+        locked.step()
+        if phase is Phase.DECIDED:
+            revoke()
+    workplace.end_task()
+    assert (locked.phase, workplace.submitted, workplace.gate.slots.in_hand) == (Phase.OVER, [], 0)
+    assert workplace.semaphore.value == 1
 
 
 @pytest.mark.parametrize("soft", [True, False])
