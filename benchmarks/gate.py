@@ -23,7 +23,7 @@ from services.zookeeper import ZooKeeper
 
 from tests.support.proc_status import status
 from tests.support.servers.redis import Redis
-from tests.support.tree_reader import Onlooker, wait_until
+from tests.support.tree_reader import Onlooker
 from tests.support.workshop import Sent, Workshop
 
 PATIENCE = 120.0
@@ -73,16 +73,37 @@ def unrelated(workshop: Workshop, contending: int) -> float:
     return took
 
 
-def hand_overs(workshop: Workshop, count: int) -> list[float]:
-    """Return the milliseconds from the end of one body to the beginning of the next, over a line of ``count`` tasks."""
-    key, run = uuid.uuid4().hex, uuid.uuid4().hex
-    for number in range(count):
-        workshop.send("enter_in_ledger", key, run, number)
-    wait_until(lambda: workshop.board.scard(f"{run}:done") == count, PATIENCE, "every task is done")
-    ledger = {str(name): float(moment) for name, moment in workshop.board.hgetall(run).items()}
-    began = {name[: -len(":began")]: moment for name, moment in ledger.items() if name.endswith(":began")}
-    order = sorted(began, key=lambda name: began[name])
-    return [(began[later] - ledger[f"{earlier}:ended"]) * 1000 for earlier, later in itertools.pairwise(order)]
+def gaps(workshop: Workshop, count: int, *, locked: bool = True) -> list[float]:
+    """Return the milliseconds from the end of one body to the beginning of the next, over a line of ``count`` tasks.
+
+    All are in the queue before the worker takes the first.
+    """
+    key = uuid.uuid4().hex
+    consume(workshop, wanted=False)
+    sent = [workshop.send(*(["span", key] if locked else ["span_unlocked"])) for _ in range(count)]
+    consume(workshop, wanted=True)
+    spans = sorted(task.outcome(PATIENCE) for task in sent)
+    return [(later[0] - earlier[1]) * 1000 for earlier, later in itertools.pairwise(spans)]
+
+
+def consume(workshop: Workshop, *, wanted: bool) -> None:
+    """Let the workers take tasks, or none."""
+    command = workshop.control.add_consumer if wanted else workshop.control.cancel_consumer
+    command(workshop.queue, reply=True, timeout=PATIENCE, limit=workshop.workers)
+
+
+def compare_gaps(open_one: Any, rounds: int) -> None:
+    """Compare twenty tasks of one key in one worker with unlocked tasks of one slot, in turns."""
+    with contextlib.ExitStack() as stack:
+        one, four = (stack.enter_context(open_one(gate=True, concurrency=count)) for count in (1, 4))
+        kinds = {"unlocked, one slot": (one, False), "one key, one slot": (one, True), "one key, four": (four, True)}
+        found: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for _ in range(rounds):
+            for kind, (workshop, locked) in kinds.items():
+                found[kind].append(statistics.median(gaps(workshop, 20, locked=locked)))
+    for kind, medians in found.items():
+        each = " ".join(f"{median:.2f}" for median in medians)
+        print(f"from body to body, {kind}: {statistics.median(medians):.2f} ms, median of {each}")
 
 
 def after_a_kill(workshop: Workshop) -> float:
@@ -146,11 +167,15 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parked", type=int, default=5000)
-    parser.add_argument("--rounds", type=int, default=3, help="of full slots")
+    parser.add_argument("--rounds", type=int, default=5, help="of what is compared in turns")
     parser.add_argument("--full-slots", action="store_true", help="measure nothing else")
+    parser.add_argument("--gaps", action="store_true", help="measure the times between bodies, and nothing else")
     arguments = parser.parse_args()
     parked = arguments.parked
     with workshops() as open_one:
+        if arguments.gaps:
+            compare_gaps(open_one, arguments.rounds)
+            return
         compare_full_slots(open_one, arguments.rounds)
         if arguments.full_slots:
             return
@@ -158,9 +183,9 @@ def main() -> None:
             with open_one(gate=gate, concurrency=2) as workshop:
                 alone, behind = unrelated(workshop, 0), unrelated(workshop, 6)
                 print(f"{'gate' if gate else 'slot'}: 20 unrelated tasks alone {alone:.2f} s, behind 6 {behind:.2f} s")
-                one = hand_overs(workshop, 200)
+                one = gaps(workshop, 200)
                 workshop.start_another(concurrency=2)
-                two = hand_overs(workshop, 200)
+                two = gaps(workshop, 200)
                 print(f"  hand-over, median: {statistics.median(one):.1f} ms on one worker, "
                       f"{statistics.median(two):.1f} ms on two")  # fmt: skip
         with open_one(gate=True, concurrency=4) as workshop:

@@ -147,6 +147,11 @@ class Workshop:
         self._workers.append(worker)
         return worker.start()
 
+    @property
+    def workers(self) -> int:
+        """How many workers have been started."""
+        return len(self._workers)
+
     def close(self) -> None:
         """Kill the workers: a warm shutdown takes seconds, and the tests about it end their workers themselves."""
         for worker in self._workers:

@@ -595,6 +595,18 @@ def hold_terminably_late(key: str, gate: str) -> dict[str, Any]:
     return facts()
 
 
+@shared_task
+@zk_locked("{key}")
+def span(key: str) -> tuple[float, float]:
+    """Return when the body began and ended."""
+    return span_unlocked()
+
+
+@shared_task
+def span_unlocked() -> tuple[float, float]:
+    return time.monotonic(), time.monotonic()
+
+
 @shared_task(acks_late=True, reject_on_worker_lost=True)
 @zk_locked("{key}")
 def enter_in_ledger(key: str, ledger: str, number: int) -> None:
