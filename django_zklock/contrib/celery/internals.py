@@ -76,7 +76,6 @@ _OF_A_DELIVERY = {"compression", "x-delivery-count", "x-acquired-count"}
 _OF_CHILDREN = (
     "_all_inqueues", "_busy_workers", "outbound_buffer", "_processes", "_fileno_to_inq", "_on_ready_counters",
 )  # fmt: skip
-_OF_WRITES = ("_all_inqueues", "_busy_workers", "_active_writes", "outbound_buffer")
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id")
 
 
@@ -360,12 +359,13 @@ class SemaphoreSlots:
         """
         call()
         hub, pool = self._controller.hub, self._controller.pool._pool  # noqa: SLF001
-        write = getattr(hub, "consolidate_callback", None)
-        is_in_loop = threading.current_thread() is threading.main_thread()
-        if write is None or not is_in_loop or not all(hasattr(pool, name) for name in _OF_WRITES):
+        try:
+            write = hub.consolidate_callback
+            idle = list(pool._all_inqueues - pool._busy_workers - pool._active_writes)  # noqa: SLF001
+            to = idle[: len(pool.outbound_buffer)]
+        except AttributeError:
             return
-        idle = list(pool._all_inqueues - pool._busy_workers - pool._active_writes)  # noqa: SLF001
-        if to := idle[: len(pool.outbound_buffer)]:
+        if to and threading.current_thread() is threading.main_thread():
             try:
                 write(to)
             except Exception as error:  # noqa: BLE001 - the loop's, which would have called it

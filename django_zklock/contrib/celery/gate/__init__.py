@@ -3,7 +3,7 @@
 A task that waits takes no slot. If its process dies, the main process releases its lock at once.
 
 A worker has a ``Gate``. Each request of a locked task becomes a ``GateRequest``, whose ``TaskAttempts`` acquire the
-lock, and which waits for one of the ``Slots``. When the task runs, ``handover`` makes its hold from the ``Ticket`` in
+lock, and which waits for one of the ``Slots``. When the task runs, :mod:`.child` makes its hold from the ``Ticket`` in
 its request and from the ``Scoreboard``.
 """
 

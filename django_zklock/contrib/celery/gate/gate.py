@@ -9,11 +9,14 @@ Bootsteps"). The step is added when a worker starts, before its consumer is made
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
 import secrets
 import threading
-from collections import Counter
+from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cached_property, partial
@@ -26,18 +29,17 @@ from django.db import connections as databases
 
 from django_zklock import locked_call
 from django_zklock.contrib.celery import internals
-from django_zklock.contrib.celery.gate import handover
-from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
-from django_zklock.contrib.celery.gate.handover import DEADLINE_HEADER, HEADER
-from django_zklock.contrib.celery.gate.loop import HubLoop, Loop, ThreadLoop
+from django_zklock.contrib.celery.gate import child
+from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, DELIVERY_HEADERS, HEADER, ChildWatcher
 from django_zklock.contrib.celery.gate.request import IN_POOL, AttemptId, GateRequest, Phase
 from django_zklock.contrib.celery.gate.scoreboard import Scoreboard
 from django_zklock.contrib.celery.gate.slots import Slots
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.locked_call import LockedCall
+from django_zklock.zk.background import TimerThread
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
-from django_zklock.zk.waiting import monotonic
+from django_zklock.zk.waiting import AutoResetEvent, monotonic
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -92,9 +94,13 @@ class Gate:
 
     def on_request(self, request: Request) -> None:
         """Let a request of a locked task wait for its lock, and pass on all others."""
-        if _take_out(request, HEADER) is not None:
+        facts = request.request_dict
+        if isinstance(headers := facts.get("headers"), dict) and not DELIVERY_HEADERS.isdisjoint(headers):
+            # A copy: they may be the message's own.
+            facts["headers"] = {name: headers[name] for name in headers if name not in DELIVERY_HEADERS}
+        facts.pop(DEADLINE_HEADER, None)
+        if facts.pop(HEADER, None) is not None:
             logger.warning("event=header_refused task=%s reason='it is not of this delivery'", request.id)
-        _take_out(request, DEADLINE_HEADER)
         locked = self._locked_request(request)
         if locked is None:
             self._handle(request)
@@ -326,12 +332,108 @@ class Gate:
         }
 
 
-def _take_out(request: Request, header: str) -> Any:
-    facts = request.request_dict
-    if isinstance(facts.get("headers"), dict) and header in facts["headers"]:
-        # A copy: they may be the message's own.
-        facts["headers"] = {name: value for name, value in facts["headers"].items() if name != header}
-    return facts.pop(header, None)
+# The thread of the gate: all calls into Celery on behalf of a request are made there, one after the other. It is the
+# worker's event loop. Where the worker has none (a broker without an event loop, gevent, eventlet) the gate has a
+# thread of its own.
+
+
+class Loop(ABC):
+    """Runs calls one after the other, in order. Any thread may post; posting never blocks."""
+
+    def __init__(self) -> None:
+        self.timers = TimerThread()
+        self._calls: deque[Callable[[], object]] = deque()
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Run ``call`` soon."""
+        self._calls.append(call)
+        self._wake()
+
+    def call_later(self, delay: float, call: Callable[[], object]) -> None:
+        """Run ``call`` after ``delay`` seconds."""
+        self.timers.call_later(delay, partial(self.post, call))
+
+    def detach(self) -> None:  # noqa: B027 - a thread of the gate's own goes on
+        """Run the calls also when Celery's loop does not run any more."""
+
+    @abstractmethod
+    def _wake(self) -> None: ...
+
+    def _run_all(self) -> None:
+        while True:
+            try:
+                call = self._calls.popleft()
+            except IndexError:
+                # Not asked before: the thread that continues after detach() may have taken the last call.
+                return
+            try:
+                call()
+            except Exception:
+                logger.exception("event=gate_failed call=%r", call)
+
+
+class HubLoop(Loop):
+    """The worker's event loop, woken through a pipe of the gate.
+
+    kombu's ``call_soon`` does not keep the order, and before kombu 5.6 it does not wake a loop that waits.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
+            os.set_blocking(end, False)
+        self._is_attached = True
+        # Grows before the calls are run. A byte that was sent in this generation wakes the loop.
+        self._generation = 0
+        self._woken = -1
+
+    def attach(self, hub: Any) -> None:
+        """Listen in ``hub``, which removes its readers when the connection to the broker is lost."""
+        self._is_attached = True
+        hub.add_reader(self._read_end, self._run)
+        self._wake()
+
+    def detach(self) -> None:
+        # The timer thread makes the calls one after the other, too.
+        self._is_attached = False
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_attached:
+            self.timers.call_later(0.0, self._run_all)
+            return
+        generation = self._generation
+        if self._woken != generation:
+            with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
+                os.write(self._write_end, b".")
+            # Not before the byte is sent: this thread may be interrupted, and the next caller sends another one.
+            self._woken = generation
+
+    def _run(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read_end, 4096)
+        # Before the calls are run: a call that is posted from here on wakes the loop again.
+        self._generation += 1
+        self._run_all()
+
+
+class ThreadLoop(Loop):
+    """A thread or a greenlet of the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._event = AutoResetEvent()
+        self._thread = threading.Thread(target=self._run, name="zklock-gate", daemon=True)
+        self._thread.start()
+
+    def _wake(self) -> None:
+        self._event.set()
+
+    def _run(self) -> None:
+        while True:
+            self._event.wait()
+            self._run_all()
 
 
 # The step that makes the gate.
@@ -356,7 +458,7 @@ class GateStep(bootsteps.StartStopStep):
         """Return the gate, which Celery starts and stops; before the pool forks."""
         # `celery inspect` finds it there.
         gate = consumer.zklock_gate = Gate(consumer)
-        handover.gates[gate.origin] = gate
+        child.gates[gate.origin] = gate
         internals.put_into(consumer, on_request=gate.on_request, before_soft_shutdown=gate.stop_soon)
         return gate
 
@@ -372,8 +474,8 @@ def is_wanted(app: Any) -> bool:
 
 def install(app: Any) -> None:
     """Add the step to the workers of ``app``, and read tickets in tasks; calling it again changes nothing."""
-    if handover.read_ticket not in locked_call.acquire_hooks:
-        locked_call.acquire_hooks.append(handover.read_ticket)
+    if child.read_ticket not in locked_call.acquire_hooks:
+        locked_call.acquire_hooks.append(child.read_ticket)
     task_received.connect(_note_delivery, dispatch_uid="django_zklock.gate", weak=False)
     app.steps["consumer"].add(GateStep)
 

@@ -38,10 +38,8 @@ from celery.worker.request import Request
 
 from django_zklock import signals
 from django_zklock.contrib.celery import internals
-from django_zklock.contrib.celery.gate.acquisition import TaskAttempts
-from django_zklock.contrib.celery.gate.child_note import DELAY, ChildNote
-from django_zklock.contrib.celery.gate.child_watcher import ended_child_failure
-from django_zklock.contrib.celery.gate.handover import HEADER, Ticket
+from django_zklock.contrib.celery.gate.acquisition import DELAY, ChildNote, TaskAttempts
+from django_zklock.contrib.celery.gate.child import HEADER, Ticket, ended_child_failure
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentCell
 from django_zklock.contrib.celery.retry import CONFLICTS, OUTAGES
 from django_zklock.locked_call import LockedCall
@@ -141,9 +139,13 @@ class GateRequest:
         # Names the request, and its hold on the scoreboard and in the ticket.
         self.hold_id = secrets.randbits(63) | 1
         headers = request.message.headers or {}
-        conflicts, outages = (headers.get(budget.tries, 0) for budget in (CONFLICTS, OUTAGES))
         # `RetryLater` changes no other part: each wait has a deadline of its own.
-        self.attempt_id: AttemptId = (request.id, request.request_dict.get("retries") or 0, conflicts, outages)
+        self.attempt_id: AttemptId = (
+            request.id,
+            request.request_dict.get("retries") or 0,
+            headers.get(CONFLICTS.tries, 0),
+            headers.get(OUTAGES.tries, 0),
+        )
         self.attempts = TaskAttempts(
             lock,
             call.timeout,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from django_zklock.contrib.celery import internals
@@ -57,7 +58,7 @@ class Slots:
     def queue(self, request: GateRequest) -> None:
         """Let ``request`` have its turn after all that wait for a slot."""
         self._turns.add(request.hold_id)
-        self._pool.acquire(_Turn(self, request))
+        self._pool.acquire(partial(self.on_turn, request))
         self._ask_ahead()
 
     def on_turn(self, request: GateRequest) -> None:
@@ -95,8 +96,8 @@ class Slots:
 
     def _ask_ahead(self) -> None:
         """Let the next requests of the line ask for their locks, if they will have a slot soon."""
-        size, recent = self._pool.size, self._recent
-        if not size or not self._turns or len(recent) <= 2 * size:
+        recent = self._recent
+        if not self._turns or not (size := self._pool.size) or len(recent) <= 2 * size:
             return
         since = monotonic() - SHORT
         while recent and recent[0] < since:
@@ -104,9 +105,11 @@ class Slots:
         if len(recent) <= 2 * size:
             return
         for call in self._pool.first(size):
-            if isinstance(call, _Turn) and call.request.phase is Phase.QUEUED:
-                self._ahead.add(call.request.hold_id)
-                call.request.guarded(call.request.on_turn)
+            # Others are Celery's.
+            request = call.args[0] if isinstance(call, partial) and call.func == self.on_turn else None
+            if request is not None and request.phase is Phase.QUEUED:
+                self._ahead.add(request.hold_id)
+                request.guarded(request.on_turn)
 
     def use(self, call: Callable[[], object]) -> None:
         """Use a slot for ``call``, which hands a task to the pool."""
@@ -132,19 +135,6 @@ class Slots:
         """Whether a request has waited too long for the next free slot."""
         first = next(iter(self._gate.decided.values()), None)
         return first is not None and monotonic() - first.moved > MAX_READY
-
-
-class _Turn:
-    """What is in the line of the pool for a request."""
-
-    __slots__ = ("_slots", "request")
-
-    def __init__(self, slots: Slots, request: GateRequest) -> None:
-        self._slots = slots
-        self.request = request
-
-    def __call__(self) -> None:
-        self._slots.on_turn(self.request)
 
 
 class CountedSlots:

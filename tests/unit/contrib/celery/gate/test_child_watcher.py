@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
+from django_zklock.contrib.celery.gate.child import ChildWatcher
 
 pytestmark = pytest.mark.celery
 

@@ -15,8 +15,8 @@ from celery.exceptions import TaskRevokedError
 
 from django_zklock import signals
 from django_zklock.contrib.celery.gate import request as gate_request
-from django_zklock.contrib.celery.gate.child_note import DELAY
-from django_zklock.contrib.celery.gate.handover import HEADER
+from django_zklock.contrib.celery.gate.acquisition import DELAY
+from django_zklock.contrib.celery.gate.child import HEADER
 from django_zklock.contrib.celery.gate.request import LEGAL, Phase, Verdict
 from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.waiting import monotonic

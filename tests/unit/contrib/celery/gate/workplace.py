@@ -15,8 +15,7 @@ from celery.worker import state as celery_state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from django_zklock.contrib.celery.gate import request as request_module
-from django_zklock.contrib.celery.gate.gate import Gate
-from django_zklock.contrib.celery.gate.loop import Loop
+from django_zklock.contrib.celery.gate.gate import Gate, Loop
 from django_zklock.contrib.celery.gate.request import Phase, Verdict
 from django_zklock.contrib.celery.gate.scoreboard import Cell, Scoreboard
 from django_zklock.contrib.celery.gate.slots import Slots

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from django_zklock.contrib.celery.gate.loop import HubLoop
+from django_zklock.contrib.celery.gate.gate import HubLoop
 
 
 def test_loop__without_the_hub() -> None:

@@ -12,8 +12,8 @@ import pytest
 from celery.app.task import Context
 
 from django_zklock import zk_locked
-from django_zklock.contrib.celery.gate import handover
-from django_zklock.contrib.celery.gate.handover import HEADER, Ticket, TicketOffer, _is_for
+from django_zklock.contrib.celery.gate import child
+from django_zklock.contrib.celery.gate.child import HEADER, Ticket, TicketOffer, _is_for
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.exceptions import LockTimeout
@@ -59,11 +59,11 @@ def test_ticket__of_nobody_here(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     request = Context(
         {"id": "one", "args": ["a"], "kwargs": {}, HEADER: header, "headers": {HEADER: header, "mine": 1}}
     )
-    monkeypatch.setattr(handover, "running_task", lambda: SimpleNamespace(run=body, request=request))
+    monkeypatch.setattr(child, "running_task", lambda: SimpleNamespace(run=body, request=request))
     call, _own = outermost_lock(SimpleNamespace(run=body))
     assert call is not None
     with caplog.at_level(logging.WARNING):
-        assert handover.read_ticket(call, ("a",), {}) is None
+        assert child.read_ticket(call, ("a",), {}) is None
     assert "event=header_refused task=one" in caplog.text
     assert (request.get(HEADER), request.headers) == (None, {"mine": 1})
 
@@ -198,7 +198,7 @@ def test_lost__given_up_by_another() -> None:
 def test_fork__has_no_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that a task forks can neither take the hold of the task nor give it back."""
     request = Context({"id": "one", "args": ["a"], "kwargs": {}, HEADER: ticket_for("a")})
-    monkeypatch.setattr(handover, "running_task", lambda: SimpleNamespace(run=body, request=request))
+    monkeypatch.setattr(child, "running_task", lambda: SimpleNamespace(run=body, request=request))
     pid = os.fork()
     if not pid:
         os._exit(int(request.get(HEADER) is not None))
