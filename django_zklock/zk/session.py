@@ -244,7 +244,7 @@ class Session:
         self.pid = 0
         self.ended = "it belongs to the parent process"
         self.connected = False
-        # Greenlets live on in a child: nobody is notified there, and no call is made.
+        # Greenlets live on in a child: no listener is notified there, and no call is made.
         self._listeners.clear()
         self._is_emptying = True
         self.wire.abandon_after_fork()
