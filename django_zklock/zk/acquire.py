@@ -52,7 +52,7 @@ class Acquisition:
         self,
         lock: LockValue,
         timeout: float | None,
-        wake: Callable[[], None],
+        wake: Callable[[], bool | None],
         caller: Caller | None = None,
         *,
         may_be_taken: bool = False,
@@ -235,9 +235,12 @@ class Acquisition:
 
     def _changed(self) -> None:
         # Under the monitor.
-        self._wake()
+        is_awake = self._wake() is not False
         if self._possession is not None:
             self._possession.on_change()
+        elif not is_awake:
+            # The event loop was closed, and the task in it did not end: it will never take what it is granted.
+            self.contender.session.post(self.contender.leave)
 
     # The errors: what happened, for how long, which contender holds the lock, and what to do.
 

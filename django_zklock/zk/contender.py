@@ -264,8 +264,7 @@ class Contender(Script):
             self.ask(place.listing.list_queue, partial(self._read_first_holder, place))
 
     def _read_first_holder(self, place: Place, queue: Queue | None, _error: Exception | None) -> None:
-        conflicts, limit = self.rule.conflicts, self.rule.limit
-        first = next((node.name for node in queue or () if node.kind in conflicts or limit), place.node)
+        first = next((node.name for node in queue or ()), place.node)
         if first is None or first == place.node:
             self.on_holder(place, None)
         else:
@@ -451,11 +450,11 @@ class Contender(Script):
                 refusals.append(value)
         # Some were deleted; or the session that created them has ended, and contenders would wait for them until the
         # server notices; or they cannot be read, so that the hold could never be verified.
-        leftovers = [f"{place.path}/{name}" for place, name in zip(self.places, found, strict=True) if name]
-        outcomes = yield [or_error(partial(wire_.delete, path)) for path in leftovers]
-        for path, outcome in zip(leftovers, outcomes, strict=True):
+        leftovers = {place: f"{place.path}/{name}" for place, name in zip(self.places, found, strict=True) if name}
+        outcomes = yield [or_error(partial(wire_.delete, path)) for path in leftovers.values()]
+        for place, outcome in zip(leftovers, outcomes, strict=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, wire.NoNodeError):
-                logger.error("event=leave_refused node=%s error=%r", path, outcome)
+                self._leave_behind([place], outcome)
         if refusals:
             raise refusals[0]
         self._guid = ""
@@ -475,7 +474,8 @@ class Contender(Script):
 
     def _leave_behind(self, places: Sequence[Place], error: Exception) -> None:
         """Note that nodes may stay until the session ends, because the server refuses for good to delete them."""
-        logger.error("event=leave_refused contender=%r error=%r", self, error)
+        paths = " ".join(place.path for place in places)
+        logger.error("event=leave_refused paths=%s contender=%r error=%r", paths, self, error)
         self._is_left_behind, self._on_deleted = True, ()
         self.session.leave_behind(self._size(places))
 
@@ -485,7 +485,9 @@ class Contender(Script):
                 self._leave_behind(self.places, error)
             self._finish()
         elif error is not None:
-            self._guid = ""
+            if self._guid:
+                self._leave_behind(self.places, error)
+                self._guid = ""
             self.leave(error)
 
     def _finish(self) -> None:

@@ -65,7 +65,7 @@ class Possession:
         # The loss that this process has seen by its own means.
         self._seen_loss: str | None = None
         self._is_loss_reported = False
-        self._loss_callbacks: list[Callable[[], None]] = []
+        self._loss_callbacks: list[Callable[[], object]] = []
         # The signals that are sent at most once. The thread that sends one takes it out.
         self._pending_signals = ["lost", "revoked"]
         # The outermost hold, until the reason of its loss is known.
@@ -153,7 +153,7 @@ class Possession:
             await known.wait(REASON_TIMEOUT)
             forget()
 
-    def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
+    def when_lost(self, call: Callable[[], object]) -> Callable[[], None]:
         """Call ``call`` once, in the background, as soon as it is known that the lock is lost. It must not block.
 
         If it is known already, the call is made here and now. Returns a function that takes that back.
@@ -322,7 +322,7 @@ class Held:
             key=self.key,
         )
 
-    def _when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
+    def _when_lost(self, call: Callable[[], object]) -> Callable[[], None]:
         """Call ``call`` when the lock is lost, see :meth:`Possession.when_lost`."""
         return self._possession.when_lost(call)
 

@@ -20,7 +20,8 @@ NOT_SHARED = ALL - SHARED
 class WatchPlan:
     """What a contender watches while it waits, or :data:`GRANTED`.
 
-    ``first`` is the first of the blockers; not all are kept, as queues are long. ``watch`` has the nodes to watch.
+    ``first`` is the first node of the queue, which holds: the first of those that block a reader may be a writer that
+    waits itself. ``watch`` has the nodes to watch.
 
     - With ``grants_on_delete`` these are all blockers: the lock is granted when the last of them is deleted.
     - Otherwise the deletion of a watched node means: list again. The watched node is the one before the last blockers,
@@ -73,15 +74,16 @@ class Rule:
         """Return what the contender of the node ``own`` does now; raise ``LookupError`` if it is not in ``queue``."""
         blockers = queue.before(own, self.conflicts)
         has_room = self.has_room(own, queue)
+        first = next(iter(queue)).name
         if blockers:
-            return self._plan_for(blockers, others=not has_room)
+            return self._plan_for(first, blockers, others=not has_room)
         if has_room:
             return GRANTED
         leases = queue.before(own, LEASES)
         # If the lease before ours holds, or its client does not write when it is granted, only the children wake us.
         if len(leases) == queue.room or leases[-1].limit is None:
-            return WatchPlan(leases[0].name, watch_children=True)
-        return WatchPlan(leases[0].name, (leases[-1],), woken_by_predecessor=True)
+            return WatchPlan(first, watch_children=True)
+        return WatchPlan(first, (leases[-1],), woken_by_predecessor=True)
 
     def proof_of_waiter(self, own: str, queue: Queue, mark: Mark) -> tuple[str, ...]:
         """Return nodes whose existence proves that a contender waits which will run what ``mark`` names, if one does.
@@ -114,12 +116,12 @@ class Rule:
         """Whether the limits of the leases leave room for ``own``; always true for other kinds."""
         return self.limit is None or queue.count_before(own, LEASES) < queue.room
 
-    def _plan_for(self, blockers: list[Node], *, others: bool) -> WatchPlan:
+    def _plan_for(self, first: str, blockers: list[Node], *, others: bool) -> WatchPlan:
         """Return the plan to watch the last blocker and those that hold together with it, or first the one before them.
 
         ``others`` says that deleting the blockers is not enough, because there is no room for a lease either.
         """
-        first, last = blockers[0].name, blockers[-1].kind
+        last = blockers[-1].kind
         size = 1
         if last in SHARED:
             while size < len(blockers) and blockers[-size - 1].kind is last:

@@ -163,10 +163,16 @@ class AsyncAutoResetEvent:
         self._is_set = False
         self._waiting: asyncio.Future[None] | None = None
 
-    def set(self) -> None:
-        """Wake the waiting task, or the next that waits. Never blocks, never raises."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits in it
+    def set(self) -> bool:
+        """Wake the waiting task, or the next that waits; return ``False`` if the loop is closed, so that none will.
+
+        Never blocks, never raises.
+        """
+        try:
             self._loop.call_soon_threadsafe(self._set_in_loop)
+        except RuntimeError:
+            return False
+        return True
 
     def _set_in_loop(self) -> None:
         self._is_set = True

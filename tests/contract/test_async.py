@@ -8,7 +8,7 @@ import time
 import pytest
 
 from django_zklock.exceptions import LockConflict, LockLost, LockTimeout
-from django_zklock.zk.held import current
+from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.support.cancellation import BEFORE, Canceller, nothing_left
@@ -136,6 +136,26 @@ def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, onlooker: O
         onlooker.wait_count(lock.paths[0], 1)
     Runner(lambda: lock.acquire(timeout=5).release()).result()
     wait_until(lambda: not pool.sessions()[0]._listeners)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_loop__closed_with_a_waiter(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """A waiter whose loop was closed without an end of its task leaves when it is granted the lock."""
+    lock = Lock("k", pool)
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> asyncio.Task[Held]:
+        task = asyncio.create_task(lock.aacquire())
+        await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 2)
+        return task
+
+    with Lock("k", make_pool()).acquire(timeout=5) as held:
+        waiting = loop.run_until_complete(begin())
+        loop.close()
+        held.release(wait=True)
+        onlooker.wait_empty(lock.paths[0])
+    wait_until(lambda: not pool.sessions()[0]._listeners)
+    assert not waiting.done()
 
 
 def test_held__async_with(pool: Pool, onlooker: Onlooker) -> None:

@@ -450,8 +450,11 @@ def test_reply_lost__gone_while_looking(script: Script) -> None:
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
-def test_reply_lost__search_refused(script: Script, refused: int) -> None:
-    """If one line cannot be read then, that is the outcome; what is found is taken away, and nothing created."""
+def test_reply_lost__search_refused(script: Script, refused: int, caplog: pytest.LogCaptureFixture) -> None:
+    """If one line cannot be read then, that is the outcome; what is found is taken away, and nothing created.
+
+    A node may be left in that line, where it keeps everybody out: that is logged, and it counts in the budget.
+    """
     several = contend(script)
     names = lose_reply(script)
     script.answer("sync")
@@ -464,6 +467,21 @@ def test_reply_lost__search_refused(script: Script, refused: int) -> None:
     assert answer_deletes(script) == expected
     assert isinstance(several.error, NoAuthError)
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
+    assert caplog.text.count("event=leave_refused") == 1
+    assert script.used == len(LINES)
+
+
+def test_reply_lost__found_and_not_to_be_deleted(script: Script, caplog: pytest.LogCaptureFixture) -> None:
+    """What is left of a lost creation and cannot be taken away is logged, and counts in the budget."""
+    several = contend(script)
+    names = lose_reply(script)
+    script.answer("sync")
+    for line in LINES:
+        script.answer("children", [names[line]] if line == "/b" else [])
+    script.answer("delete", error=NoAuthError())
+    assert caplog.text.count("event=leave_refused") == 1
+    list_all(script, create(script))
+    assert (several.state, script.used) == (State.HELD, 1 + len(LINES))
 
 
 @pytest.mark.parametrize("found", ["", "b", "abc"])
