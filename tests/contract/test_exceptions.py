@@ -18,11 +18,13 @@ from django.db import transaction
 from django_zklock import transactions
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.transactions import CommitLock
+from django_zklock.zk import held as held_module
 from django_zklock.zk import owners
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held, Possession, held_stack
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.place import Place as PlaceInQueue
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
 from django_zklock.zk.waiting import AutoResetEvent
@@ -310,24 +312,44 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
     probe(pool, other, "k")
 
 
+def has_waiter(pool: Pool) -> bool:
+    return any(getattr(tenant, "state", None) is State.WAITING for tenant in list(pool.sessions()[0]._listeners))
+
+
+@pytest.fixture
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that grows with each lock that goes from one contender of a session to the next."""
+    calls: list[bool] = []
+    go_on = PlaceInQueue.go_on
+
+    def counted(self: PlaceInQueue, *, is_clear: bool) -> None:
+        if is_clear:
+            calls.append(is_clear)
+        go_on(self, is_clear=is_clear)
+
+    monkeypatch.setattr(PlaceInQueue, "go_on", counted)
+    return calls
+
+
+@pytest.mark.parametrize("holder", ["another session", "the same session"])
 @by_instant
-def test_every_instant__waiting_and_granted(pool: Pool, make_pool: MakePool) -> None:
+def test_every_instant__waiting_and_granted(
+    pool: Pool, make_pool: MakePool, handed_over: list[bool], holder: str
+) -> None:
     """The same for a wait that ends with the lock."""
     other = make_pool()
+    blocking = other if holder == "another session" else pool
     lock = Lock("k", pool)
     lock.acquire(timeout=LONG).release()
-
-    def waits() -> bool:
-        return any(getattr(tenant, "state", None) is State.WAITING for tenant in list(pool.sessions()[0]._listeners))
 
     @contextlib.contextmanager
     def taken_until_waited_for() -> Iterator[None]:
         taken, over = threading.Event(), threading.Event()
 
         def block() -> None:
-            with Lock("k", other).acquire(timeout=LONG):
+            with Lock("k", blocking).acquire(timeout=LONG):
                 taken.set()
-                wait_until(lambda: waits() or over.is_set(), LONG)
+                wait_until(lambda: has_waiter(pool) or over.is_set(), LONG)
 
         blocker = Runner(block)
         assert taken.wait(LONG)
@@ -347,6 +369,45 @@ def test_every_instant__waiting_and_granted(pool: Pool, make_pool: MakePool) -> 
 
     visited = visit_all(cycle, check, around=taken_until_waited_for)
     assert visited >= ACQUIRING | HOLDING | BLOCK | codes(AutoResetEvent.wait)
+    assert bool(handed_over) == (blocking is pool)
+
+
+@by_instant
+def test_every_instant__handing_over(pool: Pool, make_pool: MakePool, handed_over: list[bool]) -> None:
+    """Wherever an exception strikes a release, the waiter right behind, of the same session, is granted the lock."""
+    other = make_pool()
+    lock = Lock("k", pool)
+    lock.acquire(timeout=LONG).release()
+    taken, busy = threading.Event(), threading.Event()
+
+    def follow() -> None:
+        assert taken.wait(LONG)
+        with Lock("k", pool).acquire(timeout=LONG):
+            assert not busy.is_set()
+
+    @contextlib.contextmanager
+    def followed() -> Iterator[None]:
+        taken.clear()
+        follower = Runner(follow)
+        try:
+            yield
+        finally:
+            taken.set()
+            follower.result(LONG)
+
+    def cycle() -> None:
+        with lock:
+            busy.set()
+            taken.set()
+            wait_until(lambda: has_waiter(pool), LONG)
+            busy.clear()
+
+    def check() -> None:
+        assert held_stack() == []
+        probe(pool, other, "k")
+
+    assert visit_all(cycle, check, around=followed, near=held_module.__file__) >= HOLDING | codes(Possession.drop)
+    assert handed_over
 
 
 @by_instant
