@@ -36,9 +36,10 @@ SHORT = 0.2
 class Slots:
     """The slots that the gate has, and the requests that wait for one. Used in the gate's loop.
 
-    ``in_hand`` slots are the gate's, and no request's: one for each that is JOINING and has had its turn. What is more
-    than that goes to the first request that is DECIDED, or back to Celery. A request may be in the line of the pool
-    when it wants no slot any more: a slot that comes goes to a request that needs one.
+    ``in_hand`` slots are the gate's, and no request's: at most one for each that is JOINING and has had its turn. The
+    first request that is DECIDED gets any of them: while tasks of one key arrive, each end of a body grants the lock to
+    the next, which would wait for the answers to those that arrive. What nobody needs goes back to Celery. A request
+    may be in the line of the pool when it wants no slot any more: a slot that comes goes to a request that needs one.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -74,21 +75,27 @@ class Slots:
     def seek(self, request: GateRequest) -> None:
         """Let ``request``, which is DECIDED, have the next slot, before all that wait for their turn."""
         self.settle()
-        # One that has asked ahead of its turn, and was granted at once, overtakes no other.
-        if request.hold_id in self._gate.decided and (request.contended or request.hold_id not in self._turns):
+        if request.hold_id in self._gate.decided and self._is_next(request):
             self._pool.acquire_next(self._on_slot)
+
+    def _is_next(self, request: GateRequest) -> bool:
+        # One that has asked ahead of its turn, and was granted at once, overtakes no other.
+        return request.contended or request.hold_id not in self._turns
 
     def _on_slot(self) -> None:
         self.in_hand += 1
         self.settle()
 
     def settle(self) -> None:
-        """Use the slots that no request needs while it asks for its lock."""
+        """Use the slots that the gate has: first for requests that are decided, and hold their locks without one."""
         self._ahead &= self._gate.joining
-        while self.in_hand > len(self._gate.joining) - len(self._ahead):
-            decided = next(iter(self._gate.decided.values()), None)
-            if decided is not None:
+        while self.in_hand:
+            is_kept = self.in_hand <= len(self._gate.joining) - len(self._ahead)
+            ready = (each for each in self._gate.decided.values() if not is_kept or self._is_next(each))
+            if (decided := next(ready, None)) is not None:
                 decided.guarded(decided.submit)
+            elif is_kept:
+                break
             else:
                 self.in_hand -= 1
                 self._pool.release()

@@ -76,6 +76,24 @@ def test_wait__has_no_slot(workplace: Workplace) -> None:
     assert (workplace.semaphore.value, workplace.gate.slots.in_hand) == (1, 0)
 
 
+def test_granted__while_another_asks(workplace: Workplace) -> None:
+    """A granted request does not wait for the answer to another one that keeps a slot while it asks for its lock."""
+    locked = workplace.waiting()
+    workplace.end_task()
+    wait_behind(locked)
+    asking = workplace.waiting("asking")
+    assert (asking.phase, workplace.gate.slots.in_hand) == (Phase.JOINING, 1)
+    decide(locked)
+    assert (locked.phase, workplace.submitted, workplace.gate.slots.in_hand) == (Phase.SUBMITTED, ["id"], 0)
+    # It is before all others nevertheless.
+    unlocked(workplace, "behind")
+    decide(asking)
+    workplace.end_task()
+    workplace.end_task()
+    assert workplace.submitted == ["id", "asking", "behind"]
+    assert (workplace.semaphore.value, workplace.gate.slots.in_hand) == (0, 0)
+
+
 def test_granted__and_lost_before_its_slot(workplace: Workplace) -> None:
     """A lock that is lost while its request waits for a slot is acquired again, and the slot goes to the next one."""
     locked = workplace.waiting()
