@@ -38,8 +38,8 @@ class Slots:
 
     ``in_hand`` slots are the gate's, and no request's: at most one for each that is JOINING and has had its turn. The
     first request that is DECIDED gets any of them: while tasks of one key arrive, each end of a body grants the lock to
-    the next, which would wait for the answers to those that arrive. What nobody needs goes back to Celery. A request
-    may be in the line of the pool when it wants no slot any more: a slot that comes goes to a request that needs one.
+    the next, which would wait for the answers to those that arrive. What no request needs goes back to Celery. A
+    request may be in the line of the pool when it wants no slot any more: a slot that comes goes to one that needs it.
     """
 
     def __init__(self, gate: Gate) -> None:
