@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .history import Row
@@ -24,16 +24,26 @@ STALE = 15.0
 GROWTH = 40_000
 # Seconds within which a call may not reach ZooKeeper though nothing is wrong.
 BRIEF = 1.0
-# Seconds after the end of a fault within which its effects are still explained by it.
-BELATED = 30.0
+# Seconds after the end of a fault within which its effects are still explained by it. More than this is left between
+# the last fault of a season and the end of the calls.
+BELATED = 10.0
+# Whom a fault hits that every client notices.
+SERVERS = {"leader", "follower"}
+# How the name of a node shows its kind.
+KINDS = {"lock-": "exclusive", "__WRIT__": "write", "__READ__": "read", "lease-": "lease"}
 
 
 @dataclass(frozen=True)
 class Hold:
-    """A hold of one key; ``sure`` is the last moment at which it was certain."""
+    """A hold of one key; ``sure`` is the last moment at which it was certain.
+
+    ``process`` has the session, and its owner was done at ``over``: infinity if nobody has seen that.
+    """
 
     began: float
     sure: float
+    over: float
+    process: int
     call: str
     key: str
     kind: str
@@ -43,7 +53,12 @@ class Hold:
 
     def excludes(self, other: Hold) -> bool:
         """Whether the two may not be at the same time, limits aside."""
-        return self.kind != other.kind or self.kind not in {"read", "lease"}
+        return excludes(self.kind, other.kind)
+
+
+def excludes(kind: str, other: str) -> bool:
+    """Whether two of these kinds may not hold at the same time, limits aside."""
+    return kind != other or kind not in {"read", "lease"}
 
 
 @dataclass(frozen=True)
@@ -99,15 +114,29 @@ class Checker:
                 sure[row["call"]] = row["at"]
             elif row["what"] == "end":
                 sure[row["call"]] = row["sure"]
+        over = {row["call"]: row["at"] for row in self.by["end"]}
+        # A worker's main process holds the locks of its children, and releases that of one that was killed.
+        mains: dict[int, int] = {row["pid"]: row["main"] for row in self.by["child"]}
+        killed = {row["child"]: row["at"] for row in self.by["child_killed"]}
         found: dict[str, list[Hold]] = defaultdict(list)
         for row in self.by["begin"]:
             if row["lost"]:
                 continue
+            process: int = row["pid"]
             for key, token in row["tokens"].items():
-                until = max(sure.get(row["call"], row["at"]), row["at"])
-                found[key].append(
-                    Hold(row["at"], until, row["call"], key, row["kind"], row["limit"], token, row["node"])
+                hold = Hold(
+                    began=row["at"],
+                    sure=max(sure.get(row["call"], row["at"]), row["at"]),
+                    over=over.get(row["call"], killed.get(process, math.inf)),
+                    process=mains.get(process, process),
+                    call=row["call"],
+                    key=key,
+                    kind=row["kind"],
+                    limit=row["limit"],
+                    token=token,
+                    node=row["node"],
                 )
+                found[key].append(hold)
         return found
 
     def _generation(self, at: float) -> int:
@@ -162,24 +191,36 @@ class Checker:
                     newest[generation, hold.kind] = hold
 
     def _queues(self) -> Iterator[Finding]:
-        """Nobody holds exclusively while a node before its own is in the queue.
+        """Nobody holds while a node before its own, which it has to wait for, is in the queue.
 
         A row ``queue`` has the nodes that were there after its time, at two servers at least: they were read after a
-        write.
+        write. A node whose owner has released the lock stays until the server hears of it, and holds up everybody but
+        the next one of its session.
         """
         for key, holds in self.holds.items():
-            mine = [hold for hold in holds if hold.kind in {"exclusive", "write"} and hold.node is not None]
-            numbers = {hold.node.rpartition("/")[2]: hold for hold in mine if hold.node and f"/{key}/" in hold.node}
+            # The nodes of a hold of several keys differ in their numbers alone.
+            mine = {_stem(hold.node): hold for hold in holds if hold.node is not None}
             for row in self.by["queue"]:
-                nodes = row["queues"].get(key, [])
-                present = [(_number(name), name) for name in nodes]
-                for _, name in present:
-                    hold = numbers.get(name)
-                    if hold is None or not hold.began < row["at"] or hold.sure < row["at"]:
+                nodes = sorted(row["queues"].get(key, []), key=_number)
+                for position, name in enumerate(nodes):
+                    hold = mine.get(_stem(name))
+                    if hold is None or not hold.began < row["at"] <= hold.sure:
                         continue
-                    before = [other for number, other in present if number < _number(name)]
-                    if before:
-                        yield Finding("overtaken", row["at"], f"{key}: {hold} holds behind {before}")
+                    before = [
+                        other
+                        for other in nodes[:position]
+                        if not (
+                            (left := mine.get(_stem(other))) is not None
+                            and left.process == hold.process
+                            and left.over <= hold.began
+                        )
+                    ]
+                    blockers = [other for other in before if excludes(_kind(other), hold.kind)]
+                    if hold.kind == "lease":
+                        leases = [other for other in before if _kind(other) == "lease"]
+                        blockers += leases if len(leases) >= (hold.limit or 0) else []
+                    if blockers:
+                        yield Finding("overtaken", row["at"], f"{key}: {hold} holds behind {blockers}")
 
     def _nested(self) -> Iterator[Finding]:
         """A hold inside a hold has the same node and token."""
@@ -190,36 +231,48 @@ class Checker:
     # Liveness.
 
     def _coalesced(self) -> Iterator[Finding]:
-        """A call that was skipped is followed by a run of its function, or the one that was to run was ended by force.
+        """A call that was skipped is followed by a run of its function, for a call that waited then.
 
-        A node of a process that has died, or of a lost connection, counts as one that waits, until its session ends.
+        If that one could not wait any longer, or was ended by force, nobody runs. A node of a process that has died, or
+        of a lost connection, counts as one that waits, until its session ends.
         """
-        runs: dict[tuple[str, str], list[float]] = defaultdict(list)
-        ended: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-        for row in self.by["begin"]:
-            # A task has no row for its call.
-            call = self.calls.get(row["call"])
-            if call is not None:
-                runs[call["do"], call["keys"][0]].append(row["at"])
-        for name, call in self.calls.items():
-            done = self.done.get(name)
-            if done is None or done["outcome"] not in {"held", "skipped", "LockLost"}:
-                # It died, or could not wait any longer.
-                end = done["at"] if done is not None else self.death(call)
-                ended[call["do"], call["keys"][0]].append((call["at"], end))
+        began = {row["call"]: row["at"] for row in self.by["begin"]}
+        same: dict[tuple[str, str], list[Row]] = defaultdict(list)
+        for call in self.calls.values():
+            same[call["do"], call["keys"][0]].append(call)
         for name, done in self.done.items():
             call = self.calls[name]
             if done["outcome"] != "skipped":
                 continue
             self.counts["coalesced"] += 1
-            which = (call["do"], call["keys"][0])
-            explained = any(began < done["at"] and end > call["at"] - STALE for began, end in ended[which])
-            if not explained and not any(at > call["at"] for at in runs[which]):
+            alike = same[call["do"], call["keys"][0]]
+            until = waiters_until(
+                done["at"],
+                (
+                    (each["at"], ended["at"])
+                    for each in alike
+                    if (ended := self.done.get(each["call"])) is not None and ended["outcome"] == "skipped"
+                ),
+            )
+            earlier = [each for each in alike if each["at"] < until]
+            if any(began.get(each["call"], -math.inf) > call["at"] for each in earlier):
+                continue
+            if any(each["call"] not in began and self._gave_up(each) > call["at"] - STALE for each in earlier):
+                self.counts["coalesced for one that gave up"] += 1
+            else:
                 yield Finding("coalesced", done["at"], f"{call} was skipped, and nobody has run for it")
+
+    def _gave_up(self, call: Row) -> float:
+        """Return when a call that has not run ended otherwise than because it was not to run."""
+        done = self.done.get(call["call"])
+        if done is None:
+            return self.death(call)
+        return -math.inf if done["outcome"] == "skipped" else float(done["at"])
 
     def _outcomes(self) -> Iterator[Finding]:
         """Each call ends as it may, and not before nor long after its time."""
-        faults = self.fault_times()
+        began: dict[str, float] = {row["call"]: row["at"] for row in self.by["begin"]}
+        faults = self.faults()
         stopped = [(row["victim"], row["at"], row["until"]) for row in self.by["stopped"]]
         for name, done in self.done.items():
             call = self.calls[name]
@@ -235,23 +288,30 @@ class Checker:
                 outcome in {"LockLost", "ZooKeeperUnavailable"}
                 # To connect, and to answer, may take so long on a busy machine.
                 and (timeout is None or timeout > BRIEF)
-                and not any(began <= done["at"] and until + BELATED >= call["at"] for began, until in faults)
+                and not any(
+                    victim in {call["client"], *SERVERS} and since <= done["at"] and until + BELATED >= call["at"]
+                    for victim, since, until in faults
+                )
             ):
                 yield Finding("outcome", done["at"], f"{about}, and nothing was wrong")
             elif outcome == "LockTimeout" and took < timeout * 0.99 - 0.001:
                 yield Finding("early", done["at"], about)
-            elif timeout is not None and outcome in {"LockTimeout", "taken", "ZooKeeperUnavailable"}:
+            elif timeout is not None:
+                # The body takes as long as it likes.
+                ended: float = done["at"]
+                decided = began.get(name, ended) if outcome in {"held", "LockLost"} else ended
                 away = sum(
-                    max(0.0, min(until, done["at"]) - max(at, call["at"]))
+                    max(0.0, min(until, decided) - max(at, call["at"]))
                     for victim, at, until in stopped
                     if victim == call["pid"]
                 )
-                if took > timeout + away + LATE:
-                    yield Finding("late", done["at"], about)
+                if decided - call["at"] > timeout + away + LATE:
+                    yield Finding("late", decided, about)
 
-    def fault_times(self) -> list[tuple[float, float]]:
+    def faults(self) -> list[tuple[str, float, float]]:
+        """Return of each fault whom it hit, and from when until when."""
         ends = {(row["fault"], row["began"]): row["at"] for row in self.by["mended"]}
-        return [(row["at"], ends.get((row["fault"], row["at"]), math.inf)) for row in self.by["fault"]]
+        return [(row["victim"], row["at"], ends.get((row["fault"], row["at"]), math.inf)) for row in self.by["fault"]]
 
     def _stuck(self) -> Iterator[Finding]:
         """Each call of a process that lives has ended when all has settled."""
@@ -270,6 +330,8 @@ class Checker:
             left: dict[str, int] = dict(row["objects"])
             left["threads"] = len([name for name in row["threads"] if name.startswith("zklock")])
             left["sockets"] = row["sockets"]
+            # Its journal is one more than it had in the beginning.
+            left["descriptors"] = max(0, row["descriptors"] - began[row["pid"]]["descriptors"] - 1)
             left["KB of memory"] = max(0, row["rss"] - began[row["pid"]]["rss"] - GROWTH)
             for what, count in left.items():
                 if count:
@@ -284,5 +346,26 @@ class Checker:
                 yield Finding("error", row["at"], f"{row['client']} has logged {row['text']}")
 
 
+def waiters_until(at: float, skipped: Iterable[tuple[float, float]]) -> float:
+    """Return before which moment a call has come that is to run for one that was skipped at ``at``.
+
+    ``skipped`` says of all calls that were skipped when they came and ended. T1 is skipped for T2, and T2, whose
+    session ends, for T3, which came after the end of T1.
+    """
+    for came, ended in sorted(skipped):
+        if came < at < ended:
+            at = ended
+    return at
+
+
 def _number(name: str) -> int:
     return int(name[-10:])
+
+
+def _stem(node: str) -> str:
+    """Return what is the same in the names of all nodes of a hold."""
+    return node.rpartition("/")[2][:-10]
+
+
+def _kind(name: str) -> str:
+    return next(kind for ending, kind in KINDS.items() if _stem(name).endswith(ending))

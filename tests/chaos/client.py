@@ -248,6 +248,8 @@ class Lives:
             for turn in turns:
                 self.take_turn(turn)
             connections.close_all()
+        except Exception as error:  # noqa: BLE001 - no one else would tell
+            write("error", text=f"a child of {self.name} has failed: {error!r}")
         finally:
             os._exit(0)
 

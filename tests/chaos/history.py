@@ -31,7 +31,8 @@ def write(what: str, *, at: float | None = None, **facts: Any) -> None:
 def read(path: Path) -> list[Row]:
     """Return the rows of a file, or of all files in a folder, in the order of time."""
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    # A process that is killed while it writes can leave a part of its last row.
+    rows = [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
     return sorted(rows, key=lambda row: row["at"])
 
 

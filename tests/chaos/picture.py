@@ -30,7 +30,7 @@ def draw(
     clients = sorted({row["client"] for row in checker.by["client"]})
     faults = [
         (row["fault"], row["at"] - zero, upto - zero)
-        for row, (_, upto) in zip(checker.by["fault"], checker.fault_times(), strict=True)
+        for row, (_victim, _since, upto) in zip(checker.by["fault"], checker.faults(), strict=True)
     ]
     kinds = sorted({what for what, _, _ in faults})
     figure = Figure(figsize=(WIDTH, ROW * (len(keys) + len(clients) + len(kinds)) + 2.2), layout="constrained")

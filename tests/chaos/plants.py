@@ -66,23 +66,27 @@ def twins(rows: list[Row]) -> bool:
     return False
 
 
-def skipped(rows: list[Row]) -> bool:
-    """A contender waits in the queue before the holder."""
-    exclusive = {
-        hold.node.rpartition("/")[2]: hold
-        for holds in Checker(rows).holds.values()
-        for hold in holds
-        if hold.kind == "exclusive" and hold.node is not None
-    }
-    for row in rows:
-        for key, names in row["queues"].items() if row["what"] == "queue" else ():
-            for name in names:
-                hold = exclusive.get(name)
-                if hold is not None and hold.began < row["at"] <= hold.sure:
-                    before = f"{name[:-10]}{int(name[-10:]) - 1:010}"
-                    row["queues"] = {**row["queues"], key: [*names, before]}
-                    return True
-    return False
+def skipped(kind: str, waits: str) -> Plant:
+    """A contender of the kind that ``waits`` names is in the queue before a holder of ``kind``."""
+
+    def plant(rows: list[Row]) -> bool:
+        holders = {
+            hold.node.rpartition("/")[2]: hold
+            for holds in Checker(rows).holds.values()
+            for hold in holds
+            if hold.kind == kind and hold.node is not None
+        }
+        for row in rows:
+            for key, names in row["queues"].items() if row["what"] == "queue" else ():
+                for name in names:
+                    hold = holders.get(name)
+                    if hold is not None and hold.began < row["at"] <= hold.sure:
+                        before = [f"_c_planted-{waits}{int(name[-10:]) - each:010}" for each in (1, 2, 3)]
+                        row["queues"] = {**row["queues"], key: [*names, *before]}
+                        return True
+        return False
+
+    return plant
 
 
 def unnested(rows: list[Row]) -> bool:
@@ -100,14 +104,20 @@ def unserved(rows: list[Row]) -> bool:
     for done in [row for row in rows if row["what"] == "done" and row["outcome"] == "skipped"]:
         call = calls[done["call"]]
         same = {name for name, each in calls.items() if (each["do"], each["keys"]) == (call["do"], call["keys"])}
-        ends = [row for row in rows if row["what"] == "done" and row["call"] in same]
-        unfinished = same - {row["call"] for row in ends}
-        others = [row for row in ends if row["outcome"] not in {"held", "skipped", "LockLost"}]
-        if unfinished or any(
-            calls[row["call"]]["at"] < done["at"] and row["at"] > call["at"] - STALE for row in others
+        earlier = {name for name in same if calls[name]["at"] < done["at"]}
+        ends = {row["call"]: row for row in rows if row["what"] == "done" and row["call"] in earlier}
+        if any(
+            name not in ends
+            or (ends[name]["outcome"] not in {"held", "skipped"} and ends[name]["at"] > call["at"] - STALE)
+            for name in earlier
         ):
             continue
-        rows[:] = [row for row in rows if not (row["what"] == "begin" and row["call"] in same)]
+        # Those for which it was skipped had begun before. What is called later runs.
+        began = {row["call"] for row in rows if row["what"] == "begin" and row["at"] > call["at"]} & earlier
+        for row in rows:
+            if row.get("call") in began and row["what"] == "begin":
+                row["at"] = call["at"]
+        rows.sort(key=lambda row: row["at"])
         return True
     return False
 
@@ -129,6 +139,16 @@ def early(rows: list[Row]) -> bool:
 def late(rows: list[Row]) -> bool:
     """A call gives up long after its time."""
     return _time_out(rows, lambda call: call["at"] + 1000.0)
+
+
+def held_late(rows: list[Row]) -> bool:
+    """A call begins to hold long after its time."""
+    begins = {row["call"]: row for row in rows if row["what"] == "begin"}
+    for row in rows:
+        if row["what"] == "call" and row["timeout"] == 3.0 and row["call"] in begins:
+            row["at"] -= 1000.0
+            return True
+    return False
 
 
 def _time_out(rows: list[Row], when: Callable[[Row], float]) -> bool:
@@ -191,18 +211,22 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     "one lease too many": ("limit", limit),
     "tokens out of order": ("token", overtaken),
     "one token for two": ("token", twins),
-    "a waiter that was skipped": ("overtaken", skipped),
+    "a waiter that was skipped": ("overtaken", skipped("exclusive", "lock-")),
+    "a writer that was skipped": ("overtaken", skipped("read", "__WRIT__")),
+    "a lease that was skipped": ("overtaken", skipped("lease", "lease-")),
     "a nested hold of another node": ("nested", unnested),
     "a coalesced call without a run": ("coalesced", unserved),
     "an error of another kind": ("outcome", strange),
     "a lock that was lost for nothing": ("outcome", unexplained),
     "a timeout before its time": ("early", early),
     "a timeout long after its time": ("late", late),
+    "a hold long after its time": ("late", held_late),
     "a waiter that is stuck": ("stuck", stuck),
     "a node that is left": ("left", left("node")),
     "a watch that is left": ("left", left("watch")),
     "a thread that is left": ("left", kept("threads", ["zklock-timers"])),
     "a socket that is left": ("left", kept("sockets", 1)),
+    "a descriptor that is left": ("left", kept("descriptors", 1000)),
     "a contender that is left": ("left", kept("objects", {"Contender": 1})),
     "memory that is left": ("left", kept("rss", 10_000_000)),
 }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chaos.checker import Checker
-from tests.chaos.history import Row
+from tests.chaos.checker import BELATED, LATE, STALE, Checker
+from tests.chaos.history import Row, read, save
 from tests.chaos.plants import PLANTS, plant_all
+
+INFIXES = {"exclusive": "lock-", "write": "__WRIT__", "read": "__READ__", "lease": "lease-"}
 
 
 def call(name: str, at: float, **facts: Any) -> list[Row]:
@@ -19,18 +22,25 @@ def call(name: str, at: float, **facts: Any) -> list[Row]:
     turn |= {key: value for key, value in facts.items() if key in turn}
     token = facts.get("token", int(at * 100))
     held = {"kind": turn["kind"], "limit": turn["limit"], "lost": False}
-    held |= {"tokens": {turn["keys"][0]: token}, "node": f"/chaos/{turn['keys'][0]}/lock-{token:010}"}
-    return [
-        {"at": at, "what": "call", "pid": 10, "call": name, **turn},
-        {"at": at + 0.1, "what": "begin", "pid": 10, "call": name, **held},
-        {"at": at + 1.1, "what": "end", "pid": 10, "call": name, "sure": at + 1.1, "lost": False},
-        {"at": at + 1.2, "what": "done", "pid": 10, "call": name, "outcome": facts.get("outcome", "held"), "text": ""},
+    node = f"_c_{name}-{INFIXES[turn['kind']]}{token:010}"
+    held |= {"tokens": dict.fromkeys(turn["keys"], token), "node": f"/chaos/{turn['keys'][0]}/{node}"}
+    rows = [
+        {"at": at, "what": "call", **turn},
+        {"at": at + 0.1, "what": "begin", **held},
+        {"at": at + 1.1, "what": "end", "sure": at + 1.1, "lost": False},
+        {"at": at + 1.2, "what": "done", "outcome": facts.get("outcome", "held"), "text": ""},
     ]
+    return [row | {"pid": facts.get("pid", 10), "call": name} for row in rows]
+
+
+def queue(at: float, key: str, *names: str) -> Row:
+    """Return the row of a look at the queue of ``key``."""
+    return {"at": at, "what": "queue", "pid": 1, "queues": {key: list(names)}}
 
 
 def history(*calls: list[Row]) -> list[Row]:
     """Return a history with a client, a fault, some calls, and what is left: nothing."""
-    client = {"client": "threads", "pid": 10, "rss": 40_000}
+    client = {"client": "threads", "pid": 10, "rss": 40_000, "descriptors": 6}
     rows = [
         {"at": 0.0, "what": "client", **client},
         {"at": 1.0, "what": "fault", "fault": "server killed", "victim": "leader"},
@@ -48,15 +58,17 @@ def rules(rows: list[Row]) -> list[str]:
 def full() -> list[Row]:
     """Return a history in which each violation has a place."""
     leases = [call(f"s{number}", 20.0 + number, keys=["s0"], kind="lease", limit=2) for number in range(12)]
+    reads = call("r", 16.0, keys=["rw0"], kind="read")
     skipped = call("c1", 41.0, do="rebuild", keys=["c0"], outcome="skipped")
     waits = [row | {"call": "w"} for row in call("w", 50.0, timeout=3.0)]
     rows = history(
-        call("a", 10.0), call("b", 12.0), call("n", 14.0, do="nested"), *leases,
+        call("a", 10.0), call("b", 12.0), call("n", 14.0, do="nested"), reads, *leases,
         [row for row in skipped if row["what"] in {"call", "done"}],
-        call("c2", 43.0, do="rebuild", keys=["c0"]), waits,
+        call("c2", 41.5, do="rebuild", keys=["c0"]), call("c3", 43.0, do="rebuild", keys=["c0"]), waits,
     )  # fmt: skip
     rows.append({"at": 14.2, "what": "nested", "pid": 10, "call": "n", "same": True})
-    rows.append({"at": 10.5, "what": "queue", "pid": 1, "queues": {"x0": ["lock-0000001000"]}})
+    for at, key, name in ((10.5, "x0", "a-lock-"), (16.5, "rw0", "r-__READ__"), (20.5, "s0", "s0-lease-")):
+        rows.append(queue(at, key, f"_c_{name}{int(at) * 100:010}"))
     return sorted(rows, key=lambda row: row["at"])
 
 
@@ -105,6 +117,56 @@ def test_limits__differ() -> None:
     assert rules(history(*leases[:2])) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "before", "wrong"),
+    [
+        ("exclusive", ["read"], True),
+        ("write", ["lease"], True),
+        ("read", ["write"], True),
+        ("read", ["lease"], True),
+        ("read", ["read", "read"], False),
+        ("lease", ["exclusive"], True),
+        ("lease", ["lease"], False),
+        ("lease", ["lease", "lease"], True),
+    ],
+)
+def test_overtaken(kind: str, before: list[str], wrong: bool) -> None:
+    """Nobody holds behind a node that excludes it, nor a lease behind as many as its limit."""
+    others = [f"_c_{number}-{INFIXES[each]}{number:010}" for number, each in enumerate(before)]
+    own = f"_c_a-{INFIXES[kind]}0000001000"
+    rows = history(call("a", 10.0, kind=kind, limit=2 if kind == "lease" else None))
+    assert rules([*rows, queue(10.5, "x0", own, *others)]) == ["overtaken"] * wrong
+    # It holds no more, or does not yet.
+    assert rules([*rows, queue(11.5, "x0", own, *others), queue(10.05, "x0", own, *others)]) == []
+
+
+def test_overtaken__several_keys() -> None:
+    """Who holds several locks is not behind anybody in one of their queues."""
+    rows = history(call("a", 10.0, keys=["x0", "x1"]))
+    rows.append(queue(10.5, "x1", "_c_b-lock-0000000006", "_c_a-lock-0000000007"))
+    assert rules(rows) == ["overtaken"]
+
+
+@pytest.mark.parametrize(("process", "wrong"), [(10, []), (11, ["overtaken"])])
+def test_overtaken__released(process: int, wrong: list[str]) -> None:
+    """A node whose owner has released it holds up all but the next one of its session, until it is deleted."""
+    rows = history(call("a", 10.0, pid=process), call("b", 12.0))
+    rows.append(queue(12.5, "x0", "_c_a-lock-0000001000", "_c_b-lock-0000001200"))
+    assert rules(rows) == wrong
+
+
+@pytest.mark.parametrize("end", ["end", "child_killed"])
+def test_overtaken__released_by_the_main_process(end: str) -> None:
+    """The session of the tasks in all children of a worker is that of its main process."""
+    first, second = call("a", 10.0, pid=21), call("b", 12.0, pid=22)
+    rows = history([row for row in first if row["what"] != "end"], second)
+    rows += [{"at": 5.0, "what": "child", "pid": pid, "main": 20} for pid in (21, 22)]
+    rows.append(queue(12.5, "x0", "_c_a-lock-0000001000", "_c_b-lock-0000001200"))
+    assert rules(rows) == ["overtaken"]
+    rows += [first[2]] if end == "end" else [{"at": 11.0, "what": "child_killed", "pid": 1, "main": 20, "child": 21}]
+    assert rules(rows) == []
+
+
 def test_tokens__after_a_loss_of_all_data() -> None:
     """They begin anew when the ensemble has lost its data."""
     rows = history(call("a", 10.0), call("b", 12.0, token=1))
@@ -123,6 +185,75 @@ def test_death() -> None:
     assert rules(rows) == []
     rows[-1] = {"at": 10.5, "what": "killed", "pid": 1, "victim": 10}
     assert rules(rows) == []
+
+
+def test_coalesced__called_later() -> None:
+    """A run of a call that came after another one was skipped is no run for that one."""
+    skipped = [row for row in call("c1", 41.0, do="rebuild", keys=["c0"], outcome="skipped") if row["what"] != "begin"]
+    assert rules(history(skipped, call("c2", 42.0, do="rebuild", keys=["c0"]))) == []
+    assert rules(history(skipped, call("c2", 43.0, do="rebuild", keys=["c0"]))) == ["coalesced"]
+    # The one that waited lost its session, queued again, and was skipped for a call that came meanwhile.
+    waited = [row for row in call("c0", 41.5, do="rebuild", keys=["c0"], outcome="skipped") if row["what"] == "call"]
+    waited += call("c0", 42.5, do="rebuild", keys=["c0"], outcome="skipped")[3:]
+    assert rules(history(skipped, waited, call("c2", 43.0, do="rebuild", keys=["c0"]))) == []
+    # It had begun already; and it is another function.
+    assert rules(history(skipped, call("c2", 40.0, do="rebuild", keys=["c0"]))) == ["coalesced"]
+    assert rules(history(skipped, call("c2", 42.0, do="refresh", keys=["c0"]))) == ["coalesced"]
+
+
+@pytest.mark.parametrize(("outcome", "wrong"), [("ZooKeeperUnavailable", []), ("LockLost", []), ("skipped", True)])
+def test_coalesced__for_one_that_gave_up(outcome: str, wrong: object) -> None:
+    """Nobody runs for a call that was skipped for one that could not wait any longer, or whose node was left."""
+
+    def without_run(*args: Any, **facts: Any) -> list[Row]:
+        return [row for row in call(*args, **facts) if row["what"] in {"call", "done"}]
+
+    skipped = without_run("c1", 41.0, do="rebuild", keys=["c0"], outcome="skipped")
+    fault = [{"at": 39.0, "what": "fault", "pid": 1, "fault": "server killed", "victim": "leader"}]
+    other = without_run("c0", 40.0, do="rebuild", keys=["c0"], outcome=outcome)
+    assert rules(history(fault, skipped, other)) == (["coalesced", "coalesced"] if wrong else [])
+    # The session of a node that was left has ended by now.
+    other = without_run("c0", 38.0 - STALE, do="rebuild", keys=["c0"], outcome=outcome)
+    assert "coalesced" in rules(history(fault, skipped, other))
+
+
+@pytest.mark.parametrize(
+    ("victim", "at", "wrong"),
+    [
+        ("leader", 9.0, []),
+        ("threads", 9.0, []),
+        ("gevent", 9.0, ["outcome"]),
+        ("leader", 12.0, ["outcome"]),
+        ("leader", 9.0 - BELATED, ["outcome"]),
+    ],
+)
+def test_lost__for_a_fault(victim: str, at: float, wrong: list[str]) -> None:
+    """A lock is lost for a fault of the servers or of its own client, then or not long before."""
+    fault = {"fault": "stopped", "victim": victim, "pid": 1}
+    rows = history(
+        call("a", 10.0, outcome="LockLost"),
+        [fault | {"at": at, "what": "fault"}, fault | {"at": at + 0.5, "what": "mended", "began": at}],
+    )
+    assert rules([row for row in rows if row.get("fault") != "server killed"]) == wrong
+
+
+@pytest.mark.parametrize("outcome", ["held", "LockTimeout"])
+def test_late(outcome: str) -> None:
+    """A call neither gives up nor begins to hold long after its time, unless its process was stopped."""
+    begins = call("a", 10.0, timeout=3.0)[:1]
+    rows = history(begins + call("a", 13.5 + LATE, outcome=outcome)[1 if outcome == "held" else 3 :])
+    assert rules(rows) == ["late"]
+    rows.append({"at": 11.0, "what": "stopped", "pid": 1, "victim": 10, "until": 13.0})
+    assert rules(rows) == []
+
+
+def test_history__partly_written(tmp_path: Path) -> None:
+    """A process that was killed while it wrote a row leaves a history without that row."""
+    rows = call("a", 10.0)
+    file = tmp_path / "10.jsonl"
+    save(rows, file)
+    file.write_text(file.read_text() + '{"at": 12.0, "what": "ca')
+    assert read(tmp_path) == rows
 
 
 def test_coalesced__for_a_dead_one() -> None:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.chaos.checker import STALE, waiters_until
 from tests.chaos.history import Row
 
 from .plan import REDIS, RETRY_TIMEOUT, TIMEOUT, Send
@@ -313,20 +314,20 @@ class Model:
                 yield "", f"a lock that is lost was given to a body: {row}"
 
     def _coalesced(self) -> Iterator[tuple[str, str]]:
-        """After a task was skipped for a waiting one, the same body begins for that key, or the waiting task fails."""
-        mine = [(task, send) for task, send in self.sends.items() if send.policy == "coalesce"]
-        for task, send in mine:
-            skips = [row["at"] for row in self.by_task[task] if row["what"] == "finished" and _skipped(row)]
-            since = max((row["at"] for row in self.by_task[task] if row["what"] in PUBLICATIONS), default=0.0)
-            later = (
-                row
-                for other, each in mine
-                if other != task and (each.task, each.keys) == (send.task, send.keys)
-                for row in self.by_task[other]
-                if row["at"] > since and (row["what"] == "begin" or (_is_final(row) and not _skipped(row)))
-            )
-            if skips and next(later, None) is None:
-                yield task, "was skipped, and has not run for another one since it was sent"
+        """After a task was skipped for a waiting one, the same body begins for one that waited, or that one fails."""
+        alike: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
+        for task, send in self.sends.items():
+            if send.policy == "coalesce":
+                alike[send.task, send.keys].append(task)
+        for tasks in alike.values():
+            came = {task: self.by_task[task][0]["at"] for task in tasks}
+            skips = [(task, row["at"]) for task in tasks for row in self.by_task[task] if _is_skip(row)]
+            for task, at in skips:
+                since = max(row["at"] for row in self.by_task[task] if row["what"] in PUBLICATIONS and row["at"] < at)
+                until = waiters_until(at, [(came[other], ended) for other, ended in skips])
+                others = [self.by_task[other] for other in tasks if other != task and came[other] < until]
+                if not any(_ran_or_failed(rows, since) for rows in others):
+                    yield task, "was skipped, and has not run for another one since it was sent"
 
     def _outages(self) -> Iterator[tuple[str, str]]:
         """While ZooKeeper is away, each slot fails no more than one task in a connect timeout."""
@@ -422,6 +423,24 @@ def _message(row: Row) -> Message:
 
 def _is_message(row: Row, message: Message) -> bool:
     return "retries" in row and _message(row) == message
+
+
+def _is_skip(row: Row) -> bool:
+    return row["what"] == "finished" and _skipped(row) is not None
+
+
+def _ran_or_failed(rows: list[Row], since: float) -> bool:
+    """Return whether a task has begun since then, or else has failed without a run, or not ended.
+
+    The node of a worker that has died waits until its session ends, even if the task has failed elsewhere before.
+    """
+    begun = [row["at"] for row in rows if row["what"] == "begin"]
+    if any(at > since for at in begun):
+        return True
+    asked = max(row["at"] for row in rows if row["what"] in PUBLICATIONS)
+    ends = [row for row in rows if _is_final(row)]
+    failed = [row["at"] for row in ends if not _skipped(row) and row.get("state") != "SUCCESS"]
+    return not ends or (max(begun, default=0.0) < asked and any(at > since - STALE for at in failed))
 
 
 def _is_final(row: Row) -> bool:

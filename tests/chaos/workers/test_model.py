@@ -218,6 +218,27 @@ def test_children() -> None:
     assert judge([*storm(*courses), *lost, kill]) == ["2 tasks have failed with their children, 1 children were killed"]
 
 
+@pytest.mark.parametrize(
+    ("sent", "change", "wrong"),
+    [
+        (10.5, add(), False),
+        # It ran already, and has come when the other one was skipped.
+        (9.0, add(), True),
+        (12.0, add(), True),
+        # It does not run, and that is not because it was skipped for another one.
+        (10.5, both(without("begin"), failure("ZooKeeperUnavailable")), False),
+        (10.5, both(without("begin"), skipped("coalesced", "c")), True),
+    ],
+)
+def test_coalesced(sent: float, change: Change, wrong: bool) -> None:
+    """A task is skipped for another one that waits then, and runs or fails."""
+    skip, other = course("a", 10.0, policy="coalesce"), course("b", sent, policy="coalesce")
+    both(without("acquired", "begin", "end"), skipped("coalesced", "b"))(skip)
+    change(other)
+    found = [text for text in judge(storm(skip, other)) if "was skipped" in text]
+    assert bool(found) == wrong, found
+
+
 def test_farewell() -> None:
     """A warm shutdown that does not end is explained if the event loop hangs."""
     farewell = {"at": 90.0, "what": "farewell_too_long", "worker": 1, "main": MAIN, "stack": []}
