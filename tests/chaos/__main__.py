@@ -47,12 +47,12 @@ def main() -> int:
     if arguments.judge is not None:
         outcome = judge("", read(arguments.judge))
         tell(outcome)
-        return 1 if outcome.findings and not outcome.forgotten else 0
+        return 1 if outcome.violations else 0
     seed = arguments.seed or str(random.randrange(2**32))
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     who = arguments.clients.split(",")
     names = [f"{seed}.{number}" for number in range(10_000)] if "." not in seed else [seed]
-    run = Run(folder, began=time.monotonic())
+    run = Run(folder, began=time.monotonic(), again=again(arguments))
     say(f"seed {seed}, clients {arguments.clients}, histories in {folder}")
     for name in names:
         left = arguments.seconds - (time.monotonic() - run.began)
@@ -71,13 +71,20 @@ def main() -> int:
     return run.end(arguments.report)
 
 
+def again(arguments: argparse.Namespace) -> str:
+    """Return what has to be said beside the seed to draw the same turns and faults again."""
+    said = f"--season {arguments.season:g} --clients {arguments.clients}"
+    return f"{said} --without-gate" if arguments.without_gate else said
+
+
 def tell(outcome: Outcome) -> None:
     """Print what a season has come to."""
     counts = {name: outcome.counts.get(name, 0) for name in ("faults", "calls", "holds", "tasks: runs")}
     figures = ", ".join(f"{name} {count}" for name, count in counts.items())
     say(f"season {outcome.seed}: {figures}; {len(outcome.findings)} wrong")
     if outcome.forgotten:
-        say(f"  does not count: ZooKeeper has lost {outcome.forgotten} acknowledged writes of the witness")
+        counts_ = "only what was before counts" if outcome.violations else "does not count"
+        say(f"  {counts_}: ZooKeeper has lost {outcome.forgotten} acknowledged writes of the witness")
     for finding in outcome.findings[:SHOWN]:
         say(f"  {finding}")
 
@@ -85,8 +92,9 @@ def tell(outcome: Outcome) -> None:
 class Run:
     """All seasons of a run."""
 
-    def __init__(self, folder: Path, *, began: float) -> None:
+    def __init__(self, folder: Path, *, began: float, again: str) -> None:
         self._folder = folder
+        self._again = again
         self.began = began
         self._counts: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
@@ -99,25 +107,28 @@ class Run:
     def add(self, outcome: Outcome) -> None:
         """Count a season, tell of it, and leave what is needed to understand it if something was wrong.
 
-        A season in which ZooKeeper has lost acknowledged writes counts for nothing.
+        Of a season in which ZooKeeper has lost acknowledged writes nothing counts but what was wrong before that.
         """
         tell(outcome)
         place = self._folder / outcome.seed
-        if outcome.forgotten:
+        if outcome.is_void:
             self._void += 1
             save(outcome.rows, place / "history.jsonl")
             return
         self._proven += 1
         self._counts.update(outcome.counts)
         self._faults.update(row["fault"] for row in outcome.rows if row["what"] == "fault")
-        self._wrong += len(outcome.findings)
-        if outcome.findings:
-            save(outcome.rows, place / "history.jsonl")
+        self._wrong += len(outcome.violations)
+        if outcome.violations:
+            command = f"make chaos ARGS='--seed {outcome.seed} {self._again}'"
             zero = next(row["at"] for row in outcome.rows if row["what"] == "season")
-            first = outcome.findings[0].at - zero
+            save(outcome.rows, place / "history.jsonl")
+            found = [f"{each.at - zero:8.3f} {each}\n" for each in outcome.findings]
+            (place / "findings.txt").write_text(f"{command}\n{''.join(found)}")
+            first = outcome.violations[0].at - zero
             draw(outcome.rows, outcome.findings, place / "season.png")
             draw(outcome.rows, outcome.findings, place / "first.png", since=first - AROUND, until=first + AROUND)
-            say(f"  history and pictures in {place}; again: make chaos ARGS='--seed {outcome.seed}'")
+            say(f"  history, findings and pictures in {place}; again: {command}")
         # What had no place in an earlier history may have one here.
         missing = [name for name, found in self._planted.items() if found is None]
         if missing and not outcome.findings:

@@ -37,8 +37,10 @@ ANSWER = 3.0
 LOOK = 0.5
 # How often a node is to be found on one server alone.
 LOOKS = 3
-# Seconds from one write of the witness at a server to the next.
-WITNESS = 0.1
+# Seconds from one write of the witness at a server to the next, and for which all of them may be without a connection.
+WITNESS, BLIND = 0.1, 10.0
+# What is seen at its moment, and not only in the end: the rules of the checker about it.
+AT_ITS_MOMENT = {"overlap", "limit", "token", "overtaken", "nested"}
 
 
 class Population(Protocol):
@@ -74,8 +76,21 @@ class Outcome:
 
     @property
     def forgotten(self) -> int:
-        """How many acknowledged writes ZooKeeper itself has lost. Then the season proves nothing of its clients."""
+        """How many acknowledged writes ZooKeeper itself has lost."""
         return sum(row["count"] for row in self.rows if row["what"] == "forgotten")
+
+    @property
+    def violations(self) -> list[Finding]:
+        """What is wrong and is no consequence of lost writes: what was before the first of these."""
+        since = min((row["since"] - BLIND for row in self.rows if row["what"] == "forgotten"), default=None)
+        if since is None:
+            return self.findings
+        return [found for found in self.findings if found.rule in AT_ITS_MOMENT and found.at < since]
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the season proves nothing of its clients."""
+        return bool(self.forgotten) and not self.violations
 
 
 def season(
@@ -170,7 +185,11 @@ def judge(seed: str, rows: list[Row]) -> Outcome:
 @contextlib.contextmanager
 def _clients(cluster: Cluster) -> Iterator[list[Any]]:
     """Return for each server a client that no fault of a link hits."""
-    clients: list[Any] = [KazooClient(hosts=server.hosts, timeout=10.0) for server in cluster.servers]
+    # kazoo's default pause grows to a minute, and a witness must see what the clients see.
+    retry = {"max_tries": -1, "max_delay": 0.5}
+    clients: list[Any] = [
+        KazooClient(hosts=server.hosts, timeout=10.0, connection_retry=retry) for server in cluster.servers
+    ]
     for client in clients:
         client.start_async()
     try:
@@ -230,10 +249,12 @@ def _level(cluster: Cluster) -> None:
         number, nodes = max(enumerate(alone), key=lambda each: len(each[1]))
         for key, name in sorted(nodes):
             write("diverged", server=number + 1, name=f"{ROOT}/{key}/{name}")
-        server = cluster.servers[number]
+        server, began, fault = cluster.servers[number], time.monotonic(), "wiped for its own nodes"
+        write("fault", at=began, fault=fault, victim="follower")
         server.kill()
         server.wipe()
         cluster.heal()
+        write("mended", began=began, fault=fault, victim="follower")
 
 
 def _alone(clients: list[Any]) -> list[set[Node]]:
@@ -317,11 +338,12 @@ class Witness:
     def testify(self, journal: Path) -> None:
         """Write down what was acknowledged since all servers were wiped the last time, and is not there any more."""
         wiped = max((row["at"] for row in read(journal) if row["what"] == "wiped"), default=0.0)
-        expected = {name for name, began in self.acknowledged if began > wiped}
+        expected = {name: began for name, began in self.acknowledged if began > wiped}
         with _clients(self._cluster) as clients:
-            forgotten = expected - self._known(clients)
+            forgotten = expected.keys() - self._known(clients)
         if forgotten:
-            write("forgotten", count=len(forgotten), names=sorted(forgotten)[:20])
+            since = min(expected[name] for name in forgotten)
+            write("forgotten", count=len(forgotten), since=since, names=sorted(forgotten)[:20])
 
     def _known(self, clients: list[Any]) -> set[str]:
         """Return what the first server that answers knows after all that was committed before."""

@@ -11,6 +11,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from tests.chaos import season as season_
+from tests.chaos.checker import Checker
 from tests.chaos.cluster import Cluster
 from tests.chaos.history import FOLDER, read, write
 from tests.chaos.nemesis import Fault, ServerFaults
@@ -30,7 +31,7 @@ SECONDS = 40.0
 def test_season(tmp_path: Path) -> None:
     """Under faults of every kind no promise is broken, of clients of every kind and of Celery's workers."""
     outcome = None
-    while outcome is None or outcome.forgotten:
+    while outcome is None or outcome.is_void:
         seed = f"{random.randrange(2**32)}.0"
         outcome = season(seed, SECONDS, tmp_path / seed)
     picture = tmp_path / "season.png"
@@ -89,8 +90,13 @@ def test_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(season_, "_views", with_ghost)
         season_._level(cluster)
-        found = [(row["what"], row["server"], row["name"]) for row in read(tmp_path)]
-        assert found == [("diverged", 2, "/chaos/x0/stays")]
+        rows = read(tmp_path)
+        assert [(row["what"], row.get("server"), row.get("name")) for row in rows] == [
+            ("diverged", 2, "/chaos/x0/stays"),
+            ("fault", None, None),
+            ("mended", None, None),
+        ]
+        assert Checker(rows).faults() == [("follower", rows[1]["at"], rows[2]["at"])]
         assert [cluster.state(server) for server in cluster.servers].count("follower") == 2
 
 
@@ -114,8 +120,9 @@ def test_witness(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         if loss == "told":
             write("wiped")
         witness.testify(tmp_path)
-    forgotten = [row["count"] for row in read(tmp_path) if row["what"] == "forgotten"]
-    assert forgotten == ([len(witness.acknowledged)] if loss == "untold" else [])
+    forgotten = [(row["count"], row["since"]) for row in read(tmp_path) if row["what"] == "forgotten"]
+    first = min(began for _name, began in witness.acknowledged)
+    assert forgotten == ([(len(witness.acknowledged), first)] if loss == "untold" else [])
 
 
 @pytest.mark.zookeeper

@@ -10,6 +10,7 @@ import pytest
 from tests.chaos.checker import BELATED, LATE, STALE, Checker
 from tests.chaos.history import Row, read, save
 from tests.chaos.plants import PLANTS, plant_all
+from tests.chaos.season import BLIND, judge
 
 INFIXES = {"exclusive": "lock-", "write": "__WRIT__", "read": "__READ__", "lease": "lease-"}
 
@@ -264,6 +265,17 @@ def test_coalesced__for_a_dead_one() -> None:
     assert rules(rows) == ["stuck"]
     rows.append({"at": 42.5, "what": "killed", "pid": 1, "victim": 11, "client": "more"})
     assert rules(rows) == []
+
+
+@pytest.mark.parametrize(("since", "counts"), [(10.6 + BLIND, 1), (10.5 + BLIND, 0), (10.0, 0)])
+def test_forgotten(since: float, counts: int) -> None:
+    """Writes that ZooKeeper has lost explain what was wrong since then, and no two holders before."""
+    rows = history(call("a", 10.0), call("b", 10.5), call("s", 9.0, keys=["x1"])[:1])
+    assert [found.rule for found in judge("1", rows).violations] == ["stuck", "overlap"]
+    rows.append({"at": 800.0, "what": "forgotten", "pid": 1, "count": 1, "since": since, "names": ["0-1"]})
+    outcome = judge("1", rows)
+    assert [found.rule for found in outcome.violations] == ["overlap"] * counts
+    assert outcome.is_void == (not counts)
 
 
 def test_error__logged() -> None:
