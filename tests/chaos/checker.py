@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -191,36 +192,31 @@ class Checker:
                     newest[generation, hold.kind] = hold
 
     def _queues(self) -> Iterator[Finding]:
-        """Nobody holds while a node before its own, which it has to wait for, is in the queue.
+        """Who holds has a node, and none before it that it has to wait for.
 
         A row ``queue`` has the nodes that were there after its time, at two servers at least: they were read after a
         write. A node whose owner has released the lock stays until the server hears of it, and holds up everybody but
         the next one of its session.
         """
+        looks = self.by["queue"]
+        times = [row["at"] for row in looks]
         for key, holds in self.holds.items():
             # The nodes of a hold of several keys differ in their numbers alone.
             mine = {_stem(hold.node): hold for hold in holds if hold.node is not None}
-            for row in self.by["queue"]:
-                nodes = sorted(row["queues"].get(key, []), key=_number)
-                for position, name in enumerate(nodes):
-                    hold = mine.get(_stem(name))
-                    if hold is None or not hold.began < row["at"] <= hold.sure:
-                        continue
-                    before = [
-                        other
-                        for other in nodes[:position]
-                        if not (
-                            (left := mine.get(_stem(other))) is not None
-                            and left.process == hold.process
-                            and left.over <= hold.began
-                        )
-                    ]
-                    blockers = [other for other in before if excludes(_kind(other), hold.kind)]
-                    if hold.kind == "lease":
-                        leases = [other for other in before if _kind(other) == "lease"]
-                        blockers += leases if len(leases) >= (hold.limit or 0) else []
-                    if blockers:
-                        yield Finding("overtaken", row["at"], f"{key}: {hold} holds behind {blockers}")
+            for stem, hold in mine.items():
+                for row in looks[bisect_right(times, hold.began) : bisect_right(times, hold.sure)]:
+                    nodes = sorted(row["queues"].get(key, []), key=_number)
+                    stems = [_stem(name) for name in nodes]
+                    if stem in stems:
+                        before = [
+                            name
+                            for name, other in zip(nodes[: stems.index(stem)], stems, strict=False)
+                            if not _is_passed_on(mine.get(other), hold)
+                        ]
+                        if blockers := _blockers(before, hold):
+                            yield Finding("overtaken", row["at"], f"{key}: {hold} holds behind {blockers}")
+                    elif row["servers"] > 1 and hold.sure >= row["until"]:
+                        yield Finding("gone", row["at"], f"{key}: {hold} has no node")
 
     def _nested(self) -> Iterator[Finding]:
         """A hold inside a hold has the same node and token."""
@@ -365,6 +361,18 @@ def _number(name: str) -> int:
 def _stem(node: str) -> str:
     """Return what is the same in the names of all nodes of a hold."""
     return node.rpartition("/")[2][:-10]
+
+
+def _is_passed_on(before: Hold | None, hold: Hold) -> bool:
+    """Return whether the hold before another one had ended in the same process when that began."""
+    return before is not None and before.process == hold.process and before.over <= hold.began
+
+
+def _blockers(before: list[str], hold: Hold) -> list[str]:
+    """Return the nodes before that of a hold for which it has to wait."""
+    leases = [name for name in before if _kind(name) == "lease"]
+    found = [name for name in before if excludes(_kind(name), hold.kind)]
+    return found + leases if hold.kind == "lease" and len(leases) >= (hold.limit or 0) else found
 
 
 def _kind(name: str) -> str:

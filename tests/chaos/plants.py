@@ -41,12 +41,17 @@ def overlap(rows: list[Row]) -> bool:
 
 
 def limit(rows: list[Row]) -> bool:
-    """Leases of a semaphore are never given back."""
-    leases = {row["call"] for row in rows if row["what"] == "begin" and row["kind"] == "lease" and not row["lost"]}
-    for row in rows:
-        if row["what"] == "end" and row["call"] in leases:
-            row["sure"] += 1000.0
-    return len(leases) > 10
+    """One lease more than the limit is held for a hundredth of a second."""
+    ended = {row["call"] for row in rows if row["what"] == "end"}
+    for holds in Checker(rows).holds.values():
+        leases = [hold for hold in holds if hold.kind == "lease" and hold.call in ended]
+        for position, last in enumerate(leases):
+            before = leases[max(0, position - (last.limit or 0)) : position]
+            if len(before) == last.limit:
+                for hold in before:
+                    _find(rows, "end", hold.call)["sure"] = max(hold.sure, last.began + 0.01)
+                return True
+    return False
 
 
 def overtaken(rows: list[Row]) -> bool:
@@ -87,6 +92,17 @@ def skipped(kind: str, waits: str) -> Plant:
         return False
 
     return plant
+
+
+def nodeless(rows: list[Row]) -> bool:
+    """The node of a holder is not in the queue."""
+    looks = [row for row in rows if row["what"] == "queue" and row["servers"] > 1]
+    for hold in itertools.chain.from_iterable(Checker(rows).holds.values()):
+        for row in looks:
+            if hold.node is not None and hold.began < row["at"] and row["until"] <= hold.sure:
+                row["queues"] = {}
+                return True
+    return False
 
 
 def unnested(rows: list[Row]) -> bool:
@@ -214,6 +230,7 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     "a waiter that was skipped": ("overtaken", skipped("exclusive", "lock-")),
     "a writer that was skipped": ("overtaken", skipped("read", "__WRIT__")),
     "a lease that was skipped": ("overtaken", skipped("lease", "lease-")),
+    "a hold without a node": ("gone", nodeless),
     "a nested hold of another node": ("nested", unnested),
     "a coalesced call without a run": ("coalesced", unserved),
     "an error of another kind": ("outcome", strange),

@@ -36,7 +36,7 @@ def call(name: str, at: float, **facts: Any) -> list[Row]:
 
 def queue(at: float, key: str, *names: str) -> Row:
     """Return the row of a look at the queue of ``key``."""
-    return {"at": at, "what": "queue", "pid": 1, "queues": {key: list(names)}}
+    return {"at": at, "until": at + 0.1, "what": "queue", "pid": 1, "servers": 3, "queues": {key: list(names)}}
 
 
 def history(*calls: list[Row]) -> list[Row]:
@@ -141,10 +141,24 @@ def test_overtaken(kind: str, before: list[str], wrong: bool) -> None:
     assert rules([*rows, queue(11.5, "x0", own, *others), queue(10.05, "x0", own, *others)]) == []
 
 
+@pytest.mark.parametrize(
+    ("at", "servers", "wrong"),
+    [(10.5, 2, ["gone"]), (10.5, 1, []), (10.05, 3, []), (11.05, 3, [])],
+)
+def test_gone(at: float, servers: int, wrong: list[str]) -> None:
+    """Who certainly holds from before a look until after it has a node in the queue of each key."""
+    rows = history(call("a", 10.0, keys=["x0", "x1"]))
+    look = queue(at, "x0", "_c_a-lock-0000001000") | {"servers": servers}
+    assert rules([*rows, look]) == wrong
+    look["queues"]["x1"] = ["_c_a-lock-0000000007"]
+    assert rules([*rows, look]) == []
+
+
 def test_overtaken__several_keys() -> None:
     """Who holds several locks is not behind anybody in one of their queues."""
     rows = history(call("a", 10.0, keys=["x0", "x1"]))
     rows.append(queue(10.5, "x1", "_c_b-lock-0000000006", "_c_a-lock-0000000007"))
+    rows[-1]["queues"]["x0"] = ["_c_a-lock-0000001000"]
     assert rules(rows) == ["overtaken"]
 
 
