@@ -1,12 +1,18 @@
-"""The plan of the faults depends on the seed alone."""
+"""The plan of the faults depends on the seed alone, and what is to be alone is."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from tests.chaos.nemesis import Fault, Kind, draw
+import pytest
+
+from tests.chaos.history import FOLDER
+from tests.chaos.nemesis import Fault, Kind, Nemesis, draw
 
 
 def _act(_fault: Fault) -> Any:
@@ -33,3 +39,38 @@ def test_draw__longer() -> None:
     same = long[: len(short)]
     assert [replace(fault, lasts=0.0) for fault in short] == [replace(fault, lasts=0.0) for fault in same]
     assert [fault.lasts for fault in short] == [min(fault.lasts, 60.0 - fault.at) for fault in same]
+
+
+@pytest.mark.parametrize(("first", "second"), [(False, True), (True, False), (True, True), (False, False)])
+def test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, first: bool, second: bool) -> None:
+    """A fault of servers that is to be alone begins when the one before it is mended, however long that takes."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    begun, mended, met, over = (threading.Event() for _ in range(4))
+
+    @contextlib.contextmanager
+    def takes_long(_fault: Fault) -> Iterator[None]:
+        begun.set()
+        yield
+        met.wait(0.5 if first or second else 60.0)
+        mended.set()
+
+    @contextlib.contextmanager
+    def meets(_fault: Fault) -> Iterator[None]:
+        if not mended.is_set():
+            met.set()
+        yield
+
+    nemesis = Nemesis(
+        {
+            "first": Kind(act=takes_long, weight=1, victims=["leader"], longest=0.0, of_servers=True, alone=first),
+            "second": Kind(act=meets, weight=1, victims=["leader"], longest=0.0, of_servers=True, alone=second),
+        }
+    )
+    one, two = (Fault(at=0.0, what=what, lasts=0.0, victim="leader", chance=1) for what in ("first", "second"))
+    thread = threading.Thread(target=nemesis._strike, args=(one, over))
+    thread.start()
+    assert begun.wait(60.0)
+    nemesis._strike(two, over)
+    thread.join()
+    # Without a rule that keeps them apart the second one begins while the first one waits for it.
+    assert met.is_set() == (not first and not second)
