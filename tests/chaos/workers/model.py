@@ -44,6 +44,8 @@ PUBLICATIONS = {"publish", "attempt"}
 ON_ITS_WAY = 3.0
 # Seconds that a worker may take to act on the end of a child or of a connection.
 BELATED = 20.0
+# What a child says when its main process has no record of its hold any more.
+GIVEN_UP = "main process no longer holds it"
 LOCK_ERRORS = {
     "LockConflict": {"raise", "retry"},
     "LockTimeout": {"timeout"},
@@ -95,8 +97,8 @@ class Model:
         """Return what is wrong, each finding with the id of its task or an empty text."""
         rules = [
             self._ended, self._outcomes, self._deliveries_explained, self._runs_explained, self._returns_explained,
-            self._countdowns, self._grants, self._coalesced, self._outages, self._deaths, self._stuck,
-            self._kept,
+            self._countdowns, self._grants, self._given_up, self._coalesced, self._outages, self._deaths,
+            self._stuck, self._kept,
         ]  # fmt: skip
         return [found for rule in rules for found in rule()]
 
@@ -312,6 +314,13 @@ class Model:
         for row in self._what["acquired"]:
             if row["lost"]:
                 yield "", f"a lock that is lost was given to a body: {row}"
+
+    def _given_up(self) -> Iterator[tuple[str, str]]:
+        """No main process gives up the hold of a body that runs, unless its worker ends."""
+        ends = {row["main"] for what in ("stopping", "worker_gone") for row in self._what[what]}
+        for row in self._what["finished"]:
+            if row["error"] == "LockLost" and GIVEN_UP in row["text"] and row["main"] not in ends:
+                yield row["id"], f"was given up under its body: {row['text']}"
 
     def _coalesced(self) -> Iterator[tuple[str, str]]:
         """After a task was skipped for a waiting one, the same body begins for one that waited, or that one fails."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from django_zklock.contrib.celery.gate import handover
 from tests.chaos.history import Row
-from tests.chaos.workers.model import Model
+from tests.chaos.workers.model import GIVEN_UP, Model
 from tests.chaos.workers.plan import Send
 from tests.chaos.workers.workers import MAX_WAIT, VISIBILITY_TIMEOUT
 
@@ -134,6 +136,7 @@ def test_undisturbed() -> None:
         ({}, without("received"), "has run 1 times"),
         ({"countdown": 1.0}, add(), "began 0.20 s after it was sent"),
         ({}, replace("acquired", lost=True), "a lock that is lost was given to a body"),
+        ({}, failure("LockLost", f"lost: the worker's {GIVEN_UP}"), "was given up under its body"),
         ({"policy": "coalesce"}, skipped("coalesced", "b"), "has not run for another one"),
         ({}, add({"at": 9.0, "what": "silent", "worker": 1, "stack": [OWN]}), "worker 1 does not answer"),
         ({}, add({"at": 9.0, "what": "ended", "worker": 1, "traceback": [OWN]}), "worker 1 has ended by itself"),
@@ -237,6 +240,16 @@ def test_coalesced(sent: float, change: Change, wrong: bool) -> None:
     change(other)
     found = [text for text in judge(storm(skip, other)) if "was skipped" in text]
     assert bool(found) == wrong, found
+
+
+def test_given_up__by_the_end_of_the_worker() -> None:
+    """A worker that ends gives up its locks, and one that has lost its session has not given them up."""
+    assert GIVEN_UP in Path(handover.__file__).read_text()
+    rows = storm(course("a", 10.0))
+    failure("LockLost", f"lost: the worker's {GIVEN_UP}")(rows)
+    assert judge([*rows, {"at": 11.0, "what": "stopping", "main": MAIN}]) == []
+    failure("LockLost", "lost: the worker's main process has lost it: the session expired")(rows)
+    assert judge(rows) == []
 
 
 def test_farewell() -> None:
