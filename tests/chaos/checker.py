@@ -19,7 +19,8 @@ from .history import Row
 EXPECTED = {"held", "taken", "skipped", "LockTimeout", "LockLost", "ZooKeeperUnavailable"}
 # Seconds by which a process may be late on a busy machine.
 LATE = 20.0
-# Seconds for which the node of a dead process may be in its queue: the longest session, and some ticks.
+# Seconds for which the node of a dead process may be in its queue: the longest session, and some ticks. Faults of
+# servers prolong it.
 STALE = 15.0
 # KB by which a process may grow between its start and its end: caches, and code that is imported late.
 GROWTH = 40_000
@@ -232,6 +233,7 @@ class Checker:
         If that one could not wait any longer, or was ended by force, nobody runs. A node of a process that has died, or
         of a lost connection, counts as one that waits, until its session ends.
         """
+        faults = self.faults()
         began = {row["call"]: row["at"] for row in self.by["begin"]}
         same: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for call in self.calls.values():
@@ -253,7 +255,10 @@ class Checker:
             earlier = [each for each in alike if each["at"] < until]
             if any(began.get(each["call"], -math.inf) > call["at"] for each in earlier):
                 continue
-            if any(each["call"] not in began and self._gave_up(each) > call["at"] - STALE for each in earlier):
+            if any(
+                each["call"] not in began and undisturbed(faults, self._gave_up(each), call["at"]) < STALE
+                for each in reversed(earlier)
+            ):
                 self.counts["coalesced for one that gave up"] += 1
             else:
                 yield Finding("coalesced", done["at"], f"{call} was skipped, and nobody has run for it")
@@ -340,6 +345,18 @@ class Checker:
         for row in self.by["event"]:
             if row["error"]:
                 yield Finding("error", row["at"], f"{row['client']} has logged {row['text']}")
+
+
+def undisturbed(faults: Iterable[tuple[str, float, float]], since: float, until: float) -> float:
+    """Return for how many seconds no server had a fault: without a majority no session ends, however long that takes.
+
+    ``faults`` are those of :meth:`Checker.faults`, in the order of their beginning.
+    """
+    seconds, at = 0.0, since
+    for victim, began, ended in faults:
+        if victim in SERVERS and began < until:
+            seconds, at = seconds + max(0.0, began - at), max(at, ended)
+    return seconds + max(0.0, until - at)
 
 
 def waiters_until(at: float, skipped: Iterable[tuple[float, float]]) -> float:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.checker import STALE, waiters_until
+from tests.chaos.checker import STALE, undisturbed, waiters_until
 from tests.chaos.history import Row
 
 from .plan import REDIS, RETRY_TIMEOUT, TIMEOUT, Send
@@ -324,6 +324,7 @@ class Model:
 
     def _coalesced(self) -> Iterator[tuple[str, str]]:
         """After a task was skipped for a waiting one, the same body begins for one that waited, or that one fails."""
+        faults = [(row["victim"], row["at"], self._mended(row)) for row in self._what["fault"]]
         alike: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
         for task, send in self.sends.items():
             if send.policy == "coalesce":
@@ -335,7 +336,7 @@ class Model:
                 since = max(row["at"] for row in self.by_task[task] if row["what"] in PUBLICATIONS and row["at"] < at)
                 until = waiters_until(at, [(came[other], ended) for other, ended in skips])
                 others = [self.by_task[other] for other in tasks if other != task and came[other] < until]
-                if not any(_ran_or_failed(rows, since) for rows in others):
+                if not any(_ran_or_failed(rows, since, faults) for rows in others):
                     yield task, "was skipped, and has not run for another one since it was sent"
 
     def _outages(self) -> Iterator[tuple[str, str]]:
@@ -438,7 +439,7 @@ def _is_skip(row: Row) -> bool:
     return row["what"] == "finished" and _skipped(row) is not None
 
 
-def _ran_or_failed(rows: list[Row], since: float) -> bool:
+def _ran_or_failed(rows: list[Row], since: float, faults: list[tuple[str, float, float]]) -> bool:
     """Return whether a task has begun since then, or else has failed without a run, or not ended.
 
     The node of a worker that has died waits until its session ends, even if the task has failed elsewhere before.
@@ -449,7 +450,8 @@ def _ran_or_failed(rows: list[Row], since: float) -> bool:
     asked = max(row["at"] for row in rows if row["what"] in PUBLICATIONS)
     ends = [row for row in rows if _is_final(row)]
     failed = [row["at"] for row in ends if not _skipped(row) and row.get("state") != "SUCCESS"]
-    return not ends or (max(begun, default=0.0) < asked and any(at > since - STALE for at in failed))
+    waited = max(begun, default=0.0) < asked
+    return not ends or (waited and any(undisturbed(faults, at, since) < STALE for at in failed))
 
 
 def _is_final(row: Row) -> bool:
