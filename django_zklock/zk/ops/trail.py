@@ -101,7 +101,11 @@ def added(data: bytes, action: Action) -> bytes:
     An action that is there already, because the answer about it was lost with the connection, is not added again.
     """
     before = decode(data)
-    if any((each.at, each.lock, each.token) == (action.at, action.lock, action.token) for each in before):
+    # A request to release and a break may come in one millisecond.
+    if any(
+        (each.at, each.what, each.lock, each.token) == (action.at, action.what, action.lock, action.token)
+        for each in before
+    ):
         return data
     entries = [_values(each) for each in (*before, action)][-MAX_ACTIONS:]
     while True:

@@ -47,6 +47,15 @@ def test_added__once() -> None:
     assert trail.added(data, BREAK) == data
 
 
+def test_added__in_one_millisecond() -> None:
+    """A request to release and a break of the same hold are two actions, however fast they follow each other."""
+    asked = Action(**{**vars(BREAK), "what": trail.REQUESTED})
+    assert [each.what for each in trail.decode(trail.added(trail.added(b"", asked), BREAK))] == [
+        trail.REQUESTED,
+        trail.BROKEN,
+    ]
+
+
 def test_decode__key() -> None:
     """The key is behind the name of the lock's node; if that is shortened, the key is kept with the action."""
     assert trail.decode(trail.added(b"", BREAK)) == [BREAK]
