@@ -124,8 +124,12 @@ class SharedListing:
     ) -> None:
         if error is not None and not isinstance(error, wire.NoNodeError):
             use(None, error)
+            return
+        nodes = self._parse(names or ())
+        if sequence_is_reliable(nodes):
+            use(Queue(nodes), None)
         else:
-            self._order(self._parse(names or ()), use, known)
+            self._order_by_creation(nodes, use, known)
 
     def _holder_read(
         self, callbacks: list[OnHolder], value: tuple[bytes, ZnodeStat] | None, error: KazooException | None
@@ -133,18 +137,15 @@ class SharedListing:
         holder = node_data.decode_identity(value[0]) if value is not None else None
         _call_all(callbacks, holder, error if error is not None and wire.is_temporary(error) else None)
 
-    def _order(self, nodes: list[Node], use: OnQueue, known: dict[str, int] | None) -> None:
-        """Call ``use`` with the queue in its true order.
+    def _order_by_creation(self, nodes: list[Node], use: OnQueue, known: dict[str, int] | None) -> None:
+        """Call ``use`` with the queue in its true order, which the sequence numbers do not give.
 
-        Where the sequence numbers do not give the order, the transactions that created the nodes do, and they are read
-        after the list. If a node is deleted in between, the remaining nodes may never have been the whole queue: a node
-        that is not in the list may have seen the deleted one before ours. So the queue is listed again, and ``known``
-        has what was read before. A node that only the second list has is behind all nodes of both lists, or is the read
-        node of a client whose write node is deleted; so if it is deleted too, it can be left out.
+        The transactions that created the nodes give it, and they are read after the list. If a node is deleted in
+        between, the remaining nodes may never have been the whole queue: a node that is not in the list may have seen
+        the deleted one before ours. So the queue is listed again, and ``known`` has what was read before. A node that
+        only the second list has is behind all nodes of both lists, or is the read node of a client whose write node is
+        deleted; so if it is deleted too, it can be left out.
         """
-        if sequence_is_reliable(nodes):
-            use(Queue(nodes), None)
-            return
         if known is None:
             logger.warning("event=sequence_end path=%s consequence=ordered_by_czxid", self.path)
         czxids = dict(known or {})

@@ -165,8 +165,9 @@ class Place:
 
     def delete(self, reply: Reply) -> None:
         """Request the deletion of our node."""
-        self.contender.session.deleting.add(self.own_path)
-        self.contender.session.wire.delete(self.own_path, reply)
+        session, path = self.contender.session, self.own_path
+        session.deleting.add(path)
+        session.wire.delete(path, reply)
 
     def verify(self) -> None:
         """Read our node at a heartbeat: the answer proves that it exists and belongs to our session."""
@@ -230,8 +231,7 @@ class Place:
         except LookupError:  # the node is not in the queue
             contender.on_place_lost(self)
             return
-        ahead = self._local_predecessor(plan)
-        if plan is GRANTED or (ahead is not None and ahead.turn is Turn.RELEASED):
+        if plan is GRANTED or ((ahead := self._local_predecessor(plan)) and ahead.turn is Turn.RELEASED):
             self._clear(is_followed=contender.rule.limit is not None and queue.of(LEASES)[-1].name != node)
         elif not contender.wait:
             contender.leave_as_taken(self)

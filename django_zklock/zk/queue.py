@@ -195,6 +195,11 @@ class Queue:
     def __contains__(self, name: str) -> bool:
         return name in self._positions
 
+    @property
+    def first(self) -> str:
+        """The name of the node at the head, which holds."""
+        return self._nodes[0].name
+
     def of(self, kinds: frozenset[Kind]) -> list[Node]:
         """Return the nodes of these kinds."""
         return self._select(kinds)[1]

@@ -74,16 +74,15 @@ class Rule:
         """Return what the contender of the node ``own`` does now; raise ``LookupError`` if it is not in ``queue``."""
         blockers = queue.before(own, self.conflicts)
         has_room = self.has_room(own, queue)
-        first = next(iter(queue)).name
         if blockers:
-            return self._plan_for(first, blockers, others=not has_room)
+            return self._plan_for(queue.first, blockers, others=not has_room)
         if has_room:
             return GRANTED
         leases = queue.before(own, LEASES)
         # If the lease before ours holds, or its client does not write when it is granted, only the children wake us.
         if len(leases) == queue.room or leases[-1].limit is None:
-            return WatchPlan(first, watch_children=True)
-        return WatchPlan(first, (leases[-1],), woken_by_predecessor=True)
+            return WatchPlan(queue.first, watch_children=True)
+        return WatchPlan(queue.first, (leases[-1],), woken_by_predecessor=True)
 
     def proof_of_waiter(self, own: str, queue: Queue, mark: Mark) -> tuple[str, ...]:
         """Return nodes whose existence proves that a contender waits which will run what ``mark`` names, if one does.

@@ -148,7 +148,8 @@ class Script(SessionListener):
 
     def begin(self, run: RequestScript[Any]) -> None:
         """Run a generator, instead of the one that waits."""
-        self.forget(self._awaited)
+        if self._awaited:
+            self.forget(self._awaited)
         self._run = run
         self._step(run.send, None)
 

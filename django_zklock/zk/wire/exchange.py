@@ -12,7 +12,7 @@ import ssl
 from collections import deque
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - it is a class
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
@@ -36,6 +36,8 @@ from django_zklock.zk.wire.records import SEEN_BY_LEADER, WRITES
 
 # Errors about the connection in the answer of a server. The next connection shows whether the session lives.
 _CONNECTION_CODES = frozenset({ConnectionLoss.code, SessionExpiredError.code, SessionMovedError.code})
+# Errors in the answers that are none to a request of ours.
+_NO_ANSWER = _CONNECTION_CODES | {UnimplementedError.code}
 
 # The maximum of bytes in one read.
 MAX_READ = 65536
@@ -339,7 +341,9 @@ class Exchange(BufferedConnection):
             if self.pings:
                 self.lease.answered(self.pings.popleft(), self.received, proof=False)
         else:
-            self._check_answer(xid, error)
+            pending = self.client._pending
+            if error in _NO_ANSWER or not pending or pending[0][2] != xid:
+                self._refuse_answer(xid, error)
             if zxid > 0:
                 self.client.last_zxid = zxid
             return self._answer(error, message)
@@ -376,8 +380,8 @@ class Exchange(BufferedConnection):
             answer.set(Transaction.unchroot(self.client, value) if request.type == Transaction.type else value)
         return None
 
-    def _check_answer(self, xid: int, error: int) -> None:
-        """Raise ``ConnectionDropped`` unless this answers the oldest request under way."""
+    def _refuse_answer(self, xid: int, error: int) -> NoReturn:
+        """End the connection, because this does not answer the oldest request under way."""
         if error in _CONNECTION_CODES:
             # No reply is called for these errors; the end of the connection notifies all callers.
             raise ConnectionDropped(f"the answer to request {xid} is {EXCEPTIONS[error].__name__}")
@@ -387,7 +391,5 @@ class Exchange(BufferedConnection):
             reason = "the server does not know one of our requests; ZooKeeper 3.6 or newer is required"
             self._listener.connection_failed(reason)
             raise UnsupportedServerError(reason)
-        pending = self.client._pending
-        if not pending or pending[0][2] != xid:
-            # kazoo would end the session. A new connection is enough to match requests and answers again.
-            raise ConnectionDropped(f"the answer to request {xid} came out of turn")
+        # kazoo would end the session. A new connection is enough to match requests and answers again.
+        raise ConnectionDropped(f"the answer to request {xid} came out of turn")
