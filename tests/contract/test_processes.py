@@ -137,7 +137,11 @@ def test_waiter__frozen(play: MakePlayer, make_pool: MakePool, onlooker: Onlooke
     assert int(player.hear().split()[1]) > other.token
 
 
-@pytest.mark.parametrize("before", ["", "from gevent import monkey; monkey.patch_all()"], ids=["plain", "gevent"])
+@pytest.mark.parametrize(
+    "before",
+    ["", "from gevent import monkey; monkey.patch_all()", "import eventlet; eventlet.monkey_patch()"],
+    ids=["plain", "gevent", "eventlet"],
+)
 def test_fork__inside_a_block(play: MakePlayer, before: str) -> None:
     """A forked child that leaves an inherited block, locks, and exits touches nothing of its parent's."""
     player = play("fork", timeout=2.0, before=before)
