@@ -209,7 +209,9 @@ class Queue:
 
         The write node of a writer that became a reader is left out: both nodes belong to one client.
         """
-        return self._select(kinds)[1][: self.count_before(name, kinds)]
+        count = self.count_before(name, kinds)
+        # Which has selected them.
+        return self._of[kinds][1][:count]
 
     def count_before(self, name: str, kinds: frozenset[Kind]) -> int:
         """Return how many nodes :meth:`before` returns."""
