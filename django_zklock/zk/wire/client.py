@@ -262,12 +262,11 @@ class Wire(Requests):
     def on_event(self, event: int, path: str) -> None:
         """Call the watches that this event ends."""
         # As kazoo: a client that is being closed needs no event.
-        if not self._client._stopped.is_set():
-            self.notify(self._trigger, event, path)
-
-    def _trigger(self, event: int, path: str) -> None:
-        for watch in self._watches.triggered(event, path):
-            self.notify(watch.callback, event == DELETED_EVENT)
+        if self._client._stopped.is_set():
+            return
+        with self.listener.monitor:
+            for watch in self._watches.triggered(event, path):
+                self.notify(watch.callback, event == DELETED_EVENT)
 
     def session_replaced(self) -> None:
         """Notify the listener that a new session is about to replace the current one."""
