@@ -55,7 +55,7 @@ from celery._state import (  # type: ignore[attr-defined]
     get_current_task,
 )
 from celery.app.task import Context
-from kombu import Producer
+from kombu import Connection, Producer
 from kombu.pools import producers
 
 if TYPE_CHECKING:
@@ -564,7 +564,7 @@ def give_back(request: Request) -> None:
     request.reject(requeue=True)
 
 
-def publish_again(consumer: Any, request: Request, queue: str, headers: dict[str, Any]) -> None:
+def publish_again(request: Request, queue: str, headers: dict[str, Any], confirming: Connection | None) -> None:
     """Send the message of ``request`` to its ``queue`` again, with more ``headers``, and then acknowledge it.
 
     It is not sent to its exchange, from which other queues may have got the message too. Raises if the broker has not
@@ -576,8 +576,8 @@ def publish_again(consumer: Any, request: Request, queue: str, headers: dict[str
     if message.properties.get("expiration"):
         # Milliseconds in a message, seconds in publish().
         properties["expiration"] = float(message.properties["expiration"]) / 1000
-    with confirming_producer(consumer.connection) as producer:
-        (producer or Producer(message.channel, auto_declare=False)).publish(
+    with _no_late_confirmation(confirming):
+        Producer(confirming or message.channel, auto_declare=False).publish(
             message.body,
             exchange="",
             routing_key=queue,
@@ -591,25 +591,43 @@ def publish_again(consumer: Any, request: Request, queue: str, headers: dict[str
     request.acknowledge()
 
 
-@contextmanager
-def confirming_producer(connection: Any) -> Iterator[Producer | None]:
-    """Yield a producer whose ``publish`` raises unless the broker of ``connection`` has confirmed the message.
+def confirming_connection(connection: Connection) -> Connection | None:
+    """Return a connection like ``connection`` on which the broker confirms each message, or raises.
 
     RabbitMQ discards what a full queue refuses (``x-overflow: reject-publish``), and tells only a client that asks for
-    confirmations. They are asked for on a connection of their own: on the one that consumes, a wait for a confirmation
-    would begin the tasks that are delivered meanwhile. Other brokers answer each message: ``None``.
+    confirmations. On the connection that consumes, a wait for one would begin the tasks that are delivered meanwhile.
+    Other brokers answer each message anyway: ``None``.
     """
     if connection.transport.driver_type != "amqp":
+        return None
+    options = {**(connection.transport_options or {}), "confirm_publish": True, "max_retries": 1}
+    # It may be idle for long, and nothing reads it then.
+    return connection.clone(transport_options=options, heartbeat=0)
+
+
+@contextmanager
+def confirming_producer(app: Any) -> Iterator[Producer | None]:
+    """Yield a producer of such a connection, from kombu's pools; ``None`` where the app's own will do.
+
+    The main process must not use it: a child that is forked shuts down the connections of inherited pools.
+    """
+    connection = confirming_connection(app.connection_for_write())
+    if connection is None:
         yield None
         return
-    options = {**(connection.transport_options or {}), "confirm_publish": True, "max_retries": 1}
-    with producers[connection.clone(transport_options=options, heartbeat=0)].acquire(block=True) as producer:
-        try:
-            yield producer
-        except Exception:
-            # A confirmation that is late must not count for the next message.
-            producer.connection.collect()
-            raise
+    with producers[connection].acquire(block=True) as producer, _no_late_confirmation(producer.connection):
+        yield producer
+
+
+@contextmanager
+def _no_late_confirmation(connection: Connection | None) -> Iterator[None]:
+    """Close ``connection`` after an error: a confirmation that is late must not count for the next message."""
+    try:
+        yield
+    except Exception:
+        if connection is not None:
+            connection.collect()
+        raise
 
 
 def restore_in_order(consumer: Any) -> None:

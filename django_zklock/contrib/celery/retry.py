@@ -82,7 +82,7 @@ class RetryLater:
         # No child of this request. With the result of a child the request would be garbage in a cycle, and Celery's
         # result uses the network when it is finalized: in the garbage collector, at any line of any greenlet.
         # The message of this delivery may be acknowledged, so a broker that refuses the next one fails the task.
-        with internals.confirming_producer(task.app.connection_for_write()) as producer:
+        with internals.confirming_producer(task.app) as producer:
             again.apply_async(add_to_parent=False, producer=producer)
         logger.info(
             "event=retry_later key=%r task=%s id=%s reason=%s count=%d countdown=%.1f holder=%s",

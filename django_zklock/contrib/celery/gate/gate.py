@@ -85,6 +85,8 @@ class Gate:
         # Reentrant, because a signal handler that ends the worker may interrupt the owner.
         self._counting = threading.RLock()
         self._check_due = math.inf
+        # Where messages that go back are published, and from when on (monotonic clock).
+        self._confirming: Any = None
         self._publishes_from = 0.0
         self._handle = consumer.on_task_request
         # Names of the tasks whose key could not be made.
@@ -253,7 +255,8 @@ class Gate:
         is_published = queue is not None and (headers or internals.is_better_published(self.consumer, request))
         if queue is not None and is_published and monotonic() >= self._publishes_from:
             try:
-                internals.publish_again(self.consumer, request, queue, headers)
+                self._confirming = self._confirming or internals.confirming_connection(self.consumer.connection)
+                internals.publish_again(request, queue, headers, self._confirming)
             except Exception as error:  # noqa: BLE001 - the broker's, of many kinds
                 logger.warning("event=not_published task=%s error=%r consequence=rejected", request.id, error)
                 # A broker that does not answer must not keep Celery's loop from its heartbeats, once for each message.

@@ -18,7 +18,8 @@ from celery.local import PromiseProxy
 from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.worker import WorkController
-from kombu import Consumer, Exchange, Queue
+from kombu import Connection, Consumer, Exchange, Queue
+from kombu import pools as kombu_pools
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from kombu.transport import redis
@@ -297,6 +298,19 @@ def test_published__what_would_go_to_other_queues() -> None:
     assert not is_better_published(consumer_of(direct, driver="amqp"), own)
     assert is_better_published(consumer_of(quorum, driver="amqp"), own)
     assert is_better_published(consumer_of(direct, driver="sqs"), own)
+
+
+def test_confirming__of_its_own() -> None:
+    """Confirmations are asked for where RabbitMQ has them, on a connection that no forked child shuts down."""
+    consuming = Connection("amqp://", heartbeat=60, transport_options={"client_properties": {"product": "shop"}})
+    confirming = internals.confirming_connection(consuming)
+    assert confirming is not None
+    assert confirming.transport_options["confirm_publish"]
+    assert confirming.transport_options["client_properties"] == {"product": "shop"}
+    assert confirming.heartbeat == 0
+    # A child closes what kombu's pools have, and shuts down the sockets that it shares with the main process.
+    assert confirming not in kombu_pools.connections
+    assert internals.confirming_connection(Connection("memory://")) is None
 
 
 def test_private_names__nowhere_else() -> None:

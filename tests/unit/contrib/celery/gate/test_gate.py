@@ -45,12 +45,13 @@ def test_back__broker_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     rejected: list[str] = []
 
-    def fail(_consumer: Any, request: Any, *_facts: Any) -> None:
+    def fail(request: Any, *_facts: Any) -> None:
         tried.append(request.id)
         raise TimeoutError
 
     monkeypatch.setattr(internals, "queue_of", lambda *_: "queue")
     monkeypatch.setattr(internals, "publish_again", fail)
+    monkeypatch.setattr(internals, "confirming_connection", lambda _connection: None)
     monkeypatch.setattr(internals, "give_back", lambda request: rejected.append(request.id))
     gate = Workplace().gate
     for name in ("first", "second"):

@@ -136,6 +136,7 @@ class Workplace:
             pool=controller.pool,
             hub=True,
             event_dispatcher=None,
+            connection=None,
             hostname="celery@web1",
             app=SimpleNamespace(conf={"zklock_gate_max_wait": 900}),
         )
@@ -143,7 +144,7 @@ class Workplace:
         vars(self.gate).update(
             consumer=consumer, loop=self.loop, counts=Counter(), requests={}, joining=set(), decided={}, deadlines={},
             outside_window=set(), origin="worker", scoreboard=Scoreboard() if forks else None, _check_due=math.inf,
-            _publishes_from=0.0,
+            _publishes_from=0.0, _confirming=None,
             child_watcher=self.watcher if forks else None, _counting=threading.RLock(), max_parked=300,
             window=SimpleNamespace(widen=lambda _count: None),
         )  # fmt: skip
