@@ -305,6 +305,7 @@ def test_confirming__of_its_own() -> None:
     consuming = Connection("amqp://", heartbeat=60, transport_options={"client_properties": {"product": "shop"}})
     confirming = internals.confirming_connection(consuming)
     assert confirming is not None
+    assert confirming.transport_options is not None
     assert confirming.transport_options["confirm_publish"]
     assert confirming.transport_options["client_properties"] == {"product": "shop"}
     assert confirming.heartbeat == 0
