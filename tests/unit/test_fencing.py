@@ -139,7 +139,7 @@ def test_fork(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has inherited a hold over a fork holds nothing: its writes are Django's own."""
     account = Account(name="Ada")
     with zk_lock("k") as held:
-        monkeypatch.setattr(held._possession, "pid", -1)
+        monkeypatch.setattr(held.lock.pool.sessions()[0], "pid", -1)
         account.save()
         with pytest.raises(NotHeld):
             fenced_update(Account.objects.all(), balance=1)
