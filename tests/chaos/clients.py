@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -22,6 +23,10 @@ ROOT_OF_TESTS = Path(__file__).resolve().parents[2]
 ROOT = "/chaos"
 # Seconds for all turns to end when the faults have ended, and for the last sessions to be closed.
 SETTLE, CLOSE = 150.0, 90.0
+# How Python reports an error that nothing has caught, in a thread, a callback or a finalizer.
+UNCAUGHT = re.compile(
+    rb"^(?:Traceback |Exception |Fatal Python error|.* was never (?:awaited|retrieved)).*", re.MULTILINE
+)
 
 
 class Client(Process):
@@ -106,6 +111,11 @@ class Client(Process):
         self.signal(signal.SIGUSR1, group=True)
         time.sleep(1.0)
         return self.log_tail(200)
+
+
+def uncaught(log: bytes) -> list[str]:
+    """Return the first line of each report of an error that nothing has caught."""
+    return [found.decode(errors="replace") for found in UNCAUGHT.findall(log)]
 
 
 class Clients:
@@ -201,7 +211,7 @@ class Clients:
             status = client.wait(20.0)
             if status != 0:
                 found.append(f"{client.who} has ended with {status}:\n{client.log_tail(60)}")
-        return found
+        return found + [f"{name} has logged {text}" for name, log in self.logs().items() for text in uncaught(log)]
 
     def _wait(self, what: str, timeout: float) -> list[str]:
         waiting = set(self.all.values())
