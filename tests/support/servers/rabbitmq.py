@@ -101,9 +101,11 @@ class RabbitMQ(Process):
             return False
 
     def close_connections(self) -> None:
-        """Close the connection of each client, as an operator does."""
-        connections = 'rabbit_connection_tracking:list(<<"/">>)'
-        self._order(f'rabbit_connection_tracking_handler:close_connections({connections}, "closed", 0)')
+        """Close the connection of each client, as an operator does, one that has just begun too."""
+        self._order(
+            'lists:foreach(fun(C) -> rabbit_networking:close_connection(C, "closed") end, '
+            "rabbit_networking:connections())"
+        )
 
     def list_messages(self) -> dict[str, int]:
         """Return how many messages each queue has, those that are delivered and not acknowledged too."""
