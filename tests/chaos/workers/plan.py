@@ -27,8 +27,8 @@ _KEYS = {
 # Only tasks of this policy wait for these keys, so that the model knows for which task another was skipped.
 _COALESCED_KEYS = ("job-c", 2)
 
-# Seconds that a body takes. The longest outlast a lease.
-_LENGTHS, _LENGTH_WEIGHTS = ((0.005, 0.05), (0.1, 1.5), (3.0, 6.0)), (80, 18, 2)
+# Seconds that a body takes. The longest outlast a lease; with fewer of them hardly a killed child has a lock.
+_LENGTHS, _LENGTH_WEIGHTS = ((0.005, 0.05), (0.1, 1.5), (3.0, 6.0)), (75, 20, 5)
 
 # Seconds from one burst to the next, and the number of tasks in a burst.
 _BETWEEN_BURSTS = 9.0

@@ -27,6 +27,8 @@ def test_migrate__ten_pods(zookeeper: ZooKeeper) -> None:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "ZOOKEEPER_HOSTS": zookeeper.hosts,
+            # Ten processes that start at once may starve one of them for longer than the ten seconds of the project.
+            "TESTPROJECT_SESSION_TIMEOUT": "60",
             "DATABASE": json.dumps(server.settings),
             "DJANGO_SETTINGS_MODULE": "tests.integration.databases.settings",
         }

@@ -512,7 +512,7 @@ def test_list__every_alias_at_once(settings: Settings, monkeypatch: pytest.Monke
 def test_list__requests(settings: Settings) -> None:
     """Ten thousand locks take one request for the names and two for each 128 locks: their queues and their data."""
     with ZooKeeper() as server:
-        settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "SESSION_TIMEOUT": 60}}
+        settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "SESSION_TIMEOUT": 60, "CONNECT_TIMEOUT": 60}}
         client = KazooClient(hosts=server.hosts, timeout=60)
         client.start(timeout=20)
         hold_many(client, "/django_zklock", 10_000)
