@@ -249,6 +249,13 @@ def test_cancelled__on_the_way(small: Pool, halted: threading.RLock, onlooker: O
         await (await Lock("later", small).aacquire(timeout=20)).arelease()
 
     asyncio.run(main())
+    # What moves on from a session is posted to a later one, where nothing is used before it comes.
+    passed = 0
+    while passed < len(small.sessions()):
+        arrived = threading.Event()
+        small.sessions()[passed].post(arrived.set)
+        assert arrived.wait(20)
+        passed += 1
     wait_until(lambda: [session.used for session in small.sessions()][1:] == [0] * (len(small.sessions()) - 1))
     for number in range(20):
         assert onlooker.children(f"{root}/c{number}") == []
