@@ -203,6 +203,7 @@ def test_results__have_all_scenarios() -> None:
     assert list(Results.load(RESULTS).figures) == list(SCENARIOS)
 
 
+@pytest.mark.timeout(600)  # A first drawing reads all fonts.
 def test_draw__twice_the_same(tmp_path: Path) -> None:
     """The same figures give the same files."""
     results = Results.load(RESULTS)

@@ -79,6 +79,7 @@ def test_table() -> None:
     )
 
 
+@pytest.mark.timeout(600)  # A first drawing reads all fonts.
 def test_plots(tmp_path: Path) -> None:
     """Each picture has a curve for each scheme, and the same results draw the same picture."""
     pytest.importorskip("matplotlib")

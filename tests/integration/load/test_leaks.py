@@ -226,7 +226,8 @@ def test_leaks(server: ZooKeeper, make_pool: MakePool, root: str, outsider: Kazo
     assert after.server == before.server
     assert after.server["zk_watch_count"] == after.server["zk_ephemerals_count"] == 0
     assert after.threads <= before.threads
-    assert after.descriptors <= before.descriptors
+    # A server of other tests, in this process, may have got a connection meanwhile.
+    assert after.descriptors - before.descriptors <= OBJECTS_OF_A_TYPE
     assert [name for name, count in more.items() if count > OBJECTS_OF_A_TYPE] == []
     assert blocks <= BLOCKS
     assert resident <= RESIDENT
