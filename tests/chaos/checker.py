@@ -17,6 +17,8 @@ from .history import Row
 
 # What may end a call. The errors of a lost lock and of an absent ZooKeeper need a fault.
 EXPECTED = {"held", "taken", "skipped", "LockTimeout", "LockLost", "ZooKeeperUnavailable"}
+# Those of calls that have not got the lock.
+WITHOUT_BODY = {"taken", "skipped", "LockTimeout"}
 # Seconds by which a process may be late on a busy machine.
 LATE = 20.0
 # Seconds for which the node of a dead process may be in its queue: the longest session, and some ticks. Faults of
@@ -104,7 +106,7 @@ class Checker:
         """Return all that is wrong, in the order of time."""
         rules = [
             self._overlaps, self._limits, self._tokens, self._queues, self._nested, self._coalesced, self._outcomes,
-            self._stuck, self._remains, self._errors,
+            self._bodies, self._stuck, self._remains, self._errors,
         ]  # fmt: skip
         return sorted((found for rule in rules for found in rule()), key=lambda found: found.at)
 
@@ -221,8 +223,9 @@ class Checker:
 
     def _nested(self) -> Iterator[Finding]:
         """A hold inside a hold has the same node and token."""
+        tokens = {row["call"]: row["tokens"] for row in self.by["begin"]}
         for row in self.by["nested"]:
-            if not row["same"]:
+            if not row["same"] or row["tokens"] != tokens.get(row["call"], row["tokens"]):
                 yield Finding("nested", row["at"], f"{self.calls[row['call']]}: {row}")
 
     # Liveness.
@@ -274,7 +277,6 @@ class Checker:
         """Each call ends as it may, and not before nor long after its time."""
         began: dict[str, float] = {row["call"]: row["at"] for row in self.by["begin"]}
         faults = self.faults()
-        stopped = [(row["victim"], row["at"], row["until"]) for row in self.by["stopped"]]
         for name, done in self.done.items():
             call = self.calls[name]
             took, outcome, timeout = done["at"] - call["at"], done["outcome"], call["timeout"]
@@ -288,7 +290,7 @@ class Checker:
             elif (
                 outcome in {"LockLost", "ZooKeeperUnavailable"}
                 # To connect, and to answer, may take so long on a busy machine.
-                and (timeout is None or timeout > BRIEF)
+                and (outcome == "LockLost" or timeout is None or timeout > BRIEF)
                 and not any(
                     victim in {call["client"], *SERVERS} and since <= done["at"] and until + BELATED >= call["at"]
                     for victim, since, until in faults
@@ -297,17 +299,31 @@ class Checker:
                 yield Finding("outcome", done["at"], f"{about}, and nothing was wrong")
             elif outcome == "LockTimeout" and took < timeout * 0.99 - 0.001:
                 yield Finding("early", done["at"], about)
-            elif timeout is not None:
+            else:
                 # The body takes as long as it likes.
                 ended: float = done["at"]
                 decided = began.get(name, ended) if outcome in {"held", "LockLost"} else ended
-                away = sum(
-                    max(0.0, min(until, decided) - max(at, call["at"]))
-                    for victim, at, until in stopped
-                    if victim == call["pid"]
-                )
-                if decided - call["at"] > timeout + away + LATE:
+                if self._is_late(call, decided):
                     yield Finding("late", decided, about)
+
+    def _is_late(self, call: Row, decided: float) -> bool:
+        """Whether ``call`` was without its lock long after its time, while its process was not stopped."""
+        # A client is stopped together with what it has forked.
+        client_of = {row["pid"]: row["client"] for row in self.by["client"]}
+        away = sum(
+            max(0.0, min(row["until"], decided) - max(row["at"], call["at"]))
+            for row in self.by["stopped"]
+            if client_of.get(row["victim"]) == call["client"]
+        )
+        return call["timeout"] is not None and decided - call["at"] > call["timeout"] + away + LATE
+
+    def _bodies(self) -> Iterator[Finding]:
+        """Who holds has run the body to its end and has not lost the lock, and who has not got it has not run."""
+        began = {row["call"] for row in self.by["begin"]}
+        ended = {row["call"] for row in self.by["end"] if not row["lost"]}
+        for name, done in self.done.items():
+            if (done["outcome"] == "held" and name not in ended) or (done["outcome"] in WITHOUT_BODY and name in began):
+                yield Finding("body", done["at"], f"{self.calls[name]} ended as {done['outcome']}")
 
     def faults(self) -> list[tuple[str, float, float]]:
         """Return of each fault whom it hit, and from when until when."""
@@ -315,9 +331,13 @@ class Checker:
         return [(row["victim"], row["at"], ends.get((row["fault"], row["at"]), math.inf)) for row in self.by["fault"]]
 
     def _stuck(self) -> Iterator[Finding]:
-        """Each call of a process that lives has ended when all has settled."""
+        """Each call of a process that lives has ended when all has settled, and has got its lock or not in its time."""
+        began = {row["call"] for row in self.by["begin"]}
         for name, call in self.calls.items():
-            if name not in self.done and self.death(call) == math.inf:
+            if name in self.done:
+                continue
+            death = self.death(call)
+            if death == math.inf or (name not in began and self._is_late(call, death)):
                 yield Finding("stuck", call["at"], f"{call} has not ended")
 
     # What is left.

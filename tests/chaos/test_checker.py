@@ -67,7 +67,7 @@ def full() -> list[Row]:
         [row for row in skipped if row["what"] in {"call", "done"}],
         call("c2", 41.5, do="rebuild", keys=["c0"]), call("c3", 43.0, do="rebuild", keys=["c0"]), waits,
     )  # fmt: skip
-    rows.append({"at": 14.2, "what": "nested", "pid": 10, "call": "n", "same": True})
+    rows.append({"at": 14.2, "what": "nested", "pid": 10, "call": "n", "same": True, "tokens": {"x0": 1400}})
     for at, key, name in ((10.5, "x0", "a-lock-"), (16.5, "rw0", "r-__READ__"), (20.5, "s0", "s0-lease-")):
         rows.append(queue(at, key, f"_c_{name}{int(at) * 100:010}"))
     return sorted(rows, key=lambda row: row["at"])
@@ -108,6 +108,8 @@ def test_together(kinds: tuple[str, str], wrong: list[str]) -> None:
     for row in rows:
         if row["what"] == "end" and row["call"] == "c10.0":
             row.update(sure=10.4, lost=True)
+        if row["what"] == "done" and row["call"] == "c10.0":
+            row.update(outcome="LockLost")
     assert rules(rows) == []
 
 
@@ -174,9 +176,10 @@ def test_overtaken__released(process: int, wrong: list[str]) -> None:
 def test_overtaken__released_by_the_main_process(end: str) -> None:
     """The session of the tasks in all children of a worker is that of its main process."""
     first, second = call("a", 10.0, pid=21), call("b", 12.0, pid=22)
-    rows = history([row for row in first if row["what"] != "end"], second)
+    rows = history(first[:2], second)
     rows += [{"at": 5.0, "what": "child", "pid": pid, "main": 20} for pid in (21, 22)]
     rows.append(queue(12.5, "x0", "_c_a-lock-0000001000", "_c_b-lock-0000001200"))
+    rows.append({"at": 900.0, "what": "killed", "pid": 1, "victim": 21})
     assert rules(rows) == ["overtaken"]
     rows += [first[2]] if end == "end" else [{"at": 11.0, "what": "child_killed", "pid": 1, "main": 20, "child": 21}]
     assert rules(rows) == []
@@ -263,6 +266,16 @@ def test_late(outcome: str) -> None:
     assert rules(rows) == ["late"]
     rows.append({"at": 11.0, "what": "stopped", "pid": 1, "victim": 10, "until": 13.0})
     assert rules(rows) == []
+    # What the client has forked is stopped with it.
+    assert rules([row | {"pid": 11} if row.get("call") == "a" else row for row in rows]) == []
+
+
+def test_stuck__until_it_was_killed() -> None:
+    """A later death does not explain that a call was still waiting long after its time."""
+    for timeout, wrong in ((3.0, ["stuck"]), (None, [])):
+        rows = history(call("a", 10.0, timeout=timeout)[:1])
+        rows.append({"at": 300.0, "what": "killed", "pid": 1, "victim": 10, "client": "threads"})
+        assert rules(rows) == wrong
 
 
 def test_history__partly_written(tmp_path: Path) -> None:
@@ -300,3 +313,30 @@ def test_error__logged() -> None:
     rows = history(call("a", 10.0))
     rows.append({"at": 11.0, "what": "event", "pid": 10, "client": "threads", "event": "x", "text": "x", "error": True})
     assert rules(rows) == ["error"]
+
+
+def test_nested__token() -> None:
+    """A hold inside a hold has the token of that."""
+    row = {"at": 10.2, "what": "nested", "pid": 10, "call": "a", "same": True, "tokens": {"x0": 1000}}
+    assert rules([*history(call("a", 10.0)), row]) == []
+    assert rules([*history(call("a", 10.0)), row | {"tokens": {"x0": 7}}]) == ["nested"]
+
+
+def test_lost__for_nothing_with_a_short_timeout() -> None:
+    """A short time to wait explains that ZooKeeper was not reached, and no loss."""
+    for outcome, wrong in (("LockLost", ["outcome"]), ("ZooKeeperUnavailable", [])):
+        rows = history(call("a", 50.0, timeout=0.5, outcome=outcome))
+        assert rules(rows) == wrong
+
+
+@pytest.mark.parametrize("outcome", ["LockTimeout", "taken", "skipped"])
+def test_outcome__of_a_body_that_ran(outcome: str) -> None:
+    """Who has not got the lock has not run the body."""
+    assert rules(history(call("a", 10.0, do="try", keys=["c0"], timeout=0.0, outcome=outcome))) == ["body"]
+
+
+def test_outcome__held_for_nothing() -> None:
+    """Who has held has run the body to its end, and has not lost the lock."""
+    rows = history(call("a", 10.0))
+    assert rules([row for row in rows if row["what"] not in {"begin", "end"}]) == ["body"]
+    assert rules([row | {"lost": True} if row["what"] == "end" else row for row in rows]) == ["body"]
