@@ -123,7 +123,10 @@ class Model:
                 if mine and row["what"] == "ack":
                     mine[-1].acked = row["at"]
                 elif mine and row["requeue"]:
-                    mine[-1].returns.append((row["at"], "rejected"))
+                    # After a redelivery a task has two messages that look alike. A worker with both returns the older.
+                    since = max(disconnected[row["main"]], default=0.0)
+                    open_ = [each for each in mine if each.at > since and each.acked is None and not each.returns]
+                    (open_ or mine[-1:])[0].returns.append((row["at"], "rejected"))
         # Celery does not report the reception of a revoked task.
         found = {message: deliveries for message, deliveries in found.items() if deliveries}
         for message, deliveries in found.items():

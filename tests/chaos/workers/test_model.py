@@ -201,6 +201,15 @@ def test_given_back(waited: float, wrong: list[str]) -> None:
     assert judge(rows) == wrong
 
 
+def test_given_back__the_older_of_two_alike() -> None:
+    """A worker that has two messages of one task returns the one that has waited long enough."""
+    rows, returned = storm(course("a", 20.0)), 20.15
+    rows += [{"at": returned - MAX_WAIT, "what": what, "pid": 1, **message("a")} for what in ("publish", "published")]
+    rows.append({"at": returned - MAX_WAIT, "what": "received", "pid": MAIN, "main": MAIN, **message("a")})
+    rows.append({"at": returned, "what": "reject", "main": MAIN, "requeue": True, **message("a")})
+    assert judge(rows) == []
+
+
 def test_outage() -> None:
     """A short outage of ZooKeeper explains some failures, but not those of a whole queue."""
     fault = {"at": 9.0, "what": "fault", "fault": "server stopped", "victim": "leader"}
