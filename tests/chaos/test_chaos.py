@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.chaos.history import FOLDER, read, write
 from tests.chaos.nemesis import Fault, ServerFaults
 from tests.chaos.picture import draw
 from tests.chaos.season import Witness, season
+from tests.support.tree_reader import wait_until
 
 # Of faults; before them all is started and warmed up, and after them each task ends, is counted, and leaves nothing.
 SECONDS = 40.0
@@ -110,8 +110,7 @@ def test_witness(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(FOLDER, str(tmp_path))
     with Cluster([], tick_time=0.5, sync_limit=10, linked=True, longest=[60.0] * 3) as cluster:
         with Witness(cluster) as witness:
-            while {name[0] for name, _began in list(witness.acknowledged)} != set("012"):
-                time.sleep(0.05)
+            wait_until(lambda: {name[0] for name, _began in list(witness.acknowledged)} == set("012"))
         if loss != "none":
             for server in cluster.servers:
                 server.kill()
