@@ -109,6 +109,8 @@ def test_remove__reason_of_each_error(
             wait_until(lambda: snapshots.one_lock(breaker, "k", timeout=5).waiter_count == 1)
         # Its node is the first before it knows that, and until then a break only makes it join the queue again.
         assert granted.wait(30)
+        # The node before it was released in this process, and is the first until the server deletes it.
+        wait_until(lambda: snapshots.one_lock(breaker, "k", timeout=5).waiter_count == 0)
         (holder,) = snapshots.one_lock(breaker, "k", timeout=5).holders
         actions.break_lock(breaker, holder.path, token=holder.token, why=f"reason {number}", timeout=5)
         assert f"its node was deleted: reason {number}; " in str(waiting.result())
