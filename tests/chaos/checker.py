@@ -141,6 +141,9 @@ class Checker:
                     node=row["node"],
                 )
                 found[key].append(hold)
+        for holds in found.values():
+            # Of two that begin at one moment, either may have been the first.
+            holds.sort(key=lambda hold: (hold.began, hold.token))
         return found
 
     def _generation(self, at: float) -> int:
@@ -151,7 +154,8 @@ class Checker:
         inside: list[Hold] = []
         for hold in holds:
             inside = [each for each in inside if each.sure > hold.began]
-            yield hold, inside
+            # A hold of a moment may have been before one that begins at this moment.
+            yield hold, [each for each in inside if hold.sure > hold.began or each.began < hold.began]
             inside.append(hold)
 
     def death(self, call: Row) -> float:
@@ -282,7 +286,7 @@ class Checker:
             took, outcome, timeout = done["at"] - call["at"], done["outcome"], call["timeout"]
             about = f"{call} ended after {took:.2f} s as {outcome}: {done['text']}"
             allowed = outcome in EXPECTED
-            allowed = allowed and (outcome != "LockTimeout" or timeout is not None)
+            allowed = allowed and (outcome != "LockTimeout" or (timeout is not None and call["do"] != "try"))
             allowed = allowed and (outcome != "skipped" or call["keys"][0].startswith("c"))
             allowed = allowed and (outcome != "taken" or call["do"] == "try")
             if not allowed:
@@ -319,6 +323,9 @@ class Checker:
 
     def _bodies(self) -> Iterator[Finding]:
         """Who holds has run the body to its end and has not lost the lock, and who has not got it has not run."""
+        for row in self.by["begin"]:
+            if row["call"] in self.calls and not row["tokens"]:
+                yield Finding("body", row["at"], f"{self.calls[row['call']]} has run without a lock")
         began = {row["call"] for row in self.by["begin"]}
         ended = {row["call"] for row in self.by["end"] if not row["lost"]}
         for name, done in self.done.items():

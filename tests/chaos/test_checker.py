@@ -329,10 +329,34 @@ def test_lost__for_nothing_with_a_short_timeout() -> None:
         assert rules(rows) == wrong
 
 
-@pytest.mark.parametrize("outcome", ["LockTimeout", "taken", "skipped"])
-def test_outcome__of_a_body_that_ran(outcome: str) -> None:
+@pytest.mark.parametrize(("do", "outcome"), [("with", "LockTimeout"), ("try", "taken"), ("rebuild", "skipped")])
+def test_outcome__of_a_body_that_ran(do: str, outcome: str) -> None:
     """Who has not got the lock has not run the body."""
-    assert rules(history(call("a", 10.0, do="try", keys=["c0"], timeout=0.0, outcome=outcome))) == ["body"]
+    assert rules(history(call("a", 10.0, do=do, keys=["c0"], timeout=0.0, outcome=outcome))) == ["body"]
+
+
+def test_outcome__of_a_try() -> None:
+    """Who only tries is told that the lock is taken, by no error."""
+    tried = call("a", 10.0, do="try", timeout=0.0, outcome="LockTimeout")
+    assert rules(history([row for row in tried if row["what"] in {"call", "done"}])) == ["outcome"]
+
+
+def test_body__without_a_lock() -> None:
+    """A body that has no lock at all is wrong, and one that begins with a lost lock may be."""
+    lost = [row | {"lost": True} if row["what"] in {"begin", "end"} else row for row in call("a", 2.5)]
+    lost = [row | {"outcome": "LockLost"} if row["what"] == "done" else row for row in lost]
+    assert rules(history(lost)) == []
+    assert rules(history([row | {"tokens": {}, "node": None} if row["what"] == "begin" else row for row in lost])) == [
+        "body"
+    ]
+
+
+def test_together__at_one_moment() -> None:
+    """A hold of a moment may be before one that begins then, and is not inside of one that has begun before."""
+    moment = [row | {"sure": 10.1} if row["what"] == "end" else row for row in call("a", 10.0, token=999)]
+    assert rules(history(call("b", 10.0, token=1000), moment)) == rules(history(moment, call("b", 10.0, token=1000)))
+    assert "overlap" not in rules(history(call("b", 10.0, token=1000), moment))
+    assert "overlap" in rules(history(call("b", 9.9, token=998), moment))
 
 
 def test_outcome__held_for_nothing() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.checker import STALE, undisturbed, waiters_until
+from tests.chaos.checker import SERVERS, STALE, undisturbed, waiters_until
 from tests.chaos.history import Row
 
 from .plan import REDIS, RETRY_TIMEOUT, TIMEOUT, Send
@@ -40,10 +40,15 @@ WAITING_FRAMES = 4
 STILL = 5.0
 # Published by this program, and by a worker.
 PUBLICATIONS = {"publish", "attempt"}
+# Of children, and of workers with theirs.
+ENDS_OF_PROCESSES = ("child_killed", "terminating", "pool_shrink", "worker_gone")
 # Seconds before the loss of a connection within which an acknowledgement may be lost with it.
 ON_ITS_WAY = 3.0
 # Seconds that a worker may take to act on the end of a child or of a connection.
 BELATED = 20.0
+# Seconds from the reception of a message until its task has begun or given up, or is returned: with the gate, stopped
+# and on a busy machine.
+PATIENCE = 45.0
 # What a child says when its main process has no record of its hold any more.
 GIVEN_UP = "main process no longer holds it"
 LOCK_ERRORS = {
@@ -97,8 +102,8 @@ class Model:
         """Return what is wrong, each finding with the id of its task or an empty text."""
         rules = [
             self._ended, self._outcomes, self._deliveries_explained, self._runs_explained, self._returns_explained,
-            self._countdowns, self._grants, self._given_up, self._coalesced, self._outages, self._deaths,
-            self._stuck, self._kept,
+            self._countdowns, self._grants, self._acknowledged, self._given_up, self._coalesced, self._outages,
+            self._deaths, self._stuck, self._kept,
         ]  # fmt: skip
         return [found for rule in rules for found in rule()]
 
@@ -165,7 +170,11 @@ class Model:
                 self.counts[f"stored {status}"] += 1
                 continue
             if status in READY:
+                # The result of a child is stored before its row is written.
                 self.counts["ended by the backend alone"] += 1
+                came = self.by_task[task][0]["at"]
+                if not any(row["at"] > came for what in ENDS_OF_PROCESSES for row in self._what[what]):
+                    yield task, f"has not run (stored: {status})"
                 continue
             last = max(
                 (_message(row) for row in self.by_task[task] if row["what"] in PUBLICATIONS), key=lambda each: each[1:]
@@ -179,7 +188,11 @@ class Model:
     def _explain_loss(self, message: Message) -> str | None:
         send, deliveries = self.sends[message[0]], self._deliveries.get(message, [])
         ends = {row["main"]: row["at"] for row in self._what["worker_gone"]}
-        if not send.late and any(each.acked is not None and ends.get(each.main, 0) > each.acked for each in deliveries):
+        # The gate has it acknowledged when it begins.
+        longest = PATIENCE if self._gate else math.inf
+        if not send.late and any(
+            each.acked is not None and each.acked < ends.get(each.main, 0) < each.acked + longest for each in deliveries
+        ):
             return "acknowledged early, and its worker ended"
         if not all(each.returns for each in deliveries):
             return None
@@ -229,8 +242,11 @@ class Model:
             return None if explained.get(row["state"]) else f"has ended as {row['state']}: {row['text']}"
         reason = _skipped(row)
         if reason is None:
-            ran = {int(each["began"] * 1000) for each in self.by_task[row["id"]] if each["what"] == "end"}
-            return None if row["result"] in ran else f"has a result without a body: {row['result']}"
+            ran = {int(each["began"] * 1000): each for each in self.by_task[row["id"]] if each["what"] == "end"}
+            if row["result"] not in ran:
+                return f"has a result without a body: {row['result']}"
+            lost = ran[row["result"]]["lost"]
+            return "has a result though its lock was lost" if lost and send.policy != "none" else None
         wanted = {"skip": "skipped conflict", "coalesce": "skipped coalesced"}.get(send.policy)
         # A coalesced task may meet its own earlier delivery as the holder, and is skipped for another that waits.
         itself = send.policy == "skip" and row["id"] in str(row["result"].get("holder"))
@@ -244,10 +260,24 @@ class Model:
             return f"has failed: {error}: {text}"
         if error == "LockConflict" and row["id"] in text:
             return f"gave way to itself: {text}"
+        if error == "LockLost" and not self._was_hit(row):
+            return f"has lost its lock, and nothing was wrong: {text}"
         patience = {("LockConflict", "retry"): RETRY_TIMEOUT, ("LockTimeout", "timeout"): TIMEOUT}
         waited = row["at"] - self.by_task[row["id"]][0]["at"]
         early = waited < patience.get((error, send.policy), 0.0) * 0.95
-        return f"has given up after {waited:.1f} s: {text}" if early else None
+        last = max((each["at"] for each in self.by_task[row["id"]] if each["what"] == "received"), default=row["at"])
+        late = error == "LockTimeout" and self._gate and row["at"] - last > TIMEOUT + PATIENCE
+        return f"has given up after {waited:.1f} s: {text}" if early or late else None
+
+    def _was_hit(self, row: Row) -> bool:
+        """Return whether the servers or the worker had a fault or an end that the body of ``row`` may have noticed."""
+        victims = {*SERVERS, names()[self._worker_of_main[row["main"]]]}
+        began = min(each["at"] for each in self.by_task[row["id"]] if each["what"] in {"begin", "finished"})
+        ends = [each for what in ("stopping", "worker_killed", "worker_gone") for each in self._what[what]]
+        return any(
+            each["victim"] in victims and each["at"] <= row["at"] and self._mended(each) + BELATED >= began
+            for each in self._what["fault"]
+        ) or any(each["main"] == row["main"] and each["at"] <= row["at"] + BELATED for each in ends)
 
     def _was_shrunk(self, row: Row) -> bool:
         """Return whether the pool of this worker gave up a process at the time of ``row``."""
@@ -312,11 +342,29 @@ class Model:
                 yield task, f"began {began - rows[0]['at']:.2f} s after it was sent, countdown {send.countdown:.2f} s"
 
     def _grants(self) -> Iterator[tuple[str, str]]:
-        """No body gets a lock that is known to be lost."""
+        """No body runs without its lock, nor gets one that is known to be lost."""
+        for row in self._what["begin"]:
+            if row.get("id") in self.sends and self.sends[row["id"]].policy != "none" and not row["tokens"]:
+                yield row["id"], "has run without a lock"
         self.counts["bodies that began lost"] = sum(row["lost"] for row in self._what["begin"] if "id" in row)
         for row in self._what["acquired"]:
             if row["lost"]:
                 yield "", f"a lock that is lost was given to a body: {row}"
+
+    def _acknowledged(self) -> Iterator[tuple[str, str]]:
+        """A message of a task that is acknowledged late is, when the task has ended or was published again."""
+        for message, deliveries in self._deliveries.items():
+            ends = [
+                row["at"]
+                for row in self.by_task[message[0]]
+                if row["what"] in {"finished", "failed", "revoked", "attempt"}
+            ]
+            for each in deliveries:
+                acked = each.acked if self.sends[message[0]].late else None
+                # Of two deliveries to one worker the acknowledgement may be that of the first.
+                came = min(other.at for other in deliveries if other.main == each.main)
+                if acked is not None and not any(came <= at <= acked for at in ends):
+                    yield message[0], "was acknowledged before it had ended"
 
     def _given_up(self) -> Iterator[tuple[str, str]]:
         """No main process gives up the hold of a body that runs, unless its worker ends."""

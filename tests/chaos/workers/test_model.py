@@ -63,7 +63,8 @@ def course(task: str, begins: float, **properties: Any) -> list[Row]:
 
 def storm(*courses: list[Row], gate: bool = True) -> list[Row]:
     start = {"at": 0.0, "what": "sends", "pid": 1, "gate": gate, "workers": 4}
-    return [start, *(row for rows in courses for row in rows)]
+    main = {"at": 0.0, "what": "main", "pid": MAIN, "main": MAIN, "worker": 0}
+    return [start, main, *(row for rows in courses for row in rows)]
 
 
 def judge(rows: list[Row]) -> list[str]:
@@ -107,6 +108,10 @@ def skipped(reason: str, holder: str) -> Change:
 
 
 AGAIN = {"at": 15.0, "what": "received", "pid": 20, "main": 20, **message("a")}
+FAULT = {"at": 9.0, "what": "fault", "fault": "server stopped", "victim": "leader"}
+MENDED = FAULT | {"at": 11.0, "what": "mended", "began": 9.0}
+# What a body leaves, and nothing else of its task.
+RUN = ("acquired", "begin", "end", "finished")
 LATER = AGAIN | {"at": 10 + VISIBILITY_TIMEOUT + 1}
 
 
@@ -137,6 +142,18 @@ def test_undisturbed() -> None:
         ({"countdown": 1.0}, add(), "began 0.20 s after it was sent"),
         ({}, replace("acquired", lost=True), "a lock that is lost was given to a body"),
         ({}, failure("LockLost", f"lost: the worker's {GIVEN_UP}"), "was given up under its body"),
+        ({}, failure("LockLost", "lost: the session expired"), "has lost its lock, and nothing was wrong"),
+        ({}, replace("end", lost=True), "has a result though its lock was lost"),
+        ({}, replace("begin", tokens={}, node=None, lost=True), "has run without a lock"),
+        ({}, replace("ack", at=10.15), "was acknowledged before it had ended"),
+        ({}, without(*RUN), "was acknowledged before it had ended"),
+        ({}, without(*RUN), "has not run (stored: SUCCESS)"),
+        ({"late": False}, both(without(*RUN), replace("stored", status="PENDING")), "has not ended (stored: PENDING)"),
+        (
+            {"policy": "timeout"},
+            both(failure("LockTimeout"), replace("finished", at=90.0)),
+            "has given up after 80.0 s",
+        ),
         ({"policy": "coalesce"}, skipped("coalesced", "b"), "has not run for another one"),
         ({}, add({"at": 9.0, "what": "silent", "worker": 1, "stack": [OWN]}), "worker 1 does not answer"),
         ({}, add({"at": 9.0, "what": "ended", "worker": 1, "traceback": [OWN]}), "worker 1 has ended by itself"),
@@ -212,11 +229,9 @@ def test_given_back__the_older_of_two_alike() -> None:
 
 def test_outage() -> None:
     """A short outage of ZooKeeper explains some failures, but not those of a whole queue."""
-    fault = {"at": 9.0, "what": "fault", "fault": "server stopped", "victim": "leader"}
-    mended = {"at": 11.0, "what": "mended", "fault": "server stopped", "victim": "leader", "began": 9.0}
     few, many = ([course(f"t{number}", 10.0, keys=(f"k{number}",)) for number in range(count)] for count in (5, 60))
     for courses, wrong in ((few, []), (many, ["60 tasks have failed because ZooKeeper was away"])):
-        rows = [*storm(*courses), fault, mended]
+        rows = [*storm(*courses), FAULT, MENDED]
         failure("ZooKeeperUnavailable")(rows)
         assert [found.partition(",")[0] for found in judge(rows)] == wrong
 
@@ -258,7 +273,7 @@ def test_given_up__by_the_end_of_the_worker() -> None:
     failure("LockLost", f"lost: the worker's {GIVEN_UP}")(rows)
     assert judge([*rows, {"at": 11.0, "what": "stopping", "main": MAIN}]) == []
     failure("LockLost", "lost: the worker's main process has lost it: the session expired")(rows)
-    assert judge(rows) == []
+    assert judge([*rows, FAULT, MENDED]) == []
 
 
 def test_farewell() -> None:
@@ -268,6 +283,21 @@ def test_farewell() -> None:
     rows = [*storm(course("a", 10.0)), farewell]
     assert judge([*rows, *beats]) == ["the warm shutdown of worker 1 did not end: []"]
     assert judge([*rows, *beats[:30]]) == []
+
+
+@pytest.mark.parametrize(("gone", "wrong"), [(12.0, []), (91.0, ["has not ended (stored: PENDING)"])])
+def test_lost_with_its_worker(gone: float, wrong: list[str]) -> None:
+    """A task that is acknowledged early is lost with its worker, unless it should have ended long before."""
+    rows = storm(course("a", 10.0, late=False))
+    both(without(*RUN), replace("stored", status="PENDING"))(rows)
+    assert judge([*rows, {"at": gone, "what": "worker_gone", "main": MAIN}]) == wrong
+
+
+def test_ended__without_a_row() -> None:
+    """A child that is killed may have stored its result before."""
+    rows = storm(course("a", 10.0, late=False))
+    without("finished")(rows)
+    assert judge([*rows, {"at": 11.3, "what": "child_killed", "main": MAIN, "child": CHILD}]) == []
 
 
 def test_lost_on_its_way() -> None:
