@@ -15,6 +15,7 @@ import celery
 import pytest
 from celery.exceptions import TimeLimitExceeded
 
+from django_zklock.zk.ops import snapshots
 from tests.support import broker_audit
 from tests.support.tree_reader import wait_until
 from tests.support.workshop import TIMEOUT, Sent
@@ -95,6 +96,22 @@ def test_terminated__frees_the_lock(workshop: Any, key: str) -> None:
     workshop.control.revoke(task.id, terminate=True, signal="SIGKILL")
     assert waiting.outcome(SOON)["other"] in {"gone", "Z", "X"}
     workshop.wait_empty(key, SOON)
+
+
+def test_revoked__while_it_runs(workshop: Any, key: str) -> None:
+    """A task that is revoked while it runs, without an end by force, keeps its lock until its end."""
+    task = workshop.send("hold", key, f"{key}:gate")
+    facts = workshop.entered(f"{key}:gate")
+    waiting = workshop.send("shared_below", key)
+    workshop.wait_count(key, 2)
+    assert workshop.control.revoke(task.id, reply=True)
+    # The worker has handled it, and answers to a command after it.
+    assert task.id in next(iter(workshop.inspect().revoked().values()))
+    (holder,) = snapshots.one_lock(workshop.pool, key, timeout=10).holders
+    assert (holder.token, len(workshop.nodes(key))) == (facts["token"], 2)
+    workshop.let_go(f"{key}:gate")
+    assert workshop.result(task)
+    assert workshop.result(waiting)["token"] > facts["token"]
 
 
 def test_release__inside_of_the_body(workshop: Any, key: str) -> None:
