@@ -159,8 +159,14 @@ class Reader:
             seen = without_ids(self.run(commands, self.project))
             return seen == shown
 
-        wait_until(is_shown, lambda: seen)
+        wait_until(is_shown, lambda: "\n".join([seen, *self.logs()]))
         self.seen.touch()
+
+    def logs(self) -> Iterator[str]:
+        """Return what each server has written, and the messages that no worker has taken."""
+        for log in self.folder.glob("*.log"):
+            yield f"{log.name}:\n{log.read_text(encoding='utf-8')}"
+        yield str([str(path.relative_to(self.project)) for path in self.project.rglob("*.msg")])
 
     def stop(self) -> None:
         """Press Ctrl-C in the terminals of the servers, the last one first."""
