@@ -261,6 +261,10 @@ class Workers:
         self._close_connections_to_redis()
         self._rabbitmq.close_connections()
         self._probe()
+        deadline = time.monotonic() + PROBE_TIMEOUT
+        while any(self._left().values()) and time.monotonic() < deadline:
+            # A task has stored its result before its worker counts it as ended.
+            time.sleep(0.1)
         for worker in self.all.values():
             # It makes a connection to send its first reply.
             self._ask(worker, "chaos_state")
