@@ -230,7 +230,8 @@ class Contender(Script):
     def _size(self, places: Sequence[Place]) -> int:
         """Return the bytes that the nodes of ``places`` need of the session's budget."""
         name = name_prefix(ANY_GUID, self.rule.kind, self.rule.limit)
-        return self.session.wire.closing_size([f"{place.path}/{name}" for place in places])
+        stems = "".join([f"{place.path}/{name}" for place in places])
+        return len(stems.encode()) + len(places) * self.session.wire.path_overhead
 
     def leave(self, error: Exception | None = None) -> None:
         """Leave the queue or release the lock. Nodes are deleted now, or as soon as there is a connection."""

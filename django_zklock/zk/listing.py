@@ -74,7 +74,7 @@ class SharedListing:
 
     def watch_queue(self, use: OnQueue, triggered: Callable[[bool], None]) -> Callable[[], None]:
         """Request the queue, and call ``triggered`` once when it changes. Return what removes the watch."""
-        return self._session.wire.children(self.path, partial(self._listed, use, None), triggered)
+        return self._session.wire.watch(self.path, partial(self._listed, use, None), triggered, children=True)
 
     def read_holder(self, name: str, found: OnHolder) -> None:
         """Read the owner of the node with that name."""

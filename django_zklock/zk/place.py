@@ -75,7 +75,7 @@ class Watch:
         elif self.name == CHILDREN:
             self.remove = place.listing.watch_queue(reply, self)
         else:
-            self.remove = place.contender.session.wire.get(f"{place.path}/{self.name}", reply, self)
+            self.remove = place.contender.session.wire.watch(f"{place.path}/{self.name}", reply, self)
 
     def answered(self, value: Any, error: Exception | None) -> None:
         """Use what was read."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from kazoo.protocol.states import ZnodeStat
 
-from django_zklock.zk.contender import Contender, State
+from django_zklock.zk.contender import ANY_GUID, Contender, State
 from django_zklock.zk.listing import SharedListing, shared_listing
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath
@@ -83,6 +83,8 @@ class Script:
         self.full = False
         self.next_session: Script | Exception | None = None
         self.used = 0
+        # The node of the contender of `contend` takes one of the budget.
+        self.path_overhead = 1 - len(f"/k/{name_prefix(ANY_GUID, Kind.EXCLUSIVE)}")
         self.listeners: dict[Any, None] = {}
         self.requests: list[tuple[str, Any, Any]] = []
         self.watches: dict[str, list[Callable[[bool], None]]] = {}
@@ -106,9 +108,6 @@ class Script:
     def listing(self, path: str) -> SharedListing:
         session: Any = self
         return shared_listing(session, path)
-
-    def closing_size(self, stems: Sequence[str]) -> int:
-        return len(stems)
 
     def has_room(self, _size: int) -> bool:
         return not self.full
@@ -135,11 +134,25 @@ class Script:
     def ensure(self, path: str, data: bytes, reply: Any, *, container: bool, with_ancestors: bool = True) -> None:
         self.requests.append(("ensure" if with_ancestors else "ensure_last", container, reply))
 
-    def children(self, path: str, reply: Any, watcher: Any = None) -> Any:
-        return self._read("children", path, reply, f"{path}/", watcher)
+    def children(self, path: str, reply: Any) -> None:
+        self.requests.append(("children", path, reply))
 
-    def get(self, path: str, reply: Any, watcher: Any = None) -> Any:
-        return self._read("get", path, reply, path, watcher)
+    def get(self, path: str, reply: Any) -> None:
+        self.requests.append(("get", path, reply))
+
+    def watch(self, path: str, reply: Any, watcher: Any, *, children: bool = False) -> Any:
+        place = f"{path}/" if children else path
+        self.watches.setdefault(place, []).append(watcher)
+        self._unset.append((place, watcher))
+
+        def answered(value: Any, error: Any) -> None:
+            self._unset.remove((place, watcher))
+            if error is not None:
+                self._drop(place, watcher)
+            reply(value, error)
+
+        self.requests.append(("children" if children else "get", path, answered))
+        return lambda: self._drop(place, watcher)
 
     def set(self, path: str, data: bytes, reply: Any, *, version: int = -1) -> None:
         self.requests.append(("set", (path, version), reply))
@@ -184,21 +197,6 @@ class Script:
     def regain(self, _reply: Any) -> None:
         """The contender wants another connection; the test breaks this one if it is to have it."""
         self.requests.append(("drop", None, None))
-
-    def _read(self, name: str, path: str, reply: Any, place: str, watcher: Any) -> Any:
-        if watcher is not None:
-            self.watches.setdefault(place, []).append(watcher)
-            self._unset.append((place, watcher))
-
-        def answered(value: Any, error: Any) -> None:
-            if watcher is not None:
-                self._unset.remove((place, watcher))
-            if error is not None:
-                self._drop(place, watcher)
-            reply(value, error)
-
-        self.requests.append((name, path, answered))
-        return lambda: self._drop(place, watcher)
 
     def _drop(self, place: str, watcher: Any) -> None:
         if watcher in self.watches.get(place, ()):

@@ -288,7 +288,6 @@ class Wire(Requests):
         # kazoo has just failed the requests under way. Those that were queued since then would be sent after a
         # reconnect, when no caller needs their replies.
         self._client._queue.clear()
-        self.connection_number += 1
         self._close_sent = False
         with self._ending:
             if self._closing:

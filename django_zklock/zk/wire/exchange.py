@@ -32,7 +32,7 @@ from kazoo.protocol.states import KeeperState
 from django_zklock.zk.waiting import boottime, monotonic
 from django_zklock.zk.wire.lease import Lease, Sent
 from django_zklock.zk.wire.options import explain_answer
-from django_zklock.zk.wire.records import SEEN_BY_LEADER, WRITES
+from django_zklock.zk.wire.records import SEEN_BY_LEADER, WRITES, EncodingError
 
 # Errors about the connection in the answer of a server. The next connection shows whether the session lives.
 _CONNECTION_CODES = frozenset({ConnectionLoss.code, SessionExpiredError.code, SessionMovedError.code})
@@ -262,7 +262,7 @@ class Exchange(BufferedConnection):
         wait = self.handler.poller([self._socket, self._read_sock])
         self._written = monotonic()
         while True:
-            ready = wait(max(0.0, self._written + ping_interval - monotonic()))
+            ready = wait(max(0.0, self._written + ping_interval - monotonic()) * 1000)
             if not ready:
                 if self.ping_outstanding.is_set():
                     raise ConnectionDropped("outstanding heartbeat ping not received")
@@ -272,13 +272,14 @@ class Exchange(BufferedConnection):
             if self._exchange(ready) == CLOSE_RESPONSE:
                 return
 
-    def _exchange(self, ready: list[Any]) -> Any:
+    def _exchange(self, ready: list[tuple[int, int]]) -> Any:
         """Read what is ``ready``, the connection or the socket of :meth:`wake`, and send what is queued then."""
+        numbers = [number for number, _event in ready]
         # From here on no byte wakes the loop until it reads the queue.
         self._woken_at = self._wake_count
         try:
             # All complete messages that have arrived.
-            if self._socket in ready and self._receive(MAX_READ):
+            if self._socket.fileno() in numbers and self._receive(MAX_READ):
                 while (message := self._next_message()) is not None:
                     if self._handle(message) == CLOSE_RESPONSE:
                         return CLOSE_RESPONSE
@@ -288,7 +289,7 @@ class Exchange(BufferedConnection):
             raise
         self._send_queued(self._write_timeout)
         # Read while the server works. One byte has woken the loop; another one may announce what is queued since then.
-        if self._read_sock in ready and len(self._read_sock.recv(MAX_READ)) > 1:
+        if self._read_sock.fileno() in numbers and len(self._read_sock.recv(MAX_READ)) > 1:
             self._send_queued(self._write_timeout)
         return None
 
@@ -310,7 +311,7 @@ class Exchange(BufferedConnection):
             try:
                 payload = request.serialize()
             except Exception as error:  # noqa: BLE001 - no error in a request may end the connection's thread
-                answer.set_exception(error)
+                answer(None, EncodingError(f"cannot be encoded: {error!r}"))
                 continue
             self._xid = (self._xid % 2147483647) + 1
             packet += _REQUEST_HEADER.pack(8 + len(payload), self._xid, request.type)
@@ -328,6 +329,7 @@ class Exchange(BufferedConnection):
         super()._submit(request, timeout, xid)
 
     def _handle(self, message: bytes) -> Any:
+        """Deliver an event of a watch, or the answer to a ping or to the oldest request."""
         try:
             xid, zxid, error = _ANSWER_HEADER.unpack_from(message)
             event = Watch.deserialize(message, _ANSWER_HEADER.size)[0] if xid == WATCH_XID else None
@@ -336,22 +338,18 @@ class Exchange(BufferedConnection):
         if event is not None:
             self.logger.debug("Received %s", event)
             self._listener.on_event(event.type, event.path)
-        elif xid == PING_XID:
+            return None
+        if xid == PING_XID:
             self.ping_outstanding.clear()
             if self.pings:
                 self.lease.answered(self.pings.popleft(), self.received, proof=False)
-        else:
-            pending = self.client._pending
-            if error in _NO_ANSWER or not pending or pending[0][2] != xid:
-                self._refuse_answer(xid, error)
-            if zxid > 0:
-                self.client.last_zxid = zxid
-            return self._answer(error, message)
-        return None
-
-    def _answer(self, error: int, message: bytes) -> Any:
-        """Deliver an answer to the caller of the oldest request."""
-        request, answer, _xid = self.client._pending.popleft()
+            return None
+        pending = self.client._pending
+        if error in _NO_ANSWER or not pending or pending[0][2] != xid:
+            self._refuse_answer(xid, error)
+        if zxid > 0:
+            self.client.last_zxid = zxid
+        request, answer, _xid = pending.popleft()
         # Before the reply is called, so that its callback sees the renewed lease.
         if self.sent:
             # A refused request may not have reached the leader.
@@ -360,24 +358,23 @@ class Exchange(BufferedConnection):
         if isinstance(request, Close):
             self.session_closed = True
             return CLOSE_RESPONSE
+        value = refusal = None
         if error:
             # An unknown code is a KeyError or a RuntimeError of kazoo.
             known = error in EXCEPTIONS
-            exception = EXCEPTIONS[error]() if known else KazooException(f"ZooKeeper's error {error}")
-            self.logger.debug("Answer to %s: %r", type(request).__name__, exception)
-            answer.set_exception(exception)
-            return None
-        try:
-            value = request.deserialize(message, _ANSWER_HEADER.size)
-        except Exception as exception:
-            self.logger.exception("Exception raised during deserialization of request: %s", request)
-            if isinstance(request, WRITES):
-                # It may have been executed; on the next connection its caller finds out.
-                raise ConnectionDropped("the answer to a write cannot be decoded") from exception
-            answer.set_exception(exception)
+            refusal = EXCEPTIONS[error]() if known else KazooException(f"ZooKeeper's error {error}")
         else:
-            self.logger.debug("Answer to %s: %r", type(request).__name__, value)
-            answer.set(Transaction.unchroot(self.client, value) if request.type == Transaction.type else value)
+            try:
+                result = request.deserialize(message, _ANSWER_HEADER.size)
+                value = Transaction.unchroot(self.client, result) if request.type == Transaction.type else result
+            except Exception as exception:
+                self.logger.exception("Exception raised during deserialization of request: %s", request)
+                if isinstance(request, WRITES):
+                    # It may have been executed; on the next connection its caller finds out.
+                    raise ConnectionDropped("the answer to a write cannot be decoded") from exception
+                refusal = EncodingError(f"cannot be decoded: {exception!r}")
+        self.logger.debug("Answer to %s: %r", type(request).__name__, refusal or value)
+        answer(value, refusal)
         return None
 
     def _refuse_answer(self, xid: int, error: int) -> NoReturn:

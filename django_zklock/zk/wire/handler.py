@@ -14,6 +14,12 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from django_zklock.zk.waiting import AutoResetEvent, Deadline
 from django_zklock.zk.wire.options import ConnectionOptions, tls_context
 
+Poller = Callable[[float], list[tuple[int, int]]]
+"""Waits for at most some milliseconds, and returns the descriptors that are ready, each with an event, as ``poll``."""
+
+# select.POLLIN, which gevent and eventlet remove from the module.
+READABLE = 1
+
 
 class _InlineHandler:
     """The changes to each of kazoo's handlers. No callback is queued for another thread: ours never block."""
@@ -44,19 +50,23 @@ class _InlineHandler:
     def wait_for_sockets(self, *arguments: Any) -> Any:
         return super().select(*arguments)  # type: ignore[misc]
 
-    def poller(self, sockets: list[Any]) -> Callable[[float], list[Any]]:
-        """Return a function that waits for at most some seconds, and returns those ``sockets`` that are readable."""
+    def poller(self, sockets: list[Any]) -> Poller:
+        """Return what waits until one of ``sockets`` is readable."""
         with_tls, sleep = [sock for sock in sockets if hasattr(sock, "pending")], self.sleeper(sockets)
         if not with_tls:
             return sleep
 
-        def wait(timeout: float) -> list[Any]:
-            return [sock for sock in with_tls if sock.pending()] or sleep(timeout)
+        def wait(milliseconds: float) -> list[tuple[int, int]]:
+            return [(sock.fileno(), READABLE) for sock in with_tls if sock.pending()] or sleep(milliseconds)
 
         return wait
 
-    def sleeper(self, sockets: list[Any]) -> Callable[[float], list[Any]]:
-        return lambda timeout: self.wait_for_sockets(sockets, [], [], timeout)[0]
+    def sleeper(self, sockets: list[Any]) -> Poller:
+        def sleep(milliseconds: float) -> list[tuple[int, int]]:
+            readable, _, _ = self.wait_for_sockets(sockets, [], [], milliseconds / 1000)
+            return [(sock.fileno(), READABLE) for sock in readable]
+
+        return sleep
 
     def dispatch_callback(self, callback: Any) -> None:
         callback.func(*callback.args)
@@ -121,11 +131,11 @@ class ThreadingHandler(_InlineHandler, SequentialThreadingHandler):
         readable, writable = ([sock for sock in sockets if sock.fileno() in ready] for sockets in (rlist, wlist))
         return readable, writable, []
 
-    def sleeper(self, sockets: list[Any]) -> Callable[[float], list[Any]]:
-        poll, by_number = select.poll(), {sock.fileno(): sock for sock in sockets}
-        for number in by_number:
-            poll.register(number, select.POLLIN)
-        return lambda timeout: [by_number[number] for number, _events in poll.poll(timeout * 1000)]
+    def sleeper(self, sockets: list[Any]) -> Poller:
+        poll = select.poll()
+        for sock in sockets:
+            poll.register(sock, READABLE)
+        return poll.poll
 
     # Greenlets are interrupted only where they wait.
     def event_object(self) -> Any:

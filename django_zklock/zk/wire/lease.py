@@ -111,12 +111,7 @@ class Lease:
             answers.append((now, sent.at))
         if proof:
             self._first = max(self._first, sent.before)
-        if written:
-            self._renew(sent.proves)
-            if self._handshake is not None:
-                self._renew(self._handshake)
-                self._handshake = None
-
-    def _renew(self, since: float) -> None:
-        if self.timeout is not None and since > NEVER:
+        if written and self.timeout is not None:
+            since = sent.proves if self._handshake is None else max(sent.proves, self._handshake)
+            self._handshake = None
             self.end = max(self.end, since + self.timeout * (1 - CLOCK_SHARE))

@@ -33,6 +33,10 @@ _END = _HEADER.pack(-1, True, -1)
 _ERROR = -1
 
 
+class EncodingError(KazooException):
+    """A request that cannot be encoded, or an answer that cannot be decoded."""
+
+
 class CreateContainer(Create2):
     """The request for a container node (opcode 19, ZOOKEEPER-2163)."""
 

@@ -26,7 +26,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.wire.options import AclEntry, ConnectionOptions, Subject, parse_acl
-from django_zklock.zk.wire.records import CreateContainer, MultiRead, Read
+from django_zklock.zk.wire.records import CreateContainer, EncodingError, MultiRead, Read
 from django_zklock.zk.wire.watches import Watch, Watcher, WatchRegistry, remove_request
 
 logger = DeferredLogger("django_zklock.wire")
@@ -44,42 +44,12 @@ LENGTH_FIELD = 4
 Reply = Callable[[Any, "KazooException | None"], None]
 """Called with a value, or with the error that the server answered. On the connection's thread."""
 
-# These mean that the connection ended, not that the server answered. The listener is notified of that once, as a change
-# of state, and no reply is called.
-_CONNECTION_ERRORS = (exceptions.ConnectionLoss, exceptions.SessionExpiredError, exceptions.ConnectionClosedError)
 
-
-class EncodingError(KazooException):
-    """A request that cannot be encoded, or an answer that cannot be decoded."""
-
-
-class InlineResult:
-    """Replaces kazoo's asynchronous result: calls the reply on the connection's thread.
-
-    A reply is called at most once, and only while the connection of its request lives.
-    """
-
-    __slots__ = ("_connection", "_reply", "_requests")
-
-    def __init__(self, requests: Requests, reply: Reply) -> None:
-        self._requests = requests
-        self._reply: Reply | None = reply
-        self._connection = requests.connection_number
+class Delivery(partial[None]):
+    """Replaces kazoo's asynchronous result: the call that gives the answer to its reply, made by the exchange alone."""
 
     def set_exception(self, error: BaseException) -> None:
-        if isinstance(error, _CONNECTION_ERRORS):
-            self._reply = None
-            return
-        if not isinstance(error, KazooException):
-            error = EncodingError(f"cannot be encoded or decoded: {error!r}")
-        self.set(None, error)
-
-    def set(self, value: Any = None, error: KazooException | None = None) -> None:
-        # kazoo may complete a request twice around a disconnect.
-        reply, self._reply = self._reply, None
-        if reply is not None:
-            assert self._connection == self._requests.connection_number, "the answer is from an earlier connection"
-            self._requests.notify(reply, value, error)
+        """Drop the request: kazoo calls this when the connection has ended, and the listener is notified of that."""
 
 
 # These state a fact about the tree, the request or the rights of this client. The same request gets the same answer
@@ -138,11 +108,12 @@ class Requests:
         self.acl = acl
         self._client = client
         self._chroot = client.chroot or ""
+        # The bytes that a sequential node takes, besides its stem, in the transaction that ends its session. The server
+        # writes one with the full paths of all nodes of the session (``CloseSessionTxn``).
+        self.path_overhead = LENGTH_FIELD + len(self._chroot.encode()) + MAX_SEQUENCE
         self._monitor = monitor
         # Used under the monitor: without a connection, waiters that leave discard their watches in the timers' thread.
         self._watches = WatchRegistry()
-        # Grows when a connection ends. No reply to a request of an earlier connection is called.
-        self.connection_number = 0
 
     def notify(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call ``callback`` under the monitor; an error in it must not end kazoo's connection thread."""
@@ -151,14 +122,6 @@ class Requests:
                 callback(*arguments)
         except Exception:
             logger.exception("event=listener_failed method=%r", callback)
-
-    def closing_size(self, stems: Sequence[str]) -> int:
-        """Return the bytes that nodes created at these stems take in the transaction that ends their session.
-
-        The server writes one transaction with the full paths of all nodes of the session (``CloseSessionTxn``).
-        """
-        each = LENGTH_FIELD + len(self._chroot.encode()) + MAX_SEQUENCE
-        return len(stems) * each + len("".join(stems).encode())
 
     def ensure(self, path: str, data: bytes, reply: Reply, *, container: bool, with_ancestors: bool = True) -> None:
         """Create ``path`` as a container or as a persistent node, and what is missing above it as persistent nodes.
@@ -238,35 +201,25 @@ class Requests:
 
         self._send(Transaction(requests), read)
 
-    def children(
-        self, path: str, reply: Callable[[list[str] | None, Any], None], watcher: Watcher | None = None
-    ) -> Callable[[], None]:
-        """List the names of the children, and watch for created and deleted ones; return what removes the watch."""
-        return self._read(GetChildren, path, reply, watcher)
+    def children(self, path: str, reply: Callable[[list[str] | None, Any], None]) -> None:
+        """List the names of the children."""
+        self._send(GetChildren(self._chroot + path, None), reply)
 
-    def get(
-        self,
-        path: str,
-        reply: Callable[[tuple[bytes, ZnodeStat] | None, Any], None],
-        watcher: Watcher | None = None,
-    ) -> Callable[[], None]:
-        """Read data and stat, and watch the node if it exists; return what removes the watch.
-
-        There is no ``exists``: on a missing node it would leave a watch behind.
-        """
-        return self._read(GetData, path, reply, watcher)
+    def get(self, path: str, reply: Callable[[tuple[bytes, ZnodeStat] | None, Any], None]) -> None:
+        """Read data and stat."""
+        self._send(GetData(self._chroot + path, None), reply)
 
     def read_many(self, reads: Sequence[Read], reply: Callable[[list[Any] | None, Any], None]) -> None:
         """Do all ``reads`` in one request; the reply has an outcome for each, see :class:`MultiRead`."""
         self._send(MultiRead([read._replace(path=self._chroot + read.path) for read in reads]), reply)
 
-    def _read(
-        self, request: type[GetData | GetChildren], path: str, reply: Reply, watcher: Watcher | None
-    ) -> Callable[[], None]:
-        full = self._chroot + path
-        if watcher is None:
-            self._send(request(full, None), reply)
-            return lambda: None
+    def watch(self, path: str, reply: Reply, watcher: Watcher, *, children: bool = False) -> Callable[[], None]:
+        """Read as :meth:`get` does, and watch the node if it exists; return what removes the watch.
+
+        With ``children`` read as :meth:`children`, and watch for created and deleted ones. There is no ``exists``: on a
+        missing node it would leave a watch behind.
+        """
+        full, request = self._chroot + path, GetChildren if children else GetData
         watch = self._watches.add((request.type, full), watcher)
 
         def answered(value: Any, error: KazooException | None) -> None:
@@ -334,6 +287,6 @@ class Requests:
             answered(None, None)
 
     def _send(self, request: Any, reply: Reply) -> None:
-        self._client._queue.append((request, InlineResult(self, reply)))
+        self._client._queue.append((request, Delivery(self.notify, reply)))
         if not self._client._connection.collecting:
             self._client._connection.wake()

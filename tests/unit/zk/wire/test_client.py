@@ -206,7 +206,7 @@ def test_events__one_thread_in_wire_order(plugs: Any, onlooker: Onlooker, root: 
     wire = plug.wire
     plug.do(
         lambda: (
-            wire.get(root, lambda value, error: note(("got", value[0])), lambda deleted: note(("watch", deleted))),
+            wire.watch(root, lambda value, error: note(("got", value[0])), lambda deleted: note(("watch", deleted))),
             wire.delete(root, lambda value, error: note("deleted")),
             wire.get(root, lambda value, error: note(("none", type(error)))),
         )
@@ -264,8 +264,11 @@ class Watching:
         """Request the watch ``name``, without waiting for the answer."""
 
         def ask() -> None:
-            call = getattr(self.plug.wire, method)
-            self._off[name] = call(self.path, lambda *_: None, lambda deleted: self.told.append((name, deleted)))
+            def triggered(deleted: bool) -> None:
+                self.told.append((name, deleted))
+
+            children = method == "children"
+            self._off[name] = self.plug.wire.watch(self.path, lambda *_: None, triggered, children=children)
 
         self.plug.do(ask)
 

@@ -14,16 +14,26 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped, ConnectionLoss
+from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.connection import AUTH_XID, DELETED_EVENT, PING_XID, WATCH_XID, ConnectionHandler
-from kazoo.protocol.serialization import Auth, Create, GetData, Ping, int_struct, reply_header_struct, write_string
+from kazoo.protocol.serialization import (
+    Auth,
+    Create,
+    GetChildren,
+    GetData,
+    Ping,
+    int_struct,
+    reply_header_struct,
+    write_string,
+)
 from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.connection import Connection
 from django_zklock.zk.wire.exchange import Exchange
-from django_zklock.zk.wire.handler import make_handler
-from django_zklock.zk.wire.requests import EncodingError, InlineResult
+from django_zklock.zk.wire.handler import READABLE, make_handler
+from django_zklock.zk.wire.records import EncodingError
+from django_zklock.zk.wire.requests import Delivery
 from tests.support.threads import Runner
 
 CONNECTED = 3
@@ -82,7 +92,7 @@ class Ends:
     def exchange(self) -> None:
         """Let the loop read and send once."""
         connection = self.connection
-        connection._exchange(connection.handler.poller([connection._socket, connection._read_sock])(1.0))
+        connection._exchange(connection.handler.poller([connection._socket, connection._read_sock])(1000.0))
 
     @property
     def is_woken(self) -> bool:
@@ -131,7 +141,7 @@ def test_messages__in_pieces(ends: Ends, size: int) -> None:
 
 def test_messages__none(ends: Ends) -> None:
     """A socket that is readable without a message, as with TLS, does not block the loop."""
-    ends.connection._exchange([ends.connection._socket])
+    ends.connection._exchange([(ends.connection._socket.fileno(), READABLE)])
     ends.server.close()
     with pytest.raises(ConnectionDropped):
         ends.exchange()
@@ -158,36 +168,29 @@ class Asker:
     """Stands for the requests of a client; ``told`` has the values and errors of the replies."""
 
     def __init__(self) -> None:
-        self.connection_number = 0
         self.told: list[tuple[object, object]] = []
 
-    def result(self) -> InlineResult:
-        requests: Any = self
-        return InlineResult(requests, lambda *answer: self.told.append(answer))
+    def delivery(self) -> Delivery:
+        return Delivery(self.notify, lambda *answer: self.told.append(answer))
 
     def notify(self, reply: Callable[..., None], *answer: object) -> None:
         reply(*answer)
 
 
-def test_answer__once() -> None:
-    """A reply is called at most once, and not at all for the end of the connection."""
+def test_answer__once(ends: Ends) -> None:
+    """A reply is called once, and not at all when kazoo reports the end of the connection."""
     asker = Asker()
-    first, second = asker.result(), asker.result()
-    first.set("answer")
-    for result in (first, second):
-        result.set_exception(ConnectionLoss())
-        result.set("late")
-    assert asker.told == [("answer", None)]
-
-
-def test_answer__of_an_earlier_connection() -> None:
-    """A reply is called only while the connection of its request lives; nobody else checks that."""
-    asker = Asker()
-    result = asker.result()
-    asker.connection_number += 1
-    with pytest.raises(AssertionError):
-        result.set("late")
-    assert asker.told == []
+    client = ends.connection.client
+    client._pending.extend((GetChildren("/k", None), asker.delivery(), number) for number in (1, 2))
+    ends.server.sendall(message(reply_header_struct.pack(1, 1, 0) + int_struct.pack(0)))
+    ends.exchange()
+    client._notify_pending(KeeperState.CONNECTING)
+    assert asker.told == [([], None)]
+    # No request is left that a message of the next connection could answer.
+    ends.server.sendall(message(reply_header_struct.pack(2, 1, 0) + int_struct.pack(0)))
+    with pytest.raises(ConnectionDropped, match="out of turn"):
+        ends.exchange()
+    assert asker.told == [([], None)]
 
 
 @pytest.mark.parametrize("is_write", [True, False])
@@ -195,7 +198,7 @@ def test_answer__undecodable(ends: Ends, *, is_write: bool) -> None:
     """A write whose answer cannot be decoded is in doubt, as after a lost connection; a read has failed."""
     asker = Asker()
     request = Create("/k", b"", (), 0) if is_write else GetData("/k", None)
-    ends.connection.client._pending.append((request, asker.result(), 1))
+    ends.connection.client._pending.append((request, asker.delivery(), 1))
     ends.server.sendall(message(reply_header_struct.pack(1, 1, 0) + b"\0"))
     with pytest.raises(ConnectionDropped) if is_write else contextlib.nullcontext():
         ends.exchange()
@@ -237,7 +240,7 @@ def test_wake__before_reading(ends: Ends) -> None:
     ends.watch("/a", ends.connection.wake)
     ends.connection.wake()
     ends.server.sendall(deleted("/a"))
-    ends.connection._exchange([ends.connection._socket])
+    ends.connection._exchange([(ends.connection._socket.fileno(), READABLE)])
     assert (ends.listener.writes, ends.is_woken) == (1, True)
     ends.exchange()
     assert (ends.listener.writes, ends.is_woken) == (2, False)
@@ -381,8 +384,8 @@ def test_ping__unanswered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
     def poller(_sockets: list[Any]) -> Any:
-        def wait(timeout: float) -> list[Any]:
-            waits.append(timeout)
+        def wait(milliseconds: float) -> list[Any]:
+            waits.append(milliseconds)
             return []
 
         return wait
@@ -391,7 +394,7 @@ def test_ping__unanswered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConnectionDropped, match="ping"):
         ends.connection._serve(100.0)
     assert ends.server.recv(100) == message(int_struct.pack(PING_XID) + int_struct.pack(Ping.type))
-    assert [round(seconds) for seconds in waits] == [100, 100]
+    assert [round(milliseconds / 1000) for milliseconds in waits] == [100, 100]
 
 
 def test_ping__not_needed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,12 +402,12 @@ def test_ping__not_needed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
     def poller(_sockets: list[Any]) -> Any:
-        def wait(timeout: float) -> list[Any]:
-            waits.append(timeout)
+        def wait(milliseconds: float) -> list[Any]:
+            waits.append(milliseconds)
             if len(waits) == 1:
                 ends.connection.client._queue.append((Ping(), None))
                 ends.connection._written -= 60.0
-                return [ends.connection._read_sock]
+                return [(ends.connection._read_sock.fileno(), READABLE)]
             raise ConnectionDropped("the end of this test")
 
         return wait
@@ -413,7 +416,7 @@ def test_ping__not_needed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ends.connection.handler, "poller", poller)
     with pytest.raises(ConnectionDropped, match="end of this test"):
         ends.connection._serve(100.0)
-    assert [round(seconds) for seconds in waits] == [100, 100]
+    assert [round(milliseconds / 1000) for milliseconds in waits] == [100, 100]
 
 
 def test_poller__decrypted_bytes() -> None:
@@ -432,8 +435,9 @@ def test_poller__decrypted_bytes() -> None:
         socket.socket.__init__(sock, near.family, near.type, near.proto, near.detach())
         with contextlib.closing(sock):
             wait = handler.poller([sock])
-            assert wait(0.0) == [sock]
+            readable = [(sock.fileno(), READABLE)]
+            assert wait(0.0) == readable
             sock.left = 0
             assert wait(0.0) == []
             far.send(b"x")
-            assert wait(10.0) == [sock]
+            assert wait(10_000.0) == readable
