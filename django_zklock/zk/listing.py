@@ -9,7 +9,7 @@ that join one by one share it too, when a listing takes longer than the time bet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,7 @@ class SharedListing:
     """
 
     __slots__ = (
-        "__weakref__", "_epoch", "_holder_requests", "_is_under_way", "_nodes", "_posted", "_session", "_waiting",
-        "local", "path",
+        "__weakref__", "_holder_requests", "_nodes", "_posted", "_session", "_under_way", "_waiting", "local", "path",
     )  # fmt: skip
 
     def __init__(self, session: Session, path: str) -> None:
@@ -56,89 +55,81 @@ class SharedListing:
         # The places of our session in this queue, by the names of their nodes.
         self.local: dict[str, Any] = {}
         self._session = session
-        # The requests of this epoch of the session that have not been sent: for the queue, and for owners.
-        self._epoch = session.epoch
+        # The requests that have not been sent: for the queue, and for owners.
         self._waiting: list[OnQueue] = []
         self._holder_requests: dict[str, list[OnHolder]] = {}
         self._posted = False
-        # A listing was requested and not answered yet.
-        self._is_under_way = False
+        # What the answer to the last shared listing is for, as long as that is not answered.
+        self._under_way: list[OnQueue] | None = None
         # The nodes of the newest listing, because the next one has mostly the same names.
         self._nodes: dict[str, Node] = {}
 
     def list_queue(self, use: OnQueue) -> None:
         """Request the queue; that of a lock without a node is empty."""
-        self._renew()
         self._waiting.append(use)
-        self._post()
-
-    def watch_queue(self, use: OnQueue, triggered: Callable[[bool], None]) -> Callable[[], None]:
-        """Request the queue, and call ``triggered`` once when it changes. Return what removes the watch."""
-        return self._session.wire.watch(self.path, partial(self._listed, use, None), triggered, children=True)
-
-    def read_holder(self, name: str, found: OnHolder) -> None:
-        """Read the owner of the node with that name."""
-        self._renew()
-        self._holder_requests.setdefault(name, []).append(found)
-        self._post()
-
-    def _parse(self, names: Iterable[str]) -> list[Node]:
-        """Return the nodes with known names, in the order of their sequence numbers."""
-        known = self._nodes
-        parsed = [(name, known.get(name) or parse_name(name)) for name in names]
-        self._nodes = {name: node for name, node in parsed if node is not None}
-        return sort_by_sequence(self._nodes.values())
-
-    def _renew(self) -> None:
-        if self._epoch != self._session.epoch:
-            # What was requested on an earlier connection is requested again by its contender.
-            self._epoch, self._is_under_way = self._session.epoch, False
-            self._waiting, self._holder_requests = [], {}
-
-    def _post(self) -> None:
         # A posted call runs last before the write, so requests that are queued until then are sent before it.
         if not self._posted:
             self._posted = True
-            self._session.post(self._ask)
+            self._session.post(self._send)
 
-    def _ask(self) -> None:
+    def watch_queue(self, use: OnQueue, triggered: Callable[[bool], None]) -> Callable[[], None]:
+        """Request the queue, and call ``triggered`` once when it changes. Return what removes the watch."""
+        return self._session.wire.watch(self.path, partial(self._listed, [use], None), triggered, children=True)
+
+    def read_holder(self, name: str, found: OnHolder) -> None:
+        """Read the owner of the node with that name."""
+        self._holder_requests.setdefault(name, []).append(found)
+        if not self._posted:
+            self._posted = True
+            self._session.post(self._send)
+
+    def disconnected(self) -> None:
+        """The connection is lost: what was requested on it is requested again by its contender."""
+        self._waiting, self._holder_requests, self._under_way = [], {}, None
+
+    def _send(self) -> None:
         self._posted = False
-        if self._epoch != self._session.epoch or not self._session.connected:
+        if not self._session.connected:
             return
         holder_requests, self._holder_requests = self._holder_requests, {}
         for name, callbacks in holder_requests.items():
             self._session.wire.get(f"{self.path}/{name}", partial(self._holder_read, callbacks))
-        if self._waiting and not (self._is_under_way and len(self._nodes) >= LONG):
+        if self._waiting and not (self._under_way is not None and len(self._nodes) >= LONG):
             waiting, self._waiting = self._waiting, []
-            self._is_under_way = True
-            self._session.wire.children(self.path, partial(self._answered, waiting))
-
-    def _answered(self, waiting: list[OnQueue], names: list[str] | None, error: KazooException | None) -> None:
-        self._is_under_way = False
-        if self._waiting:
-            self._post()
-        self._listed(partial(_call_all, waiting), None, names, error)
+            self._under_way = waiting
+            self._session.wire.children(self.path, partial(self._listed, waiting, None))
 
     def _listed(
-        self, use: OnQueue, known: dict[str, int] | None, names: list[str] | None, error: KazooException | None
+        self, uses: list[OnQueue], czxids: dict[str, int] | None, names: list[str] | None, error: KazooException | None
     ) -> None:
-        if error is not None and not isinstance(error, wire.NoNodeError):
-            use(None, error)
-            return
-        nodes = self._parse(names or ())
-        if sequence_is_reliable(nodes):
-            use(Queue(nodes), None)
-        else:
-            self._order_by_creation(nodes, use, known)
+        if uses is self._under_way:
+            self._under_way = None
+            if self._waiting:
+                self._session.post(self._send)
+        queue = None
+        if error is None or isinstance(error, wire.NoNodeError):
+            known = self._nodes
+            parsed = [(name, known.get(name) or parse_name(name)) for name in names or ()]
+            self._nodes = {name: node for name, node in parsed if node is not None}
+            nodes = sort_by_sequence(self._nodes.values())
+            if not sequence_is_reliable(nodes):
+                self._order_by_creation(nodes, uses, czxids)
+                return
+            queue, error = Queue(nodes), None
+        for use in uses:
+            # An error in one is logged, so that the others are called too.
+            self._session.wire.notify(use, queue, error)
 
     def _holder_read(
         self, callbacks: list[OnHolder], value: tuple[bytes, ZnodeStat] | None, error: KazooException | None
     ) -> None:
         holder = node_data.decode_identity(value[0]) if value is not None else None
-        _call_all(callbacks, holder, error if error is not None and wire.is_temporary(error) else None)
+        refusal = error if error is not None and wire.is_temporary(error) else None
+        for found in callbacks:
+            self._session.wire.notify(found, holder, refusal)
 
-    def _order_by_creation(self, nodes: list[Node], use: OnQueue, known: dict[str, int] | None) -> None:
-        """Call ``use`` with the queue in its true order, which the sequence numbers do not give.
+    def _order_by_creation(self, nodes: list[Node], uses: list[OnQueue], known: dict[str, int] | None) -> None:
+        """Call ``uses`` with the queue in its true order, which the sequence numbers do not give.
 
         The transactions that created the nodes give it, and they are read after the list. If a node is deleted in
         between, the remaining nodes may never have been the whole queue: a node that is not in the list may have seen
@@ -167,10 +158,12 @@ class SharedListing:
 
         def complete() -> None:
             if deleted and known is None and not refusals:
-                self._session.wire.children(self.path, partial(self._listed, use, czxids))
+                self._session.wire.children(self.path, partial(self._listed, uses, czxids))
                 return
             existing = ((node, czxids[node.name]) for node in nodes if node.name in czxids)
-            use(None if refusals else Queue(sort_by_creation(existing)), refusals[0] if refusals else None)
+            queue = None if refusals else Queue(sort_by_creation(existing))
+            for use in uses:
+                self._session.wire.notify(use, queue, refusals[0] if refusals else None)
 
         for name in unread:
             self._session.wire.get(f"{self.path}/{name}", partial(read, name))
@@ -185,12 +178,3 @@ def shared_listing(session: Session, path: str) -> SharedListing:
     if listing is None:
         listing = session.shared[path] = SharedListing(session, path)
     return listing
-
-
-def _call_all(callbacks: Iterable[Callable[..., None]], *values: object) -> None:
-    """Call each with ``values``. An error in one is logged, so that the others are called too."""
-    for callback in callbacks:
-        try:
-            callback(*values)
-        except Exception:
-            logger.exception("event=callback_failed callback=%r", callback)

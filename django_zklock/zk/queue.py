@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 SEQUENCE_END = 2**31 - 1
@@ -136,7 +136,10 @@ def parse_name(name: str) -> Node | None:
 
 def sort_by_sequence(nodes: Iterable[Node]) -> list[Node]:
     """Sort by sequence number; the read node of a writer that became a reader comes behind its write node."""
-    return sorted(nodes, key=lambda node: (node.sequence, node.kind is Kind.READ))
+    ordered = sorted(nodes, key=attrgetter("sequence"))
+    if len({node.sequence for node in ordered}) < len(ordered):
+        ordered.sort(key=lambda node: (node.sequence, node.kind is Kind.READ))
+    return ordered
 
 
 def sequence_is_reliable(nodes: Sequence[Node]) -> bool:

@@ -369,6 +369,9 @@ class Session:
         self.epoch += 1
         self.deleting.clear()
         # Everything is requested again on the next connection.
+        for get in self.shared.valuerefs():
+            if (listing := get()) is not None:
+                listing.disconnected()
         self._refused.clear()
         if self._pause_timer is not None:
             self._pause_timer.cancel()

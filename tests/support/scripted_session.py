@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -15,6 +16,8 @@ from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import Kind, Node, name_prefix, parse_name, sort_by_sequence
 from django_zklock.zk.rules import EXCLUSIVE, Rule
+
+logger = logging.getLogger("tests.scripted_session")
 
 SESSION = 77
 # The session of everybody else.
@@ -98,6 +101,12 @@ class Script:
     @property
     def watching(self) -> bool:
         return self.connected and not self.restoring
+
+    def notify(self, callback: Callable[..., None], *arguments: Any) -> None:
+        try:
+            callback(*arguments)
+        except Exception:
+            logger.exception("event=listener_failed method=%r", callback)
 
     def post(self, call: Callable[[], object]) -> None:
         if self.posted is None:
@@ -276,6 +285,8 @@ class Script:
 
     def _forget(self) -> None:
         self.requests.clear()
+        for listing in self.shared.values():
+            listing.disconnected()
         unset, self._unset = self._unset, []
         for place, watcher in unset:
             self._drop(place, watcher)

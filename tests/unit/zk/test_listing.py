@@ -9,7 +9,7 @@ import pytest
 from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 
 from django_zklock.zk.contender import Contender, State
-from django_zklock.zk.listing import LONG, SharedListing
+from django_zklock.zk.listing import LONG
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import Kind, Mark, Queue
@@ -107,7 +107,7 @@ def test_list__error_in_one(script: Script, caplog: pytest.LogCaptureFixture) ->
     script.flush()
     script.answer("children", [other(1)])
     assert [node.name for node in told[0]] == [other(1)]
-    assert "event=callback_failed" in caplog.text
+    assert "event=listener_failed" in caplog.text
 
 
 def test_list__ordered_once(script: Script) -> None:
@@ -646,9 +646,13 @@ def test_change__older_answer(script: Script) -> None:
 
 def test_listing__lives_with_its_contenders(script: Script) -> None:
     """Names that were read once are not read again."""
-    listing = SharedListing(script, "/k")  # type: ignore[arg-type]
-    first = listing._parse([other(2), other(1), "readme"])
-    again = listing._parse([other(3), other(2)])
+    listing = script.listing("/k")
+    queues: list[Queue] = []
+    for listed in ([other(2), other(1), "readme"], [other(3), other(2)]):
+        listing.list_queue(lambda queue, _refusal: queues.append(queue))
+        script.flush()
+        script.answer("children", listed)
+    first, again = map(list, queues)
     assert [node.sequence for node in first] == [1, 2]
     assert [node.sequence for node in again] == [2, 3]
     assert again[0] is first[1]
