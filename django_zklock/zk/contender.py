@@ -33,7 +33,7 @@ from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.place import LockPath, Place, Turn
 from django_zklock.zk.queue import name_prefix, new_guid
-from django_zklock.zk.scripts import EVENT, Interrupted, Once, Reply, RequestScript, Script, or_error
+from django_zklock.zk.scripts import EVENT, Interrupted, Once, OrError, Reply, RequestScript, Script
 from django_zklock.zk.wire import ConnectionOptions
 
 if TYPE_CHECKING:
@@ -243,10 +243,9 @@ class Contender(Script):
         self.state = State.GONE if was_new else State.LEAVING
         # While it is not known which nodes exist, the recipe goes on until it is, and then deletes them.
         if not was_new and not self._guid:
-            self.stop()
             for place in self.places:
                 place.end_turn(Turn.RELEASED if was_held else Turn.NONE)
-            self.begin(self._delete())
+            self.begin(self._recipe())
             for place in self.places:
                 place.pass_on()
         if error is not None:
@@ -331,21 +330,31 @@ class Contender(Script):
     # The recipe.
 
     def _recipe(self) -> RequestScript[None]:
-        """Create the nodes, wait until none of them is blocked, and hold. If we leave meanwhile, delete them."""
-        yield from self._delete()  # what an earlier attempt has left
-        if not self.wait:
-            yield from self._find_taken()
-        yield from self._create()
-        several = len(self.places) > 1
-        while self.state is not State.LEAVING and (self._blocked or (several and not self._is_safe)):
-            yield EVENT
-        if self.state is State.LEAVING:
+        """Create the nodes, wait until none of them is blocked, and hold. To leave is to delete them and to be gone."""
+        while True:
+            # What we leave, or what an earlier attempt has left. It is gone when the server has confirmed it.
+            places = [place for place in self.places if place.node is not None]
+            outcomes = yield [OrError(place.delete) for place in places]
+            for place, outcome in zip(places, outcomes, strict=True):
+                if isinstance(outcome, Exception) and not isinstance(outcome, wire.NoNodeError):
+                    self._leave_behind([place], outcome)
+                place.forget()
+            is_over = self.state is State.LEAVING
+            if is_over:
+                return
+            if not self.wait:
+                yield from self._find_taken()
+            yield from self._create()
+            several = len(self.places) > 1
+            while self.state is not State.LEAVING and (self._blocked or (several and not self._is_safe)):
+                yield EVENT
+            if self.state is not State.LEAVING:
+                self.state = State.HELD
+                self._notify()
+                return
+            # We left while it was not known which nodes exist.
             for place in self.places:
                 place.end_turn()
-            yield from self._delete()
-        else:
-            self.state = State.HELD
-            self._notify()
 
     def _find_taken(self) -> RequestScript[None]:
         """Leave if one of the locks is taken: that costs no write then, and leaves no trace."""
@@ -365,7 +374,7 @@ class Contender(Script):
             try:
                 ((names, self.token),) = yield [Once(self._send_creation, refusals, is_retry=ensures > 0)]
             except Interrupted:
-                self.forget(self.open)
+                self.forget()
                 names = yield from self._recover()
                 is_recovered = True
             except wire.NoNodeError as error:
@@ -386,7 +395,9 @@ class Contender(Script):
         self._blocked = len(self.places)
         for place, name in zip(self.places, names, strict=True):
             self.session.known_queues.add(place.path)
-            place.adopt(name)
+            # The turn begins; the queue is listed after the creation.
+            place.node, place.turn, place.holder = name, Turn.OPEN, None
+            place.listing.local[name] = place
             if is_recovered and self.state is not State.LEAVING:
                 place.list_queue()
 
@@ -428,7 +439,7 @@ class Contender(Script):
 
     def _not_created(self) -> None:
         """Need no list of queues in which we are not."""
-        self.forget(self.open)
+        self.forget()
         self._guid = ""
         for place in self.places:
             self.session.known_queues.discard(place.path)
@@ -439,11 +450,11 @@ class Contender(Script):
         # The server of this connection may not know yet what another one has done. It is asked once: no server that
         # knows less than its answer will take our session.
         yield [lambda reply: self.session.catch_up(partial(reply, None, None))]
-        queues = yield [or_error(place.listing.list_queue) for place in self.places]
+        queues = yield [OrError(place.listing.list_queue) for place in self.places]
         refusals = [each for each in queues if isinstance(each, Exception)]
         found = [None if isinstance(each, Exception) else self._mine(each) for each in queues]
         if all(found):
-            (value,) = yield [or_error(partial(wire_.get, f"{self.places[0].path}/{found[0]}"))]
+            (value,) = yield [OrError(partial(wire_.get, f"{self.places[0].path}/{found[0]}"))]
             if isinstance(value, tuple) and value[1].ephemeralOwner == self.session.id:
                 self.token = value[1].czxid
                 return [name for name in found if name]
@@ -452,7 +463,7 @@ class Contender(Script):
         # Some were deleted; or the session that created them has ended, and contenders would wait for them until the
         # server notices; or they cannot be read, so that the hold could never be verified.
         leftovers = {place: f"{place.path}/{name}" for place, name in zip(self.places, found, strict=True) if name}
-        outcomes = yield [or_error(partial(wire_.delete, path)) for path in leftovers.values()]
+        outcomes = yield [OrError(partial(wire_.delete, path)) for path in leftovers.values()]
         for place, outcome in zip(leftovers, outcomes, strict=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, wire.NoNodeError):
                 self._leave_behind([place], outcome)
@@ -463,15 +474,6 @@ class Contender(Script):
 
     def _mine(self, queue: Queue) -> str | None:
         return next((node.name for node in queue if node.guid == self._guid), None)
-
-    def _delete(self) -> RequestScript[None]:
-        """Delete our nodes, and return when the server has confirmed it."""
-        places = [place for place in self.places if place.node is not None]
-        outcomes = yield [or_error(place.delete) for place in places]
-        for place, outcome in zip(places, outcomes, strict=True):
-            if isinstance(outcome, Exception) and not isinstance(outcome, wire.NoNodeError):
-                self._leave_behind([place], outcome)
-            place.forget()
 
     def _leave_behind(self, places: Sequence[Place], error: Exception) -> None:
         """Note that nodes may stay until the session ends, because the server refuses for good to delete them."""
@@ -549,27 +551,25 @@ class Contender(Script):
                 logger.warning("event=place_lost path=%s node=%s", place.path, node)
             else:
                 logger.warning("event=places_lost paths=%s", " ".join(each.path for each in self.places))
-            self.stop()
             for each in self.places:
                 each.end_turn()
             self.state = State.JOINING
             self.begin(self._recipe())
         elif self.lost is None:
-            self.begin(self._find_reason(place, node))
+            self._lose_node(place, node)
         elif not self.loss_reason_pending:
             self._finish_if_gone()
 
-    def _find_reason(self, place: Place, node: str | None) -> RequestScript[None]:
+    def _lose_node(self, place: Place, node: str | None) -> None:
         """Lose the lock at once. Signals wait until it is known whether a reason was written to the lock's node."""
         self.loss_reason_pending, self.lost = True, NODE_DELETED
         logger.warning("event=lost path=%s node=%s reason=%s", place.path, node, self.lost)
         self._notify()
-        written = None
-        try:
-            ((data, _stat),) = yield [Once(self.session.wire.get, place.path)]
-            written = node_data.decode_lock_node(data)
-        except (Interrupted, wire.KazooException):  # the reason is not worth waiting for a connection
-            pass
+        # Once: the reason is not worth waiting for a connection.
+        self.ask(Once(self.session.wire.get, place.path), partial(self._on_reason, node))
+
+    def _on_reason(self, node: str | None, value: Any, _error: Exception | None) -> None:
+        written = None if value is None else node_data.decode_lock_node(value[0])
         if written is not None and written.removal is not None and written.removal.node == node:
             self.lost = f"{NODE_DELETED}: {formatting.escape_controls(written.removal.why)}"
         self.loss_reason_pending = False

@@ -149,11 +149,6 @@ class Place:
 
     # The node.
 
-    def adopt(self, node: str) -> None:
-        """Begin the turn of a node that exists; the queue is listed after its creation."""
-        self.node, self.turn, self.holder = node, Turn.OPEN, None
-        self.listing.local[node] = self
-
     def forget(self) -> None:
         """Our node does not exist any more."""
         self.end_turn()

@@ -7,6 +7,7 @@ neither block nor compute for long.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -47,72 +48,51 @@ class Once(partial[object]):
     """A request that is not sent again as it is, because it may have been executed: :exc:`Interrupted` answers it."""
 
 
-class _Tolerant(partial[object]):
-    """A request that some errors answer, in place of a value."""
+class OrError(partial[object]):
+    """A request whose answer may be an error that does not pass, in place of a value; see :func:`or_error`."""
 
-    errors: tuple[type[Exception], ...]
+    errors: tuple[type[Exception], ...] = (Exception,)
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """The answer to a request, which is sent until there is one: on each new connection, and after a passing refusal.
 
     This is the one place that repeats requests. All but those that are made :class:`Once` have the same effect if they
-    are executed twice. ``use`` is called once, with the answer or with an error that does not pass.
+    are executed twice. ``use`` is called once, with the answer or with an error that does not pass. Without it, the
+    generator of the script waits for the answer.
     """
 
-    __slots__ = ("_request", "_script", "_sent_in", "_use")
-
-    def __init__(self, script: Script, request: Request, use: Reply) -> None:
-        script.open.append(self)
-        self._script = script
-        self._request = request
-        # ``None`` when it was called, or is not to be called any more.
-        self._use: Reply | None = use
-        # The epoch of the session in which the request was sent last.
-        self._sent_in: int | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is no answer, and one is needed."""
-        return self._use is not None
+    script: Script
+    request: Request
+    use: Reply | None = None
+    # Whether there is no answer, and one is needed.
+    is_open: bool = True
+    value: Any = None
+    # The epoch of the session in which the request was sent last.
+    sent_in: int | None = None
 
     def send(self) -> None:
         """Send the request, if there is a connection on which that was not done."""
-        session = self._script.session
+        session = self.script.session
         # Listeners are resumed one after the other. What one of them has caused another one to send is sent already.
-        if self._use is not None and session.connected and self._sent_in != session.epoch:
-            self._sent_in = session.epoch
-            self._request(self._answered)
+        if self.is_open and session.connected and self.sent_in != session.epoch:
+            self.sent_in = session.epoch
+            self.request(partial(self.script.on_answer, self))
 
-    def _answered(self, value: Any, error: Exception | None) -> None:
-        if self._use is None:
-            return
-        if isinstance(error, wire.KazooException) and wire.is_temporary(error):
-            self._script.refusal = error
-            self._script.session.retry_later(self._repeat, error)
-            return
-        if isinstance(self._request, _Tolerant) and isinstance(error, self._request.errors):
-            value, error = error, None
-        use, self._use = self._use, None
-        self._script.open.remove(self)
-        use(value, error)
-
-    def _repeat(self) -> None:
-        if self._script.repeats and not isinstance(self._request, Once):
-            self._sent_in = None
+    def repeat(self) -> None:
+        """Send the request again, or interrupt it, after the pause that follows a refusal."""
+        if self.script.repeats and not isinstance(self.request, Once):
+            self.sent_in = None
             self.send()
         else:
             self.interrupt()
 
     def interrupt(self) -> None:
         """Answer a request that was sent, if it is not to be sent again."""
-        is_once = isinstance(self._request, Once) or not self._script.repeats
-        if self._sent_in is not None and is_once:
-            self._answered(None, Interrupted())
-
-    def forget(self) -> None:
-        """Do not call anything any more."""
-        self._use = None
+        is_once = isinstance(self.request, Once) or not self.script.repeats
+        if self.sent_in is not None and is_once:
+            self.script.on_answer(self, None, Interrupted())
 
 
 class Script(SessionListener):
@@ -122,17 +102,17 @@ class Script(SessionListener):
     is not told, so it has no ``finally``.
     """
 
-    __slots__ = ("_awaited", "_left", "_run", "_values", "open", "refusal", "session")
+    __slots__ = ("_awaited", "_left", "_run", "open", "refusal", "session")
 
     # Whether requests are sent again one by one.
     repeats = True
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        # What is not answered, oldest first; and what the generator waits for, with the values that are there.
+        # What is not answered, oldest first.
         self.open: list[Answer] = []
+        # What the generator waits for, nothing if it waits for an event; and how many of these are not answered.
         self._awaited: Sequence[Answer] = ()
-        self._values: list[Any] | None = None
         self._left = 0
         self._run: RequestScript[Any] | None = None
         # The last refusal that passes; the request is sent again.
@@ -144,36 +124,62 @@ class Script(SessionListener):
 
     def ask(self, request: Request, use: Reply) -> None:
         """Send ``request`` until there is an answer, and call ``use`` with it."""
-        Answer(self, request, use).send()
+        answer = Answer(self, request, use)
+        self.open.append(answer)
+        answer.send()
 
     def begin(self, run: RequestScript[Any]) -> None:
-        """Run a generator, instead of the one that waits."""
-        if self._awaited:
-            self.forget(self._awaited)
+        """Run a generator, instead of the one that waits. No answer to what was asked before is needed any more."""
+        self.forget()
         self._run = run
         self._step(run.send, None)
 
     def stop(self) -> None:
         """End the generator, and need no answer any more."""
+        self.forget()
         self._run = None
-        self.forget(self.open)
 
     def wake(self) -> None:
         """Continue the generator if it waits for an event."""
-        if self._run is not None and self._values is None:
+        if self._run is not None and not self._awaited:
             self._step(self._run.send, None)
 
-    def forget(self, answers: Sequence[Answer]) -> None:
-        """Need these answers no more."""
-        if answers:
-            for answer in answers:
-                answer.forget()
+    def forget(self) -> None:
+        """Need no answer any more to what was asked."""
+        for answer in self.open:
+            answer.is_open = False
+        self.open, self._awaited = [], ()
+
+    def on_answer(self, answer: Answer, value: Any, error: Exception | None) -> None:
+        """Use an answer, or continue the generator, if the answer is needed and final."""
+        if not answer.is_open:
+            return
+        if isinstance(error, wire.KazooException):
+            if wire.is_temporary(error):
+                self.refusal = error
+                self.session.retry_later(answer.repeat, error)
+                return
+            if isinstance(answer.request, OrError) and isinstance(error, answer.request.errors):
+                value, error = error, None
+        answer.is_open = False
+        self.open.remove(answer)
+        if answer.use is not None:
+            answer.use(value, error)
+            return
+        assert self._run is not None
+        answer.value = value
+        self._left -= 1
+        if error is not None:
+            for other in self._awaited:
+                other.is_open = False
             self.open = [each for each in self.open if each.is_open]
-        self._awaited, self._values = (), None
+            self._step(self._run.throw, error)
+        elif not self._left:
+            self._step(self._run.send, [each.value for each in self._awaited])
 
     def _step(self, advance: Callable[[Any], Sequence[Request] | None], what: Any) -> None:
         run, value, problem = self._run, None, None
-        self._awaited, self._values = (), None
+        self._awaited = ()
         try:
             requests = advance(what)
             while requests is not EVENT and not requests:
@@ -185,27 +191,14 @@ class Script(SessionListener):
             problem = error
         else:
             if requests is not EVENT:
-                self._left = len(requests)
-                self._values = [None] * self._left
-                self._awaited = awaited = [
-                    Answer(self, request, partial(self._answered, number)) for number, request in enumerate(requests)
-                ]
+                self._awaited = awaited = [Answer(self, request) for request in requests]
+                self._left = len(awaited)
+                self.open += awaited
                 for answer in awaited:
                     answer.send()
             return
         self._run = None
         self.ended(value, problem)
-
-    def _answered(self, number: int, value: Any, error: Exception | None) -> None:
-        assert self._run is not None
-        assert self._values is not None
-        self._values[number] = value
-        self._left -= 1
-        if error is not None:
-            self.forget(self._awaited)
-            self._step(self._run.throw, error)
-        elif not self._left:
-            self._step(self._run.send, self._values)
 
     # SessionListener.
 
@@ -275,9 +268,9 @@ def read_many(session: Session, reads: Sequence[Read]) -> RequestScript[list[Any
 
 
 def or_error(request: Request, *errors: type[KazooException]) -> Request:
-    """Return ``request`` with these errors, all that do not pass by default, as its answer instead of raised."""
-    tolerant = _Tolerant(request)
-    tolerant.errors = errors or (wire.KazooException,)
+    """Return ``request`` with these errors as its answer instead of raised."""
+    tolerant = OrError(request)
+    tolerant.errors = errors
     return tolerant
 
 

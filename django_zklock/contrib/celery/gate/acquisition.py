@@ -21,7 +21,7 @@ from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.queue import LEASES, Kind, Node, Queue
-from django_zklock.zk.scripts import RequestScript, Script, or_error
+from django_zklock.zk.scripts import OrError, RequestScript, Script
 from django_zklock.zk.waiting import monotonic
 from django_zklock.zk.wire import BadVersionError
 
@@ -213,14 +213,14 @@ class ChildNote(Script):
             # Until no request to release is written between the read and the write.
             while isinstance(answer, BadVersionError):
                 # A node that cannot be read or written shows what it has shown before.
-                (answer,) = yield [or_error(partial(wire.get, path))]
+                (answer,) = yield [OrError(partial(wire.get, path))]
                 if isinstance(answer, Exception):
                     break
                 data, stat = answer
                 changed = node_data.add_run(data, **self.facts)
                 if changed is None or changed == data or stat.ephemeralOwner != self.session.id:
                     break
-                (answer,) = yield [or_error(partial(wire.set, path, changed, version=stat.version))]
+                (answer,) = yield [OrError(partial(wire.set, path, changed, version=stat.version))]
 
     def ended(self, _value: object, _error: Exception | None, /) -> None:
         self.session.remove_listener(self)
