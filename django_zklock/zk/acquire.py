@@ -76,7 +76,6 @@ class Acquisition:
         self._deadline = math.inf if timeout is None else self._began + timeout
         # On the clock of leases.
         self._asked_at = boottime()
-        self._response_deadline = self._new_response_deadline()
         self._in_queue = False
         # Until when the holder is read after the deadline, and how often it had been read before that.
         self._holder_deadline = math.inf
@@ -84,7 +83,7 @@ class Acquisition:
         self._contention = False
         self.contender = self._new_contender()
         if caller is not None:
-            caller.owner.add_acquisition(self)
+            caller.owner._acquisitions = [*map(ref, caller.owner.acquisitions), ref(self)]
 
     @property
     def is_pending(self) -> bool:
@@ -96,11 +95,11 @@ class Acquisition:
         self._is_waiting = True
         self.contender.session.post(self.contender.join)
 
-    def _new_response_deadline(self) -> float:
-        """Return until when ZooKeeper is to have answered; the acquisition of a gate has another one."""
-        return self._deadline if self.timeout else monotonic() + self.lock.pool.options.connect_timeout
-
     def _new_contender(self) -> Contender:
+        """Return a contender that has not joined, and note until when ZooKeeper is to have answered it."""
+        self._response_deadline = self._deadline
+        if not self.timeout:
+            self._response_deadline = monotonic() + self.lock.pool.options.connect_timeout
         contender = self.lock._new_contender(wait=self.timeout != 0, notify=self._changed, stays=self.timeout is None)
         # A timeout also limits the wait for ZooKeeper during an outage.
         contender.has_deadline = bool(self.timeout)
@@ -124,7 +123,6 @@ class Acquisition:
         if self.expired:
             # This caller slept since the grant: it has to wait again, and nothing has happened under the lock.
             contender.session.post(contender.leave)
-            self._response_deadline = self._new_response_deadline()
             self.contender = self._new_contender()
             self.start()
             return False

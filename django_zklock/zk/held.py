@@ -76,18 +76,13 @@ class Possession:
     # `dict.setdefault` decides, which is atomic: of two threads that change the same set one succeeds, and the other
     # one tries again with the result. So no mutex is needed, which a fork could copy or an exception leave locked.
 
-    @property
-    def _latest(self) -> _Handles:
-        # `_handles` may lag behind: a thread may be interrupted between a decision and its note.
-        latest = self._handles
-        while (successor := latest.successor.get(None)) is not None:
-            latest = successor
-        return latest
-
     def _change(self, *, add: frozenset[object] = NONE, drop: frozenset[object] = NONE) -> tuple[bool, bool]:
         """Change the set of handles, unless it is empty; return whether there were any before and after."""
+        latest = self._handles
         while True:
-            latest = self._latest
+            # `_handles` may lag behind: a thread may be interrupted between a decision and its note.
+            while (successor := latest.successor.get(None)) is not None:
+                latest = successor
             mine = _Handles((latest.handles | add) - drop if latest.handles else NONE, {})
             self._handles = decided = latest.successor.setdefault(None, mine)
             if decided is mine:
@@ -124,7 +119,7 @@ class Possession:
                 # Kept, because the caller acts on it: a late answer must not take it back.
                 self._seen_loss = "the lease ran out: this process or its connection stood still for too long"
                 contender.session.post(partial(self._lose, self._seen_loss, self.outermost()))
-            elif state is not State.HELD and self._latest.handles:
+            elif state is not State.HELD and self._change()[0]:
                 # The last handle goes before the contender leaves, so something else has made it leave.
                 self._seen_loss = "this process has given it up elsewhere"
         return self._seen_loss or contender.lost

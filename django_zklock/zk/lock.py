@@ -151,7 +151,8 @@ class Lock:
         try:
             held = _nested_hold(self, caller)
             if held is None:
-                self._check_no_loop("atry_acquire")
+                if caller.in_loop:
+                    self._check_no_loop("atry_acquire")
                 held = acquire.acquire(self, 0, caller, may_be_taken=True)
             return held
         except LockConflict:
@@ -217,10 +218,14 @@ class Lock:
         try:
             held = self._find_block()
             is_found = True
-            self._checked(held)._finish(raising=kind is None)
+            if held is None or held.released:
+                raise self._not_held(held)  # noqa: TRY301 - the end is the same for all that is raised here
+            if kind is None:
+                held.check()
+            held.release()
             self._forget_block(held)
         except BaseException:
-            # Not only what `finish` raises: a time limit or Ctrl-C may strike before it has begun.
+            # Not only what the lines above raise: a time limit or Ctrl-C may strike between any two of them.
             if not is_found:
                 held = self._find_block()
             if held is not None:
@@ -236,12 +241,15 @@ class Lock:
     ) -> None:
         held = self._find_block()
         self._forget_block(held)
-        await self._checked(held)._afinish(raising=kind is None)
+        if held is None or held.released:
+            raise self._not_held(held)
+        await held._afinish(raising=kind is None)
 
     def _acquire(self, caller: Caller, limit: float | None) -> Held:
         held = _nested_hold(self, caller)
         if held is None:
-            self._check_no_loop("aacquire")
+            if caller.in_loop:
+                self._check_no_loop("aacquire")
             if limit != 0:
                 _check_wait(self, caller)
             held = acquire.acquire(self, limit, caller)
@@ -281,17 +289,15 @@ class Lock:
     # Blocks. Each end looks for the hold that its beginning has got: that of the same caller, or, as the end of a
     # generator may run in another task or thread, the only one that it can be.
 
-    def _checked(self, held: Held | None) -> Held:
-        """Return the hold of a block that ends; raise ``NotHeld`` if there is none."""
+    def _not_held(self, held: Held | None) -> NotHeld:
+        """Return the error of the end of a block whose hold is released, or is not known."""
         if held is None and self._blocks:
-            raise NotHeld(
+            return NotHeld(
                 f"which block of lock {self.key!r} ends here cannot be known: several are open, and none of them was "
                 f"entered by this task or thread; use `with lock.acquire() as held`, which knows its own",
                 key=self.key,
             )
-        if held is None or held.released:
-            raise NotHeld(f"lock {self.key!r} is not held here: it was released inside its own block", key=self.key)
-        return held
+        return NotHeld(f"lock {self.key!r} is not held here: it was released inside its own block", key=self.key)
 
     # What looks right, and would do nothing. Templates of Django call what can be called, unless this is true.
 

@@ -70,8 +70,6 @@ class Owner:
 
     def available(self) -> list[Any]:
         """Return what this owner may use, innermost last: its own holds, and those of its calls that have ended."""
-        if not self._calls:
-            return self.holds
         return [held for call in self._calls if call.ended for held in call.available()] + self.holds
 
     @property
@@ -96,12 +94,8 @@ class Owner:
 
     @property
     def acquisitions(self) -> list[Any]:
-        """What this owner is acquiring at the moment: a task can begin several acquisitions at once."""
+        """What this owner is acquiring (:class:`~.acquire.Acquisition`); a task may have begun several."""
         return [each for get in self._acquisitions if (each := get()) is not None and each.is_pending]
-
-    def add_acquisition(self, acquisition: Any) -> None:
-        """Note that this owner is acquiring a lock (:class:`~.acquire.Acquisition`)."""
-        self._acquisitions = [*map(ref, self.acquisitions), ref(acquisition)]
 
     def release_since(self, lock: object, depth: int = 0) -> None:
         """Release what was acquired through the object ``lock`` since this owner had ``depth`` holds.
@@ -119,17 +113,18 @@ class Caller(NamedTuple):
     """The owner that a lock is acquired for, and the thread that is blocked if the owner has to wait.
 
     ``thread`` is ``None`` where no other owner needs that thread. ``outer`` are the owners that wait for this one, the
-    nearest first.
+    nearest first. With ``in_loop`` an event loop runs the calling code.
     """
 
     owner: Owner
     thread: Owner | None
     outer: tuple[Owner, ...] = ()
+    in_loop: bool = False
 
     def available(self) -> list[Any]:
         """Return the holds that the calling code may use, innermost last."""
-        if not self.outer:
-            return self.owner.available()
+        if not self.outer and not self.owner._calls:
+            return self.owner.holds
         return [held for owner in (*reversed(self.outer), self.owner) for held in owner.available()]
 
     def held_here_for_others(self) -> list[Any]:
@@ -149,10 +144,10 @@ def caller() -> Caller:
     loop = running_loop()
     task = None if loop is None else asyncio.current_task(loop)
     if task is not None:
-        return _of_task(task)
+        return _of_task(task)._replace(in_loop=True)
     frame = sys._getframe(1)
     thread = _of(threading.current_thread(), frame)
-    getcurrent = _getcurrent()
+    getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)
     greenlet = None if getcurrent is None else getcurrent()
     # The main greenlet of a thread stands for the thread.
     if greenlet is None or greenlet.parent is None:
@@ -160,11 +155,11 @@ def caller() -> Caller:
     else:
         # Where threads are patched, a greenlet that waits lets the others go on.
         found = Caller(_of(greenlet, frame), thread if _blocks_thread() else None)
-    bridges = _asgiref()
     # Without that attribute, `sync_to_async` has never run anything in this thread.
-    if found.owner.runs_jobs or (bridges is not None and hasattr(bridges.SyncToAsync.threadlocal, "task_context")):
-        return _served(found, frame)
-    return found
+    bridge = getattr(sys.modules.get("asgiref.sync"), "SyncToAsync", None)
+    if found.owner.runs_jobs or hasattr(getattr(bridge, "threadlocal", None), "task_context"):
+        found = _served(found, frame)
+    return found if loop is None else found._replace(in_loop=True)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -177,7 +172,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
     except RuntimeError:
         return None
-    getcurrent = _getcurrent()
+    getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)
     run_forever = getattr(type(loop), "run_forever", None)
     # A loop that is not written in Python, such as uvloop's, cannot be seen at work.
     runs = getattr(run_forever, "__code__", None)
@@ -247,11 +242,6 @@ def _served(found: Caller, frame: FrameType) -> Caller:
             owner = _of(each.f_locals["self"])
             return Caller(owner, blocked) if task is None else _called(owner, blocked, _of_task(task))
     return found if task is None else _of_task(task)._replace(thread=blocked)
-
-
-def _getcurrent() -> Callable[[], Any] | None:
-    """Return the function that tells the calling greenlet, if any library has greenlets."""
-    return getattr(sys.modules.get("greenlet"), "getcurrent", None)
 
 
 def _blocks_thread() -> bool:

@@ -162,7 +162,7 @@ def codes(*functions: object) -> set[CodeType]:
 
 ACQUIRING = codes(Lock._acquire, Acquisition.__init__, Acquisition.start, Acquisition.poll, Contender.__init__)
 HOLDING = codes(Held.__init__, Held._let_go)
-BLOCK = codes(Lock.__enter__, Lock._find_block, Held._finish)
+BLOCK = codes(Lock.__enter__, Lock._find_block, Held.check)
 
 
 @by_instant

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_zklock.zk import acquire
+from django_zklock.zk.contender import Contender
 from django_zklock.zk.waiting import monotonic
 
 # Seconds, for a machine that is busy with other things.
@@ -24,6 +25,13 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
         wakeup = next_wakeup(attempt)
         return wakeup if wakeup is None else min(wakeup, 0.05)
 
+    original = acquire.Acquisition._new_contender
+
+    def new_contender(attempt: acquire.Acquisition) -> Contender:
+        contender = original(attempt)
+        attempt._response_deadline = monotonic() + LONG
+        return contender
+
     monkeypatch.setattr(acquire.Acquisition, "next_wakeup", soon)
     monkeypatch.setattr(acquire, "HOLDER_READ_GRACE", LONG)
-    monkeypatch.setattr(acquire.Acquisition, "_new_response_deadline", lambda _attempt: monotonic() + LONG)
+    monkeypatch.setattr(acquire.Acquisition, "_new_contender", new_contender)

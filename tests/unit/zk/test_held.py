@@ -176,7 +176,7 @@ class Interrupted(frozenset[object]):
 
 def interrupt(possession: Possession, meanwhile: Callable[[], object]) -> None:
     """Call ``meanwhile`` once, during the next change of the handles."""
-    handles = Interrupted(possession._latest.handles)
+    handles = Interrupted(possession._handles.handles)
     calls = [meanwhile]
     handles.meanwhile = lambda: calls.pop()() if calls else None
     possession._handles = possession._handles._replace(handles=handles)

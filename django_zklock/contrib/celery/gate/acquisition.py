@@ -64,12 +64,10 @@ class GateAcquisition(Acquisition):
         self._is_waiting = False
         contender.post(leave)
 
-    def _new_response_deadline(self) -> float:
-        # The request decides how long a slot waits for ZooKeeper's first answer.
-        return self._deadline if self.timeout else math.inf
-
     def _new_contender(self) -> Contender:
         contender = super()._new_contender()
+        # The request decides how long a slot waits for ZooKeeper's first answer.
+        self._response_deadline = self._deadline
         # The gate, and not an outage, decides how long a message waits.
         contender.has_deadline = True
         return contender
