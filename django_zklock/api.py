@@ -11,7 +11,7 @@ from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.connections import connections
 from django_zklock.transactions import CommitLock, Release, check_outside
-from django_zklock.work import place_of, work_at
+from django_zklock.work import current_work, place_of
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
@@ -80,13 +80,13 @@ def zk_lock(
         raise ValueError(
             'release="commit" needs a reentrant lock: after its block the caller holds it until the transaction ends'
         )
-    return CommitLock(key, pool, work=partial(work_at, place), **options)
+    return CommitLock(key, pool, work=partial(current_work, place), **options)
 
 
 def _checked_work(using: str, template: str | None, place: Work | None) -> Work | None:
     """Return what acquires a lock. A lock asks for it before it joins a queue, and not for a nested hold."""
     check_outside(using, template)
-    return work_at(place)
+    return current_work(place)
 
 
 def _check_label(label: object) -> str:

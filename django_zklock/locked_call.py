@@ -33,7 +33,7 @@ from django_zklock.conflict import (
 from django_zklock.connections import connections
 from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.key_template import KeyMaker, fields_of, signature_of
-from django_zklock.work import current_work, work_at
+from django_zklock.work import current_work
 from django_zklock.zk import owners
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
@@ -259,10 +259,10 @@ class LockedCall:
         transactions.check_outside(self.using, self.template)
         if self._is_command(args):
             place = Work(kind="command", name=type(args[0]).__module__.rpartition(".")[2])
-            found = work_at(place)
+            found = current_work(place)
             # A command that the shell has started.
             return place if found is None or found.command == place.name else found
-        return work_at(self._function_work) or self._function_work
+        return current_work(self._function_work) or self._function_work
 
     @functools.cached_property
     def _function_work(self) -> Work:

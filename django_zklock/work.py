@@ -20,25 +20,18 @@ resolvers: list[Callable[[], Work | None]] = []
 _PROGRAMS = {"manage.py", "django-admin", "django-admin.py"}
 
 
-def current_work() -> Work | None:
+def current_work(place: Work | None = None) -> Work | None:
     """Return what runs in the calling execution context, ``None`` if it has no name.
 
-    The resolvers are called in their order, then the name of a management command is read from ``sys.argv``.
+    That is what a resolver finds, or else ``place``, with the management command that is in ``sys.argv``.
     """
     for resolver in resolvers:
         if (found := resolver()) is not None:
             return found
     if len(sys.argv) > 1 and os.path.basename(sys.argv[0]) in _PROGRAMS:  # noqa: PTH119 - a Path takes ten times as long
-        return Work(kind="command", name=sys.argv[1])
-    return None
-
-
-def work_at(place: Work | None) -> Work | None:
-    """Return the task that runs in the calling execution context; otherwise ``place``, with the management command."""
-    found = current_work()
-    if place is None or (found is not None and found.kind == "task"):
-        return found
-    return dataclasses.replace(place, command=found.name) if found is not None else place
+        command = sys.argv[1]
+        return dataclasses.replace(place, command=command) if place is not None else Work(kind="command", name=command)
+    return place
 
 
 def place_of(frame: FrameType) -> Work | None:

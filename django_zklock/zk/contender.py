@@ -48,6 +48,8 @@ logger = DeferredLogger("django_zklock.contender")
 ANY_GUID = "00000000-0000-8000-8000-000000000000"
 # An empty container may be deleted between its creation and ours. After this many retries there is another cause.
 MAX_ENSURES = 5
+# For a queue that is not known any more, the next acquisition asks for its parent once more.
+MAX_KNOWN_QUEUES = 10_000
 NODE_DELETED = "its node was deleted"
 
 
@@ -163,12 +165,12 @@ class Contender(Script):
         self._on_deleted: tuple[Callable[[], None], ...] = ()
 
     def __repr__(self) -> str:
-        return f"<Contender {self.state.value} {' '.join(place.own_path for place in self.places)}>"
+        return f"<Contender {self.state.value} {' '.join(f'{place.path}/{place.node}' for place in self.places)}>"
 
     @property
     def node_paths(self) -> dict[str, str]:
         """The full path of the node in each queue, by the path of the lock."""
-        return {place.path: place.own_path for place in self.places}
+        return {place.path: f"{place.path}/{place.node}" for place in self.places}
 
     @property
     def needs_lease(self) -> bool:
@@ -247,7 +249,8 @@ class Contender(Script):
                 place.end_turn(Turn.RELEASED if was_held else Turn.NONE)
             self.begin(self._recipe())
             for place in self.places:
-                place.pass_on()
+                if place.behind is not None:
+                    place.pass_on()
         if error is not None:
             self._notify()
 
@@ -393,8 +396,11 @@ class Contender(Script):
         if names is None:
             return
         self._blocked = len(self.places)
+        known = self.session.known_queues
+        if len(known) >= MAX_KNOWN_QUEUES:
+            known.clear()
         for place, name in zip(self.places, names, strict=True):
-            self.session.known_queues.add(place.path)
+            known.add(place.path)
             # The turn begins; the queue is listed after the creation.
             place.node, place.turn, place.holder = name, Turn.OPEN, None
             place.listing.local[name] = place

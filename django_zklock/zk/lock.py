@@ -7,7 +7,9 @@ itself.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
@@ -73,7 +75,7 @@ class Lock:
         self.timeout = seconds(timeout)
         self.listener = listener or LockListener()
         self._work = work
-        self.template = paths.check_template(template)
+        self.template = None if template is None else paths.check_template(template)
         if coalesces is not None and len(self.keys) > 1:
             raise TypeError(f"coalesces is for one key only, got {', '.join(self.keys)}")
         self._coalesces = coalesces
@@ -93,14 +95,15 @@ class Lock:
     def _new_contender(self, *, wait: bool, notify: Callable[[], None], stays: bool = False) -> Contender:
         """Return a contender for one acquisition; it joins the queue later."""
         work = self._work()
-        data = node_data.encode_current(work, self._data_room)
+        thread = threading.current_thread().name
+        data = node_data.encode_identity(os.getpid(), thread, work, self._data_room)
         # A transaction belongs to one session, so all nodes of a lock are in one. The contender may move to another.
         session = self.pool.session(min(self.paths))
         return Contender(
             session,
             # The data of the lock's node is the whole key, if the node's name has room for a part of it only.
             [
-                LockPath(path, key.encode() if paths.is_shortened(path[len(self.pool.options.root) :]) else b"")
+                LockPath(path, key.encode() if paths.HASH_MARK in path[len(self.pool.options.root) :] else b"")
                 for path, key in zip(self.paths, self.keys, strict=True)
             ],
             self.rule,

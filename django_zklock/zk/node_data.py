@@ -116,15 +116,11 @@ def current_identity(work: Work | None) -> Identity:
     return Identity(host=_HOST, pid=os.getpid(), thread=threading.current_thread().name, work=work)
 
 
-def encode_current(work: Work | None, room: int = MAX_BYTES) -> bytes:
-    """Return the node data for the identity of the calling thread, in at most ``room`` bytes."""
-    return _encode_current(os.getpid(), threading.current_thread().name, work, room)
-
-
-# A thread that acquires again mostly has the same identity. The first two arguments are for the cache.
+# A thread that acquires again mostly has the same identity.
 @lru_cache(maxsize=128)
-def _encode_current(_pid: int, _thread: str, work: Work | None, room: int) -> bytes:
-    return current_identity(work).encode(room)
+def encode_identity(pid: int, thread: str, work: Work | None, room: int) -> bytes:
+    """Return the node data for this process of this host, in at most ``room`` bytes."""
+    return Identity(host=_HOST, pid=pid, thread=thread, work=work).encode(room)
 
 
 def decode_identity(data: bytes) -> Identity | None:

@@ -121,22 +121,3 @@ def _cut(name: str) -> str:
             break
         kept.append(unit)
     return "".join(kept)
-
-
-class RecentPaths(dict[str, None]):
-    """A set of the paths that were added last, at most ``size``; the oldest addition comes first."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self._size = size
-
-    def add(self, path: str) -> None:
-        """Add ``path``, and remove the oldest if there are too many."""
-        self.pop(path, None)
-        self[path] = None
-        if len(self) > self._size:
-            del self[next(iter(self))]
-
-    def discard(self, path: str) -> None:
-        """Remove ``path`` if it is there."""
-        self.pop(path, None)

@@ -125,11 +125,6 @@ class Place:
         self._unreliable: str | None = None
 
     @property
-    def own_path(self) -> str:
-        """The full path of our node."""
-        return f"{self.path}/{self.node}"
-
-    @property
     def needs_lease(self) -> bool:
         """Whether our node holds, or will without a request when its predecessors are deleted."""
         if self.turn is not Turn.OPEN:
@@ -152,21 +147,23 @@ class Place:
     def forget(self) -> None:
         """Our node does not exist any more."""
         self.end_turn()
-        self.contender.session.deleting.discard(self.own_path)
         if self.node is not None:
+            self.contender.session.deleting.discard(self.node)
             self.listing.local.pop(self.node, None)
         self.node = self._own_watch = None
-        self.pass_on()
+        if self.behind is not None:
+            self.pass_on()
 
     def delete(self, reply: Reply) -> None:
         """Request the deletion of our node."""
-        session, path = self.contender.session, self.own_path
-        session.deleting.add(path)
-        session.wire.delete(path, reply)
+        assert self.node is not None
+        session = self.contender.session
+        session.deleting.add(self.node)
+        session.wire.delete(f"{self.path}/{self.node}", reply)
 
     def verify(self) -> None:
         """Read our node at a heartbeat: the answer proves that it exists and belongs to our session."""
-        self.contender.session.read_at_heartbeat(self.own_path, partial(self._verified, self.node))
+        self.contender.session.read_at_heartbeat(f"{self.path}/{self.node}", partial(self._verified, self.node))
 
     def _verified(self, node: str | None, value: Any, error: Exception | None) -> None:
         contender = self.contender
@@ -242,7 +239,8 @@ class Place:
             return
         # Check and delete in one transaction: the other waiter may be granted or leave in between.
         others = [f"{self.path}/{name}" for name in proof]
-        self.contender.ask(partial(self.contender.session.wire.delete_if_all_exist, self.own_path, others), self._left)
+        own, delete = f"{self.path}/{self.node}", self.contender.session.wire.delete_if_all_exist
+        self.contender.ask(partial(delete, own, others), self._left)
 
     def _left(self, _value: object, error: Exception | None) -> None:
         if error is None:
@@ -387,8 +385,8 @@ class Place:
 
     def _is_proof(self, watch: Watch) -> bool:
         """Whether the deletion of a watched node cannot be part of the end of our own session."""
-        session, path = self.contender.session, f"{self.path}/{watch.name}"
-        return watch.session_id is not None and (watch.session_id != session.id or path in session.deleting)
+        session = self.contender.session
+        return watch.session_id is not None and (watch.session_id != session.id or watch.name in session.deleting)
 
     def advance(self) -> None:
         """Be clear without a listing, if what has happened proves as much as a listing would; else list again.
@@ -447,7 +445,7 @@ class Place:
             # The lease behind ours watches only our node, and must learn that we hold: then our deletion makes room for
             # it. We write only while our node has version 0. If it was written before (for example to request a
             # release), the lease behind ours has noticed that and watches the whole queue.
-            wake_next = partial(session.wire.set, self.own_path, contender.data, version=0)
+            wake_next = partial(session.wire.set, f"{self.path}/{self.node}", contender.data, version=0)
             contender.ask(wake_next, _ignore)
         contender.on_place_clear(self)
 

@@ -81,12 +81,20 @@ class Pool:
         """Return the path of the lock of ``key``."""
         return f"{self.options.root}/{paths.escape(key)}"
 
-    def session(self, path: str) -> Session:
+    def session(self, path: str | None) -> Session:
         """Return the home session of ``path``, and start it if necessary. Does not wait for a connection.
 
-        A contender of ``path`` may be in another session; its ``session`` says in which.
+        A contender of ``path`` may be in another session; its ``session`` says in which. Without a path this is
+        :meth:`inspection`.
         """
-        return self._session(str(zlib.crc32(path.encode()) % self.options.size))
+        slot = INSPECTION if path is None else str(zlib.crc32(path.encode()) % self.options.size)
+        while True:
+            state = self._of_this_process()
+            session = state.sessions.get(slot)
+            if session is None or session.ended is not None or slot == INSPECTION:
+                session = self._open_session(state, slot)
+            if session is not None:
+                return session
 
     def inspection(self) -> Session:
         """Return a session that carries no lock, and start it if necessary. Does not wait for a connection.
@@ -94,7 +102,7 @@ class Pool:
         Reading ten thousand queues takes many requests. On this session they do not delay the heartbeats that keep
         locks. It is closed when it was not used for a minute.
         """
-        return self._session(INSPECTION)
+        return self.session(None)
 
     def sessions(self) -> list[Session]:
         """Return the started sessions for locks, overflow sessions too."""
@@ -168,15 +176,6 @@ class Pool:
             self.forget(keep=pid)
             state = self._states.setdefault(pid, _ProcessState())
         return state
-
-    def _session(self, slot: str) -> Session:
-        while True:
-            state = self._of_this_process()
-            session = state.sessions.get(slot)
-            if session is None or session.ended is not None or slot == INSPECTION:
-                session = self._open_session(state, slot)
-            if session is not None:
-                return session
 
     def _open_session(self, state: _ProcessState, slot: str) -> Session | None:
         """Start the session of that slot if there is none; return ``None`` if the pool was closed meanwhile."""

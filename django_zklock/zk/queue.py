@@ -186,7 +186,7 @@ class Queue:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._nodes = list(nodes)
         self._positions = {node.name: position for position, node in enumerate(nodes)}
-        # The nodes of some kinds, and their positions.
+        # The nodes of some kinds, not of all, and their positions.
         self._of: dict[frozenset[Kind], tuple[Sequence[int], list[Node]]] = {}
 
     def __repr__(self) -> str:
@@ -205,22 +205,22 @@ class Queue:
 
     def of(self, kinds: frozenset[Kind]) -> list[Node]:
         """Return the nodes of these kinds."""
-        return self._select(kinds)[1]
+        return self._nodes if len(kinds) == len(Kind) else self._select(kinds)[1]
 
     def before(self, name: str, kinds: frozenset[Kind]) -> list[Node]:
         """Return the nodes of these kinds before the one with that name; raise ``LookupError`` if it is missing.
 
         The write node of a writer that became a reader is left out: both nodes belong to one client.
         """
-        count = self.count_before(name, kinds)
-        # Which has selected them.
-        return self._of[kinds][1][:count]
+        return self.of(kinds)[: self.count_before(name, kinds)]
 
     def count_before(self, name: str, kinds: frozenset[Kind]) -> int:
         """Return how many nodes :meth:`before` returns."""
-        positions, nodes = self._select(kinds)
-        position = self._positions[name]
-        count = bisect_left(positions, position)
+        count = position = self._positions[name]
+        nodes = self._nodes
+        if len(kinds) < len(Kind):
+            positions, nodes = self._select(kinds)
+            count = bisect_left(positions, position)
         if count and self._nodes[position].was_downgraded_from(nodes[count - 1]):
             count -= 1
         return count
@@ -246,10 +246,8 @@ class Queue:
 
     def _select(self, kinds: frozenset[Kind]) -> tuple[Sequence[int], list[Node]]:
         if kinds not in self._of:
-            # The hash of an enum member is computed in Python, so no set is used; mostly all kinds are wanted.
+            # The hash of an enum member is computed in Python, so no set is used.
             chosen = tuple(kinds)
-            positions: Sequence[int] = range(len(self._nodes))
-            if len(chosen) < len(Kind):
-                positions = [position for position, node in enumerate(self._nodes) if node.kind in chosen]
+            positions = [position for position, node in enumerate(self._nodes) if node.kind in chosen]
             self._of[kinds] = positions, [self._nodes[position] for position in positions]
         return self._of[kinds]

@@ -72,10 +72,10 @@ class Rule:
 
     def evaluate(self, own: str, queue: Queue) -> WatchPlan:
         """Return what the contender of the node ``own`` does now; raise ``LookupError`` if it is not in ``queue``."""
-        blockers = queue.before(own, self.conflicts)
-        has_room = self.has_room(own, queue)
-        if blockers:
-            return self._plan_for(queue.first, blockers, others=not has_room)
+        count = queue.count_before(own, self.conflicts)
+        has_room = self.limit is None or self.has_room(own, queue)
+        if count:
+            return self._plan_for(queue.first, queue.of(self.conflicts)[:count], others=not has_room)
         if has_room:
             return GRANTED
         leases = queue.before(own, LEASES)

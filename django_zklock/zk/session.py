@@ -22,7 +22,6 @@ from weakref import WeakValueDictionary
 
 from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger, TimerHandle, TimerThread
-from django_zklock.zk.paths import RecentPaths
 from django_zklock.zk.waiting import boottime, monotonic
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST, ConnectionOptions
 
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from django_zklock.zk.wire import KazooException, Reply
 
 logger = DeferredLogger("django_zklock.session")
-
-# For an older queue the first acquisition asks for its parent once more.
-MAX_KNOWN_QUEUES = 10_000
 
 # A heartbeat comes a little later than the margin of a lease (see wire.lease) after the one before, on which its proof
 # builds. A proof leaves a lease of 0.83 of the session timeout. That is enough for the heartbeat that follows too, so
@@ -130,12 +126,12 @@ class Session:
         self._left_behind = 0
         # When the pool has last given it to a caller or found it in use, on the monotonic clock.
         self.used_at = 0.0
-        # Full paths of the nodes whose deletion we have requested, guarded by monitor.
+        # The names of our nodes whose deletion we have requested, guarded by monitor.
         self.deleting: set[str] = set()
         # What the contenders of a queue share, by its path. An entry exists while a contender refers to it.
         self.shared: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        # The paths of the queues in which this session has created nodes.
-        self.known_queues = RecentPaths(MAX_KNOWN_QUEUES)
+        # The paths of queues in which this session has created nodes.
+        self.known_queues: set[str] = set()
         self._requested_timeout = options.session_timeout
         self._timer_thread = timers
         self._connect_timeout = connect_timeout

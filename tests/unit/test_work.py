@@ -35,19 +35,19 @@ def test_work__management_command(monkeypatch: pytest.MonkeyPatch, argv: list[st
     assert work.current_work() == Work(kind="command", name=name)
 
 
-def test_work_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work__at_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task names itself; other code is named by its place, and by the management command that it is in."""
     place = Work(kind="function", name="shop.views.pay")
     monkeypatch.setattr("sys.argv", ["gunicorn"])
-    assert work.work_at(place) == place
-    assert work.work_at(None) is None
+    assert work.current_work(place) == place
+    assert work.current_work(None) is None
     monkeypatch.setattr("sys.argv", ["manage.py", "runserver"])
-    found = work.work_at(place)
+    found = work.current_work(place)
     assert found == Work(kind="function", name="shop.views.pay", command="runserver")
     assert str(found) == "function shop.views.pay in command runserver"
-    assert work.work_at(None) == Work(kind="command", name="runserver")
+    assert work.current_work(None) == Work(kind="command", name="runserver")
     monkeypatch.setattr(work, "resolvers", [task("bill")])
-    assert work.work_at(place) == Work(kind="task", name="bill")
+    assert work.current_work(place) == Work(kind="task", name="bill")
 
 
 class Shop:

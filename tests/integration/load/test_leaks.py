@@ -121,7 +121,7 @@ def wait_for_rest(server: ZooKeeper, pools: list[Pool], nodes: int) -> None:
     for pool in pools:
         wait_until(lambda pool=pool: not any(tables(pool).values()), 30, f"{tables(pool)} at rest")  # type: ignore[misc]
     # It keeps the last identities, a limited number.
-    node_data._encode_current.cache_clear()
+    node_data.encode_identity.cache_clear()
     wait_until(lambda: counters(server)["zk_znode_count"] == nodes, 60, f"{nodes} nodes and not {counters(server)}")
 
 

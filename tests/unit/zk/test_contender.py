@@ -6,7 +6,6 @@ import pytest
 from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, OperationTimeoutError
 
 from django_zklock.zk.contender import MAX_ENSURES, Contender, SessionUnavailable, State
-from django_zklock.zk.paths import RecentPaths
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import Kind
 from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
@@ -164,7 +163,7 @@ def test_create__no_parent(script: Script) -> None:
 @pytest.mark.parametrize("error", [None, NodeExistsError(), NoAuthError()])
 def test_create__unknown_queue(script: Script, error: Exception | None) -> None:
     """The first use of a queue creates its parent in the same write; it may exist, and we may not be allowed to."""
-    script.known_queues = RecentPaths(10)
+    script.known_queues = set()
     contender = contend(script)
     assert script.asked == ["ensure_last", "create", "children"]
     script.answer("ensure_last", "/k", error=error)
@@ -180,9 +179,19 @@ def test_create__unknown_queue(script: Script, error: Exception | None) -> None:
     assert script.asked[-3:] == ["ensure_last", "create", "children"]
 
 
+def test_create__unknown_queue_again(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many queues are known; then the next use of each asks for its parent once more."""
+    monkeypatch.setattr("django_zklock.zk.contender.MAX_KNOWN_QUEUES", 2)
+    script.known_queues = {"/a", "/b"}
+    contend(script)
+    script.answer("ensure_last", "/k")
+    create(script)
+    assert script.known_queues == {"/k"}
+
+
 def test_create__unknown_queue_of_many(script: Script) -> None:
     """The contenders that join before the answer rely on the request of the first, which is before theirs."""
-    script.known_queues = RecentPaths(10)
+    script.known_queues = set()
     for _ in range(3):
         contend(script)
     assert script.asked.count("ensure_last") == 1
@@ -191,7 +200,7 @@ def test_create__unknown_queue_of_many(script: Script) -> None:
 
 def test_create__unknown_tree(script: Script) -> None:
     """If what is above the parent is missing too, all of it is created."""
-    script.known_queues = RecentPaths(10)
+    script.known_queues = set()
     contender = contend(script)
     for request in ("ensure_last", "create", "children"):
         script.answer(request, error=NoNodeError())

@@ -76,14 +76,3 @@ def test_key__not_text(key: object) -> None:
     """A key that is not text is refused with its type."""
     with pytest.raises(TypeError, match=f"must be a str, got {type(key).__name__}"):
         paths.check_key(key)
-
-
-def test_recent_paths() -> None:
-    """The oldest path makes room; a path that is added again counts as new."""
-    recent = paths.RecentPaths(2)
-    for path in ("/a", "/b", "/a", "/c"):
-        recent.add(path)
-    assert [path in recent for path in ("/a", "/b", "/c")] == [True, False, True]
-    recent.discard("/a")
-    recent.discard("/b")
-    assert "/a" not in recent

@@ -167,7 +167,7 @@ def test_last_gone__whose(script: Script, owner: int, deleting: bool, held: bool
     contender, name = line_up(script, other(3))
     settle(script, name, {other(3): owner})
     if deleting:
-        script.deleting.add(f"/k/{other(3)}")
+        script.deleting.add(other(3))
     script.tell(f"/k/{other(3)}", deleted=True)
     assert contender.state is (State.HELD if held else State.WAITING)
     assert script.asked == ([] if held else ["children"])
@@ -300,7 +300,7 @@ def test_readers__of_our_own_session(script: Script) -> None:
     contender, name = line_up(script, reader(1), reader(2), rule=WRITE)
     settle(script, name, {reader(1): SESSION, reader(2): SESSION})
     for number in (2, 1):
-        script.deleting.add(f"/k/{reader(number)}")
+        script.deleting.add(reader(number))
         script.tell(f"/k/{reader(number)}", deleted=True)
         script.deleting.clear()
     assert (contender.state, script.asked) == (State.HELD, [])
