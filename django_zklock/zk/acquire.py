@@ -44,8 +44,8 @@ class Acquisition:
     # Thousands may wait in one process.
     __slots__ = (
         "__weakref__", "_asked_at", "_began", "_contention", "_deadline", "_holder_deadline", "_holder_reads",
-        "_in_queue", "_is_waiting", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_thread", "_wake",
-        "_wants_holder", "contender", "lock", "timeout",
+        "_in_queue", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_thread", "_wake",
+        "_wants_holder", "contender", "is_waiting", "lock", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -62,8 +62,8 @@ class Acquisition:
         self.timeout = timeout
         self._may_be_taken = may_be_taken
         self._wants_holder = lock.listener.wants("contended") if wants_holder is None else wants_holder
-        # From the start until the lock is granted, refused or abandoned.
-        self._is_waiting = False
+        # From the start until the lock is granted, refused or abandoned; so it stays in a forked child.
+        self.is_waiting = False
         # What was granted, and learns of changes from then on.
         self._possession: Possession | None = None
         self._owner: Callable[[], Owner | None] = _nothing if caller is None else ref(caller.owner)
@@ -85,14 +85,9 @@ class Acquisition:
         if caller is not None:
             caller.owner._acquisitions = [*map(ref, caller.owner.acquisitions), ref(self)]
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether this is under way; never in a forked child, where the thread of the parent is another owner."""
-        return self._is_waiting and self.contender.session.pid == os.getpid()
-
     def start(self) -> None:
         """Let the contender join. Does not wait."""
-        self._is_waiting = True
+        self.is_waiting = True
         self.contender.session.post(self.contender.join)
 
     def _new_contender(self) -> Contender:
@@ -135,7 +130,7 @@ class Acquisition:
         if contender.error is not None:
             raise self._refused(contender.error) from contender.error
         if contender.refused_busy and self._may_be_taken:
-            self._is_waiting = False
+            self.is_waiting = False
             return True
         if contender.state is State.WAITING and not contender.wants_holder and not self._in_queue:
             self._in_queue = self._contention = True
@@ -155,7 +150,7 @@ class Acquisition:
 
     def attach(self, held: Held) -> None:
         """From now on ``held``, which is the result of this acquisition, learns of changes."""
-        self._is_waiting = False
+        self.is_waiting = False
         self._possession = held._possession
         # The lock may have been lost, or a release requested, before the assignment.
         self._possession.on_change()
@@ -213,14 +208,14 @@ class Acquisition:
 
     def end(self) -> None:
         """Leave in any state. It may be called at any time and more than once."""
-        self._is_waiting = False
+        self.is_waiting = False
         for held in self._registered():
             held.release()
         self.contender.post(self.contender.leave)
 
     async def aend(self) -> None:
         """Leave like :meth:`end`, and wait for the receivers of signals."""
-        self._is_waiting = False
+        self.is_waiting = False
         registered = self._registered()
         self.contender.post(self.contender.leave)
         for held in registered:
@@ -314,6 +309,7 @@ def acquire(lock: LockValue, timeout: float | None, caller: Caller, *, may_be_ta
 def _wait(acquisition: Acquisition, changed: AutoResetEvent) -> Held | None:
     lock, listener = acquisition.lock, acquisition.lock.listener
     acquisition.start()
+    changed.wait(acquisition.next_wakeup())
     while not acquisition.poll():
         if acquisition.newly_contended():
             listener.notify("contended", lock, holder=acquisition.contender.holder)
@@ -338,6 +334,7 @@ async def aacquire(
     listener = lock.listener
     try:
         acquisition.start()
+        await changed.wait(acquisition.next_wakeup())
         while not acquisition.poll():
             if acquisition.newly_contended():
                 await listener.anotify("contended", lock, holder=acquisition.contender.holder)

@@ -146,7 +146,7 @@ class Contender(Script):
         self.holder: Identity | None = None
         self.holder_reads = 0
         # There may be a thousand, so no step of one iterates over all.
-        self.places = [Place(self, path) for path in paths]
+        self.places = [Place(self, *path) for path in paths]
         # The place whose holder is named; and that of a lock that is taken.
         self._holder_of = self.places[0]
         # How many places are not clear.

@@ -395,8 +395,14 @@ def _check_wait(lock: LockValue, caller: Caller) -> None:
                 f"lock {lock.key!r} is being acquired by this very thread or task: it would wait for itself. Wait "
                 f"for the first acquisition, or let each run in a task of its own that also releases it",
             )
-    for held in caller.held_here_for_others():
-        if held._overlaps(lock) and not held.lost and held.rule.kind in lock.rule.conflicts:
+    thread = caller.thread
+    if thread is None:
+        return
+    # What was acquired in this thread for other owners.
+    here = [*(() if thread is caller.owner else thread.holds), *(thread._held_here or ())]
+    available = caller.available() if here else []
+    for held in here:
+        if held not in available and held._overlaps(lock) and not held.lost and held.rule.kind in lock.rule.conflicts:
             raise _conflict(
                 lock,
                 f"lock {lock.key!r} was taken in this very thread by another task or greenlet, which may need the "

@@ -95,7 +95,9 @@ class Owner:
     @property
     def acquisitions(self) -> list[Any]:
         """What this owner is acquiring (:class:`~.acquire.Acquisition`); a task may have begun several."""
-        return [each for get in self._acquisitions if (each := get()) is not None and each.is_pending]
+        known = [each for get in self._acquisitions if (each := get()) is not None]
+        # None in a forked child, where the thread of the parent is another owner.
+        return [each for each in known if each.is_waiting and each.contender.session.pid == os.getpid()]
 
     def release_since(self, lock: object, depth: int = 0) -> None:
         """Release what was acquired through the object ``lock`` since this owner had ``depth`` holds.
@@ -126,17 +128,6 @@ class Caller(NamedTuple):
         if not self.outer and not self.owner._calls:
             return self.owner.holds
         return [held for owner in (*reversed(self.outer), self.owner) for held in owner.available()]
-
-    def held_here_for_others(self) -> list[Any]:
-        """Return what was acquired in the thread for other owners: to wait for it may be to wait for oneself."""
-        thread = self.thread
-        if thread is None:
-            return []
-        here = [*(() if thread is self.owner else thread.holds), *(thread._held_here or ())]
-        if not here:
-            return here
-        available = self.available()
-        return [held for held in here if held not in available]
 
 
 def caller() -> Caller:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,21 +55,23 @@ class Turn(enum.Enum):
 LEFT = (Turn.NONE, Turn.RELEASED)
 
 
+def _nothing() -> None:
+    """Do nothing: the watch is not requested yet."""
+
+
+@dataclass(slots=True, eq=False)
 class Watch:
     """A watch on our node, on one predecessor, or on the children, from the moment that it is requested."""
 
-    __slots__ = ("_place", "name", "remove", "session_id")
-
-    def __init__(self, place: Place, name: str) -> None:
-        self._place = place
-        self.name = name
-        # The session that owns the node, or 0 for the children, when the server has the watch.
-        self.session_id: int | None = None
-        self.remove: Callable[[], None] = _nothing
+    place: Place
+    name: str
+    # The session that owns the node, or 0 for the children, when the server has the watch.
+    session_id: int | None = None
+    remove: Callable[[], None] = _nothing
 
     def request(self, reply: Reply) -> None:
         """Read what is watched."""
-        place = self._place
+        place = self.place
         if not place.needs(self):
             # It was removed before an answer came, and the connection was lost.
             reply(None, None)
@@ -79,12 +82,14 @@ class Watch:
 
     def answered(self, value: Any, error: Exception | None) -> None:
         """Use what was read."""
-        self._place.on_watched(self, value, error)
+        self.place.on_watched(self, value, error)
 
     def __call__(self, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
-        self._place.on_event(self, deleted=deleted)
+        self.place.on_event(self, deleted=deleted)
 
 
+# Thousands may wait in one process.
+@dataclass(slots=True, eq=False)
 class Place:
     """A place in the queue of one lock. Every method runs under the session's monitor.
 
@@ -92,37 +97,32 @@ class Place:
     ``leave``.
     """
 
-    # Thousands may wait in one process.
-    __slots__ = (
-        "_ahead", "_own_watch", "_plan", "_remaining", "_unreliable", "_watches", "behind", "contender", "holder",
-        "is_listing", "listing", "node", "parent_data", "path", "turn",
-    )  # fmt: skip
-
-    listing: SharedListing
-
-    def __init__(self, contender: Contender, path: LockPath) -> None:
-        self.contender = contender
-        self.path, self.parent_data = path
-        # The name of our node, if there is one.
-        self.node: str | None = None
-        self.turn = Turn.NONE
-        # A listing that decides what to do was requested, or is about to be.
-        self.is_listing = False
-        # The owner of the first node in the queue when it was last read.
-        self.holder: node_data.Identity | None = None
-        # Never removed: it ends with the node.
-        self._own_watch: Watch | None = None
-        # What we watch, since the first listing that has made us wait.
-        self._plan: WatchPlan | None = None
-        # How many nodes are not yet known to be deleted. It is 0 only if that proves the end of our turn.
-        self._remaining = 1
-        # The watches by the name of the node. A watch that is not here any more is void.
-        self._watches: dict[str, Watch] = {}
-        # The place of our session right before ours, and the one right behind ours; see :meth:`pass_on`.
-        self._ahead: Place | None = None
-        self.behind: Place | None = None
-        # The lease before ours whose client may have written to it before we watched, so the children are watched too.
-        self._unreliable: str | None = None
+    contender: Contender
+    # The path of the lock, and the data of that node.
+    path: str
+    parent_data: bytes
+    # Set when the contender joins.
+    listing: SharedListing = field(init=False)
+    # The name of our node, if there is one.
+    node: str | None = None
+    turn: Turn = Turn.NONE
+    # A listing that decides what to do was requested, or is about to be.
+    is_listing: bool = False
+    # The owner of the first node in the queue when it was last read.
+    holder: node_data.Identity | None = None
+    # Never removed: it ends with the node.
+    _own_watch: Watch | None = None
+    # What we watch, since the first listing that has made us wait.
+    _plan: WatchPlan | None = None
+    # How many nodes are not yet known to be deleted. It is 0 only if that proves the end of our turn.
+    _remaining: int = 1
+    # The watches by the name of the node. A watch that is not here any more is void.
+    _watches: dict[str, Watch] = field(default_factory=dict)
+    # The place of our session right before ours, and the one right behind ours; see :meth:`pass_on`.
+    _ahead: Place | None = None
+    behind: Place | None = None
+    # The lease before ours whose client may have written to it before we watched, so the children are watched too.
+    _unreliable: str | None = None
 
     @property
     def needs_lease(self) -> bool:
@@ -461,10 +461,6 @@ class Place:
         self._remaining = 1
         while self._watches:
             self._watches.popitem()[1].remove()
-
-
-def _nothing() -> None:
-    """Do nothing: the watch is not requested yet."""
 
 
 def _ignore(_value: object, _error: Exception | None) -> None:

@@ -89,7 +89,7 @@ class Pool:
         """
         slot = INSPECTION if path is None else str(zlib.crc32(path.encode()) % self.options.size)
         while True:
-            state = self._of_this_process()
+            state = self._states.get(os.getpid()) or self._of_this_process()
             session = state.sessions.get(slot)
             if session is None or session.ended is not None or slot == INSPECTION:
                 session = self._open_session(state, slot)

@@ -117,9 +117,11 @@ class Wire(Requests):
             logger=kazoo_logger,
             **options.extra,
         )
-        super().__init__(client, parse_acl(options.acl), listener.monitor)
+        super().__init__(client, parse_acl(options.acl))
+        self.monitor = listener.monitor
         sasl = dict(options.sasl) if options.sasl else None
         self._connection = Connection(client, self, sasl, connect_timeout=connect_timeout)
+        self.notify = self._connection.notify
         # For the connection, on its thread: lets the listener add requests to the write that follows.
         self.before_write = partial(self.notify, listener.on_wake)
         client._connection = self._connection
@@ -264,7 +266,7 @@ class Wire(Requests):
         # As kazoo: a client that is being closed needs no event.
         if self._client._stopped.is_set():
             return
-        with self.listener.monitor:
+        with self.monitor:
             for watch in self._watches.triggered(event, path):
                 self.notify(watch.callback, event == DELETED_EVENT)
 
@@ -297,7 +299,7 @@ class Wire(Requests):
         if state == KazooState.LOST and client_state != KeeperState.CLOSED:
             self._had_session = False
         if state == KazooState.SUSPENDED:
-            with self.listener.monitor:
+            with self.monitor:
                 self._watches.suspend(self._client.last_zxid)
             self.notify(self.listener.on_suspended)
             return
@@ -326,5 +328,5 @@ class Wire(Requests):
         self.notify(self.listener.on_connected)
 
     def _clear_watches(self) -> None:
-        with self.listener.monitor:
+        with self.monitor:
             self._watches.clear()

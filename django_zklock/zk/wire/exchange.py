@@ -10,6 +10,8 @@ import contextlib
 import logging
 import ssl
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - it is a class
 from typing import Any, NoReturn, Protocol
@@ -29,10 +31,13 @@ from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, STOP_CONNECTING,
 from kazoo.protocol.serialization import Close, Ping, Transaction, Watch
 from kazoo.protocol.states import KeeperState
 
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.waiting import boottime, monotonic
 from django_zklock.zk.wire.lease import Lease, Sent
 from django_zklock.zk.wire.options import explain_answer
 from django_zklock.zk.wire.records import SEEN_BY_LEADER, WRITES, EncodingError
+
+logger = DeferredLogger("django_zklock.wire")
 
 # Errors about the connection in the answer of a server. The next connection shows whether the session lives.
 _CONNECTION_CODES = frozenset({ConnectionLoss.code, SessionExpiredError.code, SessionMovedError.code})
@@ -67,6 +72,8 @@ class StrangeAnswerError(ConnectionDropped):
 
 class ConnectionListener(Protocol):
     """The client of a connection, which calls it on its thread."""
+
+    monitor: AbstractContextManager[Any]
 
     def before_write(self) -> None:
         """Called before queued requests are written, so that more can be queued."""
@@ -206,6 +213,14 @@ class Exchange(BufferedConnection):
             # Not before the byte is sent: this thread may be interrupted, by an exception or for long. If the loop has
             # read the byte meanwhile, this is an old count, and the next caller sends another one.
             self._woken_at = count
+
+    def notify(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call ``callback`` under the monitor; an error in it must not end the connection's thread."""
+        try:
+            with self._listener.monitor:
+                callback(*arguments)
+        except Exception:
+            logger.exception("event=listener_failed method=%r", callback)
 
     # The loop.
 

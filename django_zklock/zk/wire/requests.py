@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,12 +23,9 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat
 
-from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.wire.options import AclEntry, ConnectionOptions, Subject, parse_acl
 from django_zklock.zk.wire.records import CreateContainer, EncodingError, MultiRead, Read
 from django_zklock.zk.wire.watches import Watch, Watcher, WatchRegistry, remove_request
-
-logger = DeferredLogger("django_zklock.wire")
 
 EPHEMERAL_SEQUENTIAL = 3
 CONTAINER = 4
@@ -104,24 +100,18 @@ def creation_size(options: ConnectionOptions, stems: Sequence[str]) -> int:
 class Requests:
     """What a client can ask a server. Requests are made on the connection's thread, and leave together in one write."""
 
-    def __init__(self, client: KazooClient, acl: Sequence[Any], monitor: AbstractContextManager[Any]) -> None:
+    # Set by the client, as it belongs to the connection: see `Exchange.notify`.
+    notify: Callable[..., None]
+
+    def __init__(self, client: KazooClient, acl: Sequence[Any]) -> None:
         self.acl = acl
         self._client = client
         self._chroot = client.chroot or ""
         # The bytes that a sequential node takes, besides its stem, in the transaction that ends its session. The server
         # writes one with the full paths of all nodes of the session (``CloseSessionTxn``).
         self.path_overhead = LENGTH_FIELD + len(self._chroot.encode()) + MAX_SEQUENCE
-        self._monitor = monitor
         # Used under the monitor: without a connection, waiters that leave discard their watches in the timers' thread.
         self._watches = WatchRegistry()
-
-    def notify(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Call ``callback`` under the monitor; an error in it must not end kazoo's connection thread."""
-        try:
-            with self._monitor:
-                callback(*arguments)
-        except Exception:
-            logger.exception("event=listener_failed method=%r", callback)
 
     def ensure(self, path: str, data: bytes, reply: Reply, *, container: bool, with_ancestors: bool = True) -> None:
         """Create ``path`` as a container or as a persistent node, and what is missing above it as persistent nodes.

@@ -265,7 +265,15 @@ def test_fork__with_the_number_of_the_parent(pool: Pool) -> None:
 
     def look(say: Callable[[object], None]) -> None:
         os.getpid = lambda: pid
-        say([held.lost, current("k") is None, acquisition.is_pending, pool.sessions(), background._writer() is writer])
+        say(
+            [
+                held.lost,
+                current("k") is None,
+                acquisition in owners.caller().owner.acquisitions,
+                pool.sessions(),
+                background._writer() is writer,
+            ]
+        )
 
     with forked_child.fork(look) as child:
         assert child.hear() == [True, True, False, [], False]

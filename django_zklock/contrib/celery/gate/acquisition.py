@@ -61,7 +61,7 @@ class GateAcquisition(Acquisition):
             if when_deleted is not None:
                 contender.on_deleted(when_deleted)
 
-        self._is_waiting = False
+        self.is_waiting = False
         contender.post(leave)
 
     def _new_contender(self) -> Contender:

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,7 @@ class Listener:
     """The client of a connection; it queues requests before a write."""
 
     client: KazooClient
+    monitor: Any = field(default_factory=threading.RLock)
     writes: int = 0
     queued: list[Any] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
