@@ -83,7 +83,8 @@ class Acquisition:
         self._contention = False
         self.contender = self._new_contender()
         if caller is not None:
-            caller.owner._acquisitions = [*map(ref, caller.owner.acquisitions), ref(self)]
+            known = [get for get in caller.owner.acquisitions if (other := get()) is not None and other.is_waiting]
+            caller.owner.acquisitions = [*known, ref(self)]
 
     def start(self) -> None:
         """Let the contender join. Does not wait."""

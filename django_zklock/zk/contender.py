@@ -222,11 +222,11 @@ class Contender(Script):
             return
         self._reserved = size
         self.session.used += size
-        for place in self.places:
-            place.listing = shared_listing(self.session, place.path)
         self.state = State.JOINING
         self.session.add_listener(self)
         if self.state is State.JOINING:
+            for place in self.places:
+                place.listing = shared_listing(self.session, place.path)
             self.begin(self._recipe())
 
     def _size(self, places: Sequence[Place]) -> int:

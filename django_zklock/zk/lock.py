@@ -7,6 +7,7 @@ itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import threading
@@ -82,7 +83,13 @@ class Lock:
         self._may_expire = may_expire
         # Names the call, if its work has no id.
         self._call_id = "" if coalesces is None else secrets.token_hex(8)
-        self.paths = tuple(map(pool.path, self.keys))
+        names = [paths.escape(key) for key in self.keys]
+        self.paths = tuple([f"{pool.options.root}/{name}" for name in names])
+        # The data of the lock's node is the whole key, if the node's name has room for a part of it only.
+        self._lock_paths = [
+            LockPath(path, key.encode() if paths.is_shortened(name) else b"")
+            for path, key, name in zip(self.paths, self.keys, names, strict=True)
+        ]
         self._data_room = node_data.MAX_BYTES
         if len(self.paths) > 1:
             self._data_room = data_room(self.paths, rule, pool.options.connection)
@@ -101,11 +108,7 @@ class Lock:
         session = self.pool.session(min(self.paths))
         return Contender(
             session,
-            # The data of the lock's node is the whole key, if the node's name has room for a part of it only.
-            [
-                LockPath(path, key.encode() if paths.HASH_MARK in path[len(self.pool.options.root) :] else b"")
-                for path, key in zip(self.paths, self.keys, strict=True)
-            ],
+            self._lock_paths,
             self.rule,
             data=data,
             wait=wait,
@@ -226,7 +229,8 @@ class Lock:
             if kind is None:
                 held.check()
             held.release()
-            self._forget_block(held)
+            with contextlib.suppress(ValueError):  # another thread has ended it too
+                self._blocks.remove(held)
         except BaseException:
             # Not only what the lines above raise: a time limit or Ctrl-C may strike between any two of them.
             if not is_found:
@@ -388,7 +392,11 @@ def _check_wait(lock: LockValue, caller: Caller) -> None:
     It may be acquiring this lock already, as two calls in one ``gather`` do; or the holder needs the thread that would
     be blocked.
     """
-    for other in caller.owner.acquisitions:
+    for get in caller.owner.acquisitions:
+        other = get()
+        # In a forked child an acquisition is the parent's, which alone waits for it.
+        if other is None or not other.is_waiting or other.contender.session.pid != os.getpid():
+            continue
         if other.lock.rule.kind in lock.rule.conflicts and not set(other.lock.paths).isdisjoint(lock.paths):
             raise _conflict(
                 lock,

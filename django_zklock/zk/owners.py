@@ -51,11 +51,12 @@ class Owner:
     """
 
     # Thousands of tasks may wait in one process.
-    __slots__ = ("__weakref__", "_acquisitions", "_calls", "_held_here", "_of", "holds", "runs_jobs")
+    __slots__ = ("__weakref__", "_calls", "_held_here", "_of", "acquisitions", "holds", "runs_jobs")
 
     def __init__(self, of: Any, *, runs_jobs: bool = False) -> None:
         self.holds: list[Any] = []
-        self._acquisitions: list[Callable[[], Any]] = []
+        # References to what this owner is acquiring (:class:`~.acquire.Acquisition`); a task may have begun several.
+        self.acquisitions: list[Callable[[], Any]] = []
         self._calls: list[Owner] = []
         self._held_here: WeakSet[Any] | None = None
         # Whether this is a thread or a greenlet that does jobs of an executor, one after the other.
@@ -91,13 +92,6 @@ class Owner:
         if self._held_here is None:
             self._held_here = WeakSet()
         self._held_here.add(held)
-
-    @property
-    def acquisitions(self) -> list[Any]:
-        """What this owner is acquiring (:class:`~.acquire.Acquisition`); a task may have begun several."""
-        known = [each for get in self._acquisitions if (each := get()) is not None]
-        # None in a forked child, where the thread of the parent is another owner.
-        return [each for each in known if each.is_waiting and each.contender.session.pid == os.getpid()]
 
     def release_since(self, lock: object, depth: int = 0) -> None:
         """Release what was acquired through the object ``lock`` since this owner had ``depth`` holds.

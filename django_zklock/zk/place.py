@@ -76,16 +76,10 @@ class Watch:
             # It was removed before an answer came, and the connection was lost.
             reply(None, None)
         elif self.name == CHILDREN:
-            self.remove = place.listing.watch_queue(reply, self)
+            self.remove = place.listing.watch_queue(reply, partial(place.on_event, self))
         else:
-            self.remove = place.contender.session.wire.watch(f"{place.path}/{self.name}", reply, self)
-
-    def answered(self, value: Any, error: Exception | None) -> None:
-        """Use what was read."""
-        self.place.on_watched(self, value, error)
-
-    def __call__(self, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
-        self.place.on_event(self, deleted=deleted)
+            watch = place.contender.session.wire.watch
+            self.remove = watch(f"{place.path}/{self.name}", reply, partial(place.on_event, self))
 
 
 # Thousands may wait in one process.
@@ -189,16 +183,7 @@ class Place:
     def _watch_own_node(self) -> None:
         assert self.node is not None
         self._own_watch = watch = Watch(self, self.node)
-        self.contender.ask(watch.request, watch.answered)
-
-    def _own_node_changed(self, *, deleted: bool) -> None:
-        if self.turn in LEFT:
-            return
-        self._own_watch = None
-        if deleted:
-            self.contender.on_place_lost(self)
-        else:
-            self._watch_own_node()
+        self.contender.ask(watch.request, partial(self.on_watched, watch))
 
     # The turn.
 
@@ -327,7 +312,7 @@ class Place:
 
     def _watch(self, name: str) -> None:
         watch = self._watches[name] = Watch(self, name)
-        self.contender.ask(watch.request, watch.answered)
+        self.contender.ask(watch.request, partial(self.on_watched, watch))
 
     def needs(self, watch: Watch) -> bool:
         """Whether ``watch`` is not void."""
@@ -351,7 +336,7 @@ class Place:
             self._on_queue(value, error)
         elif isinstance(error, wire.NoNodeError):
             # It was deleted between the listing and the watch.
-            self.on_event(watch, deleted=True)
+            self.on_event(watch, True)
         elif error is not None:
             # The node may belong to another user, so that we may not read it, nor watch it.
             self.contender.leave(error)
@@ -366,27 +351,30 @@ class Place:
                 if CHILDREN not in self._watches:
                     self._watch(CHILDREN)
 
-    def on_event(self, watch: Watch, *, deleted: bool) -> None:
+    def on_event(self, watch: Watch, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
         """What is watched has changed, or is ``deleted``."""
+        session = self.contender.session
         if watch is self._own_watch:
-            self._own_node_changed(deleted=deleted)
+            if self.turn not in LEFT:
+                self._own_watch = None
+                if deleted:
+                    self.contender.on_place_lost(self)
+                else:
+                    self._watch_own_node()
             return
         if not self.needs(watch):
             return
         assert self._plan is not None
+        # The end of our own session deletes the nodes of our session too, and then proves nothing.
+        is_proof = watch.session_id is not None and (watch.session_id != session.id or watch.name in session.deleting)
         del self._watches[watch.name]
         if watch.name == CHILDREN:
             self._watch(CHILDREN)
-        elif deleted and self._plan.grants_on_delete and self._is_proof(watch):
+        elif deleted and self._plan.grants_on_delete and is_proof:
             self._remaining -= 1
             self.advance()
         else:
             self._list_soon()
-
-    def _is_proof(self, watch: Watch) -> bool:
-        """Whether the deletion of a watched node cannot be part of the end of our own session."""
-        session = self.contender.session
-        return watch.session_id is not None and (watch.session_id != session.id or watch.name in session.deleting)
 
     def advance(self) -> None:
         """Be clear without a listing, if what has happened proves as much as a listing would; else list again.

@@ -157,5 +157,5 @@ def test_abandoned_waits__leave_nothing(pool: Pool, make_pool: MakePool) -> None
             Runner(lambda: lock.acquire(timeout=0.001)).outcome()
         session = pool.sessions()[0]
         wait_until(lambda: not session._listeners)
-        assert len(list(session.wire._watches)) <= 1
+        assert len(list(session.wire.watches)) <= 1
         assert set(threading.enumerate()) <= threads

@@ -152,11 +152,6 @@ class Wire(Requests):
         """When the last complete message was received, by the boot-time clock."""
         return self._connection.received
 
-    @property
-    def restoring(self) -> bool:
-        """Whether watches of the last connection are not yet set on this one."""
-        return self._watches.restoring
-
     def unanswered_for(self) -> float:
         """Return the seconds since the oldest unanswered request was sent or anything was received, if that is later.
 
@@ -263,11 +258,8 @@ class Wire(Requests):
 
     def on_event(self, event: int, path: str) -> None:
         """Call the watches that this event ends."""
-        # As kazoo: a client that is being closed needs no event.
-        if self._client._stopped.is_set():
-            return
         with self.monitor:
-            for watch in self._watches.triggered(event, path):
+            for watch in self.watches.triggered(event, path):
                 self.notify(watch.callback, event == DELETED_EVENT)
 
     def session_replaced(self) -> None:
@@ -300,7 +292,7 @@ class Wire(Requests):
             self._had_session = False
         if state == KazooState.SUSPENDED:
             with self.monitor:
-                self._watches.suspend(self._client.last_zxid)
+                self.watches.suspend(self._client.last_zxid)
             self.notify(self.listener.on_suspended)
             return
         self._clear_watches()
@@ -329,4 +321,4 @@ class Wire(Requests):
 
     def _clear_watches(self) -> None:
         with self.monitor:
-            self._watches.clear()
+            self.watches.clear()

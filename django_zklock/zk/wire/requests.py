@@ -111,7 +111,7 @@ class Requests:
         # writes one with the full paths of all nodes of the session (``CloseSessionTxn``).
         self.path_overhead = LENGTH_FIELD + len(self._chroot.encode()) + MAX_SEQUENCE
         # Used under the monitor: without a connection, waiters that leave discard their watches in the timers' thread.
-        self._watches = WatchRegistry()
+        self.watches = WatchRegistry()
 
     def ensure(self, path: str, data: bytes, reply: Reply, *, container: bool, with_ancestors: bool = True) -> None:
         """Create ``path`` as a container or as a persistent node, and what is missing above it as persistent nodes.
@@ -210,20 +210,20 @@ class Requests:
         missing node it would leave a watch behind.
         """
         full, request = self._chroot + path, GetChildren if children else GetData
-        watch = self._watches.add((request.type, full), watcher)
+        watch = self.watches.add((request.type, full), watcher)
 
         def answered(value: Any, error: KazooException | None) -> None:
             if error is None:
                 watch.is_set = True
             else:
-                self._watches.discard(watch)
+                self.watches.discard(watch)
             reply(value, error)
 
         self._send(request(full, watch), answered)
         return partial(self._remove_watch, watch)
 
     def _remove_watch(self, watch: Watch) -> None:
-        if self._watches.discard(watch) and self._client._live.is_set() and not self._watches.is_watched(watch.key):
+        if self.watches.discard(watch) and self._client._live.is_set() and not self.watches.is_watched(watch.key):
             self._send(remove_request(watch), lambda _value, _error: None)
 
     def acl_of(self, path: str, reply: Callable[[list[str] | None, Any], None]) -> None:
@@ -257,7 +257,7 @@ class Requests:
 
         Those whose nodes changed meanwhile are called before the reply.
         """
-        requests = self._watches.set_requests()
+        requests = self.watches.set_requests()
         errors: list[KazooException] = []
         left = len(requests)
 
@@ -268,7 +268,7 @@ class Requests:
                 errors.append(error)
             if left <= 0:
                 if not errors:
-                    self._watches.restored()
+                    self.watches.restored()
                 reply(None, errors[0] if errors else None)
 
         for request in requests:

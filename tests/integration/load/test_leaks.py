@@ -75,8 +75,8 @@ def tables(pool: Pool) -> dict[str, int]:
         "tenants": len(session._listeners),
         "inbox": len(session._inbox),
         "deleting": len(session.deleting),
-        "watches": len(list(wire._watches)),
-        "watches to restore": len(wire._watches._lost),
+        "watches": len(list(wire.watches)),
+        "watches to restore": len(wire.watches._lost),
         "requests": len(client._queue) + len(client._pending) + len(wire._connection.sent),
     }
 

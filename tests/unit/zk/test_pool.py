@@ -13,14 +13,14 @@ import pytest
 
 from django_zklock import conf
 from django_zklock.connections import Connections
-from django_zklock.exceptions import LockLost, ZooKeeperUnavailable
+from django_zklock.exceptions import LockConflict, LockLost, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import background, owners
 from django_zklock.zk import pool as pool_module
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.background import TimerThread
 from django_zklock.zk.held import current
-from django_zklock.zk.lock import Lock
+from django_zklock.zk.lock import Lock, _check_wait
 from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.session import Session
@@ -261,22 +261,18 @@ def test_fork__with_the_number_of_the_parent(pool: Pool) -> None:
     held = Lock("k", pool).acquire(timeout=10)
     acquisition = Acquisition(Lock("other", pool), None, lambda: None, owners.caller())
     acquisition.start()
+    with pytest.raises(LockConflict):
+        _check_wait(acquisition.lock, owners.caller())
     writer, pid = background._writer(), os.getpid()
 
     def look(say: Callable[[object], None]) -> None:
         os.getpid = lambda: pid
-        say(
-            [
-                held.lost,
-                current("k") is None,
-                acquisition in owners.caller().owner.acquisitions,
-                pool.sessions(),
-                background._writer() is writer,
-            ]
-        )
+        # What its parent acquires is in nobody's way.
+        _check_wait(acquisition.lock, owners.caller())
+        say([held.lost, current("k") is None, pool.sessions(), background._writer() is writer])
 
     with forked_child.fork(look) as child:
-        assert child.hear() == [True, True, False, [], False]
+        assert child.hear() == [True, True, [], False]
     held.check()
     acquisition.end()
 

@@ -282,7 +282,7 @@ class Watching:
     @property
     def kept(self) -> int:
         """How many watches this client keeps."""
-        return len(list(self.plug.wire._watches))
+        return len(list(self.plug.wire.watches))
 
 
 def watches_at(server: ZooKeeper) -> int:
@@ -421,7 +421,7 @@ def restored(plug: Plug) -> None:
     done: list[Any] = []
     plug.do(lambda: plug.wire.restore_watches(lambda _value, error: done.append(error)))
     assert wait_until(lambda: done) == [None]
-    assert not plug.wire.restoring
+    assert not plug.wire.watches.restoring
 
 
 @pytest.mark.parametrize("change", ["none", "set", "delete", "child"])
@@ -457,7 +457,7 @@ def test_watch__restored(
             onlooker.client.create(f"{path}/child")
         proxy.refusing = False
         wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
-        assert plug.wire.restoring
+        assert plug.wire.watches.restoring
         restored(plug)
         assert watcher.told == missed[change]
         assert watcher.kept == (not missed[change])
@@ -481,7 +481,7 @@ def test_watch__under_way_is_not_restored(zookeeper: ZooKeeper, plugs: Any, onlo
         proxy.resume(drop=True)
         proxy.cut()
         wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
-        assert not plug.wire.restoring
+        assert not plug.wire.watches.restoring
         assert (watcher.kept, watcher.told) == (0, [])
 
 
@@ -545,7 +545,7 @@ def test_watch__missing_node(plugs: Any, root: str) -> None:
     value, error = plug.ask("get", root)
     assert value is None
     assert isinstance(error, NoNodeError)
-    assert not list(plug.wire._watches)
+    assert not list(plug.wire.watches)
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0.1, 0.8), (3.0, 3.0), (1000.0, 60.0)])
@@ -931,7 +931,7 @@ def test_session__expired(plugs: Any, zookeeper: ZooKeeper) -> None:
     ]
     assert plug.wire.session_id not in {None, before}
     assert plug.ask("children", "/")[1] is None
-    assert not plug.wire.restoring
+    assert not plug.wire.watches.restoring
     assert (watcher.kept, watcher.told) == (0, [])
 
 
