@@ -19,7 +19,6 @@ from django_zklock.zk.queue import (
     Node,
     Queue,
     parse_name,
-    sequence_is_reliable,
     sort_by_creation,
     sort_by_sequence,
 )
@@ -111,8 +110,8 @@ class SharedListing:
             known = self._nodes
             parsed = [(name, known.get(name) or parse_name(name)) for name in names or ()]
             self._nodes = {name: node for name, node in parsed if node is not None}
-            nodes = sort_by_sequence(self._nodes.values())
-            if not sequence_is_reliable(nodes):
+            nodes, is_true = sort_by_sequence(self._nodes.values())
+            if not is_true:
                 self._order_by_creation(nodes, uses, czxids)
                 return
             queue, error = Queue(nodes), None

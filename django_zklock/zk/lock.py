@@ -87,7 +87,7 @@ class Lock:
         self.paths = tuple([f"{pool.options.root}/{name}" for name in names])
         # The data of the lock's node is the whole key, if the node's name has room for a part of it only.
         self._lock_paths = [
-            LockPath(path, key.encode() if paths.is_shortened(name) else b"")
+            LockPath(path, key.encode() if paths.HASH_MARK in name else b"")
             for path, key, name in zip(self.paths, self.keys, names, strict=True)
         ]
         self._data_room = node_data.MAX_BYTES

@@ -126,7 +126,8 @@ class Caller(NamedTuple):
 
 def caller() -> Caller:
     """Find the owner that the calling code is, and those that wait for it."""
-    loop = running_loop()
+    # Mostly there is none; and an exception that says so costs as much as the rest.
+    loop = None if asyncio._get_running_loop() is None else running_loop()
     task = None if loop is None else asyncio.current_task(loop)
     if task is not None:
         return _of_task(task)._replace(in_loop=True)
@@ -153,9 +154,8 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     asyncio keeps it by thread. In a thread with several greenlets the loop runs in one of them, and may be in the
     middle of a task while another one runs.
     """
-    try:
-        loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-    except RuntimeError:
+    loop = asyncio._get_running_loop()
+    if loop is None:
         return None
     getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)
     run_forever = getattr(type(loop), "run_forever", None)
@@ -292,10 +292,7 @@ def _waiting_task(call: FrameType) -> asyncio.Task[Any] | None:
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:  # no running event loop in this thread
-        return False
+    return asyncio._get_running_loop() is loop
 
 
 def _waiting_thread(task: asyncio.Task[Any]) -> tuple[int, FrameType] | None:

@@ -134,25 +134,21 @@ def parse_name(name: str) -> Node | None:
     return Node(name, _KINDS[infix], guid, int(found["sequence"] or found["number"]), limit)
 
 
-def sort_by_sequence(nodes: Iterable[Node]) -> list[Node]:
-    """Sort by sequence number; the read node of a writer that became a reader comes behind its write node."""
+def sort_by_sequence(nodes: Iterable[Node]) -> tuple[list[Node], bool]:
+    """Sort by sequence number; return also whether that is the true order. If not, use :func:`sort_by_creation`.
+
+    The read node of a writer that became a reader comes behind its write node.
+    """
     ordered = sorted(nodes, key=attrgetter("sequence"))
+    is_true = not ordered or (ordered[0].sequence >= 0 and ordered[-1].sequence < SEQUENCE_END - SEQUENCE_MARGIN)
     if len({node.sequence for node in ordered}) < len(ordered):
         ordered.sort(key=lambda node: (node.sequence, node.kind is Kind.READ))
-    return ordered
-
-
-def sequence_is_reliable(nodes: Sequence[Node]) -> bool:
-    """Whether sequence numbers alone give the true order of sorted nodes; if not, use :func:`sort_by_creation`."""
-    if not nodes:
-        return True
-    if nodes[0].sequence < 0 or nodes[-1].sequence >= SEQUENCE_END - SEQUENCE_MARGIN:
-        return False
-    return len({node.sequence for node in nodes}) == len(nodes) or all(
-        later.may_be_downgraded and (earlier.may_downgrade or earlier.may_be_downgraded)
-        for earlier, later in pairwise(nodes)
-        if earlier.sequence == later.sequence
-    )
+        is_true = is_true and all(
+            later.may_be_downgraded and (earlier.may_downgrade or earlier.may_be_downgraded)
+            for earlier, later in pairwise(ordered)
+            if earlier.sequence == later.sequence
+        )
+    return ordered, is_true
 
 
 def sort_by_creation(created: Iterable[tuple[Node, int]]) -> list[Node]:

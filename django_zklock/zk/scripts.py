@@ -130,7 +130,8 @@ class Script(SessionListener):
 
     def begin(self, run: RequestScript[Any]) -> None:
         """Run a generator, instead of the one that waits. No answer to what was asked before is needed any more."""
-        self.forget()
+        if self.open:
+            self.forget()
         self._run = run
         self._step(run.send, None)
 

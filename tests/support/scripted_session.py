@@ -46,7 +46,7 @@ def curators(sequence: int, kind: Kind) -> str:
 
 def parse_names(names: Iterable[str]) -> list[Node]:
     """Return the nodes with known names, in the order of their sequence numbers."""
-    return sort_by_sequence(node for name in names if (node := parse_name(name)))
+    return sort_by_sequence(node for name in names if (node := parse_name(name)))[0]
 
 
 class AllQueues:

@@ -256,7 +256,7 @@ def read_entries(
     """
     session = pool.inspection()
     # Where the sequence numbers are not reliable, the order is known only when every node is read.
-    chosen = [lock.nodes[: limit if queue.sequence_is_reliable(lock.nodes) else None] for lock in locks]
+    chosen = [lock.nodes[: limit if queue.sort_by_sequence(lock.nodes)[1] else None] for lock in locks]
     reads = [wire.Read(f"{lock.path}/{node.name}") for lock, nodes in zip(locks, chosen, strict=True) for node in nodes]
     script = partial(_read_many, session, reads)
     outcomes = iter(scripts.run(session, script, action=f"read what is in {pool.options.root}", timeout=timeout))
@@ -281,7 +281,7 @@ def _parse_queue(root: str, name: str, children: Sequence[str], data: bytes) -> 
     return LockSnapshot(
         key=_key(name, data),
         path=f"{root}/{name}",
-        nodes=tuple(queue.sort_by_sequence(node for node in parsed if node)),
+        nodes=tuple(queue.sort_by_sequence(node for node in parsed if node)[0]),
         unknown_nodes=tuple(sorted(child for child, node in zip(children, parsed, strict=True) if node is None)),
     )
 
@@ -299,7 +299,7 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
     """Return ``lock`` with the entries of its first nodes, whose data is in ``found``."""
     contents = {node.name: content for node, content in found if content is not None}
     first = [node for node, _content in found if node.name in contents]
-    if not queue.sequence_is_reliable(first):
+    if not queue.sort_by_sequence(first)[1]:
         first = queue.sort_by_creation((node, contents[node.name][1].czxid) for node in first)
     nodes = (*first, *lock.nodes[len(found) :])
     if nodes != lock.nodes:

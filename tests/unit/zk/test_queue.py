@@ -132,7 +132,8 @@ def test_line__order() -> None:
 )
 def test_order__safe(entries: str, safe: bool) -> None:
     """Near the end of the counter, after it and with equal numbers the sequence says nothing."""
-    assert queue.sequence_is_reliable(line(*((each[0], int(each[1:])) for each in entries.split()))) is safe
+    nodes = line(*((each[0], int(each[1:])) for each in entries.split()))
+    assert queue.sort_by_sequence(nodes) == (nodes, safe)
 
 
 def test_order__downgraded() -> None:
