@@ -16,8 +16,7 @@ What is used                                              Without it
 ``hub.consolidate_callback``, ``Pool._active_writes``     a task is written to its child one turn of the loop later
 ``Pool._waiting_to_start``                                a lock is released while its child starts
 ``QoS.callback``, ``QoS.prev``                            waiting requests use up the prefetch window
-``state.reserved_requests``, ``active_requests``,         no gate
-``task_ready``
+``state.active_requests``, ``task_ready``                 no gate
 ``Request.__dict__``: ``on_accepted``, ``on_success``,    no gate
 ``on_failure``, ``on_timeout`` of one request
 ``Request._apply_result``, ``Pool._cache``                a job that Celery drops keeps its lock until the worker ends
@@ -32,8 +31,7 @@ What is used                                              Without it
 ``Scheduler._heap``, ``_do_sync``                         an entry that another beat has sent keeps back the others
 ``celery.app.base`` around a body (``pydantic=True``)     such a task waits in its slot; the doctor says so
 ``Request.time_limits``, ``controller.time_limit``        a node does not show the time limit of its task
-``pool.forking_enable``, ``is_green``, ``limit``,         the gate does not know the pool
-``num_processes``
+``pool.forking_enable``, ``is_green``                     the gate does not know the pool
 ========================================================  ==========================================================
 """
 
@@ -371,9 +369,6 @@ class SemaphoreSlots:
             except Exception as error:  # noqa: BLE001 - the loop's, which would have called it
                 hub.call_soon(partial(_raise, error))
 
-    def clear(self) -> None:
-        """Drop no call: Celery does so when it has lost the broker."""
-
     @property
     def _knows_children(self) -> bool:
         pool = self._controller.pool._pool  # noqa: SLF001 - no other record of what a child does
@@ -438,16 +433,6 @@ def _raise(error: Exception) -> None:
 def starts_children(pool: Any) -> bool:
     """Return whether a child of the prefork ``pool`` cannot take a task yet; Celery kills one that never starts."""
     return bool(getattr(pool._pool, "_waiting_to_start", None))  # noqa: SLF001 - no other record
-
-
-def count_free(pool: Any, waiting: int) -> int:
-    """Return how many tasks ``pool`` could begin now, in a worker without a semaphore for its slots.
-
-    ``waiting`` is the number of reserved requests that wait at the gate.
-    """
-    # Early versions of Celery report the running greenlets as processes, and not the limit.
-    limit = pool.num_processes if is_prefork(pool) else pool.limit
-    return int(limit) - (len(state.reserved_requests) - waiting)
 
 
 def gives_slots(controller: Any) -> bool:

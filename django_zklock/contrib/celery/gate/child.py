@@ -265,7 +265,7 @@ class InheritedContender:
                 return "the worker's main process has lost it"
             if state is HoldState.LOST:
                 self._lost = f"the worker's main process has lost it: {self._cell.reason(state)}"
-            elif state in {None, HoldState.GONE}:
+            elif state is None:
                 self._lost = "the worker's main process no longer holds it"
         return self._lost
 
@@ -296,7 +296,7 @@ class InheritedContender:
 
     def on_deleted(self, call: Callable[[], None]) -> None:
         """Call ``call`` when the parent has reported the deletion of the node."""
-        if self._cell.state in {HoldState.GONE, None}:
+        if self._cell.state is None:
             call()
         else:
             _timers.call_later(GONE_POLL_INTERVAL, partial(self.on_deleted, call))

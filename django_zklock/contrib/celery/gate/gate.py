@@ -1,10 +1,7 @@
 """The gate of one worker: its locked tasks wait for their locks here, in the main process.
 
 A task that waits takes no thread, no slot of the pool and no place in the prefetch window: it is a request object, a
-node in ZooKeeper's queue, and a callback.
-
-A bootstep puts the gate into a worker's consumer. Bootsteps are a documented extension point of Celery ("Extensions and
-Bootsteps"). The step is added when a worker starts, before its consumer is made, so that nothing has to be configured.
+node in ZooKeeper's queue, and a callback. A bootstep puts the gate into a worker's consumer.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import math
 import os
 import secrets
 import threading
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -37,15 +33,14 @@ from django_zklock.contrib.celery.gate.slots import Slots
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.background import TimerThread
-from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
-from django_zklock.zk.waiting import AutoResetEvent, monotonic
+from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.celery")
 
-# Retry interval in seconds at a shutdown while another thread is at work on a request.
+# Seconds between two attempts to stop while another thread is at work on a request.
 STOP_INTERVAL = 0.1
-# Interval in seconds of the check for what no callback reports, such as a revoked task.
+# Seconds between two checks for what no callback reports, such as a revoked task.
 CHECK_INTERVAL = 1.0
 # Requests that may wait in a worker in addition to Celery's own prefetch window, unless a setting limits them.
 MAX_PARKED = 300
@@ -56,14 +51,11 @@ MAX_DEADLINES = 10_000
 
 
 class Gate:
-    """The requests of locked tasks, and what they share: the worker's loop, slots, children, window and settings.
-
-    Requests come by :meth:`on_request`; those without a lock go on as without the gate.
-    """
+    """The requests of locked tasks, and what they share: the worker's loop, slots, children, window and settings."""
 
     def __init__(self, consumer: Any) -> None:
         self.consumer = consumer
-        self.loop: Loop = HubLoop() if consumer.hub else ThreadLoop()
+        self.loop = Loop(has_hub=bool(consumer.hub))
         # Only where tasks run in child processes.
         self.scoreboard = Scoreboard() if internals.is_prefork(consumer.pool) else None
         self.child_watcher = ChildWatcher(self._on_body_ended) if self.scoreboard is not None else None
@@ -75,10 +67,9 @@ class Gate:
         self.counts: Counter[str] = Counter()
         # Of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch.
         self.deadlines: dict[AttemptId, float] = {}
-        # By `hold_id`, in the order of their arrival; added and removed by several threads, one operation each. The
-        # others are those of a phase: that are JOINING; that are DECIDED, in that order; and that wait in addition to
-        # Celery's own window.
+        # By `hold_id`, in the order of their arrival; added and removed by several threads, one operation each.
         self.requests: dict[int, GateRequest] = {}
+        # Those of them that are JOINING; that are DECIDED, in that order; and that wait in addition to Celery's window.
         self.joining: set[int] = set()
         self.decided: dict[int, GateRequest] = {}
         self.outside_window: set[int] = set()
@@ -109,14 +100,10 @@ class Gate:
             return
         self.requests[locked.hold_id] = locked
         if self.consumer.hub:
-            self._enter(locked)
+            self.slots.queue(locked)
         else:
             # Requests arrive on another thread than the one that makes all steps.
-            self.loop.post(partial(self._enter, locked))
-
-    def _enter(self, locked: GateRequest) -> None:
-        self.slots.queue(locked)
-        self.schedule_check()
+            self.loop.post(partial(self.slots.queue, locked))
 
     def start(self) -> None:
         """Use a new connection to the broker, for which Celery has made its counter of the prefetch window."""
@@ -144,58 +131,42 @@ class Gate:
         if [request for request in list(self.requests.values()) if not request.leave(wait=False)]:
             self.loop.timers.call_later(STOP_INTERVAL, self._stop_without_waiting)
 
-    # The lock of a request.
-
     def _locked_request(self, request: Request) -> GateRequest | None:
+        """Return the record of a request whose task has a lock; ``None`` for others."""
         task = request.task
+        if not getattr(task, "zklock_gate", True):
+            return None
         try:
-            if not getattr(task, "zklock_gate", True):
-                return None
             call, own = outermost_lock(task)
             if call is None:
                 return None
-            return GateRequest(self, request, call, self._lock(call, request, own))
+            key = _make_key(call, request, own)
+            # What the node says: the task, its worker, and that a child will run it.
+            work = Work(
+                kind="task",
+                name=task.name,
+                id=request.id,
+                worker=self.consumer.hostname,
+                child=0 if self.scoreboard is not None else None,
+                time_limit=internals.time_limit(request, self.consumer.controller),
+            )
+            # Celery discards a task that expires at that time, also while it waits here.
+            lock = call.lock(key, lambda: work, may_expire=request.expires is not None)
+            return GateRequest(self, request, call, lock)
         except Exception as error:  # noqa: BLE001 - the key is the user's
             # The same error will fail the task in its slot.
             level = logging.DEBUG if task.name in self._without_key else logging.WARNING
             self._without_key.add(task.name)
-            logger.log(
-                level, "event=no_key task=%s id=%s error=%r consequence=acquires_in_its_slot",
-                task.name, request.id, error,
-            )  # fmt: skip
+            text = "event=no_key task=%s id=%s error=%r consequence=acquires_in_its_slot"
+            logger.log(level, text, task.name, request.id, error)
             return None
-
-    def _lock(self, call: LockedCall, request: Request, own: tuple[Any, ...]) -> Lock:
-        # What the node says: the task, its worker, and that a child will run it.
-        work = Work(
-            kind="task",
-            name=request.task.name,
-            id=request.id,
-            worker=self.consumer.hostname,
-            child=0 if self.scoreboard is not None else None,
-            time_limit=internals.time_limit(request, self.consumer.controller),
-        )
-        before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
-        try:
-            with internals.current_request(request) if own else nullcontext():
-                key = call.key((*own, *request.args), dict(request.kwargs))
-            # Celery discards it at that time, also while it waits here.
-            return call.lock(key, lambda: work, may_expire=request.expires is not None)
-        finally:
-            # If the key callable has queried the database, the children must not inherit the connection.
-            for each in databases.all(initialized_only=True):
-                if each.alias not in before:
-                    each.close()
 
     # The requests.
 
     def on_move(self, request: GateRequest) -> None:
         """Count ``request``, which has another phase; any thread."""
         hold_id, phase = request.hold_id, request.phase
-        if phase is Phase.JOINING:
-            self.joining.add(hold_id)
-        else:
-            self.joining.discard(hold_id)
+        (self.joining.add if phase is Phase.JOINING else self.joining.discard)(hold_id)
         if phase is Phase.DECIDED:
             self.decided.setdefault(hold_id, request)
         else:
@@ -210,16 +181,11 @@ class Gate:
         if (request := self.requests.get(hold_id)) is not None:
             request.on_body_ended()
 
-    def count_without_slot(self) -> int:
-        """Return how many requests neither have a slot nor keep one while they ask for their lock."""
-        phases = {Phase.QUEUED, Phase.WAITING, Phase.DECIDED}
-        return sum(request.phase in phases for request in list(self.requests.values()))
-
     @property
     def is_stuck(self) -> bool:
-        """Whether a request has waited too long in the pool's own queue."""
-        # A pool of processes has no queue of its own.
-        return self.scoreboard is None and any(request.is_stuck for request in list(self.requests.values()))
+        """Whether a granted request has waited too long: for a slot, or in the queue of a pool in this process."""
+        requests = self.requests if self.scoreboard is None else self.decided
+        return any(request.is_stuck for request in list(requests.values()))
 
     def schedule_check(self, delay: float | None = None) -> None:
         """Check the requests in ``delay`` seconds, and in ``CHECK_INTERVAL`` at the latest."""
@@ -335,17 +301,31 @@ class Gate:
         }
 
 
-# The thread of the gate: all calls into Celery on behalf of a request are made there, one after the other. It is the
-# worker's event loop. Where the worker has none (a broker without an event loop, gevent, eventlet) the gate has a
-# thread of its own.
+class Loop:
+    """Runs calls one after the other, in order: in the worker's event loop, or in the timer thread if there is none.
 
+    All calls into Celery on behalf of a request are made there. Any thread may post; posting never blocks. kombu's
+    ``call_soon`` does not keep the order, and before kombu 5.6 it does not wake a loop that waits.
+    """
 
-class Loop(ABC):
-    """Runs calls one after the other, in order. Any thread may post; posting never blocks."""
-
-    def __init__(self) -> None:
+    def __init__(self, *, has_hub: bool) -> None:
         self.timers = TimerThread()
         self._calls: deque[Callable[[], object]] = deque()
+        self._is_attached = has_hub
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
+            os.set_blocking(end, False)
+
+    def attach(self, hub: Any) -> None:
+        """Listen in ``hub``, which removes its readers when the connection to the broker is lost."""
+        self._is_attached = True
+        hub.add_reader(self._read_end, self._run)
+        self._wake()
+
+    def detach(self) -> None:
+        """Run the calls also when Celery's loop does not run any more."""
+        self._is_attached = False
+        self._wake()
 
     def post(self, call: Callable[[], object]) -> None:
         """Run ``call`` soon."""
@@ -356,11 +336,18 @@ class Loop(ABC):
         """Run ``call`` after ``delay`` seconds."""
         self.timers.call_later(delay, partial(self.post, call))
 
-    def detach(self) -> None:  # noqa: B027 - a thread of the gate's own goes on
-        """Run the calls also when Celery's loop does not run any more."""
+    def _wake(self) -> None:
+        if self._is_attached:
+            with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
+                os.write(self._write_end, b".")
+        else:
+            self.timers.call_later(0.0, self._run_all)
 
-    @abstractmethod
-    def _wake(self) -> None: ...
+    def _run(self) -> None:
+        # Before the calls are run: a call that is posted from here on wakes the loop again.
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read_end, 4096)
+        self._run_all()
 
     def _run_all(self) -> None:
         while True:
@@ -373,73 +360,6 @@ class Loop(ABC):
                 call()
             except Exception:
                 logger.exception("event=gate_failed call=%r", call)
-
-
-class HubLoop(Loop):
-    """The worker's event loop, woken through a pipe of the gate.
-
-    kombu's ``call_soon`` does not keep the order, and before kombu 5.6 it does not wake a loop that waits.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._read_end, self._write_end = os.pipe()
-        for end in (self._read_end, self._write_end):
-            os.set_blocking(end, False)
-        self._is_attached = True
-        # Grows before the calls are run. A byte that was sent in this generation wakes the loop.
-        self._generation = 0
-        self._woken = -1
-
-    def attach(self, hub: Any) -> None:
-        """Listen in ``hub``, which removes its readers when the connection to the broker is lost."""
-        self._is_attached = True
-        hub.add_reader(self._read_end, self._run)
-        self._wake()
-
-    def detach(self) -> None:
-        # The timer thread makes the calls one after the other, too.
-        self._is_attached = False
-        self._wake()
-
-    def _wake(self) -> None:
-        if not self._is_attached:
-            self.timers.call_later(0.0, self._run_all)
-            return
-        generation = self._generation
-        if self._woken != generation:
-            with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
-                os.write(self._write_end, b".")
-            # Not before the byte is sent: this thread may be interrupted, and the next caller sends another one.
-            self._woken = generation
-
-    def _run(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._read_end, 4096)
-        # Before the calls are run: a call that is posted from here on wakes the loop again.
-        self._generation += 1
-        self._run_all()
-
-
-class ThreadLoop(Loop):
-    """A thread or a greenlet of the gate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._event = AutoResetEvent()
-        self._thread = threading.Thread(target=self._run, name="zklock-gate", daemon=True)
-        self._thread.start()
-
-    def _wake(self) -> None:
-        self._event.set()
-
-    def _run(self) -> None:
-        while True:
-            self._event.wait()
-            self._run_all()
-
-
-# The step that makes the gate.
 
 
 class GateStep(bootsteps.StartStopStep):
@@ -468,6 +388,18 @@ class GateStep(bootsteps.StartStopStep):
     def register_with_event_loop(self, _consumer: Any, hub: Any) -> None:
         """Attach the gate at each connection to the broker: the loop removes its readers when one is lost."""
         self.obj.loop.attach(hub)
+
+
+def _make_key(call: LockedCall, request: Request, own: tuple[Any, ...]) -> Any:
+    before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
+    try:
+        with internals.current_request(request) if own else nullcontext():
+            return call.key((*own, *request.args), dict(request.kwargs))
+    finally:
+        # If the key callable has queried the database, the children must not inherit the connection.
+        for each in databases.all(initialized_only=True):
+            if each.alias not in before:
+                each.close()
 
 
 def is_wanted(app: Any) -> bool:

@@ -1,24 +1,12 @@
 """One request of a locked task, from its delivery to the end of its task: the record, and all that may happen to it.
 
-::
-
-    QUEUED --turn--> JOINING --another is first--> WAITING --granted, refused--> DECIDED --slot--> SUBMITTED
-                        |                             ^----------lock lost----------' ^                |
-                        '-------------granted, refused, no answer---------------------'             CLAIMED
-                                                                                                       |
-    from each of them: OVER                                                                         RELEASED
-
 The phase says where the request is, and the verdict what became of its lock. Up to DECIDED the request belongs to the
 gate, and only the gate's loop moves it on. From SUBMITTED on it belongs to Celery's pool. CLAIMED is what the main
 process knows: a child claims the hold in its cell of the scoreboard, where the main process reads it when it has to.
 
-A request asks for its lock when it has its turn among all that wait for a slot, so that a busy worker does not hold a
-lock that an idle worker could use. No slot belongs to a request before SUBMITTED: :class:`.slots.Slots` keeps one for
-each that JOINS, and a request that is DECIDED takes the next one.
-
 A request that cannot be served here goes to its slot without the lock, and the task acquires the lock there, as
-without the gate (IN_SLOT): when ZooKeeper does not answer, when a granted lock was released because no slot was free,
-and when the body has not taken its hold although others wait for it.
+without the gate (IN_SLOT): when ZooKeeper does not answer, and when a granted lock was released because others wait for
+it and there was no slot, or no body that has taken it.
 """
 
 from __future__ import annotations
@@ -67,7 +55,7 @@ AttemptId = tuple[str, int, int, int]
 
 
 class Phase(enum.Enum):
-    """Where a request is; see the picture above."""
+    """Where a request is."""
 
     # It waits for its turn, and has not asked for its lock.
     QUEUED = "queued"
@@ -98,37 +86,37 @@ class Verdict(enum.Enum):
     KILLED = "killed"
 
 
-LEGAL = frozenset(
-    {
-        (Phase.QUEUED, Verdict.NONE),
-        (Phase.JOINING, Verdict.NONE),
-        (Phase.WAITING, Verdict.NONE),
-        (Phase.DECIDED, Verdict.GRANTED),
-        (Phase.DECIDED, Verdict.REFUSED),
-        (Phase.DECIDED, Verdict.IN_SLOT),
-        (Phase.SUBMITTED, Verdict.GRANTED),
-        (Phase.SUBMITTED, Verdict.REFUSED),
-        (Phase.SUBMITTED, Verdict.IN_SLOT),
-        (Phase.CLAIMED, Verdict.GRANTED),
-        (Phase.CLAIMED, Verdict.KILLED),
-        (Phase.RELEASED, Verdict.GRANTED),
-    }
+# The pairs that exist, and what they are for `manage.py zklock`, which has no word for a task that is in no queue.
+STATES = {
+    (Phase.QUEUED, Verdict.NONE): "queued",
+    (Phase.JOINING, Verdict.NONE): "queued",
+    (Phase.WAITING, Verdict.NONE): "waiting",
+    (Phase.DECIDED, Verdict.GRANTED): "granted",
+    (Phase.DECIDED, Verdict.REFUSED): "refused",
+    (Phase.DECIDED, Verdict.IN_SLOT): "queued",
+    (Phase.SUBMITTED, Verdict.GRANTED): "granted",
+    (Phase.SUBMITTED, Verdict.REFUSED): "refused",
+    # The body acquires the lock itself, or has released it.
+    (Phase.SUBMITTED, Verdict.IN_SLOT): "running",
+    (Phase.CLAIMED, Verdict.GRANTED): "held",
+    (Phase.CLAIMED, Verdict.KILLED): "lost",
+    (Phase.RELEASED, Verdict.GRANTED): "running",
     # Celery may report the end of a killed child after that of its request.
-    | {(Phase.OVER, verdict) for verdict in Verdict}
-)
-"""The pairs that exist."""
+    **{(Phase.OVER, verdict): "over" for verdict in Verdict},
+}
 
 # An attempt may change them.
 ASKING = frozenset({Phase.JOINING, Phase.WAITING, Phase.DECIDED})
 IN_POOL = frozenset({Phase.SUBMITTED, Phase.CLAIMED, Phase.RELEASED})
+UNCLAIMED = {(Phase.DECIDED, Verdict.GRANTED), (Phase.SUBMITTED, Verdict.GRANTED)}
 
 
 class GateRequest:
     """A request of a locked task.
 
-    ``on_turn``, ``step``, ``submit``, ``check`` and ``withdraw`` run in the gate's loop. Celery calls the callbacks
-    from its own threads, the session calls ``_on_change`` from its own, and any thread may call :meth:`over`.
-    ``_changing`` guards ``phase`` and ``verdict`` and the decisions that depend on them.
+    ``on_turn``, ``step``, ``submit`` and ``check`` run in the gate's loop. Celery calls the callbacks from its own
+    threads, the session calls ``_on_change`` from its own, and any thread may call :meth:`over`. ``_changing`` guards
+    ``phase`` and ``verdict`` and the decisions that depend on them.
     """
 
     def __init__(self, gate: Gate, request: Request, call: LockedCall, lock: Lock) -> None:
@@ -181,7 +169,7 @@ class GateRequest:
         return f"<GateRequest {self.phase.value} {self.verdict.value} {self.lock.key!r} task={self.request.id}>"
 
     def _move(self, phase: Phase, verdict: Verdict) -> None:
-        assert (phase, verdict) in LEGAL, (phase, verdict)
+        assert (phase, verdict) in STATES, (phase, verdict)
         if phase is not self.phase:
             self.moved = monotonic()
             if phase is Phase.DECIDED:
@@ -252,8 +240,8 @@ class GateRequest:
             is_decided = self.phase is Phase.DECIDED and before is not Phase.DECIDED
         if is_decided:
             self.gate.slots.seek(self)
-            if self.phase is Phase.DECIDED and (self.gate.slots.has_none or self.gate.is_stuck):
-                self._if_followed(self._fall_back_when_decided)
+            if self.phase is Phase.DECIDED and self.gate.is_stuck:
+                self._release_if_followed()
         else:
             self.gate.slots.settle()
         self.gate.schedule_check(self.next_check)
@@ -263,23 +251,24 @@ class GateRequest:
         self.attempts.end()
         self._move(Phase.SUBMITTED if self.phase is Phase.SUBMITTED else Phase.DECIDED, Verdict.IN_SLOT)
 
-    def _fall_back_when_decided(self) -> None:
-        with self._changing:
-            if (self.phase, self.verdict) == (Phase.DECIDED, Verdict.GRANTED):
-                logger.info(
-                    "event=no_slot key=%r task=%s consequence=acquires_in_its_slot", self.lock.key, self.request.id
-                )
-                self._fall_back()
-
-    def _if_followed(self, then: Callable[[], None]) -> None:
-        """Call ``then`` in the loop if a contender of another worker, or of a body of this one, waits behind."""
+    def _release_if_followed(self) -> None:
+        """Release a lock that no body has if a contender of another worker, or of a body of this one, waits behind."""
+        if (self.phase, self.verdict) not in UNCLAIMED or self._is_claimed():
+            return
         waiting = [request for request in list(self.gate.requests.values()) if request.phase in ASKING]
         attempts = [attempt for request in waiting if (attempt := request.attempts.current) is not None]
         paths = [list(attempt.contender.node_paths.values()) for attempt in attempts]
         # Behind the node of a request for several keys other contenders may wait for another one of its keys; and one
         # whose session has just ended has no node.
         ours = {each[0] for each in paths if len(each) == 1}
-        self.attempts.if_followed(ours, partial(self.gate.loop.post, partial(self.guarded, then)))
+        self.attempts.if_followed(ours, partial(self.gate.loop.post, partial(self.guarded, self._release_unclaimed)))
+
+    def _release_unclaimed(self) -> None:
+        with self._changing:
+            if (self.phase, self.verdict) in UNCLAIMED and self._withdraw():
+                event = "event=no_slot" if self.phase is Phase.DECIDED else "event=not_claimed"
+                logger.info("%s key=%r task=%s consequence=acquires_in_its_slot", event, self.lock.key, self.request.id)
+                self._fall_back()
 
     # The hand-over to the pool.
 
@@ -323,8 +312,8 @@ class GateRequest:
             self.gate.slots.put_back()
             self._go_back()
             raise
-        if self.gate.is_stuck:
-            self._withdraw_if_followed()
+        if self.gate.scoreboard is None and self.gate.is_stuck:
+            self._release_if_followed()
 
     def _ticket(self) -> Ticket:
         attempt, verdict = self.attempts.current, self.verdict
@@ -366,18 +355,6 @@ class GateRequest:
         # The lock may have been lost meanwhile.
         attempt.attach(held)
         return held
-
-    def _withdraw_if_followed(self) -> None:
-        """Withdraw a hold that the body has not taken, if others wait for it."""
-        if (self.phase, self.verdict) == (Phase.SUBMITTED, Verdict.GRANTED) and not self._is_claimed():
-            self._if_followed(self._withdraw_unclaimed)
-
-    def _withdraw_unclaimed(self) -> None:
-        with self._changing:
-            if (self.phase, self.verdict) == (Phase.SUBMITTED, Verdict.GRANTED) and self._withdraw():
-                text = "event=not_claimed key=%r task=%s consequence=acquires_in_its_slot"
-                logger.info(text, self.lock.key, self.request.id)
-                self._fall_back()
 
     def _withdraw(self) -> bool:
         """Let no body take the hold any more; return whether none has taken it."""
@@ -479,7 +456,7 @@ class GateRequest:
                 return
             self._move(Phase.RELEASED, Verdict.GRANTED)
         # The child may wait until the node is deleted.
-        self.attempts.end(self.cell.set_gone if self.cell is not None else None)
+        self.attempts.end(self.cell.close if self.cell is not None else None)
 
     # The end.
 
@@ -547,7 +524,7 @@ class GateRequest:
                 # The child that will run the task has yet to start.
                 self.moved = now
             if now - self.moved > MAX_READY:
-                self._withdraw_if_followed()
+                self._release_if_followed()
         elif self.phase is Phase.OVER:
             return
         elif self.request.revoked():
@@ -557,8 +534,8 @@ class GateRequest:
             logger.info("event=given_back key=%r task=%s age=%.0f", self.lock.key, self.request.id, age)
             self._go_back()
         elif self.phase is Phase.DECIDED:
-            if now - self.moved > MAX_READY and self.verdict is Verdict.GRANTED:
-                self._if_followed(self._fall_back_when_decided)
+            if now - self.moved > MAX_READY:
+                self._release_if_followed()
                 self.note(now)
         elif self.phase is Phase.JOINING or self.next_check == 0:
             self.step()
@@ -606,29 +583,18 @@ class GateRequest:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it is in the queue of a pool in this process for too long: its threads or greenlets are busy."""
+        """Whether it waits too long: for a slot, or in the queue of a pool whose threads or greenlets are busy."""
         is_queued = self.phase is Phase.SUBMITTED and self.pid is None and self.gate.scoreboard is None
-        return is_queued and monotonic() - self.moved > MAX_READY
+        return (is_queued or self.phase is Phase.DECIDED) and monotonic() - self.moved > MAX_READY
 
     @property
     def state(self) -> str:
-        """Phase and verdict in the words of ``manage.py zklock``, which have none for a task that is in no queue."""
-        if self.phase in {Phase.QUEUED, Phase.JOINING} or (self.phase, self.verdict) == (
-            Phase.DECIDED,
-            Verdict.IN_SLOT,
-        ):
-            return "queued"
-        if self.phase is Phase.WAITING:
-            return "waiting"
-        if self.verdict is Verdict.REFUSED:
-            return "refused"
-        if self.verdict is Verdict.IN_SLOT or self.phase is Phase.RELEASED:
-            # The body acquires the lock itself, or has released it.
-            return "running"
+        """Phase and verdict in the words of ``manage.py zklock``."""
         attempt = self.attempts.current
-        if self.phase in IN_POOL and attempt is not None and attempt.contender.lost is not None:
-            return "lost"
-        return "granted" if self.pid is None else "held"
+        state = STATES[self.phase, self.verdict]
+        if self.phase in {Phase.SUBMITTED, Phase.CLAIMED} and self.verdict is Verdict.GRANTED and attempt is not None:
+            state = "lost" if attempt.contender.lost is not None else "granted" if self.pid is None else "held"
+        return state
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state, for ``celery inspect`` and events."""

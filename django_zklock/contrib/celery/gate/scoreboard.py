@@ -27,10 +27,9 @@ from django_zklock.zk.session import SessionListener
 
 if TYPE_CHECKING:
     from django_zklock.zk.contender import Contender
-    from django_zklock.zk.session import Session
 
-# More than the processes of any pool, and more than the sessions of any process.
-MAX_CELLS, MAX_LEASES = 4096, 256
+# More than the processes of any pool.
+MAX_CELLS = 4096
 # A longer reason is cut.
 REASON_BYTES = 1024
 
@@ -41,19 +40,17 @@ class HoldState(enum.IntEnum):
     HELD = 1
     REVOKED = 2
     LOST = 3
-    # Its node is deleted.
-    GONE = 4
     # It is lost, and the reason is being read.
-    LOSING = 5
+    LOSING = 4
 
 
 class _Words(ctypes.Structure):
-    # Each is one aligned word, written and read at once. `lease` is the number of the word with its session's lease.
+    # Each is one aligned word, written and read at once. `lease_end` is on the clock of `boottime()`.
     _fields_ = (
         ("hold_id", ctypes.c_uint64),
         ("state", ctypes.c_uint64),
         ("claimed_by", ctypes.c_uint64),
-        ("lease", ctypes.c_uint64),
+        ("lease_end", ctypes.c_double),
     )
 
 
@@ -72,11 +69,7 @@ class Scoreboard:
         self.words = _share(_Words, MAX_CELLS)
         # Pages that are never written use no memory.
         self.reasons = _share(_Reasons, MAX_CELLS)
-        # The ends of the leases of sessions, on the clock of `boottime()`.
-        self.leases = _share(ctypes.c_double, MAX_LEASES)
-        self.free, self.free_leases = deque(range(MAX_CELLS)), deque(range(MAX_LEASES))
-        # By session; an entry exists while a hold is in a cell, and until the heartbeat after it.
-        self.lease_words: dict[Session, LeaseWord] = {}
+        self.free = deque(range(MAX_CELLS))
         # Guards the cells against other threads of the parent; taken after the monitor of a session. Reentrant, because
         # a signal handler that ends the worker may interrupt the owner.
         self.writing = threading.RLock()
@@ -159,7 +152,7 @@ class Cell:
     @property
     def lease_end(self) -> float:
         """Until when the lease of the hold lasts."""
-        return float(self._scoreboard.leases[self._words.lease])
+        return float(self._words.lease_end)
 
     @property
     def claimed_by(self) -> int | None:
@@ -181,29 +174,25 @@ class Cell:
             return False
 
 
-class ParentCell(Cell):
+class ParentCell(Cell, SessionListener):
     """The cell of a hold in the main process. Any thread of the main process may call it."""
 
-    def __init__(self, lease: LeaseWord, number: int, hold_id: int, contender: Contender) -> None:
-        super().__init__(lease.scoreboard, number, hold_id)
-        self._lease = lease
+    def __init__(self, scoreboard: Scoreboard, number: int, hold_id: int, contender: Contender) -> None:
+        super().__init__(scoreboard, number, hold_id)
         self._contender = contender
 
     @classmethod
     def open(cls, scoreboard: Scoreboard, hold_id: int, contender: Contender) -> ParentCell | None:
         """Return a cell for the hold of ``contender``; ``None`` if all are in use."""
-        session = contender.session
         # Not posted: that would wake the connection for nothing.
-        with session.monitor, scoreboard.writing:
-            lease = scoreboard.lease_words.get(session) or LeaseWord.open(scoreboard, session)
-            if not scoreboard.free or lease is None:
+        with contender.session.monitor, scoreboard.writing:
+            if not scoreboard.free:
                 return None
-            cell = cls(lease, scoreboard.free.popleft(), hold_id, contender)
-            lease.cells += 1
-            lease.write()
+            cell = cls(scoreboard, scoreboard.free.popleft(), hold_id, contender)
             words = cell._words
-            words.state, words.claimed_by, words.lease = HoldState.HELD, 0, lease.number
+            words.state, words.claimed_by, words.lease_end = HoldState.HELD, 0, contender.session.lease_end
             words.hold_id = hold_id
+            contender.session.add_listener(cell)
         return cell
 
     def update(self) -> HoldState | None:
@@ -223,29 +212,6 @@ class ParentCell(Cell):
             return HoldState.REVOKED
         return None
 
-    def withdraw(self) -> bool:
-        """Free the cell if no child has claimed it; return whether it is free, so that no child can claim it."""
-        with self._scoreboard.deciding(self.number) as alone:
-            if not alone or self.claimed_by is not None:
-                return False
-            self.close()
-            return True
-
-    def set_gone(self) -> None:
-        """Note that the server has deleted the node: the child may wait for that."""
-        self._set_state(HoldState.GONE)
-
-    def close(self) -> None:
-        """Free the cell."""
-        with self._scoreboard.writing:
-            if self._words.hold_id != self._hold_id:
-                return
-            self._words.hold_id = 0
-            self._scoreboard.free.append(self.number)
-            self._lease.cells -= 1
-            if self._contender.session.ended is not None:
-                self._lease.close_if_unused()
-
     def _set_state(self, state: HoldState, reason: str | None = None) -> None:
         with self._scoreboard.writing:
             if self._words.hold_id == self._hold_id:
@@ -254,50 +220,30 @@ class ParentCell(Cell):
                     setattr(self._reasons, state.name, reason.encode(errors="replace")[: REASON_BYTES - 1])
                 self._words.state = state
 
+    def withdraw(self) -> bool:
+        """Free the cell if no child has claimed it; return whether it is free, so that no child can claim it."""
+        with self._scoreboard.deciding(self.number) as alone:
+            if not alone or self.claimed_by is not None:
+                return False
+            self.close()
+            return True
 
-class LeaseWord(SessionListener):
-    """The word with the end of a session's lease, for all holds of the session: its heartbeats write it."""
-
-    def __init__(self, scoreboard: Scoreboard, session: Session, number: int) -> None:
-        self.number = number
-        # How many holds of the session are in cells.
-        self.cells = 0
-        self.scoreboard = scoreboard
-        self._session = session
-
-    @classmethod
-    def open(cls, scoreboard: Scoreboard, session: Session) -> LeaseWord | None:
-        """Return the word for ``session``, whose monitor is held; ``None`` if all are in use."""
-        if not scoreboard.free_leases:
-            return None
-        word = scoreboard.lease_words[session] = cls(scoreboard, session, scoreboard.free_leases.popleft())
-        session.add_listener(word)
-        return word
-
-    def write(self) -> None:
-        """Write until when the lease lasts."""
-        self.scoreboard.leases[self.number] = self._session.lease_end
-
-    def close_if_unused(self) -> None:
-        """Free the word if there is no hold for which it is written."""
-        with self.scoreboard.writing:
-            words = self.scoreboard.lease_words
-            if self.cells == 0 and words.get(self._session) is self:
-                del words[self._session]
-                self.scoreboard.free_leases.append(self.number)
+    def close(self) -> None:
+        """Free the cell: the hold is over, and its node is deleted if the child waits for that."""
+        self._contender.session.remove_listener(self)
+        with self._scoreboard.writing:
+            if self._words.hold_id == self._hold_id:
+                self._words.hold_id = 0
+                self._scoreboard.free.append(self.number)
 
     # The session calls these, under its monitor.
 
     def heartbeat(self) -> None:
-        """Renew the lease. A session without holds has no listener here, because it may end when it has none."""
-        self.close_if_unused()
-        if self.scoreboard.lease_words.get(self._session) is self:
-            self.write()
-        else:
-            self._session.remove_listener(self)
+        """Write until when the lease lasts."""
+        with self._scoreboard.writing:
+            # It may just have been closed.
+            if self._words.hold_id == self._hold_id:
+                self._words.lease_end = self._contender.session.lease_end
 
     def resumed(self) -> None:
-        self._session.catch_up(self.heartbeat)
-
-    def unavailable(self, _reason: str, /) -> None:
-        self.close_if_unused()
+        self._contender.session.catch_up(self.heartbeat)

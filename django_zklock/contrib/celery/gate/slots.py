@@ -18,17 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from django_zklock.contrib.celery import internals
-from django_zklock.contrib.celery.gate.request import MAX_READY, GateRequest, Phase
+from django_zklock.contrib.celery.gate.request import GateRequest, Phase
 from django_zklock.contrib.celery.internals import SemaphoreSlots
 from django_zklock.zk.waiting import monotonic
 
 if TYPE_CHECKING:
     from django_zklock.contrib.celery.gate.gate import Gate
 
-# Poll interval in seconds where the pool does not report a free slot.
-POLL_INTERVAL = 0.05
-# Seconds after which a request goes to the pool's own queue, which is fair to requests without a lock.
-MAX_POLLING = 1.0
 # Requests ask ahead of their turn if each slot, on average, got free twice in as many seconds.
 SHORT = 0.2
 
@@ -45,10 +41,11 @@ class Slots:
     def __init__(self, gate: Gate) -> None:
         self.in_hand = 0
         self._gate = gate
-        self._pool: SemaphoreSlots | CountedSlots = (
-            SemaphoreSlots(gate.consumer.controller, lambda: self.in_hand)
-            if internals.gives_slots(gate.consumer.controller)
-            else CountedSlots(gate)
+        controller = gate.consumer.controller
+        self._pool: SemaphoreSlots | UncountedSlots = (
+            SemaphoreSlots(controller, lambda: self.in_hand)
+            if internals.gives_slots(controller)
+            else UncountedSlots(blocks=internals.blocks_when_full(controller))
         )
         # By `hold_id`: those that have not had their turn, and those of them that ask ahead of it.
         self._turns: set[int] = set()
@@ -59,11 +56,11 @@ class Slots:
     def queue(self, request: GateRequest) -> None:
         """Let ``request`` have its turn after all that wait for a slot."""
         self._turns.add(request.hold_id)
-        self._pool.acquire(partial(self.on_turn, request))
+        self._pool.acquire(partial(self._on_turn, request))
         self._ask_ahead()
+        self._gate.schedule_check()
 
-    def on_turn(self, request: GateRequest) -> None:
-        """Use a slot that has come for ``request``: it is its turn."""
+    def _on_turn(self, request: GateRequest) -> None:
         self.in_hand += 1
         if request.phase in {Phase.QUEUED, Phase.JOINING, Phase.DECIDED}:
             self._recent.append(monotonic())
@@ -113,7 +110,7 @@ class Slots:
             return
         for call in self._pool.first(size):
             # Others are Celery's.
-            request = call.args[0] if isinstance(call, partial) and call.func == self.on_turn else None
+            request = call.args[0] if isinstance(call, partial) and call.func == self._on_turn else None
             if request is not None and request.phase is Phase.QUEUED:
                 self._ahead.add(request.hold_id)
                 request.guarded(request.on_turn)
@@ -135,76 +132,36 @@ class Slots:
         """Forget all slots: Celery counts them anew when it has lost the broker."""
         self.in_hand = 0
         self._turns.clear()
-        self._pool.clear()
-
-    @property
-    def has_none(self) -> bool:
-        """Whether a request has waited too long for the next free slot."""
-        first = next(iter(self._gate.decided.values()), None)
-        return first is not None and monotonic() - first.moved > MAX_READY
 
 
-class CountedSlots:
-    """The slots of a pool without a semaphore: it has a queue of its own, or blocks when it is full.
+class UncountedSlots:
+    """The slots of a pool that does not report free ones, as if there always were one: it has a queue, or it blocks.
 
     It has the methods of :class:`~.internals.SemaphoreSlots`.
     """
 
-    # None may ask ahead of its turn: the end of a task is not reported.
+    # None may ask ahead of its turn.
     size = 0
 
+    def __init__(self, *, blocks: bool) -> None:
+        self._blocks = blocks
+
     def first(self, _count: int) -> list[Callable[[], object]]:
-        """Return nothing."""
+        """Return nothing: no request waits."""
         return []
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        self._waiting: deque[tuple[float, Callable[[], object]]] = deque()
-        self._blocks = internals.blocks_when_full(gate.consumer.controller)
-        self._polls = False
-
     def acquire(self, call: Callable[[], object]) -> None:
-        """Call ``call`` when a task could begin, or after ``MAX_POLLING`` seconds."""
-        self._waiting.append((monotonic() + MAX_POLLING, call))
-        self._fill()
+        """Call ``call``."""
+        call()
 
-    def acquire_next(self, call: Callable[[], object]) -> None:
-        """Call ``call`` now, for the pool's queue; if the pool blocks, when a task could begin."""
-        if self._blocks:
-            self._waiting.appendleft((monotonic() + MAX_POLLING, call))
-            self._fill()
-        else:
-            call()
+    acquire_next = acquire
 
     def release(self) -> None:
-        """Return a slot that was not used."""
-        self._gate.loop.post(self._fill)
+        """Do nothing."""
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Call ``call``; in a new thread if the pool is full and blocks then."""
-        if self._blocks and self._count_free() < 0:
+        """Call ``call``; in a new thread if that blocks while the pool is full."""
+        if self._blocks:
             threading.Thread(target=call, name="zklock-slot", daemon=True).start()
         else:
             call()
-
-    def clear(self) -> None:
-        """Drop all calls that wait for a slot."""
-        self._waiting.clear()
-
-    def _count_free(self) -> int:
-        return internals.count_free(self._gate.consumer.pool, self._gate.count_without_slot())
-
-    def _fill(self) -> None:
-        while self._waiting:
-            until, call = self._waiting[0]
-            if self._count_free() <= 0 and monotonic() < until:
-                break
-            self._waiting.popleft()
-            call()
-        if self._waiting and not self._polls:
-            self._polls = True
-            self._gate.loop.call_later(POLL_INTERVAL, self._poll)
-
-    def _poll(self) -> None:
-        self._polls = False
-        self._fill()

@@ -134,7 +134,7 @@ class Hold:
         self.scoreboard = Scoreboard()
         self.words = self.scoreboard.words[3]
         self.words.hold_id, self.words.state = 7, HoldState.HELD
-        self.scoreboard.leases[0] = boottime() + 60.0
+        self.words.lease_end = boottime() + 60.0
         self.released: list[int] = []
         gate: Any = SimpleNamespace(
             scoreboard=self.scoreboard, child_watcher=SimpleNamespace(send_release=self.released.append)
@@ -166,7 +166,7 @@ def test_take() -> None:
 def test_take__lease_over(caplog: pytest.LogCaptureFixture) -> None:
     """A body does not begin under a lock whose lease is over: the main process has stood still since its grant."""
     hold = Hold()
-    hold.scoreboard.leases[0] = boottime() - 1.0
+    hold.words.lease_end = boottime() - 1.0
     with caplog.at_level(logging.WARNING):
         assert hold.offer.take() is None
     assert hold.released == [7]
@@ -190,7 +190,7 @@ def test_lost__given_up_by_another() -> None:
     """A hold that somebody else has let go is lost, also for the body that has it."""
     hold = Hold()
     held = hold.taken()
-    hold.words.state = HoldState.GONE
+    hold.words.hold_id = 0
     assert held.lost
     held._let_go()
 
@@ -206,7 +206,7 @@ def test_fork__has_no_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     assert request.get(HEADER) is not None
 
 
-@pytest.mark.parametrize("state", [HoldState.LOST, HoldState.LOSING, HoldState.GONE, None])
+@pytest.mark.parametrize("state", [HoldState.LOST, HoldState.LOSING, None])
 def test_take__no_longer_held(caplog: pytest.LogCaptureFixture, state: HoldState | None) -> None:
     """A hold that the main process has lost or given up is not taken."""
     hold = Hold()

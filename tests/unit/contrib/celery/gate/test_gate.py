@@ -32,12 +32,11 @@ def test_request__without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None
     gate.requests, gate.consumer, gate.loop = {}, SimpleNamespace(hub=None), SimpleNamespace(post=posted.append)
     gate.slots = SimpleNamespace(queue=lambda _request: entered.append("enter"))
     monkeypatch.setattr(gate, "_locked_request", lambda _request: locked)
-    monkeypatch.setattr(gate, "schedule_check", lambda: entered.append("check"))
     gate.on_request(SimpleNamespace(id="a", request_dict={}))
     assert (entered, gate.requests) == ([], {1: locked})
     for call in posted:
         call()
-    assert entered == ["enter", "check"]
+    assert entered == ["enter"]
 
 
 def test_back__broker_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from django_zklock.contrib.celery.gate.gate import HubLoop
+from django_zklock.contrib.celery.gate.gate import Loop
 
 
 def test_loop__without_the_hub() -> None:
     """When Celery's loop does not run any more, the calls are made all the same, in order, by one thread."""
-    loop = HubLoop()
+    loop = Loop(has_hub=True)
     made: list[tuple[int, int]] = []
     done = threading.Event()
     for number in range(50):
@@ -36,7 +36,7 @@ def test_loop__emptied_meanwhile() -> None:
             self.clear()
             return length
 
-    loop, hub = HubLoop(), Hub()
+    loop, hub = Loop(has_hub=True), Hub()
     loop._calls = Emptied([lambda: None])
     loop.attach(hub)
     # An error here would end Celery's consumer.

@@ -17,7 +17,7 @@ from django_zklock import signals
 from django_zklock.contrib.celery.gate import request as gate_request
 from django_zklock.contrib.celery.gate.acquisition import DELAY
 from django_zklock.contrib.celery.gate.child import HEADER
-from django_zklock.contrib.celery.gate.request import LEGAL, Phase, Verdict
+from django_zklock.contrib.celery.gate.request import STATES, Phase, Verdict
 from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.waiting import monotonic
 from tests.unit.contrib.celery.gate.workplace import Workplace, known_to_celery
@@ -37,14 +37,14 @@ def test_pairs__no_others() -> None:
     for phase in Phase:
         for verdict in Verdict:
             locked = Workplace().request()
-            if (phase, verdict) in LEGAL:
+            if (phase, verdict) in STATES:
                 put(locked, phase, verdict)
             else:
                 with pytest.raises(AssertionError):
                     put(locked, phase, verdict)
 
 
-@pytest.mark.parametrize(("phase", "verdict"), sorted(LEGAL, key=str))
+@pytest.mark.parametrize(("phase", "verdict"), sorted(STATES, key=str))
 def test_over__from_everywhere(phase: Phase, verdict: Verdict) -> None:
     """Whatever ends a request, and however often: its lock is released once, and nothing of it is left at the gate."""
     workplace = Workplace()
@@ -348,7 +348,7 @@ def test_drop__not_handed_over() -> None:
 def test_not_claimed__others_wait(forks: bool) -> None:
     """A hold that the body does not take is released if others wait for it, and the body can take it no more."""
     locked, in_child = Workplace(forks=forks).running()
-    locked._withdraw_if_followed()
+    locked._release_if_followed()
     locked.gate.loop.turn()
     assert (locked.phase, locked.verdict, locked.attempts.ends) == (Phase.SUBMITTED, Verdict.IN_SLOT, 1)
     if forks:
@@ -361,19 +361,19 @@ def test_not_claimed__the_body_was_first() -> None:
     """A hold that the body has taken stays with it, whoever waits."""
     locked, in_child = Workplace().running(pid=None)
     assert in_child.claim(71)
-    locked._withdraw_unclaimed()
+    locked._release_unclaimed()
     assert (locked.phase, locked.verdict, locked.pid, locked.attempts.ends) == (Phase.CLAIMED, Verdict.GRANTED, 71, 0)
 
 
 def test_followed__beside_requests_without_a_node() -> None:
     """Requests whose session has just ended do not matter to who waits behind a request; nor do those for several."""
     workplace = Workplace()
-    locked = workplace.request()
+    locked, _in_child = workplace.running()
     for nodes in [{}, {"/k": "/k/1"}, {"/k": "/k/2", "/l": "/l/1"}]:
         other = workplace.request()
         other.attempts.contender.node_paths = nodes
         put(other, Phase.WAITING)
-    locked._if_followed(lambda: None)
+    locked._release_if_followed()
     assert locked.attempts.followers == [{"/k/1"}]
 
 

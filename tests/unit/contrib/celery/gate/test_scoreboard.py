@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from django_zklock.contrib.celery.gate.scoreboard import MAX_LEASES, Cell, HoldState, ParentCell, Scoreboard
+from django_zklock.contrib.celery.gate.scoreboard import Cell, HoldState, ParentCell, Scoreboard
 from django_zklock.zk.session import SessionListener
 
 pytestmark = pytest.mark.celery
@@ -90,11 +90,11 @@ def use_again(scoreboard: Scoreboard) -> None:
         os.dup2(file.fileno(), scoreboard._claims.fd)
 
 
-def test_lease__one_word_for_a_session() -> None:
-    """The holds of a session share one listener and one word, which each heartbeat renews."""
+def test_lease__renewed() -> None:
+    """The lease of a hold is known from its beginning, and each heartbeat renews it until the hold is over."""
     scoreboard, session = Scoreboard(), Session()
     (first, in_first), (second, in_second) = (opened(scoreboard, each, Contender(session)) for each in (1, 2))
-    assert len(session.listeners) == 1
+    assert (in_first.lease_end, in_second.lease_end) == (1.0, 1.0)
     session.lease_end = 5.0
     session.beat()
     assert (in_first.lease_end, in_second.lease_end) == (5.0, 5.0)
@@ -103,27 +103,19 @@ def test_lease__one_word_for_a_session() -> None:
     session.beat()
     assert in_second.lease_end == 6.0
     second.close()
-    session.beat()
-    assert (session.listeners, len(scoreboard.free_leases)) == ({}, MAX_LEASES)
+    assert session.listeners == {}
 
 
-def test_lease__of_a_new_hold() -> None:
-    """The lease of a hold is known from its beginning, whatever the heartbeats do."""
-    scoreboard, session = Scoreboard(), Session()
-    opened(scoreboard, 1, Contender(session))
-    session.lease_end = 5.0
-    assert opened(scoreboard, 2, Contender(session))[1].lease_end == 5.0
-
-
-def test_lease__of_a_session_that_has_ended() -> None:
-    """The word of a session that has ended for good is free when its last hold is."""
-    scoreboard, session = Scoreboard(), Session()
-    cells = [opened(scoreboard, each, Contender(session))[0] for each in (1, 2)]
-    session.ended = "the session was closed"
-    for cell in cells:
-        assert len(scoreboard.free_leases) == MAX_LEASES - 1
-        cell.close()
-    assert len(scoreboard.free_leases) == MAX_LEASES
+def test_lease__of_a_hold_that_is_over() -> None:
+    """A heartbeat that comes with the end of a hold does not renew the lease of the next one in the cell."""
+    scoreboard, ended, session = Scoreboard(), Session(), Session()
+    first, _ = opened(scoreboard, 1, Contender(ended))
+    scoreboard.free.clear()
+    first.close()
+    _second, in_second = opened(scoreboard, 2, Contender(session))
+    ended.lease_end = 9.0
+    first.heartbeat()
+    assert in_second.lease_end == 1.0
 
 
 def test_claim__once_it_is_withdrawn() -> None:
@@ -190,6 +182,7 @@ from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Cell, Parent
 class Session:
     lease_end, ended, monitor = 1.0, None, nullcontext()
     def add_listener(self, listener): pass
+    def remove_listener(self, listener): pass
 contender = SimpleNamespace(session=Session(), lost=None, revoked=None)
 board = Scoreboard()
 cells = [ParentCell.open(board, number + 1, contender) for number in range(MAX_CELLS)]
@@ -251,16 +244,11 @@ def test_cell_of_another_hold() -> None:
 
 
 def test_full() -> None:
-    """Without a free cell, or a free word for the lease of another session, there is none."""
+    """Without a free cell there is none."""
     scoreboard = Scoreboard()
     contender: Any = Contender()
-    free, scoreboard.free = scoreboard.free, type(scoreboard.free)()
+    scoreboard.free.clear()
     assert ParentCell.open(scoreboard, 1, contender) is None
-    scoreboard.free = free
-    scoreboard.free_leases.clear()
-    assert ParentCell.open(scoreboard, 1, contender) is not None
-    other: Any = Contender()
-    assert ParentCell.open(scoreboard, 2, other) is None
 
 
 def test_claim__of_another_process() -> None:

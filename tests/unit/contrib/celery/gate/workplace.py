@@ -26,7 +26,7 @@ class TurnedLoop(Loop):
     """A loop that turns when the test says so, and whose timers the test calls."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(has_hub=True)
         self.due: list[Callable[[], object]] = []
         timers: Any = SimpleNamespace(call_later=lambda _delay, call: self.due.append(call))
         self.timers = timers
@@ -54,6 +54,8 @@ class Session:
     monitor = threading.RLock()
 
     def add_listener(self, _listener: object) -> None: ...
+
+    def remove_listener(self, _listener: object) -> None: ...
 
 
 class Attempts:
