@@ -32,7 +32,7 @@ from django_zklock.contrib.celery.tasks import locked_call_in, running_task, tas
 from django_zklock.exceptions import LockConflict, LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
 from django_zklock.work import current_work
-from django_zklock.zk.background import TimerThread
+from django_zklock.zk.background import TimerHandle, TimerThread
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.lock import Lock
@@ -57,36 +57,32 @@ CHECKS_PER_SESSION = 12
 # Poll interval in seconds while a caller waits for the deletion of the node.
 GONE_POLL_INTERVAL = 0.005
 
-# The gates of the workers of this process, by their origin. A child has inherited those of its parent, and uses their
-# scoreboard and pipe.
+# The gates of the workers of this process, by their origin. A child has inherited those of its parent.
 gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
 
-# A thread that a child starts at its first hold.
+# In a child.
 _timers = TimerThread()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """What a task needs to know about its lock: the keys, and what the main process has acquired or decided.
+    """What a task needs to know about its lock; times are in seconds since the Unix epoch."""
 
-    ``origin`` is the main process, ``cell`` and ``hold_id`` name the cell of its scoreboard, ``nodes`` has the full
-    path of the node in each queue by the path of the queue. ``since`` and ``deadline`` are in seconds since the Unix
-    epoch, ``waited`` and ``session_timeout`` in seconds. ``contended`` says that the task had to wait, ``refusal`` why
-    it has no lock. With ``acquires`` the task acquires its lock itself. Whenever it does, it may wait until
-    ``deadline``.
-    """
-
+    # The main process, and the cell of its scoreboard.
     origin: str
     cell: int
     hold_id: int
     keys: list[str]
     since: float
+    # Seconds; and whether another contender was in the way, and which.
     waited: float
     contended: bool
+    holder: Identity | None = None
     session_timeout: float
+    # By the paths of the queues.
     nodes: Mapping[str, str] = field(default_factory=dict)
     token: int = 0
-    holder: Identity | None = None
+    # Why there is no lock; or whether the task acquires it itself, and until when it may wait.
     refusal: ZkLockError | None = None
     acquires: bool = False
     deadline: float | None = None
@@ -116,15 +112,12 @@ def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether the lock of ``ticket`` is that of this call: the outermost one of the body, with the same key.
-
-    The key is made again: between the message and the body a ``__call__``, a signal or ``pydantic`` may have changed
-    the arguments.
-    """
+    """Return whether the lock of ``ticket`` is that of this call: the outermost one of the body, with the same key."""
     body, _own = task_body(task)
     if locked_call_in(body)[0] is not call:
         return False
     try:
+        # Since the message a `__call__`, a signal or `pydantic` may have changed the arguments.
         key = call.key(args, kwargs)
     except Exception:  # noqa: BLE001 - the call will raise it
         return False
@@ -155,7 +148,6 @@ def _strip_in_fork() -> None:
     task = running_task()
     if task is not None:
         _strip(task.request)
-    _reporter.forget()
 
 
 if hasattr(os, "register_at_fork"):
@@ -202,26 +194,17 @@ class TicketOffer:
         ticket, lock = self._ticket, self.lock
         cell, release = Cell(scoreboard, ticket.cell, ticket.hold_id), partial(_release, self._gate, ticket)
         if not cell.claim(os.getpid()):
-            logger.warning(
-                "event=not_handed_over key=%r task=%s state=%s consequence=acquires_in_its_slot",
-                lock.key, self._task, cell.state,
-            )  # fmt: skip
+            text = "event=not_handed_over key=%r task=%s state=%s consequence=acquires_in_its_slot"
+            logger.warning(text, lock.key, self._task, cell.state)
             if cell.claimed_by is None:
                 release()
             return None
         contender = InheritedContender(ticket, cell, lock.rule, release)
-        if contender.lease_expired or contender.lost is not None:
-            # A body never begins with a lock that is lost.
-            logger.warning(
-                "event=lost_before_start key=%r task=%s consequence=acquires_in_its_slot", lock.key, self._task
-            )
-            release()
-            return None
         # A hold uses no more of a contender than this one has.
         held = Held(lock, cast("Contender", contender), waited=ticket.waited)
         held.since = ticket.since
         self._send_acquired(held)
-        _reporter.add(contender, held._possession)
+        contender.report_to(held._possession)
         return held
 
     def _send_acquired(self, held: Held) -> None:
@@ -245,13 +228,26 @@ class InheritedContender:
         self.token = ticket.token
         self.node_paths: Mapping[str, str] = ticket.nodes
         self.session = self
-        # As in a session: 0 in a process that the child forks.
         self.pid = os.getpid()
+        self.left = False
         self._cell = cell
         self._release = release
-        self.check_interval = ticket.session_timeout / CHECKS_PER_SESSION
+        self._check_interval = ticket.session_timeout / CHECKS_PER_SESSION
+        self._timer: TimerHandle | None = None
         self._lost: str | None = None
-        self.left = False
+
+    def report_to(self, possession: Possession) -> None:
+        """Let ``possession`` learn soon, and again and again, whether it is revoked or lost."""
+        self._timer = _timers.call_later(self._check_interval, partial(self._report, possession))
+
+    def _report(self, possession: Possession) -> None:
+        if self.left:
+            return
+        # This finds the end of the lease.
+        possession.loss()
+        possession.on_change()
+        if self.lost is None or self.loss_reason_pending:
+            self.report_to(possession)
 
     # As a contender.
 
@@ -288,6 +284,8 @@ class InheritedContender:
         """Let the parent release the lock."""
         if not self.left:
             self.left = True
+            if self._timer is not None:
+                self._timer.cancel()
             self._release()
 
     def lose(self, reason: str) -> None:
@@ -313,45 +311,6 @@ class InheritedContender:
         call()
 
 
-class _Reporter:
-    """Reports to the holds of this child that they are revoked or lost, until they are lost or released.
-
-    One timer at a time, which begins with a hold and ends when it finds none: most tasks end before it does.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[InheritedContender, Possession] = {}
-        self._is_scheduled = False
-
-    def add(self, contender: InheritedContender, possession: Possession) -> None:
-        self._open[contender] = possession
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            _timers.call_later(contender.check_interval, self._check)
-
-    def forget(self) -> None:
-        """In a fork: leave the holds to the process that runs the task."""
-        for contender in self._open:
-            contender.pid = 0
-        self._open.clear()
-
-    def _check(self) -> None:
-        self._is_scheduled = False
-        for contender, possession in list(self._open.items()):
-            if not contender.left:
-                # This finds the end of the lease.
-                possession.loss()
-                possession.on_change()
-            if contender.left or (contender.lost is not None and not contender.loss_reason_pending):
-                self._open.pop(contender, None)
-        pending = list(self._open.items())
-        for contender, possession in pending[:1]:
-            self.add(contender, possession)
-
-
-_reporter = _Reporter()
-
-
 # The children, as the main process sees them.
 
 _HOLD_ID = struct.Struct("=Q")
@@ -362,7 +321,7 @@ _POLL_INTERVAL = 0.05
 
 
 class ChildWatcher:
-    """Calls ``on_release`` with each hold_id that a child has sent, on the thread of this class."""
+    """Calls ``on_release`` with each ``hold_id`` that a child has sent, on the thread of this class."""
 
     def __init__(self, on_release: Callable[[int], None]) -> None:
         self._on_release = on_release
@@ -386,29 +345,27 @@ class ChildWatcher:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="zklock-children", daemon=True)
                 self._thread.start()
-            with contextlib.suppress(ProcessLookupError):
-                self._watch(pid)[hold_id] = on_end
+            if pid in self._watched or self._watch(pid):
+                self._watched[pid][1][hold_id] = on_end
                 return
         on_end()
 
-    def _watch(self, pid: int) -> dict[int, Callable[[], None]]:
-        """Return the callbacks for the end of the child ``pid``; raise ``ProcessLookupError`` if it has ended."""
-        if pid not in self._watched:
-            descriptor: int | None = None
-            try:
-                descriptor = os.pidfd_open(pid)
-            except ProcessLookupError:
-                raise
-            except (AttributeError, OSError):  # not on this system
-                if _has_ended(pid):
-                    raise ProcessLookupError(pid) from None
-            else:
-                self._selector.register(descriptor, selectors.EVENT_READ, pid)
-            self._watched[pid] = (descriptor, {})
-            if descriptor is None:
-                # The thread may wait without a limit, for descriptors alone.
-                self.send_release(_NO_HOLD)
-        return self._watched[pid][1]
+    def _watch(self, pid: int) -> bool:
+        """Return whether the child ``pid`` is watched from now on; ``False`` if it has ended."""
+        descriptor: int | None = None
+        try:
+            descriptor = os.pidfd_open(pid)
+            self._selector.register(descriptor, selectors.EVENT_READ, pid)
+        except ProcessLookupError:
+            return False
+        except (AttributeError, OSError):  # not on this system
+            if _has_ended(pid):
+                return False
+        self._watched[pid] = (descriptor, {})
+        if descriptor is None:
+            # The thread may wait without a limit, for descriptors alone.
+            self.send_release(_NO_HOLD)
+        return True
 
     def discard(self, pid: int, hold_id: int) -> None:
         """Remove the callback that :meth:`add` has added for ``hold_id``."""
@@ -495,10 +452,9 @@ ChildEndedError.__name__ = ChildEndedError.__qualname__ = LockLost.__name__
 
 def ended_child_failure(key: str) -> ExceptionInfo:
     """Return the failure of a task whose child was killed because its lock was lost."""
+    text = f"lock {key!r} was lost, and its task was ended; another contender may hold it now"
     try:
         # Celery expects an exception with a traceback.
-        raise ChildEndedError(  # noqa: TRY301
-            f"lock {key!r} was lost, and its task was ended; another contender may hold it now", key=key
-        )
+        raise ChildEndedError(text, key=key)  # noqa: TRY301
     except ChildEndedError:
         return ExceptionInfo()

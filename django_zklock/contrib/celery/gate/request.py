@@ -240,7 +240,7 @@ class GateRequest:
             is_decided = self.phase is Phase.DECIDED and before is not Phase.DECIDED
         if is_decided:
             self.gate.slots.seek(self)
-            if self.phase is Phase.DECIDED and self.gate.is_stuck:
+            if (self.phase is Phase.DECIDED or self.gate.scoreboard is None) and self.gate.is_stuck:
                 self._release_if_followed()
         else:
             self.gate.slots.settle()
@@ -312,8 +312,6 @@ class GateRequest:
             self.gate.slots.put_back()
             self._go_back()
             raise
-        if self.gate.scoreboard is None and self.gate.is_stuck:
-            self._release_if_followed()
 
     def _ticket(self) -> Ticket:
         attempt, verdict = self.attempts.current, self.verdict

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django_zklock.zk.session import SessionListener
+from django_zklock.zk.waiting import boottime
 
 if TYPE_CHECKING:
     from django_zklock.zk.contender import Contender
@@ -167,7 +168,7 @@ class Cell:
                 return False
             # First: a parent that writes a loss, then reads the claim, finds this child; or the child finds the loss.
             self._words.claimed_by = pid
-            if self.state in {HoldState.HELD, HoldState.REVOKED}:
+            if self.state in {HoldState.HELD, HoldState.REVOKED} and boottime() < self.lease_end:
                 return True
             if self.state is not None:
                 self._words.claimed_by = 0

@@ -170,7 +170,7 @@ def test_take__lease_over(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert hold.offer.take() is None
     assert hold.released == [7]
-    assert "event=lost_before_start" in caplog.text
+    assert "event=not_handed_over" in caplog.text
 
 
 def test_lost__reason_comes_later() -> None:

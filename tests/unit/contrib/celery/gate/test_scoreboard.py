@@ -15,6 +15,7 @@ import pytest
 
 from django_zklock.contrib.celery.gate.scoreboard import Cell, HoldState, ParentCell, Scoreboard
 from django_zklock.zk.session import SessionListener
+from django_zklock.zk.waiting import boottime
 
 pytestmark = pytest.mark.celery
 
@@ -26,7 +27,7 @@ class Session:
     """A session that the test ends and renews."""
 
     def __init__(self) -> None:
-        self.lease_end = 1.0
+        self.lease_end = boottime() + 600.0
         self.ended: str | None = None
         self.monitor = threading.RLock()
         self.listeners: dict[SessionListener, None] = {}
@@ -94,7 +95,7 @@ def test_lease__renewed() -> None:
     """The lease of a hold is known from its beginning, and each heartbeat renews it until the hold is over."""
     scoreboard, session = Scoreboard(), Session()
     (first, in_first), (second, in_second) = (opened(scoreboard, each, Contender(session)) for each in (1, 2))
-    assert (in_first.lease_end, in_second.lease_end) == (1.0, 1.0)
+    assert in_first.lease_end == in_second.lease_end == session.lease_end
     session.lease_end = 5.0
     session.beat()
     assert (in_first.lease_end, in_second.lease_end) == (5.0, 5.0)
@@ -115,7 +116,7 @@ def test_lease__of_a_hold_that_is_over() -> None:
     _second, in_second = opened(scoreboard, 2, Contender(session))
     ended.lease_end = 9.0
     first.heartbeat()
-    assert in_second.lease_end == 1.0
+    assert in_second.lease_end == session.lease_end
 
 
 def test_claim__once_it_is_withdrawn() -> None:
@@ -127,6 +128,15 @@ def test_claim__once_it_is_withdrawn() -> None:
     assert not in_other.claim(72)
     assert (claimed.claimed_by, withdrawn.claimed_by, in_one.state) == (71, None, HoldState.HELD)
     assert scoreboard.used == 1
+
+
+def test_claim__lease_over() -> None:
+    """A hold whose lease is over cannot be claimed, and is claimed by nobody: its parent may give it up."""
+    session = Session()
+    session.lease_end = boottime() - 1.0
+    cell, in_one = opened(Scoreboard(), 1, Contender(session))
+    assert not in_one.claim(71)
+    assert cell.claimed_by is None
 
 
 def test_claim__of_a_hold_that_is_over() -> None:
@@ -180,7 +190,7 @@ from types import SimpleNamespace
 from contextlib import nullcontext
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Cell, ParentCell, Scoreboard
 class Session:
-    lease_end, ended, monitor = 1.0, None, nullcontext()
+    lease_end, ended, monitor = float("inf"), None, nullcontext()
     def add_listener(self, listener): pass
     def remove_listener(self, listener): pass
 contender = SimpleNamespace(session=Session(), lost=None, revoked=None)
