@@ -1,7 +1,5 @@
 """The gate: tasks wait for their locks in the worker's main process, which holds the locks while the tasks run.
 
-A task that waits takes no slot. If its process dies, the main process releases its lock at once.
-
 A worker has a ``Gate``. Each request of a locked task becomes a ``GateRequest``, whose ``TaskAttempts`` acquire the
 lock, and which waits for one of the ``Slots``. When the task runs, :mod:`.child` makes its hold from the ``Ticket`` in
 its request and from the ``Scoreboard``.
@@ -19,10 +17,7 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Put a gate into every worker of this process; calling it again changes nothing.
-
-    Celery's pools and kazoo are imported when a worker starts: a web process does not need them.
-    """
+    """Put a gate into every worker of this process; calling it again changes nothing."""
     worker_init.connect(_install, dispatch_uid="django_zklock.gate.install", weak=False)
     if "celery.worker.control" in sys.modules:
         # `celery inspect` has no worker, and must know the commands.
@@ -30,6 +25,7 @@ def install() -> None:
 
 
 def _install(sender: Any, **_facts: Any) -> None:
+    # Celery's pools and kazoo are imported when a worker starts: a web process does not need them.
     from django_zklock.contrib.celery.gate import gate
 
     import_module("django_zklock.contrib.celery.inspect")

@@ -1,16 +1,12 @@
-"""What the main process does in the queues for a task: it acquires the lock, and notes there which child runs the task.
-
-The acquisition is the third caller of a contender, after blocking and asyncio callers.
-"""
+"""What the main process does in the queues for a task: it acquires the lock, and notes there which child runs it."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Container
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_zklock.conflict import AcquireRetries
 from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
@@ -20,24 +16,18 @@ from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
-from django_zklock.zk.queue import LEASES, Kind, Node, Queue
+from django_zklock.zk.queue import Node, Queue
+from django_zklock.zk.rules import RULES
 from django_zklock.zk.scripts import OrError, RequestScript, Script
 from django_zklock.zk.waiting import monotonic
 from django_zklock.zk.wire import BadVersionError
-
-if TYPE_CHECKING:
-    from django_zklock.zk.rules import Rule
 
 # Seconds for which a task has run when its child is written into the nodes.
 DELAY = 5.0
 
 
 class GateAcquisition(Acquisition):
-    """An acquisition whose hold is for another thread or process: the thread that polls it does not own the hold.
-
-    ``wake`` is called whenever the contender has changed, by the session's threads under its monitor. ``timeout`` ends
-    the acquisition, and an outage of ZooKeeper does not.
-    """
+    """An acquisition whose hold is for another thread or process; ``timeout`` ends it, and no outage of ZooKeeper."""
 
     __slots__ = ()
 
@@ -52,17 +42,6 @@ class GateAcquisition(Acquisition):
         with self.contender.session.monitor:
             return self.granted or super().poll()
 
-    def leave(self, when_deleted: Callable[[], None] | None) -> None:
-        """Leave in any state, and call ``when_deleted`` once the server has no node of this: one call for both."""
-        contender = self.contender
-
-        def leave() -> None:
-            contender.leave()
-            if when_deleted is not None:
-                contender.on_deleted(when_deleted)
-
-        self.is_waiting = False
-        contender.post(leave)
 
     def _new_contender(self) -> Contender:
         contender = super()._new_contender()
@@ -76,8 +55,8 @@ class GateAcquisition(Acquisition):
 class TaskAttempts:
     """The attempts of one task to acquire its lock: with one deadline, and with the retries of a locked call.
 
-    Started and polled under the lock of the request; any thread may end it. ``wake`` is that of
-    :class:`GateAcquisition`.
+    Started and polled under the lock of the request; any thread may end it. ``wake`` is called whenever the contender
+    has changed, by the session's threads under its monitor.
     """
 
     def __init__(
@@ -112,13 +91,13 @@ class TaskAttempts:
         self.began = min(self.began, monotonic())
 
     def end(self, when_deleted: Callable[[], None] | None = None) -> None:
-        """Leave the queue, or release the lock; safe to call more than once.
-
-        ``when_deleted`` is called once the server has no node of the attempt, under the session's monitor.
-        """
+        """Leave the queue, or release the lock, and call ``when_deleted`` then; safe to call more than once."""
         if self.current is not None and not self._has_left:
-            self.current.leave(when_deleted)
+            self.current.end()
             self._has_left = True
+            if when_deleted is not None:
+                contender = self.current.contender
+                contender.post(partial(contender.on_deleted, when_deleted))
 
     def is_decided(self) -> bool:
         """Return whether the lock is granted or refused; a lock that was lost is acquired again."""
@@ -139,10 +118,9 @@ class TaskAttempts:
         return True
 
     def if_followed(self, ours: Container[str], then: Callable[[], None]) -> None:
-        """Call ``then`` if a contender waits behind this one whose node is not one of ``ours`` (full paths).
+        """Call ``then`` if the queue has a contender that waits behind this one, and is not one of ``ours`` (paths).
 
-        The queue is read first. ``then`` runs under the session's monitor, once for each key, and not at all if the
-        connection is lost before the answer.
+        ``then`` runs under the session's monitor; not at all if the connection is lost before the answer.
         """
         attempt = self.current
         if attempt is None or not attempt.contender.session.connected:
@@ -150,7 +128,7 @@ class TaskAttempts:
         contender = attempt.contender
 
         def on_queue(path: str, own: str, queue: Queue | None, _error: Exception | None) -> None:
-            waiting = waiting_behind(contender.rule, own, queue) if queue is not None and own in queue else []
+            waiting = waiting_behind(own, queue) if queue is not None and own in queue else []
             if self.current is attempt and any(f"{path}/{each.name}" not in ours for each in waiting):
                 then()
 
@@ -159,30 +137,19 @@ class TaskAttempts:
             contender.session.post(partial(listing.list_queue, partial(on_queue, path, node.rpartition("/")[2])))
 
 
-def waiting_behind(rule: Rule, own: str, queue: Queue) -> list[Node]:
+def waiting_behind(own: str, queue: Queue) -> list[Node]:
     """Return the nodes behind the ``own`` one that wait for it or for another one."""
     nodes = list(queue)
-    position = next(position for position, node in enumerate(nodes) if node.name == own)
-    holding = {lease.name for lease in queue.of(LEASES)[: queue.room]} if rule.limit is not None else set()
-    behind = [node for node in nodes[position + 1 :] if node.name not in holding]
-    if rule.kind is not Kind.READ:
-        return behind
-    # Readers before the first writer hold beside this one. That writer waits, and so do the readers behind it.
-    return list(itertools.dropwhile(lambda node: node.kind is Kind.READ, behind))
+    position = [node.name for node in nodes].index(own)
+    return [node for node in nodes[position + 1 :] if not RULES[node.kind].holds(node.name, queue)]
 
 
 class ChildNote(Script):
     """Writes ``facts``, the arguments of ``node_data.add_run``, into each node of ``contender``; nothing waits for it.
 
-    A node is created before a child has the task, so its data names the main process. Most tasks end before anybody
-    looks, and their nodes are never written to. A task that runs for ``DELAY`` seconds may be the one that hangs, and
-    the operator needs the process that runs it, also when neither the broker nor the worker answers. So its nodes are
-    written once: one read and one write for each key. The waiters that watch the node list their queue again, once for
-    each session. The same is written about a task that was granted its lock and waits so long for a slot of its worker,
-    and at once when a task that is in the nodes has got its slot, and when Celery has forgotten a task that runs.
-
-    :meth:`start` and :meth:`cancel` are called in any thread. A later note cancels the one before, whose answers may
-    come after it, and must not undo it.
+    A node is created before a child has the task. A task that runs for ``DELAY`` seconds may be the one that hangs, and
+    the operator needs its process, also when neither the broker nor the worker answers. Any thread may start or cancel
+    it; a later note cancels the one before, whose answers may come after it, and must not undo it.
     """
 
     __slots__ = ("_paths", "facts")

@@ -27,7 +27,7 @@ from django_zklock import locked_call
 from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate import child
 from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, DELIVERY_HEADERS, HEADER, ChildWatcher
-from django_zklock.contrib.celery.gate.request import IN_POOL, AttemptId, GateRequest, Phase
+from django_zklock.contrib.celery.gate.request import IN_POOL, AttemptId, GateRequest
 from django_zklock.contrib.celery.gate.scoreboard import Scoreboard
 from django_zklock.contrib.celery.gate.slots import Slots
 from django_zklock.contrib.celery.tasks import outermost_lock
@@ -163,19 +163,11 @@ class Gate:
 
     # The requests.
 
-    def on_move(self, request: GateRequest) -> None:
-        """Count ``request``, which has another phase; any thread."""
-        hold_id, phase = request.hold_id, request.phase
-        (self.joining.add if phase is Phase.JOINING else self.joining.discard)(hold_id)
-        if phase is Phase.DECIDED:
-            self.decided.setdefault(hold_id, request)
-        else:
-            self.decided.pop(hold_id, None)
-        is_outside = phase is Phase.WAITING or (phase is Phase.DECIDED and request.contended)
-        if is_outside != (hold_id in self.outside_window):
-            with self._counting:
-                (self.outside_window.add if is_outside else self.outside_window.discard)(hold_id)
-                self.window.widen(min(len(self.outside_window), self.max_parked))
+    def widen_window(self, hold_id: int, is_outside: bool) -> None:  # noqa: FBT001
+        """Let a request wait in addition to Celery's window from now on, or no more; any thread."""
+        with self._counting:
+            (self.outside_window.add if is_outside else self.outside_window.discard)(hold_id)
+            self.window.widen(min(len(self.outside_window), self.max_parked))
 
     def _on_body_ended(self, hold_id: int) -> None:
         if (request := self.requests.get(hold_id)) is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import secrets
 import threading
 import time
@@ -43,10 +44,8 @@ logger = logging.getLogger("django_zklock.celery")
 
 # Seconds for which a request waits for ZooKeeper's first answer. Then the task waits for it, as without the gate.
 MAX_JOINING = 1.0
-# Seconds for which a granted lock waits for a slot, or in its slot for the body, if a contender of another worker or of
-# a body waits behind it.
+# Seconds for which a granted lock waits for a slot, or there for the body, if another contender waits behind it.
 MAX_READY = 1.0
-
 # Failures that the pool itself reports, before or after the end of the child. All others come from the child.
 _POOL_FAILURES = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
 
@@ -124,7 +123,7 @@ class GateRequest:
         self.request = request
         self.lock = lock
         self.phase, self.verdict = Phase.QUEUED, Verdict.NONE
-        # Names the request, and its hold on the scoreboard and in the ticket.
+        # Names the request, its cell and its ticket.
         self.hold_id = secrets.randbits(63) | 1
         headers = request.message.headers or {}
         # `RetryLater` changes no other part: each wait has a deadline of its own.
@@ -145,15 +144,13 @@ class GateRequest:
         self.contended = False
         self.pid: int | None = None
         self.cell: ParentCell | None = None
-        # When the phase has changed, or a child has accepted the task (monotonic clock).
+        # When the phase has changed or a child has accepted the task, and when the message came (monotonic clock).
         self.moved = monotonic()
-        # When the message was delivered (monotonic clock).
         self._delivered = float(vars(request).get("zklock_delivered", self.moved))
         # When the lock was granted, and when the pool has got the task (Unix epoch).
         self._granted_at = self._since = 0.0
         # Seconds until the lock was decided: what it waits for a slot then is no wait for a lock.
         self._waited = 0.0
-        # Whether the child is killed when the lock is lost.
         self._kills_child = call.on_lost == "terminate"
         self._note: ChildNote | None = None
         self._changing = threading.RLock()
@@ -165,9 +162,6 @@ class GateRequest:
             on_timeout=self._on_timeout,
         )
 
-    def __repr__(self) -> str:
-        return f"<GateRequest {self.phase.value} {self.verdict.value} {self.lock.key!r} task={self.request.id}>"
-
     def _move(self, phase: Phase, verdict: Verdict) -> None:
         assert (phase, verdict) in STATES, (phase, verdict)
         if phase is not self.phase:
@@ -175,7 +169,15 @@ class GateRequest:
             if phase is Phase.DECIDED:
                 self._granted_at, self._waited = time.time(), max(0.0, monotonic() - self.attempts.began)
         self.phase, self.verdict = phase, verdict
-        self.gate.on_move(self)
+        gate, hold_id = self.gate, self.hold_id
+        (gate.joining.add if phase is Phase.JOINING else gate.joining.discard)(hold_id)
+        if phase is Phase.DECIDED:
+            gate.decided.setdefault(hold_id, self)
+        else:
+            gate.decided.pop(hold_id, None)
+        is_outside = phase is Phase.WAITING or (phase is Phase.DECIDED and self.contended)
+        if is_outside != (hold_id in gate.outside_window):
+            gate.widen_window(hold_id, is_outside)
 
     def guarded(self, step: Callable[[], object]) -> None:
         """Call ``step``; after an error the lock is free, and the broker has the message if the pool has not."""
@@ -244,7 +246,8 @@ class GateRequest:
                 self._release_if_followed()
         else:
             self.gate.slots.settle()
-        self.gate.schedule_check(self.next_check)
+        if (delay := self.next_check) is not None:
+            self.gate.schedule_check(delay)
 
     def _fall_back(self) -> None:
         """Let the task acquire the lock in its slot."""
@@ -314,11 +317,9 @@ class GateRequest:
             raise
 
     def _ticket(self) -> Ticket:
-        attempt, verdict = self.attempts.current, self.verdict
-        facts: dict[str, Any] = {}
-        if attempt is not None and verdict is Verdict.GRANTED:
-            contender = attempt.contender
-            facts = {"nodes": contender.node_paths, "token": contender.token or 0}
+        attempt = self.attempts.current
+        contender = attempt.contender if attempt is not None else None
+        granted = contender if self.verdict is Verdict.GRANTED else None
         return Ticket(
             origin=self.gate.origin,
             cell=self.cell.number if self.cell is not None else 0,
@@ -327,12 +328,13 @@ class GateRequest:
             since=self._since,
             waited=self._waited,
             contended=self.contended,
-            session_timeout=attempt.contender.session.timeout if attempt is not None else 0.0,
-            holder=attempt.contender.holder if attempt is not None and self.contended else None,
+            holder=contender.holder if contender is not None and self.contended else None,
+            session_timeout=contender.session.timeout if contender is not None else 0.0,
+            nodes=granted.node_paths if granted is not None else {},
+            token=(granted.token or 0) if granted is not None else 0,
             refusal=self.attempts.refusal,
-            acquires=verdict is Verdict.IN_SLOT,
+            acquires=self.verdict is Verdict.IN_SLOT,
             deadline=self.attempts.deadline,
-            **facts,
         )
 
     def take_hold(self, lock: Lock, *, waited: float) -> Held | None:
@@ -369,24 +371,22 @@ class GateRequest:
             if claimed_by is not None and (self.phase, self.verdict) == (Phase.SUBMITTED, Verdict.GRANTED):
                 if self.pid is None:
                     # Celery has dropped the task, or reports it later.
-                    self.pid = claimed_by
-                    self._watch_child()
+                    self._watch_child(claimed_by)
                 self._move(Phase.CLAIMED, Verdict.GRANTED)
             return self.phase is Phase.CLAIMED
 
     # The pool calls these.
 
     def _on_accepted(self, pid: int, accepted: float) -> None:
-        self.pid = pid
         self.moved = monotonic()
-        self._watch_child()
+        self._watch_child(pid)
         # The lock may be lost already.
         self._update_cell()
         try:
             self._callbacks["on_accepted"](pid, accepted)
         except BaseException:
-            # For example a receiver or an event has failed, or the task is revoked with `terminate`. A child runs its
-            # body nevertheless; a thread or greenlet does not, and the pool reports no end.
+            # A receiver has failed, or the task is revoked with `terminate`. A child runs its body nevertheless; a
+            # thread or greenlet does not, and the pool reports no end.
             if self.gate.scoreboard is None:
                 # Celery would count its slot as one that is used.
                 internals.forget(self.request)
@@ -419,9 +419,10 @@ class GateRequest:
     def _is_watched(self) -> bool:
         return self.gate.child_watcher is not None and self.pid is not None
 
-    def _watch_child(self) -> None:
-        if self.gate.child_watcher is not None and self.pid is not None:
-            self.gate.child_watcher.add(self.pid, self.hold_id, self._on_child_exit)
+    def _watch_child(self, pid: int) -> None:
+        self.pid = pid
+        if self.gate.child_watcher is not None:
+            self.gate.child_watcher.add(pid, self.hold_id, self._on_child_exit)
 
     def _update_cell(self) -> None:
         """Write into the cell that the lock is lost or revoked, and kill the child if that is wanted."""
@@ -480,10 +481,7 @@ class GateRequest:
         internals.drop_callbacks(self.request)
 
     def leave(self, *, wait: bool = True) -> bool:
-        """End the request unless the pool has it; the broker delivers it again.
-
-        Return ``False`` if ``wait`` is false and another thread is at work on the request.
-        """
+        """End the request unless the pool has it; ``False`` if another thread is at work on it, without ``wait``."""
         if not self._changing.acquire(blocking=wait):
             return False
         try:
@@ -507,11 +505,8 @@ class GateRequest:
         attempt = self.attempts.current
         if attempt is None or self.phase not in {Phase.JOINING, Phase.WAITING}:
             return None
-        wakeup = attempt.next_wakeup()
-        if self.phase is Phase.WAITING:
-            return wakeup
-        rest = max(0.0, self.moved + MAX_JOINING - monotonic())
-        return rest if wakeup is None else min(rest, wakeup)
+        wakeup, rest = attempt.next_wakeup(), max(0.0, self.moved + MAX_JOINING - monotonic())
+        return wakeup if self.phase is Phase.WAITING else min(rest, math.inf if wakeup is None else wakeup)
 
     def check(self, now: float) -> None:
         """Check for revocation, expiry, age, and for a run that Celery has dropped."""

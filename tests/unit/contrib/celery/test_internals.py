@@ -37,7 +37,6 @@ from django_zklock.contrib.celery.internals import (
 from django_zklock.zk import queue as zk_queue
 from django_zklock.zk.queue import Kind
 from django_zklock.zk.queue import Queue as LockQueue
-from django_zklock.zk.rules import READ, WRITE, semaphore
 
 pytestmark = pytest.mark.celery
 
@@ -242,17 +241,17 @@ def queue(*kinds: Kind) -> tuple[list[str], LockQueue]:
 def test_waiting_behind__readers() -> None:
     """Readers hold beside a reader, except readers behind a writer."""
     names, found = queue(Kind.READ, Kind.READ, Kind.WRITE, Kind.READ)
-    assert [node.name for node in waiting_behind(READ, names[0], found)] == names[2:]
-    assert waiting_behind(READ, names[3], found) == []
+    assert [node.name for node in waiting_behind(names[0], found)] == names[2:]
+    assert waiting_behind(names[3], found) == []
 
 
 def test_waiting_behind__writers_and_leases() -> None:
     """All nodes wait behind a writer; behind a lease those above the limit wait."""
     names, found = queue(Kind.WRITE, Kind.READ, Kind.WRITE)
-    assert [node.name for node in waiting_behind(WRITE, names[0], found)] == names[1:]
+    assert [node.name for node in waiting_behind(names[0], found)] == names[1:]
     leases = [f"{zk_queue.name_prefix(zk_queue.new_guid(), Kind.LEASE, 2)}{number:010d}" for number in range(3)]
     found = LockQueue([node for node in map(zk_queue.parse_name, leases) if node is not None])
-    assert [node.name for node in waiting_behind(semaphore(2), leases[0], found)] == leases[2:]
+    assert [node.name for node in waiting_behind(leases[0], found)] == leases[2:]
 
 
 def delivered(*, exchange: str, routing_key: str, tag: str | None = None) -> Any:

@@ -190,8 +190,8 @@ class Workplace:
         self.gate.slots.in_hand = 1
         self.gate.slots.settle()
         assert locked.phase is Phase.SUBMITTED
-        locked.pid = pid
-        locked._watch_child()
+        if pid is not None:
+            locked._watch_child(pid)
         return locked, Cell(self.gate.scoreboard, locked.cell.number, locked.hold_id) if locked.cell else None
 
     def end_task(self) -> None:
