@@ -101,7 +101,7 @@ class TaskAttempts:
 
     def is_decided(self) -> bool:
         """Return whether the lock is granted or refused; a lock that was lost is acquired again."""
-        if self.refusal is not None or self.current is None:
+        if self.refusal is not None or self.current is None or self.current.granted:
             return True
         if self.current.expired:
             self.start()

@@ -15,7 +15,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -26,7 +26,7 @@ from django.db import connections as databases
 from django_zklock import locked_call
 from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate import child
-from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, DELIVERY_HEADERS, HEADER, ChildWatcher
+from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, HEADER, ChildWatcher
 from django_zklock.contrib.celery.gate.request import IN_POOL, AttemptId, GateRequest
 from django_zklock.contrib.celery.gate.scoreboard import Scoreboard
 from django_zklock.contrib.celery.gate.slots import Slots
@@ -46,7 +46,7 @@ CHECK_INTERVAL = 1.0
 MAX_PARKED = 300
 # Seconds for which messages are rejected after the broker has not taken one.
 PUBLISH_PAUSE = 30.0
-# Deadlines that a worker keeps for later deliveries; it forgets the oldest, whose tasks then have their whole timeout.
+# Deadlines that a worker keeps for later deliveries; with more it forgets them, and the tasks have their whole timeout.
 MAX_DEADLINES = 10_000
 
 
@@ -63,6 +63,8 @@ class Gate:
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
         self.window = internals.PrefetchWindow()
+        parked = consumer.app.conf.get("zklock_gate_max_parked")
+        self.max_parked = MAX_PARKED if parked is None else max(0, int(parked))
         # Events that should not happen, by name.
         self.counts: Counter[str] = Counter()
         # Of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch.
@@ -83,16 +85,9 @@ class Gate:
         # Names of the tasks whose key could not be made.
         self._without_key: set[str] = set()
 
-    # Celery calls these.
-
     def on_request(self, request: Request) -> None:
         """Let a request of a locked task wait for its lock, and pass on all others."""
-        facts = request.request_dict
-        if isinstance(headers := facts.get("headers"), dict) and not DELIVERY_HEADERS.isdisjoint(headers):
-            # A copy: they may be the message's own.
-            facts["headers"] = {name: headers[name] for name in headers if name not in DELIVERY_HEADERS}
-        facts.pop(DEADLINE_HEADER, None)
-        if facts.pop(HEADER, None) is not None:
+        if request.request_dict.pop(HEADER, None) is not None:
             logger.warning("event=header_refused task=%s reason='it is not of this delivery'", request.id)
         locked = self._locked_request(request)
         if locked is None:
@@ -161,8 +156,6 @@ class Gate:
             logger.log(level, text, task.name, request.id, error)
             return None
 
-    # The requests.
-
     def widen_window(self, hold_id: int, is_outside: bool) -> None:  # noqa: FBT001
         """Let a request wait in addition to Celery's window from now on, or no more; any thread."""
         with self._counting:
@@ -226,11 +219,9 @@ class Gate:
 
     def keep_deadline(self, attempt: AttemptId, deadline: float | None) -> None:
         """Keep ``deadline`` for the next delivery of the same message."""
-        if len(self.deadlines) >= MAX_DEADLINES:
-            # Some at once: this looks at all of them.
-            for oldest in list(self.deadlines)[: MAX_DEADLINES // 10]:
-                self.deadlines.pop(oldest, None)
         if deadline is not None:
+            if len(self.deadlines) >= MAX_DEADLINES:
+                self.deadlines.clear()
             self.deadlines[attempt] = deadline
 
     def read_deadline(self, request: Request, attempt: AttemptId) -> float | None:
@@ -241,22 +232,12 @@ class Gate:
         except (KeyError, TypeError, ValueError):
             return self.deadlines.pop(attempt, None)
 
-    # Settings.
-
-    @cached_property
-    def max_parked(self) -> int:
-        """How many requests may wait in addition to Celery's own window."""
-        chosen = self.consumer.app.conf.get("zklock_gate_max_parked")
-        return MAX_PARKED if chosen is None else max(0, int(chosen))
-
     @property
     def max_wait(self) -> float:
         """Seconds after its delivery when a message goes back to the broker, unless its task runs."""
         chosen = self.consumer.app.conf.get("zklock_gate_max_wait")
         # The other half is for the task itself, which may be acknowledged late.
         return float(chosen) if chosen is not None else internals.visibility_timeout(self.consumer) / 2
-
-    # What others see.
 
     @property
     def sends_events(self) -> bool:
@@ -270,16 +251,12 @@ class Gate:
             return
         facts = describe()
         # Celery has its own names for the facts that every event has.
-        renamed = {"id": "uuid", "pid": "child"}
+        facts["uuid"], facts["child"] = facts.pop("id"), facts.pop("pid")
         try:
-            internals.send_event(
-                self.consumer.event_dispatcher,
-                f"zklock-{what}",
-                **{renamed.get(name, name): value for name, value in facts.items()},
-            )
+            internals.send_event(self.consumer.event_dispatcher, f"zklock-{what}", **facts)
         except Exception:
             # The connection for events may be the one that was lost; tasks do not depend on it.
-            logger.exception("event=event_not_sent what=%s task=%s", what, facts["id"])
+            logger.exception("event=event_not_sent what=%s task=%s", what, facts["uuid"])
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state of the gate, for ``celery inspect``."""

@@ -201,10 +201,9 @@ class GateRequest:
                 # Celery has announced and acknowledged it.
                 self.over()
                 return
-            # First: a grant that comes at once is to be noticed.
+            # First: a grant that comes at once is to be noticed. The next check finds silence.
             self._move(Phase.JOINING, Verdict.NONE)
             self.attempts.start()
-        self.gate.schedule_check(MAX_JOINING)
 
     def _on_change(self) -> None:
         # On the session's threads.
