@@ -100,13 +100,14 @@ def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any])
         return None
     gate = gates.get(ticket.origin) if isinstance(ticket, Ticket) else None
     if gate is None:
-        _log_refusal(task.request.id, "it is not of this worker")
+        logger.warning("event=header_refused task=%s reason='it is not of this worker'", task.request.id)
         return None
     if not _is_for(ticket, task, call, args, kwargs):
         if not ticket.acquires and ticket.refusal is None:
             # The task cannot use the hold that the main process has for it.
             _release(gate, ticket)
-        _log_refusal(task.request.id, f"it is for the body and arguments of the message, not for this {call.name}")
+        reason = f"it is for the body and arguments of the message, not for this {call.name}"
+        logger.warning("event=header_refused task=%s reason=%r", task.request.id, reason)
         return None
     return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work), task.request.id)
 
@@ -131,16 +132,12 @@ def _strip(request: Any) -> None:
         request.headers = {name: value for name, value in request.headers.items() if name not in DELIVERY_HEADERS}
 
 
-def _log_refusal(task: str, reason: str) -> None:
-    logger.warning("event=header_refused task=%s reason=%r", task, reason)
-
-
 def _release(gate: Gate, ticket: Ticket) -> None:
     """Let the main process release the hold of ``ticket``."""
     if gate.child_watcher is not None:
         gate.child_watcher.send_release(ticket.hold_id)
-    elif (request := gate.requests.get(ticket.hold_id)) is not None:
-        request.on_body_ended()
+    else:
+        gate.on_body_ended(ticket.hold_id)
 
 
 def _strip_in_fork() -> None:
@@ -184,7 +181,7 @@ class TicketOffer:
                 if held is not None:
                     self._send_acquired(held)
             else:
-                _log_refusal(self._task, "it has been used")
+                logger.warning("event=header_refused task=%s reason='it has been used'", self._task)
                 return None
             if held is not None:
                 return held, None
@@ -249,8 +246,6 @@ class InheritedContender:
         if self.lost is None or self.loss_reason_pending:
             self.report_to(possession)
 
-    # As a contender.
-
     @property
     def lost(self) -> str | None:
         """Why the hold can no longer be trusted."""
@@ -298,8 +293,6 @@ class InheritedContender:
             call()
         else:
             _timers.call_later(GONE_POLL_INTERVAL, partial(self.on_deleted, call))
-
-    # As a session.
 
     @property
     def lease_expired(self) -> bool:

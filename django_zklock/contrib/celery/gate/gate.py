@@ -28,7 +28,7 @@ from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate import child
 from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, HEADER, ChildWatcher
 from django_zklock.contrib.celery.gate.request import IN_POOL, AttemptId, GateRequest
-from django_zklock.contrib.celery.gate.scoreboard import Scoreboard
+from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
 from django_zklock.contrib.celery.gate.slots import Slots
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.locked_call import LockedCall
@@ -58,7 +58,7 @@ class Gate:
         self.loop = Loop(has_hub=bool(consumer.hub))
         # Only where tasks run in child processes.
         self.scoreboard = Scoreboard() if internals.is_prefork(consumer.pool) else None
-        self.child_watcher = ChildWatcher(self._on_body_ended) if self.scoreboard is not None else None
+        self.child_watcher = ChildWatcher(self.on_body_ended) if self.scoreboard is not None else None
         self.slots = Slots(self)
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
@@ -162,7 +162,8 @@ class Gate:
             (self.outside_window.add if is_outside else self.outside_window.discard)(hold_id)
             self.window.widen(min(len(self.outside_window), self.max_parked))
 
-    def _on_body_ended(self, hold_id: int) -> None:
+    def on_body_ended(self, hold_id: int) -> None:
+        """Release the lock of ``hold_id``, if it is held."""
         if (request := self.requests.get(hold_id)) is not None:
             request.on_body_ended()
 
@@ -265,7 +266,7 @@ class Gate:
             "running": sum(request.phase in IN_POOL for request in list(self.requests.values())),
             "max_parked": self.max_parked,
             "prefetch": self.window.size,
-            "scoreboard": self.scoreboard.used if self.scoreboard is not None else 0,
+            "scoreboard": MAX_CELLS - len(self.scoreboard.free) if self.scoreboard is not None else 0,
             **{name: self.counts[name] for name in ("reconciled", "given_back", "failed")},
         }
 

@@ -54,22 +54,15 @@ AttemptId = tuple[str, int, int, int]
 
 
 class Phase(enum.Enum):
-    """Where a request is."""
+    """Where a request is; docs/explanation/architecture.md says what comes after what."""
 
-    # It waits for its turn, and has not asked for its lock.
-    QUEUED = "queued"
-    # It has asked, and there is no answer.
-    JOINING = "joining"
-    # Another contender is first.
-    WAITING = "waiting"
-    # It waits for the next slot.
-    DECIDED = "decided"
-    # Celery's pool has it.
-    SUBMITTED = "submitted"
-    # The body has the hold.
-    CLAIMED = "claimed"
-    # The body has released the lock, and the task has not ended.
-    RELEASED = "released"
+    QUEUED = "it waits for its turn, and has not asked for its lock"
+    JOINING = "it has asked, and there is no answer"
+    WAITING = "another contender is first"
+    DECIDED = "it waits for the next slot"
+    SUBMITTED = "Celery's pool has it"
+    CLAIMED = "the body has the hold"
+    RELEASED = "the body has released the lock, and the task has not ended"
     OVER = "over"
 
 
@@ -79,10 +72,8 @@ class Verdict(enum.Enum):
     NONE = "none"
     GRANTED = "granted"
     REFUSED = "refused"
-    # The task acquires it itself.
-    IN_SLOT = "in slot"
-    # It was lost under the body, whose child was killed for that.
-    KILLED = "killed"
+    IN_SLOT = "the task acquires it itself"
+    KILLED = "it was lost under the body, whose child was killed for that"
 
 
 # The pairs that exist, and what they are for `manage.py zklock`, which has no word for a task that is in no queue.
@@ -308,10 +299,10 @@ class GateRequest:
             self.request.execute_using_pool(self.gate.consumer.pool)
         except TaskRevokedError:
             # Celery has announced and acknowledged it.
-            self.gate.slots.put_back()
+            self.gate.loop.post(self.gate.slots.on_slot)
             self.over()
         except Exception:
-            self.gate.slots.put_back()
+            self.gate.loop.post(self.gate.slots.on_slot)
             self._go_back()
             raise
 
@@ -373,8 +364,6 @@ class GateRequest:
                     self._watch_child(claimed_by)
                 self._move(Phase.CLAIMED, Verdict.GRANTED)
             return self.phase is Phase.CLAIMED
-
-    # The pool calls these.
 
     def _on_accepted(self, pid: int, accepted: float) -> None:
         self.moved = monotonic()
@@ -455,8 +444,6 @@ class GateRequest:
             self._move(Phase.RELEASED, Verdict.GRANTED)
         # The child may wait until the node is deleted.
         self.attempts.end(self.cell.close if self.cell is not None else None)
-
-    # The end.
 
     def over(self) -> None:
         """End the request, whatever ended it: release the lock and all that belongs to it; any thread, any time."""
@@ -570,8 +557,6 @@ class GateRequest:
             return
         self._note = ChildNote(attempt.contender, facts)
         self._note.start()
-
-    # What others see.
 
     @property
     def is_stuck(self) -> bool:

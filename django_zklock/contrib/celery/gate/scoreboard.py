@@ -76,11 +76,6 @@ class Scoreboard:
         self.writing = threading.RLock()
         self._claims = InheritedDescriptor(_anonymous_file())
 
-    @property
-    def used(self) -> int:
-        """How many cells are in use."""
-        return MAX_CELLS - len(self.free)
-
     @contextmanager
     def deciding(self, number: int) -> Iterator[bool]:
         """Whether this process alone decides about the cell ``number`` meanwhile; neither side waits for the other."""
@@ -101,20 +96,15 @@ class InheritedDescriptor:
     """A descriptor that children inherit. A body may close it, and its number may be that of another file then."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._identity = self._read_identity()
+        self.fd, self._status = fd, os.fstat(fd)
 
     @property
     def is_intact(self) -> bool:
         """Whether the number still is that of our file."""
         try:
-            return self._read_identity() == self._identity
+            return os.path.samestat(os.fstat(self.fd), self._status)
         except OSError:
             return False
-
-    def _read_identity(self) -> tuple[int, int]:
-        status = os.fstat(self.fd)
-        return status.st_dev, status.st_ino
 
 
 def _share(kind: type[Any], count: int) -> Any:

@@ -15,11 +15,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.request import GateRequest, Phase
-from django_zklock.contrib.celery.internals import SemaphoreSlots
 from django_zklock.zk.waiting import monotonic
 
 if TYPE_CHECKING:
@@ -42,8 +41,8 @@ class Slots:
         self.in_hand = 0
         self._gate = gate
         controller = gate.consumer.controller
-        self._pool: SemaphoreSlots | UncountedSlots = (
-            SemaphoreSlots(controller, lambda: self.in_hand)
+        self._pool: Any = (
+            internals.SemaphoreSlots(controller, lambda: self.in_hand)
             if internals.gives_slots(controller)
             else UncountedSlots(blocks=internals.blocks_when_full(controller))
         )
@@ -73,13 +72,14 @@ class Slots:
         """Let ``request``, which is DECIDED, have the next slot, before all that wait for their turn."""
         self.settle()
         if request.hold_id in self._gate.decided and self._is_next(request):
-            self._pool.acquire_next(self._on_slot)
+            self._pool.acquire_next(self.on_slot)
 
     def _is_next(self, request: GateRequest) -> bool:
         # One that has asked ahead of its turn, and was granted at once, overtakes no other.
         return request.contended or request.hold_id not in self._turns
 
-    def _on_slot(self) -> None:
+    def on_slot(self) -> None:
+        """Use a slot that has come, or that the pool did not use after all."""
         self.in_hand += 1
         self.settle()
 
@@ -124,10 +124,6 @@ class Slots:
             self.in_hand += 1
             raise
 
-    def put_back(self) -> None:
-        """Take back a slot that the pool did not use after all."""
-        self._gate.loop.post(self._on_slot)
-
     def reset(self) -> None:
         """Forget all slots: Celery counts them anew when it has lost the broker."""
         self.in_hand = 0
@@ -135,20 +131,13 @@ class Slots:
 
 
 class UncountedSlots:
-    """The slots of a pool that does not report free ones, as if there always were one: it has a queue, or it blocks.
-
-    It has the methods of :class:`~.internals.SemaphoreSlots`.
-    """
+    """The slots of a pool that does not report free ones, as if there always were one: it has a queue, or it blocks."""
 
     # None may ask ahead of its turn.
     size = 0
 
     def __init__(self, *, blocks: bool) -> None:
         self._blocks = blocks
-
-    def first(self, _count: int) -> list[Callable[[], object]]:
-        """Return nothing: no request waits."""
-        return []
 
     def acquire(self, call: Callable[[], object]) -> None:
         """Call ``call``."""

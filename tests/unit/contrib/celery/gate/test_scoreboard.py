@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from django_zklock.contrib.celery.gate.scoreboard import Cell, HoldState, ParentCell, Scoreboard
+from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Cell, HoldState, ParentCell, Scoreboard
 from django_zklock.zk.session import SessionListener
 from django_zklock.zk.waiting import boottime
 
@@ -127,7 +127,7 @@ def test_claim__once_it_is_withdrawn() -> None:
     assert [cell.withdraw() for cell in (claimed, withdrawn)] == [False, True]
     assert not in_other.claim(72)
     assert (claimed.claimed_by, withdrawn.claimed_by, in_one.state) == (71, None, HoldState.HELD)
-    assert scoreboard.used == 1
+    assert len(scoreboard.free) == MAX_CELLS - 1
 
 
 def test_claim__lease_over() -> None:
@@ -149,7 +149,7 @@ def test_claim__of_a_hold_that_is_over() -> None:
     cell.close()
     assert not in_one.claim(71)
     assert cell.claimed_by is None
-    assert scoreboard.used == 0
+    assert len(scoreboard.free) == MAX_CELLS
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
