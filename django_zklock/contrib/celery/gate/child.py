@@ -314,75 +314,63 @@ _POLL_INTERVAL = 0.05
 
 
 class ChildWatcher:
-    """Calls ``on_release`` with each ``hold_id`` that a child has sent, on the thread of this class."""
+    """Calls ``on_release`` with what a child has sent, and ``on_end`` with the child's pid, on a thread of its own."""
 
-    def __init__(self, on_release: Callable[[int], None]) -> None:
-        self._on_release = on_release
+    def __init__(self, on_release: Callable[[int], None], on_end: Callable[[int], None]) -> None:
+        self._on_release, self._on_end = on_release, on_end
         self._read_end, self._write_end = os.pipe()
         for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
         self._inherited = InheritedDescriptor(self._write_end)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._read_end, selectors.EVENT_READ)
-        # By process: its descriptor, and the callbacks for its end by hold_id. Guarded by _changing, which is reentrant
-        # because a signal handler that ends the worker may interrupt the owner.
-        self._watched: dict[int, tuple[int | None, dict[int, Callable[[], None]]]] = {}
+        # The descriptor of each child, if there can be one. Guarded by _changing, which is reentrant because a signal
+        # handler that ends the worker may interrupt the owner.
+        self._watched: dict[int, int | None] = {}
         self._changing = threading.RLock()
         self._thread: threading.Thread | None = None
 
     # Called by the parent.
 
-    def add(self, pid: int, hold_id: int, on_end: Callable[[], None]) -> None:
-        """Call ``on_end`` when the child ``pid`` has ended, at once if it has already."""
+    def add(self, pid: int) -> bool:
+        """Watch the child ``pid``; return ``False`` if it has ended already."""
         with self._changing:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="zklock-children", daemon=True)
                 self._thread.start()
-            if pid in self._watched or self._watch(pid):
-                self._watched[pid][1][hold_id] = on_end
-                return
-        on_end()
-
-    def _watch(self, pid: int) -> bool:
-        """Return whether the child ``pid`` is watched from now on; ``False`` if it has ended."""
-        descriptor: int | None = None
-        try:
-            descriptor = os.pidfd_open(pid)
-            self._selector.register(descriptor, selectors.EVENT_READ, pid)
-        except ProcessLookupError:
-            return False
-        except (AttributeError, OSError):  # not on this system
-            if _has_ended(pid):
-                return False
-        self._watched[pid] = (descriptor, {})
-        if descriptor is None:
-            # The thread may wait without a limit, for descriptors alone.
-            self.send_release(_NO_HOLD)
-        return True
-
-    def discard(self, pid: int, hold_id: int) -> None:
-        """Remove the callback that :meth:`add` has added for ``hold_id``."""
-        with self._changing:
             if pid in self._watched:
-                self._watched[pid][1].pop(hold_id, None)
+                return True
+            descriptor: int | None = None
+            try:
+                descriptor = os.pidfd_open(pid)
+                self._selector.register(descriptor, selectors.EVENT_READ, pid)
+            except ProcessLookupError:
+                return False
+            except (AttributeError, OSError):  # not on this system
+                if _has_ended(pid):
+                    return False
+            self._watched[pid] = descriptor
+            if descriptor is None:
+                # The thread may wait without a limit, for descriptors alone.
+                self.send_release(_NO_HOLD)
+            return True
 
     def kill(self, pid: int) -> None:
         """Kill the child ``pid`` if it is watched and has not ended."""
         with self._changing, contextlib.suppress(ProcessLookupError, KeyError):
-            descriptor, _ = self._watched[pid]
-            if descriptor is None:
+            if (descriptor := self._watched[pid]) is None:
                 os.kill(pid, signal.SIGKILL)
             else:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def _run(self) -> None:
         while True:
-            polled = [pid for pid, (descriptor, _) in list(self._watched.items()) if descriptor is None]
+            polled = [pid for pid, descriptor in list(self._watched.items()) if descriptor is None]
             try:
                 for key, _ in self._selector.select(_POLL_INTERVAL if polled else None):
                     if key.fileobj == self._read_end:
                         for (hold_id,) in _HOLD_ID.iter_unpack(os.read(self._read_end, 4096 * _HOLD_ID.size)):
-                            self._call(partial(self._on_release, hold_id))
+                            self._call(self._on_release, hold_id)
                     else:
                         self._ended(key.data)
                 for pid in polled:
@@ -393,17 +381,15 @@ class ChildWatcher:
 
     def _ended(self, pid: int) -> None:
         with self._changing:
-            descriptor, calls = self._watched.pop(pid, (None, {}))
-            if descriptor is not None:
+            if (descriptor := self._watched.pop(pid, None)) is not None:
                 self._selector.unregister(descriptor)
                 os.close(descriptor)
-        for call in calls.values():
-            self._call(call)
+        self._call(self._on_end, pid)
 
-    def _call(self, call: Callable[[], None]) -> None:
+    def _call(self, call: Callable[[int], None], argument: int) -> None:
         """Call ``call``; its error must not keep the other locks, of which this thread has read as well."""
         try:
-            call()
+            call(argument)
         except Exception:
             logger.exception("event=child_watcher_failed")
 

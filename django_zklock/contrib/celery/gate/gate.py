@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import secrets
 import threading
@@ -27,7 +26,7 @@ from django_zklock import locked_call
 from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate import child
 from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, HEADER, ChildWatcher
-from django_zklock.contrib.celery.gate.request import IN_POOL, AttemptId, GateRequest
+from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, AttemptId, GateRequest
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
 from django_zklock.contrib.celery.gate.slots import Slots
 from django_zklock.contrib.celery.tasks import outermost_lock
@@ -40,8 +39,6 @@ logger = logging.getLogger("django_zklock.celery")
 
 # Seconds between two attempts to stop while another thread is at work on a request.
 STOP_INTERVAL = 0.1
-# Seconds between two checks for what no callback reports, such as a revoked task.
-CHECK_INTERVAL = 1.0
 # Requests that may wait in a worker in addition to Celery's own prefetch window, unless a setting limits them.
 MAX_PARKED = 300
 # Seconds for which messages are rejected after the broker has not taken one.
@@ -58,7 +55,9 @@ class Gate:
         self.loop = Loop(has_hub=bool(consumer.hub))
         # Only where tasks run in child processes.
         self.scoreboard = Scoreboard() if internals.is_prefork(consumer.pool) else None
-        self.child_watcher = ChildWatcher(self.on_body_ended) if self.scoreboard is not None else None
+        self.child_watcher = (
+            ChildWatcher(self.on_body_ended, self._on_child_exit) if self.scoreboard is not None else None
+        )
         self.slots = Slots(self)
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
@@ -77,7 +76,7 @@ class Gate:
         self.outside_window: set[int] = set()
         # Reentrant, because a signal handler that ends the worker may interrupt the owner.
         self._counting = threading.RLock()
-        self._check_due = math.inf
+        self._checks = False
         # Where messages that go back are published, and from when on (monotonic clock).
         self._confirming: Any = None
         self._publishes_from = 0.0
@@ -167,35 +166,33 @@ class Gate:
         if (request := self.requests.get(hold_id)) is not None:
             request.on_body_ended()
 
+    def _on_child_exit(self, pid: int) -> None:
+        for request in list(self.requests.values()):
+            if request.pid == pid:
+                request.on_child_exit()
+
     @property
     def is_stuck(self) -> bool:
         """Whether a granted request has waited too long: for a slot, or in the queue of a pool in this process."""
         requests = self.requests if self.scoreboard is None else self.decided
         return any(request.is_stuck for request in list(requests.values()))
 
-    def schedule_check(self, delay: float | None = None) -> None:
-        """Check the requests in ``delay`` seconds, and in ``CHECK_INTERVAL`` at the latest."""
-        due = monotonic() + min(CHECK_INTERVAL if delay is None else delay, CHECK_INTERVAL)
-        if due < self._check_due:
-            self._check_due = due
-            self.loop.call_later(due - monotonic(), partial(self._check, due))
+    def start_checks(self) -> None:
+        """Check all requests again and again, until there is none."""
+        if not self._checks:
+            self._checks = True
+            self.loop.call_later(CHECK_INTERVAL, self._check)
 
-    def _check(self, due: float) -> None:
-        if due != self._check_due:
-            # An earlier one was scheduled after this.
-            return
-        self._check_due = math.inf
-        now, delays = monotonic(), [CHECK_INTERVAL]
+    def _check(self) -> None:
+        self._checks, now = False, monotonic()
         for request in list(self.requests.values()):
             try:
                 request.check(now)
             except Exception:
                 # One request must not keep the others from their checks. It is checked again.
                 logger.exception("event=check_failed task=%s", request.request.id)
-            if request.next_check is not None:
-                delays.append(request.next_check)
         if self.requests:
-            self.schedule_check(min(delays))
+            self.start_checks()
 
     # Messages that go back.
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 import secrets
 import threading
 import time
@@ -44,6 +43,8 @@ logger = logging.getLogger("django_zklock.celery")
 
 # Seconds for which a request waits for ZooKeeper's first answer. Then the task waits for it, as without the gate.
 MAX_JOINING = 1.0
+# Seconds between two checks for what no callback reports, such as a revoked task.
+CHECK_INTERVAL = 1.0
 # Seconds for which a granted lock waits for a slot, or there for the body, if another contender waits behind it.
 MAX_READY = 1.0
 # Failures that the pool itself reports, before or after the end of the child. All others come from the child.
@@ -192,9 +193,10 @@ class GateRequest:
                 # Celery has announced and acknowledged it.
                 self.over()
                 return
-            # First: a grant that comes at once is to be noticed. The next check finds silence.
+            # First: a grant that comes at once is to be noticed.
             self._move(Phase.JOINING, Verdict.NONE)
             self.attempts.start()
+        self._step_in_time()
 
     def _on_change(self) -> None:
         # On the session's threads.
@@ -236,8 +238,8 @@ class GateRequest:
                 self._release_if_followed()
         else:
             self.gate.slots.settle()
-        if (delay := self.next_check) is not None:
-            self.gate.schedule_check(delay)
+            if self.phase in {Phase.JOINING, Phase.WAITING}:
+                self._step_in_time()
 
     def _fall_back(self) -> None:
         """Let the task acquire the lock in its slot."""
@@ -409,8 +411,8 @@ class GateRequest:
 
     def _watch_child(self, pid: int) -> None:
         self.pid = pid
-        if self.gate.child_watcher is not None:
-            self.gate.child_watcher.add(pid, self.hold_id, self._on_child_exit)
+        if self.gate.child_watcher is not None and not self.gate.child_watcher.add(pid):
+            self.on_child_exit()
 
     def _update_cell(self) -> None:
         """Write into the cell that the lock is lost or revoked, and kill the child if that is wanted."""
@@ -430,7 +432,8 @@ class GateRequest:
             watcher.kill(self.pid)
         logger.warning("event=child_ended key=%r task=%s pid=%d reason=lost", self.lock.key, self.request.id, self.pid)
 
-    def _on_child_exit(self) -> None:
+    def on_child_exit(self) -> None:
+        """End the request: its child has ended."""
         self.over()
         if self.verdict is Verdict.KILLED:
             # Celery would notice ten seconds later, and without the reason.
@@ -455,8 +458,6 @@ class GateRequest:
         self.attempts.end()
         if self.cell is not None:
             self.cell.close()
-        if self.gate.child_watcher is not None and self.pid is not None:
-            self.gate.child_watcher.discard(self.pid, self.hold_id)
         self.gate.requests.pop(self.hold_id, None)
         if before is Phase.JOINING:
             # The slot that was kept for it.
@@ -485,14 +486,12 @@ class GateRequest:
 
     # What no callback reports.
 
-    @property
-    def next_check(self) -> float | None:
-        """The seconds after which there is something to check, if nothing happens."""
+    def _step_in_time(self) -> None:
+        """Look at the attempt when its timeout is over, if that comes before the next check."""
         attempt = self.attempts.current
-        if attempt is None or self.phase not in {Phase.JOINING, Phase.WAITING}:
-            return None
-        wakeup, rest = attempt.next_wakeup(), max(0.0, self.moved + MAX_JOINING - monotonic())
-        return wakeup if self.phase is Phase.WAITING else min(rest, math.inf if wakeup is None else wakeup)
+        wakeup = attempt.next_wakeup() if attempt is not None else None
+        if wakeup is not None and wakeup < CHECK_INTERVAL:
+            self.gate.loop.call_later(wakeup, partial(self.guarded, self.step))
 
     def check(self, now: float) -> None:
         """Check for revocation, expiry, age, and for a run that Celery has dropped."""
@@ -516,8 +515,10 @@ class GateRequest:
             if now - self.moved > MAX_READY:
                 self._release_if_followed()
                 self.note(now)
-        elif self.phase is Phase.JOINING or self.next_check == 0:
+        elif self.phase is Phase.JOINING:
             self.step()
+        else:
+            self._step_in_time()
 
     def reconcile(self) -> None:
         """End a run that Celery has dropped, unless a body runs under the hold: then the body's end ends it."""

@@ -57,7 +57,7 @@ class Slots:
         self._turns.add(request.hold_id)
         self._pool.acquire(partial(self._on_turn, request))
         self._ask_ahead()
-        self._gate.schedule_check()
+        self._gate.start_checks()
 
     def _on_turn(self, request: GateRequest) -> None:
         self.in_hand += 1

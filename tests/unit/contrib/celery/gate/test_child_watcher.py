@@ -6,7 +6,6 @@ import os
 import queue
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -28,14 +27,16 @@ def test_end__is_noticed(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> N
     """The end of each child is noticed before anybody reads it, also where a container forbids to wait for it."""
     if is_refused:
         monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
-    watcher = ChildWatcher(lambda _hold_id: None)
+    ended: queue.Queue[int] = queue.Queue()
+    watcher = ChildWatcher(lambda _hold_id: None, ended.put)
     # The second one while the watcher waits for others.
-    for hold_id in (1, 2):
-        ended = threading.Event()
+    for _ in range(2):
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-            watcher.add(child.pid, hold_id, ended.set)
+            assert watcher.add(child.pid)
+            assert watcher.add(child.pid)
             child.kill()
-            assert ended.wait(SOON)
+            assert ended.get(timeout=SOON) == child.pid
+    assert ended.empty()
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -43,26 +44,26 @@ def test_end__is_noticed_late(monkeypatch: pytest.MonkeyPatch, is_refused: bool)
     """A child that has ended before it is watched is noticed at once, whether its end was read or not."""
     if is_refused:
         monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
-    watcher = ChildWatcher(lambda _hold_id: None)
+    ended: queue.Queue[int] = queue.Queue()
+    watcher = ChildWatcher(lambda _hold_id: None, ended.put)
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        for hold_id in (1, 2):
-            ended = threading.Event()
-            watcher.add(child.pid, hold_id, ended.set)
-            assert ended.wait(SOON)
-            child.wait(SOON)
+        assert not watcher.add(child.pid) or ended.get(timeout=SOON) == child.pid
+        child.wait(SOON)
+        assert not watcher.add(child.pid)
 
 
 def test_end__without_waitid(monkeypatch: pytest.MonkeyPatch) -> None:
     """On macOS before Python 3.13, which has neither call, the end is noticed when Celery has read it."""
     monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
     monkeypatch.delattr(os, "waitid")
-    watcher, ended = ChildWatcher(lambda _hold_id: None), threading.Event()
+    ended: queue.Queue[int] = queue.Queue()
+    watcher = ChildWatcher(lambda _hold_id: None, ended.put)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        watcher.add(child.pid, 1, ended.set)
+        assert watcher.add(child.pid)
         child.kill()
         child.wait(SOON)
-        assert ended.wait(SOON)
+        assert ended.get(timeout=SOON) == child.pid
 
 
 def test_release__another_one_fails() -> None:
@@ -74,17 +75,17 @@ def test_release__another_one_fails() -> None:
             raise KeyError(hold_id)
         released.put(hold_id)
 
-    watcher = ChildWatcher(release)
+    watcher = ChildWatcher(release, lambda _pid: None)
     for hold_id in (1, 2, 3):
         watcher.send_release(hold_id)
     # Starts the thread, which reads all of them at once.
-    watcher.add(os.getpid(), 4, lambda: None)
+    watcher.add(os.getpid())
     assert [released.get(timeout=SOON) for _ in range(2)] == [2, 3]
 
 
 def test_release__pipe_was_closed(tmp_path: Path) -> None:
     """A child whose body has closed the pipe sends nothing, least of all into a file that has got its number."""
-    watcher = ChildWatcher(lambda _hold_id: None)
+    watcher = ChildWatcher(lambda _hold_id: None, lambda _pid: None)
     with (tmp_path / "file").open("wb") as file:
         kept = os.dup(watcher._write_end)
         os.dup2(file.fileno(), watcher._write_end)

@@ -14,13 +14,16 @@ from tests.unit.contrib.celery.gate.workplace import Workplace
 
 
 def test_check__one_chain() -> None:
-    """A check that was scheduled before a nearer one is no check any more: each would schedule the next."""
-    gate = Gate.__new__(Gate)
-    gate.requests, gate._check_due = {}, 5.0
-    gate._check(6.0)
-    assert gate._check_due == 5.0
-    gate._check(5.0)
-    assert gate._check_due > 5.0
+    """One check comes after the other while there are requests, however many begin, and none without."""
+    workplace = Workplace()
+    locked = workplace.waiting()
+    workplace.waiting().over()
+    assert len(workplace.loop.due) == 1
+    workplace.loop.fire()
+    assert len(workplace.loop.due) == 1
+    locked.over()
+    workplace.loop.fire()
+    assert workplace.loop.due == []
 
 
 def test_request__without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

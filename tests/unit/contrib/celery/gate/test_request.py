@@ -101,13 +101,13 @@ def test_lost__the_loss_is_the_failure() -> None:
     """A task whose child was killed for its lost lock fails with that, and not with what Celery finds out later."""
     workplace = Workplace()
     locked, in_child = workplace.running(on_lost="terminate")
-    on_failure, on_child_exit = locked.request.on_failure, workplace.watcher.watched[71]
+    on_failure = locked.request.on_failure
     assert in_child.claim(71)
     locked.attempts.contender.lost = "its node was deleted"
     locked._on_change()
     workplace.loop.fire()
     assert (workplace.watcher.killed, locked.verdict) == ([71], Verdict.KILLED)
-    on_child_exit()
+    workplace.gate._on_child_exit(71)
     workplace.loop.turn()
     on_failure(SimpleNamespace(exception=WorkerLostError("signal 9")))
     (failure,) = workplace.failures
@@ -287,10 +287,10 @@ def test_timeout__child_still_runs(soft: bool) -> None:
     """At a time limit the lock stays held until the child has ended: Celery kills it after this call."""
     workplace = Workplace()
     locked, _in_child = workplace.running()
-    on_child_exit = workplace.watcher.watched[71]
     locked.request.on_timeout(soft, 1.0)
     phases = [locked.phase]
-    on_child_exit()
+    assert workplace.watcher.watched == {71}
+    workplace.gate._on_child_exit(71)
     assert [*phases, locked.phase] == [Phase.SUBMITTED, Phase.OVER]
 
 
@@ -320,7 +320,8 @@ def test_drop__is_reported_if_the_lock_is_released(caplog: pytest.LogCaptureFixt
     assert locked.phase is (Phase.CLAIMED if body_runs else Phase.OVER)
     if body_runs:
         # Its child is watched from now on, and its end releases the lock.
-        workplace.watcher.watched[71]()
+        assert workplace.watcher.watched == {71}
+        workplace.gate._on_child_exit(71)
         assert locked.phase is Phase.OVER
     assert not in_child.claim(72)
 

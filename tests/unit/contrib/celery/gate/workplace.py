@@ -98,15 +98,13 @@ class Watcher:
     """Records which children are watched and killed."""
 
     def __init__(self) -> None:
-        self.watched: dict[int, Callable[[], None]] = {}
+        self.watched: set[int] = set()
         self.killed: list[int] = []
         self.on_kill: Callable[[], object] = lambda: None
 
-    def add(self, pid: int, _hold_id: int, on_end: Callable[[], None]) -> None:
-        self.watched[pid] = on_end
-
-    def discard(self, pid: int, _hold_id: int) -> None:
-        self.watched.pop(pid, None)
+    def add(self, pid: int) -> bool:
+        self.watched.add(pid)
+        return True
 
     def kill(self, pid: int) -> None:
         self.on_kill()
@@ -145,7 +143,7 @@ class Workplace:
         self.gate: Any = Gate.__new__(Gate)
         vars(self.gate).update(
             consumer=consumer, loop=self.loop, counts=Counter(), requests={}, joining=set(), decided={}, deadlines={},
-            outside_window=set(), origin="worker", scoreboard=Scoreboard() if forks else None, _check_due=math.inf,
+            outside_window=set(), origin="worker", scoreboard=Scoreboard() if forks else None, _checks=False,
             _publishes_from=0.0, _confirming=None,
             child_watcher=self.watcher if forks else None, _counting=threading.RLock(), max_parked=300,
             window=SimpleNamespace(widen=lambda _count: None),
