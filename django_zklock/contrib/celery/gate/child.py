@@ -1,8 +1,8 @@
 """What passes between a worker's main process and its children: a ticket with the task, and the end of the body.
 
 The ticket is in the request that goes to the pool. Nothing that a producer sends can be one: a message has no objects,
-the worker removes these headers from every message that it receives, and ``origin`` is a secret of the process that
-makes the ticket. Where tasks run in the main process they read tickets too, and get the contender itself.
+and ``origin`` is a secret of the process that makes the ticket. Where tasks run in the main process they read tickets
+too, and get the contender itself.
 
 The end of the body comes through a pipe that all children inherit, and the end of a child from the system. Celery
 reports a dead child ten seconds later (``worker_lost_wait``), and its lock would not be free until then.
@@ -216,8 +216,7 @@ class TicketOffer:
 class InheritedContender:
     """The contender of a hold in a child, and the contender's session: the real ones are in the parent.
 
-    It reads the cell of the scoreboard and the clock of this process. It does no I/O, and notices a loss even while the
-    parent is stopped.
+    It reads the cell and the clock of this process, and notices a loss even while the parent is stopped.
     """
 
     def __init__(self, ticket: Ticket, cell: Cell, rule: Rule, release: Callable[[], None]) -> None:
@@ -396,13 +395,9 @@ class ChildWatcher:
     # Called by a child.
 
     def send_release(self, hold_id: int) -> None:
-        """Let the parent release the lock of ``hold_id``.
-
-        If the pipe is full, or the body has closed it, the parent releases the lock when it has the task's result.
-        """
-        if self._inherited.is_intact:
-            with contextlib.suppress(OSError):
-                os.write(self._write_end, _HOLD_ID.pack(hold_id))
+        """Let the parent release the lock; it does that with the task's result if the pipe is full or closed."""
+        with contextlib.suppress(OSError):
+            os.write(self._inherited.intact, _HOLD_ID.pack(hold_id))
 
 
 def _has_ended(pid: int) -> bool:

@@ -1,18 +1,15 @@
 """Shared memory in which a worker's main process publishes which of its children's locks are still held.
 
-The children inherit it by the fork. A child never waits for its parent, and knows by its own clock when the leases of a
-stopped parent are over.
-
-A hold is used by the child or given up by the parent, never both. The two decide under a lock of the kernel on one byte
-of an inherited file, for a few microseconds; the kernel frees it if the one that decides dies meanwhile. What was
-decided stands in the memory, so a body that closes descriptors which it has not opened cannot undo it: POSIX drops all
-locks of a process on a file when the process closes any descriptor of that file.
+The children inherit it by the fork. A hold is used by the child or given up by the parent, never both. The two decide
+under a lock of the kernel on one byte of an inherited file, for a few microseconds; the kernel frees it if the one that
+decides dies, or closes any descriptor of that file. So what was decided stands in the memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import enum
+import errno
 import fcntl
 import mmap
 import os
@@ -36,12 +33,11 @@ REASON_BYTES = 1024
 
 
 class HoldState(enum.IntEnum):
-    """What the parent knows about a hold."""
+    """What the parent knows about a hold; LOSING is LOST while the reason is being read."""
 
     HELD = 1
     REVOKED = 2
     LOST = 3
-    # It is lost, and the reason is being read.
     LOSING = 4
 
 
@@ -79,17 +75,15 @@ class Scoreboard:
     @contextmanager
     def deciding(self, number: int) -> Iterator[bool]:
         """Whether this process alone decides about the cell ``number`` meanwhile; neither side waits for the other."""
-        alone = self._claims.is_intact
-        if alone:
-            try:
-                fcntl.lockf(self._claims.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-            except OSError:
-                alone = False
         try:
-            yield alone
+            fcntl.lockf(self._claims.intact, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except OSError:
+            yield False
+            return
+        try:
+            yield True
         finally:
-            if alone:
-                fcntl.lockf(self._claims.fd, fcntl.LOCK_UN, 1, number)
+            fcntl.lockf(self._claims.fd, fcntl.LOCK_UN, 1, number)
 
 
 class InheritedDescriptor:
@@ -99,12 +93,11 @@ class InheritedDescriptor:
         self.fd, self._status = fd, os.fstat(fd)
 
     @property
-    def is_intact(self) -> bool:
-        """Whether the number still is that of our file."""
-        try:
-            return os.path.samestat(os.fstat(self.fd), self._status)
-        except OSError:
-            return False
+    def intact(self) -> int:
+        """The number; raises ``OSError`` if it is not that of our file any more."""
+        if not os.path.samestat(os.fstat(self.fd), self._status):
+            raise OSError(errno.EBADF, "it is another file")
+        return self.fd
 
 
 def _share(kind: type[Any], count: int) -> Any:

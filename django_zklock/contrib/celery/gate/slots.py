@@ -4,9 +4,8 @@ Each request waits for its turn in the same line as Celery's requests without a 
 turn comes with a slot. While the request asks for its lock, the gate keeps the slot, and gives it back when the request
 has to wait. A request whose lock is decided takes the next slot, before all others.
 
-A slot that waits for ZooKeeper's answer does nothing meanwhile, which counts where bodies take no longer than that. So
-while slots get free often, the next requests of the line ask for their locks ahead of their turn, as many as the pool
-has slots. A busy worker holds no lock that an idle one could use for longer than such a body.
+A slot that waits for ZooKeeper's answer does nothing, which counts where bodies take no longer. So while slots get free
+often, the next requests of the line ask for their locks ahead of their turn, as many as the pool has slots.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ class Slots:
     """The slots that the gate has, and the requests that wait for one. Used in the gate's loop.
 
     ``in_hand`` slots are the gate's, and no request's: at most one for each that is JOINING and has had its turn. The
-    first request that is DECIDED gets any of them: while tasks of one key arrive, each end of a body grants the lock to
-    the next, which would wait for the answers to those that arrive. What no request needs goes back to Celery. A
-    request may be in the line of the pool when it wants no slot any more: a slot that comes goes to one that needs it.
+    first request that is DECIDED gets any of them, and what no request needs goes back to Celery. A request may be in
+    the line of the pool when it wants no slot any more.
     """
 
     def __init__(self, gate: Gate) -> None:
