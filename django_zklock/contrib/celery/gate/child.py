@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_zklock.celery")
 
 HEADER = "zklock_hold"
-# In a message that is published again: the number of the task's retries, and the deadline of its wait in that attempt
-# (seconds since the Unix epoch). A retry has a timeout of its own.
+# In a message that is published again: the number of the task's retries, and the deadline of its wait in that attempt.
 DEADLINE_HEADER = "zklock_deadline"
 # Both are about one delivery of a task, and a retry must not copy them.
 DELIVERY_HEADERS = frozenset({HEADER, DEADLINE_HEADER})
@@ -59,7 +58,6 @@ GONE_POLL_INTERVAL = 0.005
 
 # The gates of the workers of this process, by their origin. A child has inherited those of its parent.
 gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
-
 # In a child.
 _timers = TimerThread()
 
@@ -233,7 +231,7 @@ class InheritedContender:
         self._lost: str | None = None
 
     def report_to(self, possession: Possession) -> None:
-        """Let ``possession`` learn soon, and again and again, whether it is revoked or lost."""
+        """Let ``possession`` learn again and again whether it is revoked or lost."""
         self._timer = _timers.call_later(self._check_interval, partial(self._report, possession))
 
     def _report(self, possession: Possession) -> None:
@@ -306,8 +304,6 @@ class InheritedContender:
 # The children, as the main process sees them.
 
 _HOLD_ID = struct.Struct("=Q")
-# Of no request.
-_NO_HOLD = 0
 # Poll interval in seconds where pidfd is not available.
 _POLL_INTERVAL = 0.05
 
@@ -323,13 +319,15 @@ class ChildWatcher:
         self._inherited = InheritedDescriptor(self._write_end)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._read_end, selectors.EVENT_READ)
-        # The descriptor of each child, if there can be one. Guarded by _changing, which is reentrant because a signal
-        # handler that ends the worker may interrupt the owner.
+        try:
+            os.close(os.pidfd_open(os.getpid()))
+            self._interval: float | None = None
+        except (AttributeError, OSError):  # not on this system, or not in this container
+            self._interval = _POLL_INTERVAL
+        # The descriptor of each child, if there can be one. Guarded by _changing, reentrant for a signal handler.
         self._watched: dict[int, int | None] = {}
         self._changing = threading.RLock()
         self._thread: threading.Thread | None = None
-
-    # Called by the parent.
 
     def add(self, pid: int) -> bool:
         """Watch the child ``pid``; return ``False`` if it has ended already."""
@@ -339,19 +337,15 @@ class ChildWatcher:
                 self._thread.start()
             if pid in self._watched:
                 return True
-            descriptor: int | None = None
             try:
-                descriptor = os.pidfd_open(pid)
-                self._selector.register(descriptor, selectors.EVENT_READ, pid)
+                descriptor = os.pidfd_open(pid) if self._interval is None else None
             except ProcessLookupError:
                 return False
-            except (AttributeError, OSError):  # not on this system
-                if _has_ended(pid):
-                    return False
+            if descriptor is not None:
+                self._selector.register(descriptor, selectors.EVENT_READ, pid)
+            elif _has_ended(pid):
+                return False
             self._watched[pid] = descriptor
-            if descriptor is None:
-                # The thread may wait without a limit, for descriptors alone.
-                self.send_release(_NO_HOLD)
             return True
 
     def kill(self, pid: int) -> None:
@@ -364,15 +358,14 @@ class ChildWatcher:
 
     def _run(self) -> None:
         while True:
-            polled = [pid for pid, descriptor in list(self._watched.items()) if descriptor is None]
             try:
-                for key, _ in self._selector.select(_POLL_INTERVAL if polled else None):
+                for key, _ in self._selector.select(self._interval):
                     if key.fileobj == self._read_end:
                         for (hold_id,) in _HOLD_ID.iter_unpack(os.read(self._read_end, 4096 * _HOLD_ID.size)):
                             self._call(self._on_release, hold_id)
                     else:
                         self._ended(key.data)
-                for pid in polled:
+                for pid in list(self._watched) if self._interval is not None else ():
                     if _has_ended(pid):
                         self._ended(pid)
             except Exception:
@@ -392,10 +385,8 @@ class ChildWatcher:
         except Exception:
             logger.exception("event=child_watcher_failed")
 
-    # Called by a child.
-
     def send_release(self, hold_id: int) -> None:
-        """Let the parent release the lock; it does that with the task's result if the pipe is full or closed."""
+        """In a child: let the parent release the lock; it does so with the result if the pipe is full or closed."""
         with contextlib.suppress(OSError):
             os.write(self._inherited.intact, _HOLD_ID.pack(hold_id))
 

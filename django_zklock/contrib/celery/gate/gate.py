@@ -43,7 +43,7 @@ STOP_INTERVAL = 0.1
 MAX_PARKED = 300
 # Seconds for which messages are rejected after the broker has not taken one.
 PUBLISH_PAUSE = 30.0
-# Deadlines that a worker keeps for later deliveries; with more it forgets them, and the tasks have their whole timeout.
+# Deadlines that a worker keeps for later deliveries. With more it forgets them.
 MAX_DEADLINES = 10_000
 
 
@@ -74,7 +74,7 @@ class Gate:
         self.joining: set[int] = set()
         self.decided: dict[int, GateRequest] = {}
         self.outside_window: set[int] = set()
-        # Reentrant, because a signal handler that ends the worker may interrupt the owner.
+        # Reentrant for a signal handler that ends the worker.
         self._counting = threading.RLock()
         self._checks = False
         # Where messages that go back are published, and from when on (monotonic clock).
@@ -193,8 +193,6 @@ class Gate:
                 logger.exception("event=check_failed task=%s", request.request.id)
         if self.requests:
             self.start_checks()
-
-    # Messages that go back.
 
     def give_back(self, request: Request, attempt: AttemptId, deadline: float | None) -> None:
         """Let the broker deliver ``request`` again: at the end of its queue, or where it was."""

@@ -182,8 +182,6 @@ class GateRequest:
                 self._go_back()
             logger.exception("event=step_failed task=%s consequence=delivered_again", self.request.id)
 
-    # Asking for the lock.
-
     def on_turn(self) -> None:
         """Ask for the lock: it is the turn of this request among all that wait for a slot."""
         with self._changing:
@@ -264,8 +262,6 @@ class GateRequest:
                 event = "event=no_slot" if self.phase is Phase.DECIDED else "event=not_claimed"
                 logger.info("%s key=%r task=%s consequence=acquires_in_its_slot", event, self.lock.key, self.request.id)
                 self._fall_back()
-
-    # The hand-over to the pool.
 
     def submit(self) -> None:
         """Use the slot that is there, unless the lock was lost meanwhile: then a new attempt has begun."""
@@ -403,8 +399,6 @@ class GateRequest:
             self.over()
         return self._callbacks["on_timeout"](soft, timeout)
 
-    # The child.
-
     @property
     def _is_watched(self) -> bool:
         return self.gate.child_watcher is not None and self.pid is not None
@@ -483,8 +477,6 @@ class GateRequest:
         """End the request, and let the broker deliver its message again."""
         self.over()
         self.gate.loop.post(partial(self.gate.give_back, self.request, self.attempt_id, self.attempts.deadline))
-
-    # What no callback reports.
 
     def _step_in_time(self) -> None:
         """Look at the attempt when its timeout is over, if that comes before the next check."""

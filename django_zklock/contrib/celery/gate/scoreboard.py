@@ -67,8 +67,8 @@ class Scoreboard:
         # Pages that are never written use no memory.
         self.reasons = _share(_Reasons, MAX_CELLS)
         self.free = deque(range(MAX_CELLS))
-        # Guards the cells against other threads of the parent; taken after the monitor of a session. Reentrant, because
-        # a signal handler that ends the worker may interrupt the owner.
+        # Guards the cells against other threads of the parent; taken after the monitor of a session. Reentrant for a
+        # signal handler that ends the worker.
         self.writing = threading.RLock()
         self._claims = InheritedDescriptor(_anonymous_file())
 

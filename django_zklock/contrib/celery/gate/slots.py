@@ -116,11 +116,7 @@ class Slots:
     def use(self, call: Callable[[], object]) -> None:
         """Use a slot for ``call``, which hands a task to the pool."""
         self.in_hand -= 1
-        try:
-            self._pool.submit(call)
-        except Exception:
-            self.in_hand += 1
-            raise
+        self._pool.submit(call)
 
     def reset(self) -> None:
         """Forget all slots: Celery counts them anew when it has lost the broker."""
