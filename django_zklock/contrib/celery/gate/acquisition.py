@@ -42,11 +42,10 @@ class GateAcquisition(Acquisition):
         with self.contender.session.monitor:
             return self.granted or super().poll()
 
-
     def _new_contender(self) -> Contender:
         contender = super()._new_contender()
         # The request decides how long a slot waits for ZooKeeper's first answer.
-        self._response_deadline = self._deadline
+        self._response_deadline = self._deadline if self.timeout else math.inf
         # The gate, and not an outage, decides how long a message waits.
         contender.has_deadline = True
         return contender
