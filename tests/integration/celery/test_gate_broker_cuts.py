@@ -59,6 +59,10 @@ def workshop(open_workshop: Any, case: tuple[RabbitMQ | None, bool], unacknowled
     if rabbitmq is None:
         options = broker_audit.redis_options(unacknowledged, VISIBILITY_TIMEOUT)
         environment |= broker_audit.settings(CELERY_BROKER_TRANSPORT_OPTIONS=options)
+    else:
+        # Celery's loop does not notice, with the gate or without, that RabbitMQ closes a connection some milliseconds
+        # after its beginning. Two heartbeats that are missing tell.
+        environment |= broker_audit.settings(CELERY_BROKER_HEARTBEAT=10)
     with open_workshop(
         concurrency=SLOTS, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq, environment=environment
     ) as workshop:
@@ -113,8 +117,6 @@ def test_cut_after_grant__lock_is_free(workshop: Any, rabbitmq_or_redis: RabbitM
     task = workshop.send("workshop.journal.locked", key, f"{key}:journal")
     if gate:
         workshop.wait_count(key, 1, TIMEOUT)
-    # Celery's loop does not notice, with the gate or without, that the broker closes a connection some milliseconds
-    # after its beginning; once it answers, it does.
     wait_until(lambda: task.id in str(broker_audit.ask(workshop, "reserved")), TIMEOUT, "the worker has the task")
     broker_audit.cut_and_wait(workshop, rabbitmq_or_redis)
     # After each cut the idle ones are delivered again, and may run once more.
