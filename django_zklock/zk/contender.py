@@ -349,7 +349,9 @@ class Contender(Script):
                 yield from self._find_taken()
             yield from self._create()
             several = len(self.places) > 1
-            while self.state is not State.LEAVING and (self._blocked or (several and not self._is_safe)):
+            while self.state is not State.LEAVING and (
+                self._blocked or (several and not all(place.is_safe for place in self.places))
+            ):
                 yield EVENT
             if self.state is not State.LEAVING:
                 self.state = State.HELD
@@ -458,7 +460,8 @@ class Contender(Script):
         yield [lambda reply: self.session.catch_up(partial(reply, None, None))]
         queues = yield [OrError(place.listing.list_queue) for place in self.places]
         refusals = [each for each in queues if isinstance(each, Exception)]
-        found = [None if isinstance(each, Exception) else self._mine(each) for each in queues]
+        readable = [() if isinstance(each, Exception) else each for each in queues]
+        found = [next((node.name for node in queue if node.guid == self._guid), None) for queue in readable]
         if all(found):
             (value,) = yield [OrError(partial(wire_.get, f"{self.places[0].path}/{found[0]}"))]
             if isinstance(value, tuple) and value[1].ephemeralOwner == self.session.id:
@@ -477,9 +480,6 @@ class Contender(Script):
             raise refusals[0]
         self._guid = ""
         return None
-
-    def _mine(self, queue: Queue) -> str | None:
-        return next((node.name for node in queue if node.guid == self._guid), None)
 
     def _leave_behind(self, places: Sequence[Place], error: Exception) -> None:
         """Note that nodes may stay until the session ends, because the server refuses for good to delete them."""
@@ -523,11 +523,6 @@ class Contender(Script):
         for place in self.places:
             if place.turn is Turn.CLEAR:
                 place.watch_own_node()
-
-    @property
-    def _is_safe(self) -> bool:
-        """Whether the node of each place, all of which are clear, is known to be there."""
-        return all(place.is_safe for place in self.places)
 
     def on_own_node_watched(self, error: Exception | None) -> None:
         """The node of a clear place is watched, or is not there, or the server refuses for good to read it."""

@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from django_zklock.zk.owners import Caller
 
 
-def _no_work() -> Work | None:
-    return None
-
-
 class Lock:
     """A named lock, or several that are acquired together.
 
@@ -63,7 +59,7 @@ class Lock:
         reentrant: bool = True,
         timeout: Timeout = None,
         listener: LockListener | None = None,
-        work: Callable[[], Work | None] = _no_work,
+        work: Callable[[], Work | None] | None = None,
         template: str | None = None,
         coalesces: str | None = None,
         may_expire: bool = False,
@@ -101,7 +97,7 @@ class Lock:
 
     def _new_contender(self, *, wait: bool, notify: Callable[[], None], stays: bool = False) -> Contender:
         """Return a contender for one acquisition; it joins the queue later."""
-        work = self._work()
+        work = None if self._work is None else self._work()
         thread = threading.current_thread().name
         data = node_data.encode_identity(os.getpid(), thread, work, self._data_room)
         # A transaction belongs to one session, so all nodes of a lock are in one. The contender may move to another.

@@ -64,11 +64,6 @@ class Owner:
         number, forget = id(of), _owners.pop
         self._of = ref(of, lambda _gone: forget(number, None))
 
-    def add_call(self, call: Owner) -> None:
-        """Note that ``call`` runs for this owner, which waits for it."""
-        if call not in self._calls:
-            self._calls = [each for each in self._calls if not each.ended or each.available()] + [call]
-
     def available(self) -> list[Any]:
         """Return what this owner may use, innermost last: its own holds, and those of its calls that have ended."""
         return [held for call in self._calls if call.ended for held in call.available()] + self.holds
@@ -205,7 +200,10 @@ def _of_task(task: asyncio.Task[Any]) -> Caller:
 
 
 def _called(call: Owner, thread: Owner | None, by: Caller) -> Caller:
-    by.owner.add_call(call)
+    """Note that ``call`` runs for the owner in ``by``, which waits for it."""
+    known = by.owner._calls
+    if call not in known:
+        by.owner._calls = [*(each for each in known if not each.ended or each.available()), call]
     return Caller(call, thread, (by.owner, *by.outer))
 
 
@@ -221,7 +219,9 @@ def _served(found: Caller, frame: FrameType) -> Caller:
     for each in _outwards(frame):
         code = each.f_code
         if code is call:
-            blocked = blocked or (found.thread if _blocks_all(each) else None)
+            # The calls of other tasks have to wait for the end of a call that is thread-sensitive.
+            blocks_all = getattr(each.f_locals.get("self"), "_thread_sensitive", True)
+            blocked = blocked or (found.thread if blocks_all else None)
             task = task or _waiting_task(each)
         elif any(code is job for job in jobs):
             owner = _of(each.f_locals["self"])
@@ -261,11 +261,6 @@ def _job_code(module: str) -> CodeType | None:
     return None if item is None else item.run.__code__
 
 
-def _blocks_all(call: FrameType) -> bool:
-    """Whether the calls of other tasks have to wait for the end of this ``call``: it is thread-sensitive."""
-    return bool(getattr(call.f_locals.get("self"), "_thread_sensitive", True))
-
-
 def _waiting_task(call: FrameType) -> asyncio.Task[Any] | None:
     """Return the task that waits for ``call``, a frame of :func:`_call_code`."""
     here = call.f_locals
@@ -277,7 +272,7 @@ def _waiting_task(call: FrameType) -> asyncio.Task[Any] | None:
     if latest is not None and _waits(latest, mark):
         return latest
     task = _find(mark, loop)
-    if task is None and loop.is_running() and not _runs_here(loop):
+    if task is None and loop.is_running() and asyncio._get_running_loop() is not loop:
         # The thread can be faster than the task that has started the call and is about to wait for it.
         turned = AutoResetEvent()
         try:
@@ -289,10 +284,6 @@ def _waiting_task(call: FrameType) -> asyncio.Task[Any] | None:
     if task is not None:
         _latest[thread] = ref(task)
     return task
-
-
-def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    return asyncio._get_running_loop() is loop
 
 
 def _waiting_thread(task: asyncio.Task[Any]) -> tuple[int, FrameType] | None:

@@ -423,7 +423,7 @@ class Place:
             # hold by now. The queue is listed again with a new lease, because no event would report it once more.
             self.end_turn(Turn.OPEN)
             self.is_listing = True
-            contender.ask(Once(session.regain), self._on_regained)
+            contender.ask(Once(session.regain), lambda _value, _error: self.list_queue())
             return
         if session.closing:
             # The holder was another contender of this process, in a session that has ended first.
@@ -434,11 +434,8 @@ class Place:
             # it. We write only while our node has version 0. If it was written before (for example to request a
             # release), the lease behind ours has noticed that and watches the whole queue.
             wake_next = partial(session.wire.set, f"{self.path}/{self.node}", contender.data, version=0)
-            contender.ask(wake_next, _ignore)
+            contender.ask(wake_next, lambda _value, _error: None)
         contender.on_place_clear(self)
-
-    def _on_regained(self, _value: object, _error: Exception | None) -> None:
-        self.list_queue()
 
     def end_turn(self, turn: Turn = Turn.NONE) -> None:
         """Wait for nothing any more."""
@@ -449,7 +446,3 @@ class Place:
         self._remaining = 1
         while self._watches:
             self._watches.popitem()[1].remove()
-
-
-def _ignore(_value: object, _error: Exception | None) -> None:
-    """Do nothing: the answer makes no difference."""

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 logger = DeferredLogger("django_zklock.session")
 
-# A heartbeat comes a little later than the margin of a lease (see wire.lease) after the one before, on which its proof
-# builds. A proof leaves a lease of 0.83 of the session timeout. That is enough for the heartbeat that follows too, so
-# every second one is a proof, and more than a half is left when it is due.
+# A heartbeat comes a little later than the margin of a lease (see wire.exchange) after the one before, on which its
+# proof builds. A proof leaves a lease of 0.83 of the session timeout. That is enough for the heartbeat that follows
+# too, so every second one is a proof, and more than a half is left when it is due.
 HEARTBEATS_PER_SESSION = 7
 # The share of the session timeout that a heartbeat leaves as it is. A busy process sends heartbeats late, so this is
 # less than the 0.69 that are left one heartbeat after a proof.
@@ -426,7 +426,7 @@ class Session:
             timer.cancel()
         self._timers.clear()
 
-    # The lease and the heartbeat, on the connection's thread. :mod:`.wire.lease` says why writes renew a lease.
+    # The lease and the heartbeat, on the connection's thread. :class:`.wire.exchange.Lease` says why writes renew it.
 
     def _beat(self) -> None:
         """Send a request that the leader sees, and behind its answer a write if the lease is needed and short.
@@ -437,25 +437,18 @@ class Session:
         if self.connected:
             self.wire.sync("/", self._seen)
 
-    def _seen(self, _value: object, error: KazooException | None) -> None:
+    def _seen(self, _value: object, error: KazooException | None, *, is_proof: bool = False) -> None:
         if error is not None:
-            self._beat_again(error)
-        elif self._needs_lease() and self.lease_end - boottime() < ENOUGH * self.timeout:
-            self.wire.write_nothing(self._proven)
-        else:
+            if wire.is_temporary(error):
+                self.retry_later(self._beat, error)
+        elif not self._needs_lease():
             self._read_held_nodes()
-
-    def _proven(self, _value: object, error: KazooException | None) -> None:
-        if error is not None:
-            self._beat_again(error)
-        elif self._needs_lease() and self.lease_expired:
+        elif not is_proof and self.lease_end - boottime() < ENOUGH * self.timeout:
+            self.wire.write_nothing(partial(self._seen, is_proof=True))
+        elif is_proof and self.lease_expired:
             self._drop_for_lease()
         else:
             self._read_held_nodes()
-
-    def _beat_again(self, error: KazooException) -> None:
-        if wire.is_temporary(error):
-            self.retry_later(self._beat, error)
 
     def _drop_for_lease(self) -> None:
         """Begin a new connection, because the lease is over although a write was answered.

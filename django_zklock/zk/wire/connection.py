@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionDropped
 from kazoo.protocol.serialization import CloseInstance, Connect
 
 from django_zklock.zk.waiting import Deadline, boottime
-from django_zklock.zk.wire.exchange import ConnectionListener, Exchange, StrangeAnswerError, UnsupportedServerError
+from django_zklock.zk.wire.exchange import Exchange, StrangeAnswerError, UnsupportedServerError
 from django_zklock.zk.wire.options import NOT_ACCEPTED, explain
+
+if TYPE_CHECKING:
+    from django_zklock.zk.wire.client import Wire
 
 # Seconds that an attempt to connect has at least, however little is left of the lease.
 MIN_ATTEMPT = 0.05
@@ -28,7 +31,7 @@ class Connection(Exchange):
     def __init__(
         self,
         client: KazooClient,
-        listener: ConnectionListener,
+        listener: Wire,
         sasl_options: dict[str, Any] | None,
         *,
         connect_timeout: float,
@@ -140,8 +143,8 @@ class Connection(Exchange):
                 self._renewing = False
 
     def _shake_hands(self, *arguments: Any) -> Any:
-        # Of an earlier socket.
-        self._clear_buffer()
+        # The buffer is of an earlier socket.
+        self._buffer, self._position = b"", 0
         # kazoo allows each server the whole session timeout, and a server that is switched off would use all of it.
         limit = min(self.client._session_timeout / 1000.0, self.server_limit)
         self.handler.attempt = Deadline.after(self._within_lease(limit))

@@ -34,8 +34,8 @@ from django_zklock.zk.wire import (
     client,
     parse_acl,
 )
+from django_zklock.zk.wire.exchange import NEVER, Sent
 from django_zklock.zk.wire.handler import make_handler
-from django_zklock.zk.wire.lease import NEVER, Sent
 from django_zklock.zk.wire.records import MultiRead, RemoveWatches
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner

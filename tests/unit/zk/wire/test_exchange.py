@@ -112,7 +112,8 @@ def ends() -> Iterator[Ends]:
     client._state = KeeperState.CONNECTED
     client._stopped.clear()
     listener = Listener(client)
-    connection = Connection(client, listener, None, connect_timeout=1.0)
+    wire: Any = listener
+    connection = Connection(client, wire, None, connect_timeout=1.0)
     connection._read_sock, connection._write_sock = handler.create_socket_pair()
     connection._socket, server = socket.socketpair()
     connection._socket.setblocking(False)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_zklock.zk.session import ENOUGH, HEARTBEATS_PER_SESSION
-from django_zklock.zk.wire.lease import CLOCK_SHARE, MARGIN, Lease, Sent
+from django_zklock.zk.wire.exchange import CLOCK_SHARE, MARGIN, Lease, Sent
 
 TIMEOUT = 12.0
 LIFE = TIMEOUT * (1 - CLOCK_SHARE)
