@@ -268,10 +268,10 @@ def read_many(session: Session, reads: Sequence[Read]) -> RequestScript[list[Any
     return outcomes
 
 
-def or_error(request: Request, *errors: type[KazooException]) -> Request:
-    """Return ``request`` with these errors as its answer instead of raised."""
+def or_error(request: Request, error: type[KazooException], *others: type[KazooException]) -> OrError:
+    """Return ``request`` with these errors alone as its answer instead of raised."""
     tolerant = OrError(request)
-    tolerant.errors = errors
+    tolerant.errors = (error, *others)
     return tolerant
 
 

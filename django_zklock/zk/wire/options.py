@@ -81,11 +81,6 @@ class ConnectionOptions:
             sasl = {name: Secret(value) if isinstance(value, str) else value for name, value in self.sasl.items()}
             object.__setattr__(self, "sasl", sasl)
 
-    @property
-    def checks_host_name(self) -> bool:
-        """Whether to check the server's host name; in a certificate that is not verified it proves nothing."""
-        return self.tls_check_hostname and self.tls_verify
-
 
 class Subject(NamedTuple):
     """The clients that an entry of an ACL is for."""
@@ -130,8 +125,9 @@ def _parse_acl_entry(entry: str) -> AclEntry:
 def tls_context(options: ConnectionOptions) -> ssl.SSLContext:
     """Return a TLS context with the certificates; raise ``OSError`` if a file is missing or unusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Before verify_mode: ssl refuses to turn off verification while host names are checked.
-    context.check_hostname = options.checks_host_name
+    # Before verify_mode: ssl refuses to turn off verification while host names are checked. In a certificate that is
+    # not verified the name proves nothing.
+    context.check_hostname = options.tls_check_hostname and options.tls_verify
     context.verify_mode = ssl.CERT_REQUIRED if options.tls_verify else ssl.CERT_NONE
     if options.tls_ca is None:
         context.load_default_certs()

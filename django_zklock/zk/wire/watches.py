@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 
 from kazoo.protocol.connection import CHANGED_EVENT, CHILD_EVENT, DELETED_EVENT
@@ -29,16 +30,14 @@ _ENDED_BY = {
 MAX_PATHS = 128 * 1024
 
 
+@dataclass(slots=True, eq=False)
 class Watch:
     """One watch: the request that sets it, and what to call with its event."""
 
-    __slots__ = ("callback", "is_set", "key")
-
-    def __init__(self, key: WatchKey, callback: Watcher) -> None:
-        self.key = key
-        self.callback = callback
-        # The server has set it.
-        self.is_set = False
+    key: WatchKey
+    callback: Watcher
+    # The server has set it.
+    is_set: bool = False
 
 
 class WatchRegistry:
@@ -72,9 +71,6 @@ class WatchRegistry:
             del self._watches[watch.key]
         self._lost.discard(watch)
         return True
-
-    def __contains__(self, watch: Watch) -> bool:
-        return watch in self._watches.get(watch.key, ())
 
     def __iter__(self) -> Iterator[Watch]:
         return chain.from_iterable(list(self._watches.values()))
