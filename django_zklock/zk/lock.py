@@ -79,13 +79,7 @@ class Lock:
         self._may_expire = may_expire
         # Names the call, if its work has no id.
         self._call_id = "" if coalesces is None else secrets.token_hex(8)
-        names = [paths.escape(key) for key in self.keys]
-        self.paths = tuple([f"{pool.options.root}/{name}" for name in names])
-        # The data of the lock's node is the whole key, if the node's name has room for a part of it only.
-        self._lock_paths = [
-            LockPath(path, key.encode() if paths.HASH_MARK in name else b"")
-            for path, key, name in zip(self.paths, self.keys, names, strict=True)
-        ]
+        self.paths = tuple([f"{pool.options.root}/{paths.escape(key)}" for key in self.keys])
         self._data_room = node_data.MAX_BYTES
         if len(self.paths) > 1:
             self._data_room = data_room(self.paths, rule, pool.options.connection)
@@ -104,7 +98,11 @@ class Lock:
         session = self.pool.session(min(self.paths))
         return Contender(
             session,
-            self._lock_paths,
+            # The data of the lock's node is the whole key, if the node's name has room for a part of it only.
+            [
+                LockPath(path, key.encode() if paths.HASH_MARK in path[len(self.pool.options.root) :] else b"")
+                for path, key in zip(self.paths, self.keys, strict=True)
+            ],
             self.rule,
             data=data,
             wait=wait,

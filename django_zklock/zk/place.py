@@ -76,10 +76,12 @@ class Watch:
             # It was removed before an answer came, and the connection was lost.
             reply(None, None)
         elif self.name == CHILDREN:
-            self.remove = place.listing.watch_queue(reply, partial(place.on_event, self))
+            self.remove = place.listing.watch_queue(reply, self)
         else:
-            watch = place.contender.session.wire.watch
-            self.remove = watch(f"{place.path}/{self.name}", reply, partial(place.on_event, self))
+            self.remove = place.contender.session.wire.watch(f"{place.path}/{self.name}", reply, self)
+
+    def __call__(self, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
+        self.place.on_event(self, deleted=deleted)
 
 
 # Thousands may wait in one process.
@@ -336,7 +338,7 @@ class Place:
             self._on_queue(value, error)
         elif isinstance(error, wire.NoNodeError):
             # It was deleted between the listing and the watch.
-            self.on_event(watch, True)
+            self.on_event(watch, deleted=True)
         elif error is not None:
             # The node may belong to another user, so that we may not read it, nor watch it.
             self.contender.leave(error)
@@ -351,7 +353,7 @@ class Place:
                 if CHILDREN not in self._watches:
                     self._watch(CHILDREN)
 
-    def on_event(self, watch: Watch, deleted: bool) -> None:  # noqa: FBT001 - the wire's signature
+    def on_event(self, watch: Watch, *, deleted: bool) -> None:
         """What is watched has changed, or is ``deleted``."""
         session = self.contender.session
         if watch is self._own_watch:

@@ -221,7 +221,7 @@ class Session:
     @property
     def watching(self) -> bool:
         """Whether the server has all our watches, so that no event means no change."""
-        return self.connected and not self.wire.watches.restoring
+        return self.connected and not self.wire.watches.lost
 
     def begin_close(self) -> None:
         """Request the end of the session without waiting, before several are closed one after the other."""
@@ -322,7 +322,7 @@ class Session:
         self._call_listeners(lambda listener: listener.resumed())
 
     def _restore_watches(self) -> None:
-        if self.wire.watches.restoring:
+        if self.wire.watches.lost:
             self.wire.restore_watches(self._watches_restored)
 
     def _watches_restored(self, _value: object, error: KazooException | None) -> None:

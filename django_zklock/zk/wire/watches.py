@@ -52,7 +52,7 @@ class WatchRegistry:
         self._watches: dict[WatchKey, dict[Watch, None]] = {}
         # The watches of the last connection that are not yet set on this one, and the newest transaction whose events
         # that connection has delivered.
-        self._lost: set[Watch] = set()
+        self.lost: set[Watch] = set()
         self._seen = 0
 
     def add(self, key: WatchKey, callback: Watcher) -> Watch:
@@ -69,7 +69,7 @@ class WatchRegistry:
         del same[watch]
         if not same:
             del self._watches[watch.key]
-        self._lost.discard(watch)
+        self.lost.discard(watch)
         return True
 
     def __iter__(self) -> Iterator[Watch]:
@@ -82,7 +82,7 @@ class WatchRegistry:
     def clear(self) -> None:
         """Remove all watches, because the session is gone."""
         self._watches.clear()
-        self._lost.clear()
+        self.lost.clear()
 
     def triggered(self, event: int, path: str) -> Iterator[Watch]:
         """Remove and yield, one by one, the watches that the server has had and that this event ends.
@@ -106,19 +106,14 @@ class WatchRegistry:
         for watch in list(self):
             if not watch.is_set:
                 self.discard(watch)
-        if not self._lost:
+        if not self.lost:
             self._seen = seen
-        self._lost = set(self)
-
-    @property
-    def restoring(self) -> bool:
-        """Whether watches of the last connection are not yet set on this one."""
-        return bool(self._lost)
+        self.lost = set(self)
 
     def set_requests(self) -> list[SetWatches]:
         """Return the requests that set the watches of the last connection again."""
         requests = []
-        keys = sorted({watch.key for watch in self._lost})
+        keys = sorted({watch.key for watch in self.lost})
         while keys:
             size = count = 0
             while count < len(keys) and size < MAX_PATHS:
@@ -132,7 +127,7 @@ class WatchRegistry:
 
     def restored(self) -> None:
         """Note that the server has set the watches of the last connection again."""
-        self._lost.clear()
+        self.lost.clear()
 
 
 def remove_request(watch: Watch) -> RemoveWatches:

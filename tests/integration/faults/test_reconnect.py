@@ -267,7 +267,7 @@ def test_reconnect__given_up_as_it_comes_back(server: ZooKeeperServer, make_pool
     with server.faults.refuse():
         server.faults.drop(session.id)
         wait_until(lambda: not session.connected)
-        lost = session.wire.watches._lost = Contended(session.wire.watches._lost, give_up)
+        lost = session.wire.watches.lost = Contended(session.wire.watches.lost, give_up)
         assert len(lost) == 2
     wait_until(lambda: session.connected)
     assert lost.iterations

@@ -76,7 +76,7 @@ def tables(pool: Pool) -> dict[str, int]:
         "inbox": len(session._inbox),
         "deleting": len(session.deleting),
         "watches": len(list(wire.watches)),
-        "watches to restore": len(wire.watches._lost),
+        "watches to restore": len(wire.watches.lost),
         "requests": len(client._queue) + len(client._pending) + len(wire._connection.sent),
     }
 

@@ -421,7 +421,7 @@ def restored(plug: Plug) -> None:
     done: list[Any] = []
     plug.do(lambda: plug.wire.restore_watches(lambda _value, error: done.append(error)))
     assert wait_until(lambda: done) == [None]
-    assert not plug.wire.watches.restoring
+    assert not plug.wire.watches.lost
 
 
 @pytest.mark.parametrize("change", ["none", "set", "delete", "child"])
@@ -457,7 +457,7 @@ def test_watch__restored(
             onlooker.client.create(f"{path}/child")
         proxy.refusing = False
         wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
-        assert plug.wire.watches.restoring
+        assert plug.wire.watches.lost
         restored(plug)
         assert watcher.told == missed[change]
         assert watcher.kept == (not missed[change])
@@ -481,7 +481,7 @@ def test_watch__under_way_is_not_restored(zookeeper: ZooKeeper, plugs: Any, onlo
         proxy.resume(drop=True)
         proxy.cut()
         wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
-        assert not plug.wire.watches.restoring
+        assert not plug.wire.watches.lost
         assert (watcher.kept, watcher.told) == (0, [])
 
 
@@ -931,7 +931,7 @@ def test_session__expired(plugs: Any, zookeeper: ZooKeeper) -> None:
     ]
     assert plug.wire.session_id not in {None, before}
     assert plug.ask("children", "/")[1] is None
-    assert not plug.wire.watches.restoring
+    assert not plug.wire.watches.lost
     assert (watcher.kept, watcher.told) == (0, [])
 
 

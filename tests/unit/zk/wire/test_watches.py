@@ -96,7 +96,7 @@ def test_suspend__keeps_what_is_set(registry: WatchRegistry) -> None:
     kept, requested = add(registry, DATA), registry.add(CHILDREN, ignore)
     registry.suspend(7)
     assert requested not in registry
-    assert registry.restoring
+    assert registry.lost
     (request,) = registry.set_requests()
     assert (request.seen, request.data, request.children) == (7, ("/k",), ())
     # A second connection ends before they are set again, so events after the first one may still be missing.
@@ -116,9 +116,9 @@ def test_suspend__event_before_the_answer(registry: WatchRegistry) -> None:
     first, second = add(registry, DATA), add(registry, CHILDREN)
     registry.suspend(7)
     assert list(registry.triggered(CHANGED_EVENT, "/k")) == [first]
-    assert registry.restoring
+    assert registry.lost
     assert registry.discard(second)
-    assert not registry.restoring
+    assert not registry.lost
 
 
 @pytest.mark.parametrize(("key", "number"), [(CHILDREN, 1), (DATA, 2)])
