@@ -59,7 +59,7 @@ def _nothing() -> None:
     """Do nothing: the watch is not requested yet."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Watch:
     """A watch on our node, on one predecessor, or on the children, from the moment that it is requested."""
 
@@ -85,7 +85,7 @@ class Watch:
 
 
 # Thousands may wait in one process.
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Place:
     """A place in the queue of one lock. Every method runs under the session's monitor.
 

@@ -54,7 +54,7 @@ class OrError(partial[object]):
     errors: tuple[type[Exception], ...] = (Exception,)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Answer:
     """The answer to a request, which is sent until there is one: on each new connection, and after a passing refusal.
 

@@ -30,7 +30,7 @@ _ENDED_BY = {
 MAX_PATHS = 128 * 1024
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Watch:
     """One watch: the request that sets it, and what to call with its event."""
 
