@@ -1,8 +1,8 @@
 """What passes between a worker's main process and its children: a ticket with the task, and the end of the body.
 
 The ticket is in the request that goes to the pool. Nothing that a producer sends can be one: a message has no objects,
-and ``origin`` is a secret of the process that makes the ticket. Where tasks run in the main process they read tickets
-too, and get the contender itself.
+and ``origin`` is a secret of the process that makes the ticket. Where tasks run in threads or greenlets of the main
+process, these do what children do.
 
 The end of the body comes through a pipe that all children inherit, and the end of a child from the system. Celery
 reports a dead child ten seconds later (``worker_lost_wait``), and its lock would not be free until then.
@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
 
-from django_zklock.contrib.celery.gate.scoreboard import Cell, HoldState, InheritedDescriptor, Scoreboard
+from django_zklock.contrib.celery.gate.scoreboard import Cell, HoldState, InheritedDescriptor
 from django_zklock.contrib.celery.tasks import locked_call_in, running_task, task_body
 from django_zklock.exceptions import LockConflict, LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
@@ -132,7 +132,7 @@ def _strip(request: Any) -> None:
 
 def _release(gate: Gate, ticket: Ticket) -> None:
     """Let the main process release the hold of ``ticket``."""
-    if gate.child_watcher is not None:
+    if gate.forks:
         gate.child_watcher.send_release(ticket.hold_id)
     else:
         gate.on_body_ended(ticket.hold_id)
@@ -149,48 +149,38 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_strip_in_fork)
 
 
+@dataclass
 class TicketOffer:
     """The lock of a ticket, with the hold or the refusal that the main process has got for it."""
 
-    def __init__(self, gate: Gate, ticket: Ticket, lock: Lock, task: str) -> None:
-        self.lock = lock
-        self._gate = gate
-        self._ticket = ticket
-        self._task = task
+    gate: Gate
+    ticket: Ticket
+    lock: Lock
+    task: str
 
     @property
     def waited(self) -> float:
         """The seconds that the task has waited at the gate."""
-        return self._ticket.waited
+        return self.ticket.waited
 
     def take(self) -> Outcome | float | None:
         """Return the hold or the refusal, or else the rest of the task's timeout, if it has one."""
-        ticket = self._ticket
-        if ticket.refusal is not None:
+        ticket, refusal = self.ticket, self.ticket.refusal
+        if refusal is not None:
             self._send_contended()
-            if isinstance(ticket.refusal, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
-                return None, ticket.refusal
-            raise ticket.refusal
-        if not ticket.acquires:
-            if self._gate.scoreboard is not None:
-                held = self._take_in_child(self._gate.scoreboard)
-            elif (request := self._gate.requests.get(ticket.hold_id)) is not None:
-                held = request.take_hold(self.lock, waited=ticket.waited)
-                if held is not None:
-                    self._send_acquired(held)
-            else:
-                logger.warning("event=header_refused task=%s reason='it has been used'", self._task)
-                return None
-            if held is not None:
-                return held, None
+            if isinstance(refusal, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
+                return None, refusal
+            raise refusal
+        if not ticket.acquires and (held := self._take_hold()) is not None:
+            return held, None
         return max(0.0, ticket.deadline - time.time()) if ticket.deadline is not None else None
 
-    def _take_in_child(self, scoreboard: Scoreboard) -> Held | None:
-        ticket, lock = self._ticket, self.lock
-        cell, release = Cell(scoreboard, ticket.cell, ticket.hold_id), partial(_release, self._gate, ticket)
+    def _take_hold(self) -> Held | None:
+        ticket, lock = self.ticket, self.lock
+        cell, release = Cell(self.gate.scoreboard, ticket.cell, ticket.hold_id), partial(_release, self.gate, ticket)
         if not cell.claim(os.getpid()):
             text = "event=not_handed_over key=%r task=%s state=%s consequence=acquires_in_its_slot"
-            logger.warning(text, lock.key, self._task, cell.state)
+            logger.warning(text, lock.key, self.task, cell.state)
             if cell.claimed_by is None:
                 release()
             return None
@@ -198,17 +188,14 @@ class TicketOffer:
         # A hold uses no more of a contender than this one has.
         held = Held(lock, cast("Contender", contender), waited=ticket.waited)
         held.since = ticket.since
-        self._send_acquired(held)
+        self._send_contended()
+        lock.listener.notify("acquired", lock, held=held)
         contender.report_to(held._possession)
         return held
 
-    def _send_acquired(self, held: Held) -> None:
-        self._send_contended()
-        self.lock.listener.notify("acquired", self.lock, held=held)
-
     def _send_contended(self) -> None:
-        if self._ticket.contended:
-            self.lock.listener.notify("contended", self.lock, holder=self._ticket.holder)
+        if self.ticket.contended:
+            self.lock.listener.notify("contended", self.lock, holder=self.ticket.holder)
 
 
 class InheritedContender:

@@ -53,11 +53,10 @@ class Gate:
     def __init__(self, consumer: Any) -> None:
         self.consumer = consumer
         self.loop = Loop(has_hub=bool(consumer.hub))
-        # Only where tasks run in child processes.
-        self.scoreboard = Scoreboard() if internals.is_prefork(consumer.pool) else None
-        self.child_watcher = (
-            ChildWatcher(self.on_body_ended, self._on_child_exit) if self.scoreboard is not None else None
-        )
+        # Whether tasks run in child processes.
+        self.forks = internals.is_prefork(consumer.pool)
+        self.scoreboard = Scoreboard()
+        self.child_watcher = ChildWatcher(self.on_body_ended, self._on_child_exit)
         self.slots = Slots(self)
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
@@ -141,7 +140,7 @@ class Gate:
                 name=task.name,
                 id=request.id,
                 worker=self.consumer.hostname,
-                child=0 if self.scoreboard is not None else None,
+                child=0 if self.forks else None,
                 time_limit=internals.time_limit(request, self.consumer.controller),
             )
             # Celery discards a task that expires at that time, also while it waits here.
@@ -174,7 +173,7 @@ class Gate:
     @property
     def is_stuck(self) -> bool:
         """Whether a granted request has waited too long: for a slot, or in the queue of a pool in this process."""
-        requests = self.requests if self.scoreboard is None else self.decided
+        requests = self.decided if self.forks else self.requests
         return any(request.is_stuck for request in list(requests.values()))
 
     def start_checks(self) -> None:
@@ -261,7 +260,7 @@ class Gate:
             "running": sum(request.phase in IN_POOL for request in list(self.requests.values())),
             "max_parked": self.max_parked,
             "prefetch": self.window.size,
-            "scoreboard": MAX_CELLS - len(self.scoreboard.free) if self.scoreboard is not None else 0,
+            "scoreboard": MAX_CELLS - len(self.scoreboard.free),
             **{name: self.counts[name] for name in ("reconciled", "given_back", "failed")},
         }
 

@@ -31,7 +31,6 @@ from django_zklock.contrib.celery.gate.child import HEADER, Ticket, ended_child_
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentCell
 from django_zklock.contrib.celery.retry import CONFLICTS, OUTAGES
 from django_zklock.locked_call import LockedCall
-from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.waiting import monotonic
@@ -232,7 +231,7 @@ class GateRequest:
             is_decided = self.phase is Phase.DECIDED and before is not Phase.DECIDED
         if is_decided:
             self.gate.slots.seek(self)
-            if (self.phase is Phase.DECIDED or self.gate.scoreboard is None) and self.gate.is_stuck:
+            if (self.phase is Phase.DECIDED or not self.gate.forks) and self.gate.is_stuck:
                 self._release_if_followed()
         else:
             self.gate.slots.settle()
@@ -270,10 +269,9 @@ class GateRequest:
                 self._move(Phase.WAITING, Verdict.NONE)
                 return
             self._since = time.time()
-            scoreboard, attempt = self.gate.scoreboard, self.attempts.current
-            if self.verdict is Verdict.GRANTED and scoreboard is not None:
-                assert attempt is not None
-                self.cell = ParentCell.open(scoreboard, self.hold_id, attempt.contender)
+            attempt = self.attempts.current
+            if self.verdict is Verdict.GRANTED and attempt is not None:
+                self.cell = ParentCell.open(self.gate.scoreboard, self.hold_id, attempt.contender)
                 if self.cell is None:
                     text = "event=scoreboard_full key=%r task=%s consequence=acquires_in_its_slot"
                     logger.error(text, self.lock.key, self.request.id)
@@ -325,25 +323,6 @@ class GateRequest:
             deadline=self.attempts.deadline,
         )
 
-    def take_hold(self, lock: Lock, *, waited: float) -> Held | None:
-        """Return the hold for the thread or greenlet of this process that runs the task; ``None`` if there is none."""
-        with self._changing:
-            attempt = self.attempts.current
-            if (self.phase, self.verdict) != (Phase.SUBMITTED, Verdict.GRANTED) or attempt is None:
-                return None
-            if not attempt.granted:
-                # A body never begins with a lock that is lost.
-                text = "event=lost_before_start key=%r task=%s consequence=acquires_in_its_slot"
-                logger.warning(text, lock.key, self.request.id)
-                self._fall_back()
-                return None
-            self._move(Phase.CLAIMED, Verdict.GRANTED)
-        held = Held(lock, attempt.contender, waited=waited)
-        held.since = self._since
-        # The lock may have been lost meanwhile.
-        attempt.attach(held)
-        return held
-
     def _withdraw(self) -> bool:
         """Let no body take the hold any more; return whether none has taken it."""
         if self._is_claimed() or (self.cell is not None and not self.cell.withdraw()):
@@ -373,7 +352,7 @@ class GateRequest:
         except BaseException:
             # A receiver has failed, or the task is revoked with `terminate`. A child runs its body nevertheless; a
             # thread or greenlet does not, and the pool reports no end.
-            if self.gate.scoreboard is None:
+            if not self.gate.forks:
                 # Celery would count its slot as one that is used.
                 internals.forget(self.request)
                 self.over()
@@ -401,11 +380,11 @@ class GateRequest:
 
     @property
     def _is_watched(self) -> bool:
-        return self.gate.child_watcher is not None and self.pid is not None
+        return self.gate.forks and self.pid is not None
 
     def _watch_child(self, pid: int) -> None:
         self.pid = pid
-        if self.gate.child_watcher is not None and not self.gate.child_watcher.add(pid):
+        if self.gate.forks and not self.gate.child_watcher.add(pid):
             self.on_child_exit()
 
     def _update_cell(self) -> None:
@@ -417,13 +396,12 @@ class GateRequest:
 
     def _kill_child(self) -> None:
         with self._changing:
-            watcher = self.gate.child_watcher
             # A body that does not run under this hold has ended, or acquires the lock itself.
-            if watcher is None or not self._is_claimed() or self.verdict is Verdict.KILLED or self.pid is None:
+            if not self.gate.forks or not self._is_claimed() or self.verdict is Verdict.KILLED or self.pid is None:
                 return
             self._move(Phase.CLAIMED, Verdict.KILLED)
             # Under the lock: when the result has come, Celery may give the child its next task.
-            watcher.kill(self.pid)
+            self.gate.child_watcher.kill(self.pid)
         logger.warning("event=child_ended key=%r task=%s pid=%d reason=lost", self.lock.key, self.request.id, self.pid)
 
     def on_child_exit(self) -> None:
@@ -514,7 +492,7 @@ class GateRequest:
 
     def reconcile(self) -> None:
         """End a run that Celery has dropped, unless a body runs under the hold: then the body's end ends it."""
-        if self.phase not in IN_POOL or self.gate.scoreboard is None:
+        if self.phase not in IN_POOL or not self.gate.forks:
             return
         if not internals.has_lost_job(self.gate.consumer.pool, self.request):
             return
@@ -554,7 +532,7 @@ class GateRequest:
     @property
     def is_stuck(self) -> bool:
         """Whether it waits too long: for a slot, or in the queue of a pool whose threads or greenlets are busy."""
-        is_queued = self.phase is Phase.SUBMITTED and self.pid is None and self.gate.scoreboard is None
+        is_queued = self.phase is Phase.SUBMITTED and self.pid is None and not self.gate.forks
         return (is_queued or self.phase is Phase.DECIDED) and monotonic() - self.moved > MAX_READY
 
     @property

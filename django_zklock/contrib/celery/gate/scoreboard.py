@@ -71,19 +71,22 @@ class Scoreboard:
         # signal handler that ends the worker.
         self.writing = threading.RLock()
         self._claims = InheritedDescriptor(_anonymous_file())
+        # By process: the kernel does not keep threads of one process apart.
+        self._deciding: dict[int, threading.RLock] = {}
 
     @contextmanager
     def deciding(self, number: int) -> Iterator[bool]:
         """Whether this process alone decides about the cell ``number`` meanwhile; neither side waits for the other."""
-        try:
-            fcntl.lockf(self._claims.intact, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-        except OSError:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            fcntl.lockf(self._claims.fd, fcntl.LOCK_UN, 1, number)
+        with self._deciding.setdefault(os.getpid(), threading.RLock()):
+            try:
+                fcntl.lockf(self._claims.intact, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+            except OSError:
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                fcntl.lockf(self._claims.fd, fcntl.LOCK_UN, 1, number)
 
 
 class InheritedDescriptor:

@@ -137,7 +137,7 @@ class Hold:
         self.words.lease_end = boottime() + 60.0
         self.released: list[int] = []
         gate: Any = SimpleNamespace(
-            scoreboard=self.scoreboard, child_watcher=SimpleNamespace(send_release=self.released.append)
+            forks=True, scoreboard=self.scoreboard, child_watcher=SimpleNamespace(send_release=self.released.append)
         )
         listener = SimpleNamespace(notify=lambda *_facts, **_more: None)
         lock: Any = SimpleNamespace(key="a", keys=("a",), paths=("/a",), rule=EXCLUSIVE, listener=listener)

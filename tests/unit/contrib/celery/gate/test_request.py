@@ -352,10 +352,7 @@ def test_not_claimed__others_wait(forks: bool) -> None:
     locked._release_if_followed()
     locked.gate.loop.turn()
     assert (locked.phase, locked.verdict, locked.attempts.ends) == (Phase.SUBMITTED, Verdict.IN_SLOT, 1)
-    if forks:
-        assert not in_child.claim(71)
-    else:
-        assert locked.take_hold(locked.lock, waited=0.0) is None
+    assert not in_child.claim(71)
 
 
 def test_not_claimed__the_body_was_first() -> None:

@@ -224,6 +224,22 @@ def test_claim__contested() -> None:
     assert ran.stdout.split() == ["0", "True"]
 
 
+def test_claim__of_a_thread() -> None:
+    """A thread claims nothing while another one of its process decides: the kernel does not keep the two apart."""
+    scoreboard = Scoreboard()
+    cell, in_thread = opened(scoreboard, 1)
+    claimed: list[bool] = []
+    claiming = threading.Thread(target=lambda: claimed.append(in_thread.claim(71)))
+    with scoreboard.deciding(cell.number) as alone:
+        assert alone
+        claiming.start()
+        claiming.join(0.2)
+        assert claimed == []
+        assert cell.withdraw()
+    claiming.join()
+    assert claimed == [False]
+
+
 def test_reasons() -> None:
     """A reason is kept for each state, cut at a whole character."""
     contender = Contender()

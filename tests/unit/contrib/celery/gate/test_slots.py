@@ -315,7 +315,6 @@ def test_slot__of_a_hand_over_that_fails(workplace: Workplace, monkeypatch: pyte
     unlocked(workplace, "behind")
     workplace.end_task()
     if where == "the cell":
-        monkeypatch.setattr(workplace.gate, "scoreboard", None)
         monkeypatch.setattr(locked, "_ticket", fail)
     else:
         monkeypatch.setattr(locked.request, "execute_using_pool", fail)

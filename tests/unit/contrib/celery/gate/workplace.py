@@ -143,9 +143,9 @@ class Workplace:
         self.gate: Any = Gate.__new__(Gate)
         vars(self.gate).update(
             consumer=consumer, loop=self.loop, counts=Counter(), requests={}, joining=set(), decided={}, deadlines={},
-            outside_window=set(), origin="worker", scoreboard=Scoreboard() if forks else None, _checks=False,
+            outside_window=set(), origin="worker", scoreboard=Scoreboard(), forks=forks, _checks=False,
             _publishes_from=0.0, _confirming=None,
-            child_watcher=self.watcher if forks else None, _counting=threading.RLock(), max_parked=300,
+            child_watcher=self.watcher, _counting=threading.RLock(), max_parked=300,
             window=SimpleNamespace(widen=lambda _count: None),
         )  # fmt: skip
         self.gate.slots = Slots(self.gate)
