@@ -452,14 +452,14 @@ def blocks_when_full(controller: Any) -> bool:
 
 
 class PrefetchWindow:
-    """The maximum of unacknowledged messages in this worker: Celery's number plus ``widening``.
+    """The maximum of unacknowledged messages in this worker: Celery's number plus what ``count`` returns.
 
-    Only Celery changes its own number, by countdowns, reconnects and remote control. ``widening`` is added when the
+    Only Celery changes its own number, by countdowns, reconnects and remote control. The other one is added when the
     number is sent, so the two cannot drift apart.
     """
 
-    def __init__(self) -> None:
-        self.widening = 0
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
         self._qos: Any = None
 
     def attach(self, qos: Any) -> None:
@@ -467,13 +467,12 @@ class PrefetchWindow:
         send = qos.callback
         qos.callback = lambda prefetch_count: send(prefetch_count=self._widened(prefetch_count))
         self._qos = qos
-        self._refresh()
+        self.refresh()
 
-    def widen(self, count: int) -> None:
-        """Let the broker deliver ``count`` messages in addition to Celery's number."""
-        if count != self.widening:
-            self.widening = count
-            self._refresh()
+    def refresh(self) -> None:
+        """Let Celery's loop send its number: it does as soon as that differs from the number in `prev`."""
+        if self._qos is not None:
+            self._qos.prev = None
 
     @property
     def size(self) -> int:
@@ -481,12 +480,7 @@ class PrefetchWindow:
         return self._widened(self._qos.value) if self._qos is not None else 0
 
     def _widened(self, count: int) -> int:
-        return min(count + self.widening, MAX_PREFETCH) if count else 0
-
-    def _refresh(self) -> None:
-        # Celery's loop sends its number as soon as it differs from the number in `prev`.
-        if self._qos is not None:
-            self._qos.prev = None
+        return min(count + self._count(), MAX_PREFETCH) if count else 0
 
 
 # Messages.

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import secrets
-import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -60,7 +59,7 @@ class Gate:
         self.slots = Slots(self)
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
-        self.window = internals.PrefetchWindow()
+        self.window = internals.PrefetchWindow(lambda: min(len(self.outside_window), self.max_parked))
         parked = consumer.app.conf.get("zklock_gate_max_parked")
         self.max_parked = MAX_PARKED if parked is None else max(0, int(parked))
         # Events that should not happen, by name.
@@ -73,8 +72,6 @@ class Gate:
         self.joining: set[int] = set()
         self.decided: dict[int, GateRequest] = {}
         self.outside_window: set[int] = set()
-        # Reentrant for a signal handler that ends the worker.
-        self._counting = threading.RLock()
         self._checks = False
         # Where messages that go back are published, and from when on (monotonic clock).
         self._confirming: Any = None
@@ -153,12 +150,6 @@ class Gate:
             text = "event=no_key task=%s id=%s error=%r consequence=acquires_in_its_slot"
             logger.log(level, text, task.name, request.id, error)
             return None
-
-    def widen_window(self, hold_id: int, is_outside: bool) -> None:  # noqa: FBT001
-        """Let a request wait in addition to Celery's window from now on, or no more; any thread."""
-        with self._counting:
-            (self.outside_window.add if is_outside else self.outside_window.discard)(hold_id)
-            self.window.widen(min(len(self.outside_window), self.max_parked))
 
     def on_body_ended(self, hold_id: int) -> None:
         """Release the lock of ``hold_id``, if it is held."""

@@ -138,10 +138,8 @@ class GateRequest:
         # When the phase has changed or a child has accepted the task, and when the message came (monotonic clock).
         self.moved = monotonic()
         self._delivered = float(vars(request).get("zklock_delivered", self.moved))
-        # When the lock was granted, and when the pool has got the task (Unix epoch).
-        self._granted_at = self._since = 0.0
-        # Seconds until the lock was decided: what it waits for a slot then is no wait for a lock.
-        self._waited = 0.0
+        # When the lock was decided (Unix epoch), and after how many seconds: what follows is no wait for the lock.
+        self._granted_at = self._waited = 0.0
         self._kills_child = call.on_lost == "terminate"
         self._note: ChildNote | None = None
         self._changing = threading.RLock()
@@ -168,7 +166,8 @@ class GateRequest:
             gate.decided.pop(hold_id, None)
         is_outside = phase is Phase.WAITING or (phase is Phase.DECIDED and self.contended)
         if is_outside != (hold_id in gate.outside_window):
-            gate.widen_window(hold_id, is_outside)
+            (gate.outside_window.add if is_outside else gate.outside_window.discard)(hold_id)
+            gate.window.refresh()
 
     def guarded(self, step: Callable[[], object]) -> None:
         """Call ``step``; after an error the lock is free, and the broker has the message if the pool has not."""
@@ -268,7 +267,6 @@ class GateRequest:
             if self.verdict is not Verdict.IN_SLOT and not self.attempts.is_decided():
                 self._move(Phase.WAITING, Verdict.NONE)
                 return
-            self._since = time.time()
             attempt = self.attempts.current
             if self.verdict is Verdict.GRANTED and attempt is not None:
                 self.cell = ParentCell.open(self.gate.scoreboard, self.hold_id, attempt.contender)
@@ -285,7 +283,8 @@ class GateRequest:
             self._update_cell()
             if self.verdict is Verdict.GRANTED:
                 self.gate.send_event("held", self.as_dict)
-            self.gate.slots.use(partial(self.guarded, self._hand_over))
+            self.gate.slots.in_hand -= 1
+            self.gate.slots.pool.submit(partial(self.guarded, self._hand_over))
         except Exception:
             self._go_back()
             raise
@@ -311,7 +310,7 @@ class GateRequest:
             cell=self.cell.number if self.cell is not None else 0,
             hold_id=self.hold_id,
             keys=list(self.lock.keys),
-            since=self._since,
+            since=self._granted_at,
             waited=self._waited,
             contended=self.contended,
             holder=contender.holder if contender is not None and self.contended else None,

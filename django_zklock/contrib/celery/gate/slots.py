@@ -39,21 +39,19 @@ class Slots:
         self.in_hand = 0
         self._gate = gate
         controller = gate.consumer.controller
-        self._pool: Any = (
+        self.pool: Any = (
             internals.SemaphoreSlots(controller, lambda: self.in_hand)
             if internals.gives_slots(controller)
             else UncountedSlots(blocks=internals.blocks_when_full(controller))
         )
-        # By `hold_id`: those that have not had their turn, and those of them that ask ahead of it.
-        self._turns: set[int] = set()
+        # By `hold_id`: those that have asked ahead of their turn, and have not had it yet.
         self._ahead: set[int] = set()
         # When the last turns came that were of use (monotonic clock).
         self._recent: deque[float] = deque()
 
     def queue(self, request: GateRequest) -> None:
         """Let ``request`` have its turn after all that wait for a slot."""
-        self._turns.add(request.hold_id)
-        self._pool.acquire(partial(self._on_turn, request))
+        self.pool.acquire(partial(self._on_turn, request))
         self._ask_ahead()
         self._gate.start_checks()
 
@@ -61,7 +59,6 @@ class Slots:
         self.in_hand += 1
         if request.phase in {Phase.QUEUED, Phase.JOINING, Phase.DECIDED}:
             self._recent.append(monotonic())
-        self._turns.discard(request.hold_id)
         self._ahead.discard(request.hold_id)
         request.guarded(request.on_turn)
         self.settle()
@@ -70,11 +67,11 @@ class Slots:
         """Let ``request``, which is DECIDED, have the next slot, before all that wait for their turn."""
         self.settle()
         if request.hold_id in self._gate.decided and self._is_next(request):
-            self._pool.acquire_next(self.on_slot)
+            self.pool.acquire_next(self.on_slot)
 
     def _is_next(self, request: GateRequest) -> bool:
         # One that has asked ahead of its turn, and was granted at once, overtakes no other.
-        return request.contended or request.hold_id not in self._turns
+        return request.contended or request.hold_id not in self._ahead
 
     def on_slot(self) -> None:
         """Use a slot that has come, or that the pool did not use after all."""
@@ -83,9 +80,8 @@ class Slots:
 
     def settle(self) -> None:
         """Use the slots that the gate has: first for requests that are decided, and hold their locks without one."""
-        self._ahead &= self._gate.joining
         while self.in_hand:
-            is_kept = self.in_hand <= len(self._gate.joining) - len(self._ahead)
+            is_kept = self.in_hand <= len(self._gate.joining - self._ahead)
             ready = (each for each in self._gate.decided.values() if not is_kept or self._is_next(each))
             if (decided := next(ready, None)) is not None:
                 decided.guarded(decided.submit)
@@ -93,35 +89,30 @@ class Slots:
                 break
             else:
                 self.in_hand -= 1
-                self._pool.release()
+                self.pool.release()
         self._ask_ahead()
 
     def _ask_ahead(self) -> None:
         """Let the next requests of the line ask for their locks, if they will have a slot soon."""
         recent = self._recent
-        if not self._turns or not (size := self._pool.size) or len(recent) <= 2 * size:
+        if not (size := self.pool.size) or len(recent) <= 2 * size:
             return
         since = monotonic() - SHORT
         while recent and recent[0] < since:
             recent.popleft()
         if len(recent) <= 2 * size:
             return
-        for call in self._pool.first(size):
+        for call in self.pool.first(size):
             # Others are Celery's.
             request = call.args[0] if isinstance(call, partial) and call.func == self._on_turn else None
             if request is not None and request.phase is Phase.QUEUED:
                 self._ahead.add(request.hold_id)
                 request.guarded(request.on_turn)
 
-    def use(self, call: Callable[[], object]) -> None:
-        """Use a slot for ``call``, which hands a task to the pool."""
-        self.in_hand -= 1
-        self._pool.submit(call)
-
     def reset(self) -> None:
         """Forget all slots: Celery counts them anew when it has lost the broker."""
         self.in_hand = 0
-        self._turns.clear()
+        self._ahead.clear()
 
 
 class UncountedSlots:

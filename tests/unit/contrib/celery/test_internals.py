@@ -185,22 +185,25 @@ def loop_once(qos: Any) -> None:
 
 def test_window__is_celery_s_number_and_ours() -> None:
     """The broker gets the sum; Celery's own number does not change, with countdowns and after a reconnect."""
-    channel, window = Channel(), PrefetchWindow()
+    channel, waiting = Channel(), list[None]()
+    window = PrefetchWindow(lambda: len(waiting))
     qos = QoS(channel.send, 4)
     window.attach(qos)
     loop_once(qos)
-    window.widen(5)
+    waiting.extend([None] * 5)
+    window.refresh()
     loop_once(qos)
     for _ in range(4):
         qos.increment_eventually()
     loop_once(qos)
-    window.widen(0)
+    waiting.clear()
+    window.refresh()
     loop_once(qos)
     loop_once(qos)
     assert channel.sent == [4, 9, 13, 8]
     assert (qos.value, window.size) == (8, 8)
     # A reconnect makes a new counter; waiting requests count again.
-    window.widen(2)
+    waiting.extend([None] * 2)
     qos = QoS(channel.send, 2)
     window.attach(qos)
     loop_once(qos)
@@ -209,8 +212,7 @@ def test_window__is_celery_s_number_and_ours() -> None:
 
 def test_window__without_limit_and_at_the_limit() -> None:
     """No limit stays no limit, and the number does not exceed the maximum of AMQP."""
-    channel, window = Channel(), PrefetchWindow()
-    window.widen(MAX_PREFETCH)
+    channel, window = Channel(), PrefetchWindow(lambda: MAX_PREFETCH)
     for initial in (0, 10):
         qos = QoS(channel.send, initial)
         window.attach(qos)

@@ -328,6 +328,6 @@ def test_slot__of_a_task_that_was_revoked(workplace: Workplace) -> None:
     """A task that turns out to be revoked on its turn leaves the slot to the next one."""
     locked = workplace.waiting()
     locked.request.revoked = lambda: True
-    workplace.gate.slots._pool.acquire(partial(workplace.submitted.append, "behind"))
+    workplace.gate.slots.pool.acquire(partial(workplace.submitted.append, "behind"))
     workplace.end_task()
     assert (locked.phase, workplace.submitted) == (Phase.OVER, ["behind"])

@@ -145,8 +145,8 @@ class Workplace:
             consumer=consumer, loop=self.loop, counts=Counter(), requests={}, joining=set(), decided={}, deadlines={},
             outside_window=set(), origin="worker", scoreboard=Scoreboard(), forks=forks, _checks=False,
             _publishes_from=0.0, _confirming=None,
-            child_watcher=self.watcher, _counting=threading.RLock(), max_parked=300,
-            window=SimpleNamespace(widen=lambda _count: None),
+            child_watcher=self.watcher, max_parked=300,
+            window=SimpleNamespace(refresh=lambda: None),
         )  # fmt: skip
         self.gate.slots = Slots(self.gate)
 
