@@ -1,8 +1,9 @@
 """Count what a lock enters, by a profiler: functions, files, and changes of file.
 
-``python scripts/walk.py`` prints the figures of three walks on a warm session: a free ``with zk_lock("k")``; joining
-behind the node of another client; and the hand-over from it, with the release. With ``--functions`` it prints what was
-entered too, in order, with the number of calls in a row. The server is the one for tests, and does not count.
+``python scripts/walk.py`` prints the figures of four walks on a warm session: a free ``with zk_lock("k")``; joining
+behind the node of another client; the hand-over from it, with the release; and a task through the gate of a Celery
+worker and back, where both are threads of this process. With ``--functions`` it prints what was entered too, in order,
+with the number of calls in a row. The server is the one for tests, and does not count.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -68,6 +69,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 def walks() -> Iterator[tuple[str, list[Step]]]:
     """Yield the name of each walk and its steps."""
+    import django
     from django.conf import settings
     from kazoo.client import KazooClient
 
@@ -77,7 +79,9 @@ def walks() -> Iterator[tuple[str, list[Step]]]:
     sys.setprofile(walk.profile)
     threading.setprofile(walk.profile)
     with ZooKeeperServer() as server:
-        settings.configure(ZKLOCK={"default": {"HOSTS": server.hosts, "SESSION_TIMEOUT": 60.0}})
+        alias = {"HOSTS": server.hosts, "SESSION_TIMEOUT": 60.0}
+        settings.configure(ZKLOCK={"default": alias}, INSTALLED_APPS=["django_zklock"])
+        django.setup()
         from django_zklock import zk_lock
         from django_zklock.connections import connections
         from django_zklock.zk.contender import Contender, State
@@ -121,7 +125,39 @@ def walks() -> Iterator[tuple[str, list[Step]]]:
             wait_until(lambda: not listeners)
         yield "hand-over, body and release", hand_over
         client.stop()
+        yield "task through the gate", through_the_gate(walk, listeners)
         connections["default"].close()
+
+
+def through_the_gate(walk: Walk, listeners: Collection[object]) -> list[Step]:
+    """Return the steps of a task, from its message to the deletion of its node."""
+    from celery import Celery
+    from celery.contrib.testing.worker import start_worker
+
+    from django_zklock import zk_locked
+    from django_zklock.contrib.celery.gate import gate
+
+    app, ran = Celery("walk", broker="memory://", backend="cache+memory://"), 0
+
+    def run(key: str) -> None:
+        nonlocal ran
+        assert key == "k"
+        ran += 1
+
+    task = app.task(name="run")(zk_locked("{key}")(run))
+    # The worker for tests does not send the signal at which the gate is put into a worker.
+    gate.install(app)
+    with start_worker(app, pool="threads", concurrency=1, perform_ping_check=False, loglevel="ERROR"):
+        for count in range(1, 4):
+            task.delay("k")
+            wait_until(lambda count=count: ran == count and not listeners)  # type: ignore[misc]
+        # After the check for what no callback reports, which finds nothing.
+        time.sleep(1.5)
+        with walk.recording() as steps:
+            task.delay("k")
+            wait_until(lambda: ran == 4 and not listeners)
+            time.sleep(0.1)
+    return steps
 
 
 def main() -> None:
