@@ -54,8 +54,8 @@ MAX_ATTEMPTS = 3
 MAX_SKEW = 30.0
 # Seconds since its last run for which an entry that is missing in the schedule is remembered.
 KEEP_GONE = 35 * 86400.0
-# ZooKeeper closes the connection of a client that sends a megabyte.
-MAX_BYTES = 1_000_000
+# ZooKeeper keeps the last 500 writes in its heap, twice: a node of 0.2 MB takes 256 MB there.
+MAX_BYTES = 100_000
 
 
 class TakenOver(ZkLockError):  # noqa: N818 - as LockLost
@@ -84,28 +84,46 @@ class Sends:
             data, self._version = self._ask("read", self._read)
             # A leader before may just have claimed.
             with contextlib.suppress(TakenOver):
-                self._replace(_decode(data))
+                self._replace(self._decode(data))
                 return
 
     def reconcile(self, schedule: Collection[str]) -> None:
-        """Forget entries that are missing in the schedule, and were not sent for long. The next claim writes this."""
-        now = time.time()
-        kept = {name: sent for name, sent in self.sent.items() if name in schedule or sent > now - KEEP_GONE}
-        # A time in the future, of a clock that was ahead, counts as now.
-        if (ahead := max(kept.values(), default=now) - now) > MAX_SKEW:
-            logger.warning("event=beat_sent_in_the_future path=%r ahead=%.1f", self._path, ahead)
-        self.sent = {name: sent if sent <= now + MAX_SKEW else now for name, sent in kept.items()}
+        """Forget entries that are missing in the schedule, and were not sent for long. The next claim writes this.
+
+        The oldest of them are forgotten sooner if there is no room: one-off entries may have new names each day.
+        """
+        missing = sorted(self.sent.keys() - set(schedule), key=lambda name: self.sent[name])
+        room = MAX_BYTES - len(self._encode({**self.sent, **dict.fromkeys(schedule, time.time())}))
+        for name in missing:
+            if self.sent[name] < time.time() - KEEP_GONE or room < 0:
+                room += len(self._encode({name: self.sent.pop(name)})) - len(self._encode({}))
 
     def claim(self, name: str, sent: float | None = None) -> None:
         """Write that an entry is sent now, or was at ``sent``. After an error it may be claimed nevertheless."""
         self._replace({**self.sent, name: time.time() if sent is None else sent})
 
     def _replace(self, sent: dict[str, float]) -> None:
-        data = json.dumps({"token": self._token, "sent": sent}, ensure_ascii=False).encode(errors="replace")
+        data = self._encode(sent)
         if len(data) > MAX_BYTES:
             raise ZkLockError(f"{len(sent)} entries do not fit in one node; beats with different keys can share them")
         self._version = self._ask("write", partial(self._write, data, self._version), mutates=True)
         self.sent = sent
+
+    def _encode(self, sent: dict[str, float]) -> bytes:
+        return json.dumps({"token": self._token, "sent": sent}, ensure_ascii=False).encode(errors="replace")
+
+    def _decode(self, data: bytes) -> dict[str, float]:
+        # Every client of ZooKeeper may write there: what cannot be read counts as nothing.
+        try:
+            sent = {name: float(at) for name, at in json.loads(data)["sent"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            return {}
+        # Neither infinite nor not a number, which would end beat when it becomes a date.
+        sent, now = {name: at for name, at in sent.items() if 0 < at < float("inf")}, time.time()
+        # A time in the future, of a clock that was ahead, counts as now.
+        if (ahead := max(sent.values(), default=now) - now) > MAX_SKEW:
+            logger.warning("event=beat_sent_in_the_future path=%r ahead=%.1f", self._path, ahead)
+        return {name: at if at <= now + MAX_SKEW else now for name, at in sent.items()}
 
     # Request scripts. They run on the connection's thread, and so change no attributes.
 
@@ -136,21 +154,14 @@ class Sends:
         (stat,) = yield [or_error(write, BadVersionError, NoNodeError)]
         if not isinstance(stat, Exception):
             return int(stat.version)
+        if isinstance(stat, NoNodeError):
+            # An operator has deleted it. The session, and so the lead, is still ours.
+            yield [or_error(partial(self._session.wire.ensure, self._path, data, container=False), NodeExistsError)]
         found, now = yield from self._read()
         if found != data:
             raise TakenOver("another beat has taken the lead")
         # The answer to our write was lost with the connection.
         return now
-
-
-def _decode(data: bytes) -> dict[str, float]:
-    # Every client of ZooKeeper may write there: what cannot be read counts as nothing.
-    try:
-        sent = {name: float(at) for name, at in json.loads(data)["sent"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        return {}
-    # Neither infinite nor not a number, which would end beat when it becomes a date.
-    return {name: at for name, at in sent.items() if 0 < at < float("inf")}
 
 
 class ClaimingSchedulerMixin(Scheduler):
@@ -230,8 +241,13 @@ class ClaimingSchedulerMixin(Scheduler):
                     if attempt == MAX_ATTEMPTS:
                         logger.error("event=beat_gives_up entry=%r error=%s", entry.name, error)  # noqa: TRY400
                         raise
+                    time.sleep(RETRY_INTERVAL)
         except (LockLost, OperationalError):
             self._take_back(entry)
+            raise
+        except (SystemExit, KeyboardInterrupt):
+            # Whether the message has gone is not known.
+            logger.error("event=beat_not_sent entry=%r reason=this beat ends", entry.name)  # noqa: TRY400
             raise
         finally:
             self._claimed = None

@@ -29,6 +29,7 @@ from django_zklock.connections import connections
 from django_zklock.contrib.celery.beat import (
     KEEP_GONE,
     MAX_SKEW,
+    RETRY_INTERVAL,
     LeaderScheduler,
     Sends,
     TakenOver,
@@ -454,9 +455,25 @@ def test_claim__any_name(lock: Lock, sends: Sends) -> None:
 
 def test_claim__too_many(sends: Sends) -> None:
     """More than a node can have is an error that says so, and nothing is sent to the server."""
-    sends.sent = {f"{number:0100}": 1.0 for number in range(10_000)}
-    with pytest.raises(ZkLockError, match="10001 entries do not fit in one node"):
+    sends.sent = {f"{number:0100}": 1.0 for number in range(1_000)}
+    with pytest.raises(ZkLockError, match="1001 entries do not fit in one node"):
         sends.claim("e")
+
+
+def test_reconcile__too_many(sends: Sends) -> None:
+    """Of entries that are missing the oldest are forgotten when there is no room, and none that is in the schedule."""
+    begin = time.time() - 2_000
+    sends.sent = {f"{number:0100}": begin + number for number in range(1_500)}
+    schedule = [*list(sends.sent)[:10], *(f"new {number:0100}" for number in range(100))]
+    sends.reconcile(schedule)
+    kept = list(sends.sent)
+    assert kept[:10] == schedule[:10]
+    assert kept[10:] == [f"{number:0100}" for number in range(1_500)][10 - len(kept) :]
+    assert 600 < len(kept) < 900
+    # All that is in the schedule has room too.
+    for name in schedule[10:]:
+        sends.sent[name] = time.time()
+    sends.claim(schedule[-1])
 
 
 @pytest.mark.parametrize("opcode", ["create", "setData"])
@@ -510,16 +527,21 @@ def test_claim__session_ended_meanwhile(server: ZooKeeperServer, lock: Lock, sen
 
 
 def test_claim__deleted_by_hand(server: ZooKeeperServer, lock: Lock, sends: Sends) -> None:
-    """A leader whose node was deleted by hand claims nothing more, and takes the lead anew."""
+    """A leader whose node was deleted by hand writes again what it knows, and claims, unless another one leads."""
     sends.claim("e")
     with outsider(server) as client:
         client.delete(sends._path)
-    with pytest.raises(TakenOver):
-        sends.claim("f")
+    sends.claim("f")
+    sends.claim("g")
     again = sends_of(lock, 2)
     again.take_over()
-    again.claim("f")
-    assert (again.sent.get("e"), again.sent.get("f") is not None) == (None, True)
+    assert again.sent == sends.sent
+    assert again.sent.keys() == {*"efg"}
+    with outsider(server) as client:
+        client.delete(sends._path)
+    again.claim("h")
+    with pytest.raises(TakenOver):
+        sends.claim("i")
 
 
 def test_claim__session_ended(server: ZooKeeperServer, sends: Sends) -> None:
@@ -557,9 +579,12 @@ def test_last__from_the_future(
     before = time.time()
     write_sent(server, sends._path, record(e=before + ahead, f=before + ahead))
     sends.take_over()
-    sends.reconcile("ef")
     assert all(before <= (sends.sent.get(name) or 0) <= time.time() for name in "eef")
     assert events(caplog, "WARNING", "ERROR") == ["event=beat_sent_in_the_future"]
+    # It is written, so that the next leader does not begin anew.
+    other = sends_of(lock, 2)
+    other.take_over()
+    assert other.sent == sends.sent
 
 
 def test_last__little_ahead(server: ZooKeeperServer, lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
@@ -568,7 +593,6 @@ def test_last__little_ahead(server: ZooKeeperServer, lock: Lock, caplog: pytest.
     sent = time.time() + MAX_SKEW
     write_sent(server, sends._path, record(e=sent))
     sends.take_over()
-    sends.reconcile("e")
     assert sends.sent.get("e") == sent
     assert events(caplog, "WARNING", "ERROR") == []
 
@@ -922,6 +946,41 @@ def test_broker__breaks_off_each_time(
     wait_until(lambda: scheduler.tick() or led.sent == ["good"], 10.0, "the other")
     assert not led.schedule["bad"].is_due()[0]
     assert leading(scheduler) is led
+
+
+def test_broker__disturbed_for_a_moment(make_scheduler: MakeScheduler) -> None:
+    """The attempts to send are some time apart: a broker that breaks connections for a moment loses no run."""
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    make_due(led)
+    send, tried = led.send_task, []
+
+    def send_later(*args: Any, **options: Any) -> None:
+        tried.append(time.monotonic())
+        if tried[-1] < tried[0] + RETRY_INTERVAL * 1.5:
+            out_of_reach()
+        send(*args, **options)
+
+    led.send_task = send_later
+    wait_until(lambda: scheduler.tick() or led.sent, 20.0, "sent")
+    assert (led.sent, len(tried)) == (["hourly"], 3)
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_send__ended(make_scheduler: MakeScheduler, caplog: pytest.LogCaptureFixture, end: type[BaseException]) -> None:
+    """A beat that is ended during a send says that the run may be lost: it is claimed."""
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    before = make_due(led)
+
+    def end_it(*_args: Any, **_options: Any) -> None:
+        raise end
+
+    led.send_task = end_it
+    with pytest.raises(end):
+        wait_until(scheduler.tick, 10.0, "the end")
+    assert "event=beat_not_sent" in events(caplog, "ERROR")
+    assert led.sends.sent["hourly"] > before.timestamp()
 
 
 def test_broker__refuses(app: Celery, make_scheduler: MakeScheduler) -> None:
