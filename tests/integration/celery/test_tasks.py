@@ -132,7 +132,7 @@ def test_retry__gives_up(workshop: Any, key: str) -> None:
 def test_retry__new_budget_after_a_failure(workshop: Any, key: str) -> None:
     """A task that has run and failed begins a new budget: old conflicts do not count in its next attempt."""
     workshop.stranger.take(key)
-    task = workshop.send("come_back_for_a_while", key, f"{key}:fail")
+    task = workshop.send("come_back_and_fail_once", key, f"{key}:fail")
     wait_until(lambda: task.state == "RETRY", 20, "the task has met the lock")
     workshop.stranger.release(key)
     assert workshop.board.blpop([f"{key}:fail:in"], timeout=30) is not None

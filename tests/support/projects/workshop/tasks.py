@@ -102,9 +102,14 @@ def wait_and_come_back(key: str) -> dict[str, Any]:
 
 @zk_locked("{key}", on_conflict=RetryLater(max_wait=0.5, delay=0.1, max_delay=0.2))
 @shared_task(autoretry_for=(Exception,), retry_kwargs={"countdown": 0.2, "max_retries": 5})
-def come_back_for_a_while(key: str, fail_after: str = "") -> dict[str, Any]:
-    # Fails once, so that the task itself is retried while another contender holds the lock.
-    if fail_after and not board().get(fail_after):
+def come_back_for_a_while(key: str) -> dict[str, Any]:
+    return facts()
+
+
+@zk_locked("{key}", on_conflict=RetryLater(max_wait=60, delay=0.1, max_delay=0.2))
+@shared_task(autoretry_for=(Exception,), retry_kwargs={"countdown": 0.2, "max_retries": 5})
+def come_back_and_fail_once(key: str, fail_after: str) -> dict[str, Any]:
+    if not board().get(fail_after):
         board().set(fail_after, "1")
         board().rpush(f"{fail_after}:in", "1")
         raise KeyError(fail_after)
