@@ -397,12 +397,6 @@ class Held:
         held._let_go()
         return None
 
-    @property
-    def _is_orphaned(self) -> bool:
-        """Whether the task, greenlet or thread that has acquired this has ended."""
-        owner = self._owner()
-        return owner is None or owner.ended
-
     def _shares_node(self, other: Held) -> bool:
         """Whether ``other`` is a hold on the same node."""
         return self._possession is other._possession

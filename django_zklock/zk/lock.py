@@ -188,14 +188,12 @@ class Lock:
         a thread whose event loop runs.
         """
         self._check_no_loop("aholders")
-        return self._read_holders()
+        return snapshots.holders(self.pool, self.keys, timeout=self.pool.options.connect_timeout)
 
     async def aholders(self) -> tuple[Identity | None, ...]:
         """Return the same as :meth:`holders`, without blocking the event loop."""
-        return await asyncio.to_thread(self._read_holders)
-
-    def _read_holders(self) -> tuple[Identity | None, ...]:
-        return snapshots.holders(self.pool, self.keys, timeout=self.pool.options.connect_timeout)
+        timeout = self.pool.options.connect_timeout
+        return await asyncio.to_thread(snapshots.holders, self.pool, self.keys, timeout=timeout)
 
     def __enter__(self) -> Held:
         caller = owners.caller()
@@ -324,7 +322,9 @@ class Lock:
         own = [held for held in blocks if held in available or held._owner() is caller.owner]
         if own:
             return own[-1]
-        for candidates in (blocks, [held for held in blocks if held._is_orphaned]):
+        # Those whose task, greenlet or thread has ended.
+        orphaned = [held for held in blocks if (owner := held._owner()) is None or owner.ended]
+        for candidates in (blocks, orphaned):
             if candidates and all(held._shares_node(candidates[0]) for held in candidates):
                 return candidates[-1]
         return None

@@ -179,7 +179,10 @@ def _of(what: Any, frame: FrameType | None = None) -> Owner:
     owner = _owners.get(id(what))
     if owner is not None and owner._of() is what:
         return owner
-    owner = Owner(what, runs_jobs=any(map(_is_worker, _outwards(frame))))
+    # A thread or a greenlet that runs the jobs of an executor.
+    worker = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
+    runs_jobs = worker is not None and any(each.f_code is worker.__code__ for each in _outwards(frame))
+    owner = Owner(what, runs_jobs=runs_jobs)
     found = _owners.setdefault(id(what), owner)
     if found._of() is not what:
         found = _owners[id(what)] = owner
@@ -232,12 +235,6 @@ def _served(found: Caller, frame: FrameType) -> Caller:
 def _blocks_thread() -> bool:
     """Whether waiting for a lock of ``threading`` blocks the thread, with all its greenlets."""
     return type(threading.Lock()).__module__ == "_thread"
-
-
-def _is_worker(frame: FrameType) -> bool:
-    executor: Any = sys.modules.get("concurrent.futures.thread")
-    worker = getattr(executor, "_worker", None)
-    return worker is not None and frame.f_code is worker.__code__
 
 
 # The bridges of asgiref: which task or thread waits for the code behind one.

@@ -441,7 +441,7 @@ class Session:
         if error is not None:
             if wire.is_temporary(error):
                 self.retry_later(self._beat, error)
-        elif not self._needs_lease():
+        elif not any(listener.needs_lease for listener in self._listeners):
             self._read_held_nodes()
         elif not is_proof and self.lease_end - boottime() < ENOUGH * self.timeout:
             self.wire.write_nothing(partial(self._seen, is_proof=True))
@@ -457,9 +457,6 @@ class Session:
         lease at once, and every contender asks again on it.
         """
         self.wire.drop("the lease ran out")
-
-    def _needs_lease(self) -> bool:
-        return any(listener.needs_lease for listener in self._listeners)
 
     def prove(self) -> None:
         """Send a write, whose answer renews the lease before the requests that follow it are answered."""
