@@ -43,3 +43,10 @@ def test_grant__while_the_gate_looks(pool: Pool, monkeypatch: pytest.MonkeyPatch
     wait_until(attempts.is_decided)
     assert attempts.refusal is None
     attempts.end()
+
+
+@pytest.mark.parametrize("timeout", [None, 0])
+def test_unanswered__without_a_deadline(pool: Pool, timeout: float | None) -> None:
+    """An attempt that waits for ever, or tries once, leaves it to its request how long ZooKeeper may not answer."""
+    acquisition = GateAcquisition(Lock("k", pool), timeout, lambda: None, wants_holder=True)
+    assert acquisition.next_wakeup() is None
