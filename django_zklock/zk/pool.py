@@ -198,8 +198,9 @@ class Pool:
         with state.overflow_guard:
             if state.closed:
                 raise ConnectionError("the session was closed")
-            # One slot more than there are sessions, so that one is free.
-            slots = [home, *(f"{home}+{number}" for number in range(1, len(state.sessions) + 1))]
+            # One slot beside the home more than there are sessions, so that one is free: the home has none while
+            # another thread starts it anew.
+            slots = [home, *(f"{home}+{number}" for number in range(1, len(state.sessions) + 2))]
             usable = {
                 slot: session
                 for slot in slots

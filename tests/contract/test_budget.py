@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -86,6 +87,34 @@ def test_full__the_next_ones_elsewhere(small: Pool, onlooker: Onlooker, root: st
     # There is room again.
     again = take(small, 1)
     assert owners(onlooker, again) == [small.sessions()[0].id]
+
+
+def test_full__while_the_home_begins_anew(small: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contender finds a session while another thread starts that of its home, and the one beside it is full."""
+    take(small, 2 * ROOM)
+    home, _full = small.sessions()
+    state = small._of_this_process()
+    waiting = Lock("k0", small, reentrant=False)._new_contender(wait=True, notify=lambda: None)
+    inside, go_on = threading.Event(), threading.Event()
+    start = small._start_session
+
+    def start_late(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        ended = state.sessions.pop("0")
+        inside.set()
+        assert go_on.wait(60)
+        state.sessions["0"] = ended
+        return start(*args, **options)
+
+    monkeypatch.setattr(small, "_start_session", start_late)
+    home.close(10.0)
+    starter = Runner(lambda: small.session("k0"))
+    assert inside.wait(60)
+    waiting.post(waiting.join)
+    wait_until(lambda: waiting.session is not home)
+    go_on.set()
+    assert starter.result() is not home
+    waiting.post(waiting.leave)
 
 
 @pytest.mark.parametrize("rule", [WRITE, READ, semaphore(12)], ids=str)
