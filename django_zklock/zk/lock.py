@@ -7,7 +7,6 @@ itself.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import threading
@@ -216,20 +215,18 @@ class Lock:
         try:
             held = self._find_block()
             is_found = True
+            # First: a block that is released and not forgotten would be taken for another one that ends later.
+            self._forget_block(held)
             if held is None or held.released:
                 raise self._not_held(held)  # noqa: TRY301 - the end is the same for all that is raised here
-            if kind is None:
-                held.check()
-            held.release()
-            with contextlib.suppress(ValueError):  # another thread has ended it too
-                self._blocks.remove(held)
+            held._finish(raising=kind is None)
         except BaseException:
             # Not only what the lines above raise: a time limit or Ctrl-C may strike between any two of them.
             if not is_found:
                 held = self._find_block()
             if held is not None:
-                held.release()
                 self._forget_block(held)
+                held._finish(raising=False)
             raise
 
     def __aenter__(self) -> Coroutine[Any, Any, Held]:

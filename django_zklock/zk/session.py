@@ -268,7 +268,7 @@ class Session:
         self._listeners[listener] = None
 
     def remove_listener(self, listener: SessionListener) -> None:
-        """Stop calling ``listener``."""
+        """Stop calling ``listener``; any thread, without the monitor too."""
         self._listeners.pop(listener, None)
 
     def _call_listeners(self, call: Callable[[SessionListener], None]) -> None:
@@ -441,7 +441,7 @@ class Session:
         if error is not None:
             if wire.is_temporary(error):
                 self.retry_later(self._beat, error)
-        elif not any(listener.needs_lease for listener in self._listeners):
+        elif not any(listener.needs_lease for listener in list(self._listeners)):
             self._read_held_nodes()
         elif not is_proof and self.lease_end - boottime() < ENOUGH * self.timeout:
             self.wire.write_nothing(partial(self._seen, is_proof=True))

@@ -109,9 +109,11 @@ class Deadline:
 class AutoResetEvent:
     """An event that any thread sets and one thread waits for. The wait resets it, also if it was set several times."""
 
-    __slots__ = ("_unset",)
+    __slots__ = ("_process", "_unset")
 
     def __init__(self) -> None:
+        # T1 waits soon, and a signal handler of it forks: in the child nothing is left that would set the event.
+        self._process = os.getpid(), _forks
         # Taken while the event is not set.
         self._unset = threading.Lock()
         self._unset.acquire()
@@ -125,17 +127,16 @@ class AutoResetEvent:
         """Wait for at most ``timeout`` seconds and reset the event; return ``False`` if it was not set.
 
         In the main thread the handler of a signal runs within a second, and what it raises ends the wait. If it forks,
-        the wait of the child ends too: nothing is left there to set the event.
+        the wait of the child ends too.
         """
         if threading.current_thread() is not threading.main_thread():
             return self._unset.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         end = None if timeout is None else monotonic() + timeout
         left = SIGNAL_CHECK_INTERVAL if timeout is None else timeout
-        process = os.getpid(), _forks
         while not self._unset.acquire(timeout=min(max(left, 0.0), SIGNAL_CHECK_INTERVAL)):
             if end is not None and (left := end - monotonic()) <= 0:
                 return False
-            if process != (os.getpid(), _forks):
+            if self._process != (os.getpid(), _forks):
                 return False
         return True
 

@@ -333,9 +333,12 @@ class Checker:
                 yield Finding("body", done["at"], f"{self.calls[name]} ended as {done['outcome']}")
 
     def faults(self) -> list[tuple[str, float, float]]:
-        """Return of each fault whom it hit, and from when until when."""
+        """Return of each fault whom it hit, and from when until when; a machine that is too busy hits servers too."""
         ends = {(row["fault"], row["began"]): row["at"] for row in self.by["mended"]}
-        return [(row["victim"], row["at"], ends.get((row["fault"], row["at"]), math.inf)) for row in self.by["fault"]]
+        found = [(row["victim"], row["at"], ends.get((row["fault"], row["at"]), math.inf)) for row in self.by["fault"]]
+        return sorted(
+            [*found, *(("leader", row["at"], row["until"]) for row in self.by["starved"])], key=lambda at: at[1]
+        )
 
     def _stuck(self) -> Iterator[Finding]:
         """Each call of a process that lives has ended when all has settled, and has got its lock or not in its time."""

@@ -37,6 +37,8 @@ ANSWER = 3.0
 LOOK = 0.5
 # How often a node is to be found on one server alone.
 LOOKS = 3
+# Seconds from one look at the clock to the next, and by which one is late when this process gets no time to run.
+TICK, STARVED = 0.1, 0.5
 # Seconds from one write of the witness at a server to the next, and for which all of them may be without a connection.
 WITNESS, BLIND = 0.1, 10.0
 # What is seen at its moment, and not only in the end: the rules of the checker about it.
@@ -146,7 +148,7 @@ def season(
         write(
             "season", seed=seed, seconds=seconds, linked=linked, sync_limit=sync_limit, timeouts=timeouts, limits=limits
         )
-        with _looking(cluster):
+        with _looking(cluster), _looking_at_the_clock():
             with Witness(cluster) as witness:
                 nemesis.rage(draw(seed, seconds, kinds, pace=pace), seconds)
                 cluster.heal()
@@ -180,6 +182,28 @@ def judge(seed: str, rows: list[Row]) -> Outcome:
             findings.append(Finding("task", rows[-1]["at"], f"{task} {text}\n{course}".rstrip()))
         counts = counts + Counter({f"tasks: {name}": count for name, count in model.counts.items()})
     return Outcome(seed=seed, rows=rows, findings=findings, counts=counts)
+
+
+@contextlib.contextmanager
+def _looking_at_the_clock() -> Iterator[None]:
+    """Write when this process, which has the links, got no time to run on a busy machine: others got none either."""
+    over = threading.Event()
+
+    def look() -> None:
+        before = time.monotonic()
+        while not over.wait(TICK):
+            now = time.monotonic()
+            if now - before > TICK + STARVED:
+                write("starved", at=before, until=now)
+            before = now
+
+    thread = threading.Thread(target=look, name="clock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -359,6 +359,14 @@ def test_together__at_one_moment() -> None:
     assert "overlap" in rules(history(call("b", 9.9, token=998), moment))
 
 
+def test_lost__on_a_busy_machine() -> None:
+    """A loss without a fault is explained if the harness itself got no time to run."""
+    rows = history(call("a", 50.0, outcome="LockLost"))
+    assert rules(rows) == ["outcome"]
+    assert rules([*rows, {"at": 49.0, "what": "starved", "pid": 1, "until": 49.8}]) == []
+    assert rules([*rows, {"at": 20.0, "what": "starved", "pid": 1, "until": 20.8}]) == ["outcome"]
+
+
 def test_outcome__held_for_nothing() -> None:
     """Who has held has run the body to its end, and has not lost the lock."""
     rows = history(call("a", 10.0))

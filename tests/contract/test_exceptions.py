@@ -16,9 +16,10 @@ import pytest
 from django.db import transaction
 
 from django_zklock import transactions
-from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
+from django_zklock.exceptions import LockLost, LockTimeout, ZooKeeperUnavailable
 from django_zklock.transactions import CommitLock
 from django_zklock.zk import held as held_module
+from django_zklock.zk import lock as lock_module
 from django_zklock.zk import owners
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
@@ -178,10 +179,30 @@ def test_every_instant__uncontended(pool: Pool, make_pool: MakePool) -> None:
             pass
 
     def check() -> None:
-        assert held_stack() == []
+        assert held_stack() == lock._blocks == []
         probe(pool, other, "k")
 
     assert visit_all(cycle, check) >= ACQUIRING | HOLDING | BLOCK
+
+
+@by_instant
+def test_every_instant__lost(pool: Pool, make_pool: MakePool) -> None:
+    """The same at the end of a block whose lock is lost, whose end raises an error of its own."""
+    other = make_pool()
+    lock = Lock("k", pool)
+    lock.acquire().release()
+
+    def cycle() -> None:
+        with lock as held:
+            contender = held._possession.contender
+            with contender.session.monitor:
+                contender.lose("a test")
+
+    def check() -> None:
+        assert held_stack() == lock._blocks == []
+        probe(pool, other, "k")
+
+    assert visit_all(cycle, check, expected=(LockLost,), near=lock_module.__file__) >= codes(Lock._find_block)
 
 
 @by_instant

@@ -165,7 +165,7 @@ def test_fork__while_the_parent_waits(play: MakePlayer) -> None:
     assert player.wait()[0] == 0
 
 
-@pytest.mark.parametrize("where", ["receiver", "signal handler"])
+@pytest.mark.parametrize("where", ["receiver", "signal handler", "beginning"])
 def test_fork__of_a_waiter(play: MakePlayer, where: str) -> None:
     """A child that goes on in the call in which its parent waits gets an error: only the parent waits."""
     player = play("fork_of_the_waiter", where)

@@ -15,10 +15,12 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from django_zklock.exceptions import LockLost, LockTimeout, ZkLockError
+from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.held import current
 from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
@@ -135,7 +137,9 @@ def fork_while_it_waits(pool: Pool) -> None:
 
 
 def fork_of_the_waiter(pool: Pool, where: str) -> None:
-    """Fork in the thread that waits for a lock, in a receiver or a signal handler, and go on there in the child too."""
+    """Fork in the thread that waits for a lock, or begins to, and go on there in the child too."""
+    # The end of the wait for a first answer would tell the child too.
+    pool = Pool(pool.name, replace(pool.options, connect_timeout=600.0))
     taken, forked = threading.Event(), threading.Event()
     children: list[int] = []
 
@@ -156,12 +160,20 @@ def fork_of_the_waiter(pool: Pool, where: str) -> None:
         def notify(self, event: str, _lock: object, /, **_facts: Any) -> None:
             if event == "contended" and where == "receiver":
                 split()
-            elif event == "contended":
+            elif event == "contended" and where == "signal handler":
                 signal.setitimer(signal.ITIMER_REAL, 0.05)
 
     signal.signal(signal.SIGALRM, split)
     threading.Thread(target=block).start()
     taken.wait()
+    if where == "beginning":
+        begin = Acquisition.start
+
+        def begin_and_split(self: Acquisition) -> None:
+            begin(self)
+            split()
+
+        Acquisition.start = begin_and_split  # type: ignore[method-assign]
     try:
         held = Lock("k", pool, listener=Receiver()).acquire()
     except ZkLockError as error:

@@ -274,10 +274,12 @@ class Model:
         victims = {*SERVERS, names()[self._worker_of_main[row["main"]]]}
         began = min(each["at"] for each in self.by_task[row["id"]] if each["what"] in {"begin", "finished"})
         ends = [each for what in ("stopping", "worker_killed", "worker_gone") for each in self._what[what]]
-        return any(
-            each["victim"] in victims and each["at"] <= row["at"] and self._mended(each) + BELATED >= began
-            for each in self._what["fault"]
-        ) or any(each["main"] == row["main"] and each["at"] <= row["at"] + BELATED for each in ends)
+        faults = [(each["at"], self._mended(each)) for each in self._what["fault"] if each["victim"] in victims]
+        # The machine was too busy.
+        faults += [(each["at"], each["until"]) for each in self._what["starved"]]
+        return any(since <= row["at"] and until + BELATED >= began for since, until in faults) or any(
+            each["main"] == row["main"] and each["at"] <= row["at"] + BELATED for each in ends
+        )
 
     def _was_shrunk(self, row: Row) -> bool:
         """Return whether the pool of this worker gave up a process at the time of ``row``."""

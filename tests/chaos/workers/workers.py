@@ -69,8 +69,9 @@ _COMPARED = (
     "processes", "free_slots", "slots", "reserved", "active", "scheduled", "requests",
     "jobs", "threads",
 )  # fmt: skip
-# Celery and redis-py open these when they need them, and keep them: the numbers differ between workers.
-_MORE_DESCRIPTORS = {"broker": 8, "anon_inode": 4}
+# Celery and redis-py open these when they need them, and keep them: the numbers differ between workers. A connection
+# that a broker has reset is in no table of the kernel, and kept until it is used.
+_MORE_DESCRIPTORS = {"broker": 8, "socket": 2, "anon_inode": 4}
 # billiard keeps the pipes of a process that the pool has given up.
 _PIPES_OF_A_PROCESS = 6
 # Descriptors that billiard may leave of children that were killed while they started.

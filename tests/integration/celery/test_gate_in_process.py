@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from django_zklock.contrib.celery.gate.request import MAX_READY
+from tests.support import broker_audit
 from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -48,6 +49,40 @@ def test_release__inside_of_the_body(workshop: Any, key: str) -> None:
     assert workshop.nodes(key) == []
     workshop.let_go(f"{key}:gate")
     workshop.result(task)
+
+
+def test_cut__ends_what_waits_in_the_pool(workshop: Any, key: str) -> None:
+    """A task that waits for a thread or greenlet when the broker is lost is delivered again, and runs once."""
+    workshop.send("idle", f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    workshop.send("workshop.journal.locked", key, f"{key}:journal")
+    wait_until(lambda: states(workshop, key) == ["granted"], SOON, "the pool has the task")
+    broker_audit.cut_and_wait(workshop, None)
+    wait_until(lambda: states(workshop, key) == ["granted"], SOON, "it is delivered again")
+    workshop.let_go(f"{key}:gate")
+    broker_audit.wait_runs(workshop, f"{key}:journal", 1)
+    workshop.wait_empty(key, SOON)
+    # What would run once more is before this in the queue of the pool.
+    workshop.result(workshop.send("shared_below", key))
+    assert broker_audit.runs(workshop, f"{key}:journal").total() == 1
+
+
+def test_revoked__while_it_waits_in_the_pool(workshop: Any, key: str) -> None:
+    """A task that is revoked while it waits for a thread or greenlet does not run, and its lock is free."""
+    workshop.send("idle", f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    task = workshop.send("shared_below", key)
+    wait_until(lambda: states(workshop, key) == ["granted"], SOON, "the pool has the task")
+    assert workshop.control.revoke(task.id, reply=True)
+    workshop.let_go(f"{key}:gate")
+    wait_until(lambda: task.state == "REVOKED", SOON, "the task is revoked")
+    workshop.wait_empty(key, SOON)
+    assert workshop.result(workshop.send("shared_below", key))["key"] == key
+
+
+def states(workshop: Any, key: str) -> list[str]:
+    """Return the states of the requests for ``key``."""
+    return [each["state"] for each in broker_audit.ask(workshop, "zklocks") or [] if each["key"] == key]
 
 
 def test_accepted__error(workshop: Any, key: str) -> None:

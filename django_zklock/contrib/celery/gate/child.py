@@ -324,10 +324,15 @@ class ChildWatcher:
                 self._thread.start()
             if pid in self._watched:
                 return True
+            descriptor: int | None = None
             try:
                 descriptor = os.pidfd_open(pid) if self._interval is None else None
             except ProcessLookupError:
                 return False
+            except OSError:  # the worker has no descriptor left
+                self._interval = _POLL_INTERVAL
+                # The thread may wait without a limit, for descriptors alone.
+                os.write(self._write_end, _HOLD_ID.pack(0))
             if descriptor is not None:
                 self._selector.register(descriptor, selectors.EVENT_READ, pid)
             elif _has_ended(pid):

@@ -343,13 +343,16 @@ class GateRequest:
 
     def _on_accepted(self, pid: int, accepted: float) -> None:
         self.moved = monotonic()
-        self._watch_child(pid)
-        # The lock may be lost already.
-        self._update_cell()
         try:
+            if not self.gate.forks and (self.phase is Phase.OVER or self.request.revoked()):
+                # It has waited in the queue of the pool. It is delivered again, or was revoked or has expired.
+                raise TaskRevokedError("the task is not to run")  # noqa: TRY301 - the end is the same for all errors
+            self._watch_child(pid)
+            # The lock may be lost already.
+            self._update_cell()
             self._callbacks["on_accepted"](pid, accepted)
         except BaseException:
-            # A receiver has failed, or the task is revoked with `terminate`. A child runs its body nevertheless; a
+            # Or a receiver has failed, or the task is revoked with `terminate`. A child runs its body nevertheless; a
             # thread or greenlet does not, and the pool reports no end.
             if not self.gate.forks:
                 # Celery would count its slot as one that is used.
@@ -443,7 +446,9 @@ class GateRequest:
         if not self._changing.acquire(blocking=wait):
             return False
         try:
-            if self.phase not in IN_POOL:
+            # What waits in the queue of threads or greenlets is ended when one of them takes it.
+            is_queued = self.phase is Phase.SUBMITTED and self.pid is None and not self.gate.forks
+            if self.phase not in IN_POOL or is_queued:
                 self.gate.keep_deadline(self.attempt_id, self.attempts.deadline)
                 self.over()
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import subprocess
@@ -51,6 +52,27 @@ def test_end__is_noticed_late(monkeypatch: pytest.MonkeyPatch, is_refused: bool)
         assert not watcher.add(child.pid) or ended.get(timeout=SOON) == child.pid
         child.wait(SOON)
         assert not watcher.add(child.pid)
+
+
+def test_end__without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has no descriptor left notices the ends of its children nevertheless, of earlier ones too."""
+    ended: queue.Queue[int] = queue.Queue()
+    watcher = ChildWatcher(lambda _hold_id: None, ended.put)
+
+    def child() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    with child() as before, child() as after:
+        assert watcher.add(before.pid)
+
+        def fail(pid: int, flags: int = 0) -> int:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(os, "pidfd_open", fail, raising=False)
+        assert watcher.add(after.pid)
+        for each in (after, before):
+            each.kill()
+            assert ended.get(timeout=SOON) == each.pid
 
 
 def test_end__without_waitid(monkeypatch: pytest.MonkeyPatch) -> None:
