@@ -240,7 +240,7 @@ class Checker:
         If that one could not wait any longer, or was ended by force, nobody runs. A node of a process that has died, or
         of a lost connection, counts as one that waits, until its session ends.
         """
-        faults = self.faults()
+        faults = self._disturbances()
         began = {row["call"]: row["at"] for row in self.by["begin"]}
         same: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for call in self.calls.values():
@@ -280,7 +280,7 @@ class Checker:
     def _outcomes(self) -> Iterator[Finding]:
         """Each call ends as it may, and not before nor long after its time."""
         began: dict[str, float] = {row["call"]: row["at"] for row in self.by["begin"]}
-        faults = self.faults()
+        faults = self._disturbances()
         for name, done in self.done.items():
             call = self.calls[name]
             took, outcome, timeout = done["at"] - call["at"], done["outcome"], call["timeout"]
@@ -333,12 +333,14 @@ class Checker:
                 yield Finding("body", done["at"], f"{self.calls[name]} ended as {done['outcome']}")
 
     def faults(self) -> list[tuple[str, float, float]]:
-        """Return of each fault whom it hit, and from when until when; a machine that is too busy hits servers too."""
+        """Return of each fault whom it hit, and from when until when."""
         ends = {(row["fault"], row["began"]): row["at"] for row in self.by["mended"]}
-        found = [(row["victim"], row["at"], ends.get((row["fault"], row["at"]), math.inf)) for row in self.by["fault"]]
-        return sorted(
-            [*found, *(("leader", row["at"], row["until"]) for row in self.by["starved"])], key=lambda at: at[1]
-        )
+        return [(row["victim"], row["at"], ends.get((row["fault"], row["at"]), math.inf)) for row in self.by["fault"]]
+
+    def _disturbances(self) -> list[tuple[str, float, float]]:
+        """Return the same with the times when the machine was too busy, which hits the servers too."""
+        starved = [("leader", row["at"], row["until"]) for row in self.by["starved"]]
+        return sorted([*self.faults(), *starved], key=lambda each: each[1])
 
     def _stuck(self) -> Iterator[Finding]:
         """Each call of a process that lives has ended when all has settled, and has got its lock or not in its time."""

@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 from tests.chaos import season as season_
 from tests.chaos.checker import Checker
 from tests.chaos.cluster import Cluster
-from tests.chaos.history import FOLDER, read, write
+from tests.chaos.history import FOLDER, Row, read, write
 from tests.chaos.nemesis import Fault, ServerFaults
 from tests.chaos.picture import draw
 from tests.chaos.season import Witness, season
@@ -145,3 +145,15 @@ def test_wiped__reconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             pass
         with cluster.without(cluster.servers[1], 30.0):
             pass
+
+
+def test_picture__of_a_busy_machine(tmp_path: Path) -> None:
+    """A season in which the machine was too busy has a picture too."""
+    rows: list[Row] = [
+        {"at": 1.0, "what": "season", "pid": 1},
+        {"at": 2.0, "what": "starved", "pid": 1, "until": 3.0},
+        {"at": 4.0, "what": "fault", "pid": 1, "fault": "server killed", "victim": "leader"},
+        {"at": 5.0, "what": "mended", "pid": 1, "fault": "server killed", "victim": "leader", "began": 4.0},
+    ]
+    draw(rows, [], tmp_path / "season.png")
+    assert (tmp_path / "season.png").stat().st_size
