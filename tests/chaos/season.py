@@ -23,7 +23,7 @@ from .checker import Checker, Finding
 from .clients import ROOT, Clients
 from .cluster import Cluster
 from .history import FOLDER, Row, read, write
-from .nemesis import Kind, LinkFaults, Nemesis, ServerFaults, draw
+from .nemesis import Kind, LinkFaults, Nemesis, ServerFaults, again, draw
 
 # What takes locks, by name.
 CLIENTS = {"threads": "threads", "asyncio": "asyncio", "gevent": "gevent", "forking": "forking", "more": "threads"}
@@ -187,23 +187,17 @@ def judge(seed: str, rows: list[Row]) -> Outcome:
 @contextlib.contextmanager
 def _looking_at_the_clock() -> Iterator[None]:
     """Write when this process, which has the links, got no time to run on a busy machine: others got none either."""
-    over = threading.Event()
+    before = time.monotonic()
 
-    def look() -> None:
-        before = time.monotonic()
-        while not over.wait(TICK):
-            now = time.monotonic()
-            if now - before > TICK + STARVED:
-                write("starved", at=before, until=now)
-            before = now
+    def look(_turn: int) -> None:
+        nonlocal before
+        now = time.monotonic()
+        if now - before > TICK + STARVED:
+            write("starved", at=before, until=now)
+        before = now
 
-    thread = threading.Thread(target=look, name="clock", daemon=True)
-    thread.start()
-    try:
+    with again(look, TICK):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @contextlib.contextmanager
