@@ -58,12 +58,13 @@ def is_next(contender: Contender) -> bool:
 
 def is_watching(tenant: object) -> bool:
     """Whether a tenant of a session is a contender that waits, and all that it has asked is answered."""
-    return (
-        isinstance(tenant, Contender)
-        and tenant.state is State.WAITING
-        and not tenant.open
-        and not any(place.is_listing for place in tenant.places)
-    )
+    if not isinstance(tenant, Contender):
+        return False
+    # In the middle of a step it may wait already, and ask for the watch only then.
+    with tenant.session.monitor:
+        return (
+            tenant.state is State.WAITING and not tenant.open and not any(place.is_listing for place in tenant.places)
+        )
 
 
 @dataclass
