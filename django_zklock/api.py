@@ -15,7 +15,7 @@ from django_zklock.work import current_work, place_of
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
-from django_zklock.zk.rules import rule
+from django_zklock.zk.queue import rule
 from django_zklock.zk.waiting import Timeout
 
 Mode = Literal["exclusive", "read", "write"]

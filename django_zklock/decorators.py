@@ -20,7 +20,7 @@ from django_zklock.conflict import ConflictPolicy, OnConflict, OnLost, OnUnavail
 from django_zklock.key_template import compile_key, metric_name, warn_of_mistakes
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk import paths
-from django_zklock.zk.rules import rule
+from django_zklock.zk.queue import rule
 from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
 

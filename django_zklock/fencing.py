@@ -19,7 +19,7 @@ from django_zklock.conf import DEFAULT_ALIAS, TOKEN_BITS
 from django_zklock.exceptions import NotHeld, StaleToken
 from django_zklock.zk import owners
 from django_zklock.zk.held import Held
-from django_zklock.zk.rules import SHARED
+from django_zklock.zk.queue import SHARED
 
 FIELD = "fence"
 

@@ -38,7 +38,7 @@ from django_zklock.zk import owners
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
-from django_zklock.zk.rules import Rule
+from django_zklock.zk.queue import Rule
 from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.locked_call")

@@ -38,8 +38,7 @@ from django_zklock.zk.wire import ConnectionOptions
 
 if TYPE_CHECKING:
     from django_zklock.zk.node_data import Identity
-    from django_zklock.zk.queue import Mark, Queue
-    from django_zklock.zk.rules import Rule
+    from django_zklock.zk.queue import Mark, Queue, Rule
     from django_zklock.zk.session import Session
 
 logger = DeferredLogger("django_zklock.contender")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from django_zklock.zk.contender import Contender
     from django_zklock.zk.pool import Pool
-    from django_zklock.zk.rules import Rule
+    from django_zklock.zk.queue import Rule
 
 
 class LockValue(Protocol):

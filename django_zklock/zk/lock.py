@@ -24,8 +24,7 @@ from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.queue import Mark
-from django_zklock.zk.rules import EXCLUSIVE, Rule
+from django_zklock.zk.queue import EXCLUSIVE, Mark, Rule
 from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_zklock.zk import node_data, wire
 from django_zklock.zk.background import DeferredLogger
-from django_zklock.zk.queue import LEASES, Queue
-from django_zklock.zk.rules import ALL, GRANTED, WatchPlan
+from django_zklock.zk.queue import ALL, GRANTED, LEASES, Queue, WatchPlan
 from django_zklock.zk.scripts import Once, Reply
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from django_zklock.zk import pool as pool_module
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import SESSION_BUDGET, Pool
-from django_zklock.zk.rules import READ, WRITE, semaphore
+from django_zklock.zk.queue import READ, WRITE, semaphore
 from django_zklock.zk.wire import MAX_REQUEST
 from tests.support.any_server import Server
 from tests.support.forked_child import fork

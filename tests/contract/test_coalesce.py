@@ -20,8 +20,7 @@ from django_zklock.exceptions import AlreadyAwaited
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.queue import Kind, name_prefix, new_guid
-from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Kind, Rule, name_prefix, new_guid, semaphore
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble, Recorder, Stranger
 from tests.support.tcp_proxy import UP, Proxy, requests

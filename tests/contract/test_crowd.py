@@ -9,7 +9,7 @@ from kazoo.client import KazooClient
 
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import EXCLUSIVE, WRITE, Rule
+from django_zklock.zk.queue import EXCLUSIVE, WRITE, Rule
 from tests.support.any_server import Server
 from tests.support.curator import Curator
 from tests.support.other_recipes import visible_kazoo_lock

@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.any_server import Server
 from tests.support.curator import Curator
 from tests.support.installed_curator import curator_version

@@ -13,7 +13,7 @@ from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.any_server import Server
 from tests.support.hold_history import History, Hold
 from tests.support.tcp_proxy import Proxy

@@ -10,7 +10,7 @@ import pytest
 from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, semaphore
 from tests.support.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
 from tests.support.queued_contenders import RULES, Standing
 from tests.support.threads import Runner

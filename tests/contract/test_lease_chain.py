@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import semaphore
+from django_zklock.zk.queue import semaphore
 from tests.support.any_server import Server
 from tests.support.queued_contenders import Standing, settle
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests

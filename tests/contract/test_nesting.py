@@ -13,7 +13,7 @@ from django_zklock.exceptions import LockConflict, LockLost, LockTimeout
 from django_zklock.zk.held import Held, current, held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import READ, semaphore
+from django_zklock.zk.queue import READ, semaphore
 from tests.support.queued_contenders import RULES
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, Onlooker, wait_until

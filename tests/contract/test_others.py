@@ -15,7 +15,7 @@ from django_zklock import zk_lock
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.any_server import Server
 from tests.support.curator import Curator
 from tests.support.other_recipes import KAZOO_LOCKS, OfCurator, OfKazoo, Other

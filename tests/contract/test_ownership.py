@@ -29,7 +29,7 @@ from django_zklock.zk import owners
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import READ, WRITE, semaphore
+from django_zklock.zk.queue import READ, WRITE, semaphore
 from tests.support.any_server import Server
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, Onlooker, wait_until

@@ -21,7 +21,7 @@ from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import semaphore
+from django_zklock.zk.queue import semaphore
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble, Recorder
 from tests.support.queued_contenders import RULES, Standing, settle

@@ -12,7 +12,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.ops.search import LockFilter, Ordering
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import READ
+from django_zklock.zk.queue import READ
 from tests.support.timing import GRACE
 from tests.support.tree_reader import MakePool, Onlooker
 

@@ -39,6 +39,6 @@ def test_unit__mirrors_the_package(module: str) -> None:
 def test_mirrored() -> None:
     """The name of a module counts, with an aspect or without; another name does not."""
     assert mirrored("test_conf.py") == ["conf.py"]
-    assert mirrored("zk/test_rules_of_semaphores.py") == ["zk/rules.py"]
+    assert mirrored("zk/test_queue_rules.py") == ["zk/queue.py"]
     assert mirrored("doctor/test_doctor.py") == ["doctor"]
     assert mirrored("zk/test_nonsense.py") == []

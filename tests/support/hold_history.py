@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from django_zklock.zk.held import Held
-from django_zklock.zk.rules import Rule
+from django_zklock.zk.queue import Rule
 
 # Of which kinds several may hold at once, by the words of the manual and not by the rules that are tested.
 SHARED = {"read", "lease"}

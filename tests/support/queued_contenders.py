@@ -13,7 +13,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.place import Turn
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from django_zklock.zk.session import Session
 from tests.support.threads import Runner, waiting_in
 from tests.support.tree_reader import Onlooker, wait_until

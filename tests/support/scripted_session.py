@@ -14,8 +14,7 @@ from django_zklock.zk.contender import ANY_GUID, Contender, State
 from django_zklock.zk.listing import SharedListing, shared_listing
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath
-from django_zklock.zk.queue import Kind, Node, name_prefix, parse_name, sort_by_sequence
-from django_zklock.zk.rules import EXCLUSIVE, Rule
+from django_zklock.zk.queue import EXCLUSIVE, Kind, Node, Rule, name_prefix, parse_name, sort_by_sequence
 
 logger = logging.getLogger("tests.scripted_session")
 

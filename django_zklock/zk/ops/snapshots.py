@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
-from django_zklock.zk import node_data, paths, queue, rules, scripts, wire
+from django_zklock.zk import node_data, paths, queue, scripts, wire
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.pool import Pool
@@ -104,7 +104,7 @@ class LockSnapshot:
             # By every rule the first node holds. Most of ten thousand locks have no other.
             return len(self.nodes)
         # Behind a waiter there are only waiters.
-        return sum(1 for _ in takewhile(lambda node: rules.RULES[node.kind].holds(node.name, self._queue), self.nodes))
+        return sum(1 for _ in takewhile(lambda node: queue.RULES[node.kind].holds(node.name, self._queue), self.nodes))
 
     @property
     def waiter_count(self) -> int:
@@ -131,7 +131,7 @@ class LockSnapshot:
         """
         if entry.held:
             return []
-        rule = rules.RULES[Kind(entry.kind)]
+        rule = queue.RULES[Kind(entry.kind)]
         kinds = rule.conflicts if rule.has_room(entry.node, self._queue) else rule.conflicts | LEASES
         if kinds not in self._spans:
             self._spans[kinds] = list(self._find_spans(kinds))

@@ -12,7 +12,7 @@ from services.zookeeper import ZooKeeper
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.servers.ensemble import Ensemble
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner, waiting_in

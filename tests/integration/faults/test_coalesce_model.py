@@ -22,8 +22,7 @@ from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.queue import name_prefix, new_guid
-from django_zklock.zk.rules import EXCLUSIVE, READ, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, Rule, name_prefix, new_guid, semaphore
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 # Two of one kind, and of each other kind one.

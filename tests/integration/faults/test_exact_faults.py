@@ -17,8 +17,7 @@ from django_zklock.zk.contender import MAX_ENSURES, State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.queue import Kind, name_prefix
-from django_zklock.zk.rules import semaphore
+from django_zklock.zk.queue import Kind, name_prefix, semaphore
 from django_zklock.zk.waiting import monotonic
 from tests.support.byte_cuts import HEADER, LANES, LENGTH, TEXT, idle, session_of, sweep
 from tests.support.loss_recorder import Losses

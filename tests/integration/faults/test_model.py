@@ -29,7 +29,7 @@ from django_zklock.testing.faults import DirectionName
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.scripted_session import parse_names
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 

@@ -17,7 +17,7 @@ from django_zklock.testing.tree import Deleted
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import READ, Rule, semaphore
+from django_zklock.zk.queue import READ, Rule, semaphore
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire.watches import Watch
 from tests.support.loss_recorder import Losses

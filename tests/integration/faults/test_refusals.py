@@ -18,7 +18,7 @@ from django_zklock.zk.listener import LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import semaphore
+from django_zklock.zk.queue import semaphore
 from django_zklock.zk.wire.records import EncodingError
 from django_zklock.zk.wire.requests import is_temporary
 from tests.support.refusing_server import (

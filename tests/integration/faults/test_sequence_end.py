@@ -11,7 +11,7 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import READ, WRITE, Rule, semaphore
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
 

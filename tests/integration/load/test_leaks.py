@@ -25,7 +25,7 @@ from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.zk import node_data
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.rules import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
 

@@ -12,8 +12,7 @@ from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
 from django_zklock.zk.contender import MAX_ENSURES, Contender, SessionUnavailable, State
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.place import LockPath
-from django_zklock.zk.queue import Kind
-from django_zklock.zk.rules import EXCLUSIVE, READ, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, Kind, Rule, semaphore
 from tests.support.scripted_session import OTHERS, SESSION, Script, data, other, settle, stat
 
 LINES = ("/b", "/a", "/c")

@@ -12,8 +12,7 @@ from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.listing import LONG
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath
-from django_zklock.zk.queue import Kind, Mark, Queue
-from django_zklock.zk.rules import READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import READ, WRITE, Kind, Mark, Queue, Rule, semaphore
 from tests.support.queued_contenders import node_of
 from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat
 

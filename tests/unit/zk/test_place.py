@@ -9,8 +9,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 
 from django_zklock.zk.contender import State
 from django_zklock.zk.node_data import LockNodeData, Removal
-from django_zklock.zk.queue import Kind
-from django_zklock.zk.rules import READ, WRITE
+from django_zklock.zk.queue import READ, WRITE, Kind
 from tests.support.queued_contenders import node_of
 from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, line_up, other, settle, stat
 

@@ -6,8 +6,7 @@ import pytest
 from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError, OperationTimeoutError
 
 from django_zklock.zk.contender import State
-from django_zklock.zk.queue import Kind
-from django_zklock.zk.rules import semaphore
+from django_zklock.zk.queue import Kind, semaphore
 from tests.support.scripted_session import OTHERS, Script, contend, create, data, line_up, other, settle, stat
 
 TWO = semaphore(2)

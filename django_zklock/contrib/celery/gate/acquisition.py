@@ -16,8 +16,7 @@ from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
-from django_zklock.zk.queue import Node, Queue
-from django_zklock.zk.rules import RULES
+from django_zklock.zk.queue import RULES, Node, Queue
 from django_zklock.zk.scripts import OrError, RequestScript, Script
 from django_zklock.zk.waiting import monotonic
 from django_zklock.zk.wire import BadVersionError

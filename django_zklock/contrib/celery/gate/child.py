@@ -37,7 +37,7 @@ from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity
-from django_zklock.zk.rules import Rule
+from django_zklock.zk.queue import Rule
 from django_zklock.zk.waiting import boottime
 
 if TYPE_CHECKING:

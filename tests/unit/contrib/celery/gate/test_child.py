@@ -19,7 +19,7 @@ from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Identity
-from django_zklock.zk.rules import EXCLUSIVE
+from django_zklock.zk.queue import EXCLUSIVE
 from django_zklock.zk.waiting import boottime
 
 

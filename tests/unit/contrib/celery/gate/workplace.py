@@ -19,7 +19,7 @@ from django_zklock.contrib.celery.gate.gate import Gate, Loop
 from django_zklock.contrib.celery.gate.request import Phase, Verdict
 from django_zklock.contrib.celery.gate.scoreboard import Cell, Scoreboard
 from django_zklock.contrib.celery.gate.slots import Slots
-from django_zklock.zk.rules import EXCLUSIVE
+from django_zklock.zk.queue import EXCLUSIVE
 
 
 class TurnedLoop(Loop):

@@ -11,8 +11,24 @@ import re
 
 import pytest
 
-from django_zklock.zk.queue import Kind, Mark, Node, Queue, name_prefix, new_guid, parse_name
-from django_zklock.zk.rules import EXCLUSIVE, GRANTED, READ, RULES, WRITE, Rule, WatchPlan, rule, semaphore
+from django_zklock.zk.queue import (
+    EXCLUSIVE,
+    GRANTED,
+    READ,
+    RULES,
+    WRITE,
+    Kind,
+    Mark,
+    Node,
+    Queue,
+    Rule,
+    WatchPlan,
+    name_prefix,
+    new_guid,
+    parse_name,
+    rule,
+    semaphore,
+)
 from tests.support.scripted_session import curators, other
 
 KINDS = {"X": Kind.EXCLUSIVE, "W": Kind.WRITE, "R": Kind.READ, "L": Kind.LEASE, "J": Kind.WRITE}
