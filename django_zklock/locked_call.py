@@ -20,6 +20,7 @@ from django.db import transaction
 from django.dispatch import Signal
 
 from django_zklock import interrupt, signals, transactions
+from django_zklock.api import current_work
 from django_zklock.conflict import (
     AcquireRetries,
     Busy,
@@ -33,7 +34,6 @@ from django_zklock.conflict import (
 from django_zklock.connections import connections
 from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.key_template import KeyMaker, fields_of, signature_of
-from django_zklock.work import current_work
 from django_zklock.zk import owners
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock

@@ -629,7 +629,7 @@ def test_holder__arguments_of_a_task(ensemble: Ensemble, monkeypatch: pytest.Mon
 
     assert bill(42, "secret").arguments == ""
     task = Work(kind="task", name="bill", id="4711")
-    monkeypatch.setattr("django_zklock.work.resolvers", [lambda: task])
+    monkeypatch.setattr("django_zklock.api.resolvers", [lambda: task])
     assert bill(42, "secret") == dataclasses.replace(task, arguments="invoice_id=42")
 
 
@@ -701,7 +701,7 @@ def test_concurrent__one_at_a_time(make: Make) -> None:
 def redelivered(monkeypatch: pytest.MonkeyPatch) -> Work:
     """Run this test as a task that was delivered before."""
     task = Work(kind="task", name="bill", id="4711")
-    monkeypatch.setattr("django_zklock.work.resolvers", [lambda: task])
+    monkeypatch.setattr("django_zklock.api.resolvers", [lambda: task])
     return task
 
 

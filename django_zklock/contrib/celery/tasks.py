@@ -16,10 +16,10 @@ from celery import Task
 from celery.local import PromiseProxy, Proxy, maybe_evaluate
 from celery.signals import task_prerun
 
+from django_zklock.api import resolvers
 from django_zklock.contrib.celery import internals
 from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
 from django_zklock.locked_call import LockedCall, key_through, locked_call_of
-from django_zklock.work import resolvers
 from django_zklock.zk.node_data import Work
 
 logger = logging.getLogger("django_zklock.celery")

@@ -27,11 +27,11 @@ from weakref import WeakValueDictionary
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
 
+from django_zklock.api import current_work
 from django_zklock.contrib.celery.gate.scoreboard import Cell, HoldState, InheritedDescriptor
 from django_zklock.contrib.celery.tasks import locked_call_in, running_task, task_body
 from django_zklock.exceptions import LockConflict, LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
-from django_zklock.work import current_work
 from django_zklock.zk.background import TimerHandle, TimerThread
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held, Possession

@@ -24,9 +24,9 @@ from django_zklock import (
     zk_lock,
     zk_locked,
 )
+from django_zklock.api import current_work
 from django_zklock.contrib.celery import RetryLater, install
 from django_zklock.locked_call import locked_call_of
-from django_zklock.work import current_work
 from django_zklock.zk.held import held_stack
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner

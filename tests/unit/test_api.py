@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_zklock import work
+from django_zklock import api
 from django_zklock.zk.node_data import Work
 
 
@@ -18,7 +18,7 @@ def task(name: str | None) -> Callable[[], Work | None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "resolvers", [])
+    monkeypatch.setattr(api, "resolvers", [])
 
 
 @pytest.mark.parametrize(
@@ -32,22 +32,22 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_work__management_command(monkeypatch: pytest.MonkeyPatch, argv: list[str], name: str) -> None:
     """In a management command, the work has its name."""
     monkeypatch.setattr("sys.argv", argv)
-    assert work.current_work() == Work(kind="command", name=name)
+    assert api.current_work() == Work(kind="command", name=name)
 
 
 def test_work__at_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task names itself; other code is named by its place, and by the management command that it is in."""
     place = Work(kind="function", name="shop.views.pay")
     monkeypatch.setattr("sys.argv", ["gunicorn"])
-    assert work.current_work(place) == place
-    assert work.current_work(None) is None
+    assert api.current_work(place) == place
+    assert api.current_work(None) is None
     monkeypatch.setattr("sys.argv", ["manage.py", "runserver"])
-    found = work.current_work(place)
+    found = api.current_work(place)
     assert found == Work(kind="function", name="shop.views.pay", command="runserver")
     assert str(found) == "function shop.views.pay in command runserver"
-    assert work.current_work(None) == Work(kind="command", name="runserver")
-    monkeypatch.setattr(work, "resolvers", [task("bill")])
-    assert work.current_work(place) == Work(kind="task", name="bill")
+    assert api.current_work(None) == Work(kind="command", name="runserver")
+    monkeypatch.setattr(api, "resolvers", [task("bill")])
+    assert api.current_work(place) == Work(kind="task", name="bill")
 
 
 class Shop:
@@ -55,7 +55,7 @@ class Shop:
 
     def pay(self) -> Work | None:
         def inner() -> Work | None:
-            return work.place_of(sys._getframe(0))
+            return api.place_of(sys._getframe(0))
 
         return inner()
 
@@ -63,11 +63,11 @@ class Shop:
 def test_place_of() -> None:
     """A place is named by module and function; code of a module by the module, and that of none has no name."""
     assert Shop().pay() == Work(kind="function", name=f"{__name__}.Shop.pay.inner")
-    found: dict[str, Any] = {"__name__": "shop.settings", "work": work, "sys": sys}
-    exec("place = work.place_of(sys._getframe(0))", found)
+    found: dict[str, Any] = {"__name__": "shop.settings", "api": api, "sys": sys}
+    exec("place = api.place_of(sys._getframe(0))", found)
     assert found["place"] == Work(kind="function", name="shop.settings")
     del found["__name__"]
-    exec("place = work.place_of(sys._getframe(0))", found)
+    exec("place = api.place_of(sys._getframe(0))", found)
     assert found["place"] is None
 
 
@@ -75,13 +75,13 @@ def test_place_of() -> None:
 def test_work__unknown(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
     """Other programs have no named work."""
     monkeypatch.setattr("sys.argv", argv)
-    assert work.current_work() is None
+    assert api.current_work() is None
 
 
 def test_work__first_that_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resolvers come before the program's name, and the first that knows the work counts."""
     monkeypatch.setattr("sys.argv", ["manage.py", "migrate"])
-    monkeypatch.setattr(work, "resolvers", [task(None), task("bill"), task("other")])
-    assert work.current_work() == Work(kind="task", name="bill")
-    monkeypatch.setattr(work, "resolvers", [task(None)])
-    assert work.current_work() == Work(kind="command", name="migrate")
+    monkeypatch.setattr(api, "resolvers", [task(None), task("bill"), task("other")])
+    assert api.current_work() == Work(kind="task", name="bill")
+    monkeypatch.setattr(api, "resolvers", [task(None)])
+    assert api.current_work() == Work(kind="command", name="migrate")
