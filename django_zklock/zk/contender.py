@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_zklock.zk import formatting, node_data, wire
 from django_zklock.zk.background import DeferredLogger
-from django_zklock.zk.listing import shared_listing
-from django_zklock.zk.place import LockPath, Place, Turn
+from django_zklock.zk.place import LockPath, Place, SharedListing, Turn
 from django_zklock.zk.queue import name_prefix, new_guid
 from django_zklock.zk.scripts import EVENT, Interrupted, Once, OrError, Reply, RequestScript, Script
 from django_zklock.zk.wire import ConnectionOptions
@@ -224,8 +223,10 @@ class Contender(Script):
         self.state = State.JOINING
         self.session.add_listener(self)
         if self.state is State.JOINING:
+            shared = self.session.shared
             for place in self.places:
-                place.listing = shared_listing(self.session, place.path)
+                place.listing = shared.get(place.path) or SharedListing(self.session, place.path)
+                shared[place.path] = place.listing
             self.begin(self._recipe())
 
     def _size(self, places: Sequence[Place]) -> int:

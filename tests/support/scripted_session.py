@@ -11,9 +11,8 @@ from typing import Any
 from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.contender import ANY_GUID, Contender, State
-from django_zklock.zk.listing import SharedListing, shared_listing
 from django_zklock.zk.node_data import Identity
-from django_zklock.zk.place import LockPath
+from django_zklock.zk.place import LockPath, SharedListing
 from django_zklock.zk.queue import EXCLUSIVE, Kind, Node, Rule, name_prefix, parse_name, sort_by_sequence
 
 logger = logging.getLogger("tests.scripted_session")
@@ -118,7 +117,8 @@ class Script:
 
     def listing(self, path: str) -> SharedListing:
         session: Any = self
-        return shared_listing(session, path)
+        listing = session.shared[path] = session.shared.get(path) or SharedListing(session, path)
+        return listing
 
     def has_room(self, _size: int) -> bool:
         return not self.full

@@ -13,7 +13,6 @@ from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
 from django_zklock.zk import node_data
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
-from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.queue import RULES, Node, Queue
@@ -130,9 +129,8 @@ class TaskAttempts:
             if self.current is attempt and any(f"{path}/{each.name}" not in ours for each in waiting):
                 then()
 
-        for path, node in contender.node_paths.items():
-            listing = shared_listing(contender.session, path)
-            contender.session.post(partial(listing.list_queue, partial(on_queue, path, node.rpartition("/")[2])))
+        for place in contender.places:
+            contender.session.post(partial(place.listing.list_queue, partial(on_queue, place.path, place.node or "")))
 
 
 def waiting_behind(own: str, queue: Queue) -> list[Node]:
