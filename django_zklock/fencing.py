@@ -198,7 +198,7 @@ def _only_hold(using: str) -> Held | None:
     for held in owners.caller().available():
         # Not one that was inherited over a fork, and one that is nested in another one is the same lock.
         counts = held._counts_for(held.lock) and held.lock.pool.name == using and held.rule.kind not in SHARED
-        if counts and not any(held._shares_node(each) for each in found):
+        if counts and not any(held._possession is each._possession for each in found):
             found.append(held)
     if len(found) > 1:
         keys = ", ".join(repr(held.key) for held in found)

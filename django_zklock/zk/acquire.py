@@ -126,7 +126,10 @@ class Acquisition:
             owner = self._owner()
             assert owner is not None, "the caller of poll() has the owner"
             held = Held(self.lock, contender, waited=monotonic() - self._began, caller=Caller(owner, self._thread()))
-            self.attach(held)
+            self.is_waiting = False
+            self._possession = held._possession
+            # The lock may have been lost, or a release requested, before the assignment.
+            self._possession.on_change()
             return True
         if contender.error is not None:
             raise self._refused(contender.error) from contender.error
@@ -148,13 +151,6 @@ class Acquisition:
     def held(self) -> Held | None:
         """What was granted."""
         return None if self._possession is None else self._possession.outermost()
-
-    def attach(self, held: Held) -> None:
-        """From now on ``held``, which is the result of this acquisition, learns of changes."""
-        self.is_waiting = False
-        self._possession = held._possession
-        # The lock may have been lost, or a release requested, before the assignment.
-        self._possession.on_change()
 
     def _check_deadlines(self) -> None:
         contender, now = self.contender, monotonic()

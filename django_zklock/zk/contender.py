@@ -486,7 +486,9 @@ class Contender(Script):
         paths = " ".join(place.path for place in places)
         logger.error("event=leave_refused paths=%s contender=%r error=%r", paths, self, error)
         self._is_left_behind, self._on_deleted = True, ()
-        self.session.leave_behind(self._size(places))
+        size = self._size(places)
+        self.session.used += size
+        self.session.left_behind += size
 
     def ended(self, _value: object, error: Exception | None) -> None:
         if self.state is State.LEAVING:
@@ -557,17 +559,14 @@ class Contender(Script):
             self.state = State.JOINING
             self.begin(self._recipe())
         elif self.lost is None:
-            self._lose_node(place, node)
+            # Lost at once. Signals wait until it is known whether a reason was written to the lock's node.
+            self.loss_reason_pending, self.lost = True, NODE_DELETED
+            logger.warning("event=lost path=%s node=%s reason=%s", place.path, node, self.lost)
+            self._notify()
+            # Once: the reason is not worth waiting for a connection.
+            self.ask(Once(self.session.wire.get, place.path), partial(self._on_reason, node))
         elif not self.loss_reason_pending:
             self._finish_if_gone()
-
-    def _lose_node(self, place: Place, node: str | None) -> None:
-        """Lose the lock at once. Signals wait until it is known whether a reason was written to the lock's node."""
-        self.loss_reason_pending, self.lost = True, NODE_DELETED
-        logger.warning("event=lost path=%s node=%s reason=%s", place.path, node, self.lost)
-        self._notify()
-        # Once: the reason is not worth waiting for a connection.
-        self.ask(Once(self.session.wire.get, place.path), partial(self._on_reason, node))
 
     def _on_reason(self, node: str | None, value: Any, _error: Exception | None) -> None:
         written = None if value is None else node_data.decode_lock_node(value[0])

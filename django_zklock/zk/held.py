@@ -397,10 +397,6 @@ class Held:
         held._let_go()
         return None
 
-    def _shares_node(self, other: Held) -> bool:
-        """Whether ``other`` is a hold on the same node."""
-        return self._possession is other._possession
-
     def __enter__(self) -> Self:
         return self
 

@@ -321,7 +321,7 @@ class Lock:
         # Those whose task, greenlet or thread has ended.
         orphaned = [held for held in blocks if (owner := held._owner()) is None or owner.ended]
         for candidates in (blocks, orphaned):
-            if candidates and all(held._shares_node(candidates[0]) for held in candidates):
+            if candidates and all(held._possession is candidates[0]._possession for held in candidates):
                 return candidates[-1]
         return None
 
@@ -353,11 +353,23 @@ def _nested_hold(lock: LockValue, caller: Caller) -> Held | None:
     if not overlapping:
         return None
     if not lock.reentrant:
-        _check_room(lock, overlapping)
+        # Leases of a semaphore that has room for one more are no conflict.
+        limits = [rule.limit for rule in (lock.rule, *(held.rule for held in overlapping))]
+        if any(limit is None or len(overlapping) >= limit for limit in limits):
+            raise _conflict(
+                lock,
+                f"lock {lock.key!r} is held by this very thread or task, and reentrant=False: waiting would never end",
+            )
         return None
     outer = next((held for held in overlapping if held._possession.nodes.keys() >= set(lock.paths)), None)
     if outer is None:
-        raise _conflict(lock, _some_held(lock, overlapping))
+        held_keys = [key for key in lock.keys if any(key in held.keys for held in overlapping)]
+        missing = [key for key in lock.keys if key not in held_keys]
+        raise _conflict(
+            lock,
+            f"this very thread or task holds {_join(held_keys)} already, but not {_join(missing) or 'together'}. "
+            f"Acquiring more keys while holding some can deadlock; acquire all keys together",
+        )
     if outer.lock.pool is not lock.pool:
         raise _conflict(
             lock,
@@ -407,25 +419,6 @@ def _check_wait(lock: LockValue, caller: Caller) -> None:
                 f"thread to go on: waiting here could last for ever. Take the lock with `async with` in the "
                 f"coroutine, or run each side in a thread of its own (sync_to_async(…, thread_sensitive=False))",
             )
-
-
-def _some_held(lock: LockValue, held_here: list[Held]) -> str:
-    held_keys = [key for key in lock.keys if any(key in held.keys for held in held_here)]
-    missing = [key for key in lock.keys if key not in held_keys]
-    return (
-        f"this very thread or task holds {_join(held_keys)} already, but not {_join(missing) or 'together'}. "
-        f"Acquiring more keys while holding some can deadlock; acquire all keys together"
-    )
-
-
-def _check_room(lock: LockValue, held_here: list[Held]) -> None:
-    """Raise ``LockConflict`` unless these are leases of a semaphore that has room for one more."""
-    limits = [rule.limit for rule in (lock.rule, *(held.rule for held in held_here))]
-    if any(limit is None or len(held_here) >= limit for limit in limits):
-        raise _conflict(
-            lock,
-            f"lock {lock.key!r} is held by this very thread or task, and reentrant=False: waiting would never end",
-        )
 
 
 def _conflict(lock: LockValue, message: str) -> LockConflict:

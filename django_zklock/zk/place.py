@@ -193,17 +193,14 @@ class Place:
     def watch_own_node(self) -> None:
         """Watch our node, if that is not done, so that the contender learns at once that it is gone."""
         if self._own_watch is None:
-            self._watch_own_node()
+            assert self.node is not None
+            self._own_watch = watch = Watch(self, self.node)
+            self.contender.ask(watch.request, partial(self.on_watched, watch))
 
     @property
     def is_safe(self) -> bool:
         """Whether our node, which nothing blocks, was there when the queue was listed, and still is if we watch it."""
         return self._own_watch is None or self._is_sure
-
-    def _watch_own_node(self) -> None:
-        assert self.node is not None
-        self._own_watch = watch = Watch(self, self.node)
-        self.contender.ask(watch.request, partial(self.on_watched, watch))
 
     # The turn.
 
@@ -300,16 +297,14 @@ class Place:
         if self._ahead is not None and self._ahead.behind is self:
             self._ahead.behind = None
         self._ahead = ahead
-        if ahead is not None:
-            ahead.be_followed_by(self)
-
-    def be_followed_by(self, behind: Place) -> None:
-        """Tell ``behind`` of the end of our node, which an operator may delete too."""
-        self.behind = behind
-        if self.turn is Turn.RELEASED:
-            self.pass_on()
+        if ahead is None:
+            return
+        ahead.behind = self
+        if ahead.turn is Turn.RELEASED:
+            ahead.pass_on()
         else:
-            self.watch_own_node()
+            # An operator may delete it too.
+            ahead.watch_own_node()
 
     def pass_on(self) -> None:
         """Let the place right behind ours go on: our node is, or will be, deleted.
@@ -356,7 +351,7 @@ class Place:
             self._on_queue(value, error)
         elif isinstance(error, wire.NoNodeError):
             # It was deleted between the listing and the watch.
-            self.on_event(watch, deleted=True)
+            watch(True)
         elif error is not None:
             # The node may belong to another user, so that we may not read it, nor watch it.
             self.contender.leave(error)
@@ -380,7 +375,7 @@ class Place:
                 if deleted:
                     self.contender.on_place_lost(self)
                 else:
-                    self._watch_own_node()
+                    self.watch_own_node()
             return
         if not self.needs(watch):
             return

@@ -147,7 +147,7 @@ class Pool:
         for session in sessions:
             session.closing = True
         for session in sessions:
-            session.begin_close()
+            session.wire.begin_close()
         closed = [session.close(max(0.0, end - monotonic())) for session in sessions]
         state.timers.stop()
         if not all(closed):

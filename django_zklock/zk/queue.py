@@ -163,15 +163,13 @@ def sort_by_creation(created: Iterable[tuple[Node, int]]) -> list[Node]:
     nodes: list[Node] = []
     for node, _czxid in sorted(created, key=itemgetter(1)):
         position = len(nodes)
-        while node.may_be_downgraded and position and _is_later(nodes[position - 1].sequence, node.sequence):
+        # The counter has 32 bits, and no node stays in the queue while half of them are used.
+        while (
+            node.may_be_downgraded and position and 0 < (nodes[position - 1].sequence - node.sequence) % 2**32 < 2**31
+        ):
             position -= 1
         nodes.insert(position, node)
     return nodes
-
-
-def _is_later(sequence: int, other: int) -> bool:
-    # The counter has 32 bits, and no node stays in the queue while half of them are used.
-    return 0 < (sequence - other) % 2**32 < 2**31
 
 
 LEASES = frozenset({Kind.LEASE})

@@ -123,7 +123,7 @@ class Session:
         # without a confirmation. Guarded by monitor.
         self.used = 0
         # The part of `used` for nodes that stay until the session ends, because their deletion was refused for good.
-        self._left_behind = 0
+        self.left_behind = 0
         # When the pool has last given it to a caller or found it in use, on the monotonic clock.
         self.used_at = 0.0
         # The names of our nodes whose deletion we have requested, guarded by monitor.
@@ -223,10 +223,6 @@ class Session:
         """Whether the server has all our watches, so that no event means no change."""
         return self.connected and not self.wire.watches.lost
 
-    def begin_close(self) -> None:
-        """Request the end of the session without waiting, before several are closed one after the other."""
-        self.wire.begin_close()
-
     def close(self, timeout: float) -> bool:
         """End the session at the server, which frees its locks; ``False`` if that was not confirmed in time."""
         self.closing = True
@@ -254,11 +250,6 @@ class Session:
         return not self.closing and (self.used == 0 or self.used + size <= self.budget)
 
     # For listeners, under monitor.
-
-    def leave_behind(self, size: int) -> None:
-        """Count nodes that stay until the session ends."""
-        self.used += size
-        self._left_behind += size
 
     def add_listener(self, listener: SessionListener) -> None:
         """Call ``listener`` from now on."""
@@ -346,8 +337,8 @@ class Session:
             level = logging.DEBUG if self.closing else logging.WARNING
             logger.log(level, "event=session_ended session=%s id=0x%x reason=%s", self.name, self.id, reason)
         self.id = None
-        self.used -= self._left_behind
-        self._left_behind = 0
+        self.used -= self.left_behind
+        self.left_behind = 0
         if final:
             self.ended = reason
         self._call_listeners(lambda listener: listener.session_ended(reason))

@@ -86,7 +86,7 @@ class Script:
         # It has no room; and where contenders go then.
         self.full = False
         self.next_session: Script | Exception | None = None
-        self.used = 0
+        self.used = self.left_behind = 0
         # The node of the contender of `contend` takes one of the budget.
         self.path_overhead = 1 - len(f"/k/{name_prefix(ANY_GUID, Kind.EXCLUSIVE)}")
         self.listeners: dict[Any, None] = {}
@@ -128,9 +128,6 @@ class Script:
         if isinstance(self.next_session, Exception):
             raise self.next_session
         return self.next_session
-
-    def leave_behind(self, size: int) -> None:
-        self.used += size
 
     def add_listener(self, listener: Any) -> None:
         self.listeners[listener] = None
