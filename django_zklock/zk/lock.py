@@ -64,6 +64,7 @@ class Lock:
     ) -> None:
         self.keys = _several(key) if isinstance(key, (list, tuple)) else (paths.check_key(key),)
         self.key = ", ".join(self.keys)
+        self.paths = tuple([f"{pool.options.root}/{paths.escape(key)}" for key in self.keys])
         self.pool = pool
         self.rule = rule
         self.reentrant = reentrant
@@ -77,12 +78,11 @@ class Lock:
         self._may_expire = may_expire
         # Names the call, if its work has no id.
         self._call_id = "" if coalesces is None else secrets.token_hex(8)
-        self.paths = tuple([f"{pool.options.root}/{paths.escape(key)}" for key in self.keys])
         self._data_room = node_data.MAX_BYTES
         if len(self.paths) > 1:
             self._data_room = data_room(self.paths, rule, pool.options.connection)
-        # What the blocks hold that are open now.
-        self._blocks: list[Held] = []
+        # What the blocks hold that are open now. A dict keeps the order, and forgets in one step, also twice.
+        self._blocks: dict[Any, None] = {}
 
     def __repr__(self) -> str:
         return f"<Lock {self.key!r} {self.rule.kind.value} pool={self.pool.name!r}>"
@@ -199,12 +199,11 @@ class Lock:
         held = None
         try:
             held = self._acquire(caller, self.timeout)
-            self._blocks.append(held)
+            self._blocks[held] = None
             return held
         except BaseException:
             owner.release_since(self, depth)
-            if held is not None:
-                self._forget_block(held)
+            self._blocks.pop(held, None)
             raise
 
     def __exit__(
@@ -215,7 +214,7 @@ class Lock:
             held = self._find_block()
             is_found = True
             # First: a block that is released and not forgotten would be taken for another one that ends later.
-            self._forget_block(held)
+            self._blocks.pop(held, None)
             if held is None or held.released:
                 raise self._not_held(held)  # noqa: TRY301 - the end is the same for all that is raised here
             held._finish(raising=kind is None)
@@ -224,7 +223,7 @@ class Lock:
             if not is_found:
                 held = self._find_block()
             if held is not None:
-                self._forget_block(held)
+                self._blocks.pop(held, None)
                 held._finish(raising=False)
             raise
 
@@ -235,7 +234,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         held = self._find_block()
-        self._forget_block(held)
+        self._blocks.pop(held, None)
         if held is None or held.released:
             raise self._not_held(held)
         await held._afinish(raising=kind is None)
@@ -259,7 +258,7 @@ class Lock:
             held = await acquire.aacquire(self, limit, caller)
         assert held is not None, "a taken lock is an error here"
         if is_block:
-            self._blocks.append(held)
+            self._blocks[held] = None
         return held
 
     async def _atry_acquire(self, caller: Caller) -> Held | None:
@@ -310,7 +309,7 @@ class Lock:
 
     def _find_block(self) -> Held | None:
         """Return the hold of the block that ends here, ``None`` if it could be any of several, or is none."""
-        blocks = self._blocks[:]
+        blocks: list[Held] = list(self._blocks)
         if len(blocks) < 2:
             return blocks[0] if blocks else None
         caller = owners.caller()
@@ -324,10 +323,6 @@ class Lock:
             if candidates and all(held._possession is candidates[0]._possession for held in candidates):
                 return candidates[-1]
         return None
-
-    def _forget_block(self, held: Held | None) -> None:
-        if held in self._blocks:
-            self._blocks.remove(held)
 
 
 def _several(given: Sequence[str]) -> tuple[str, ...]:

@@ -179,7 +179,7 @@ def test_every_instant__uncontended(pool: Pool, make_pool: MakePool) -> None:
             pass
 
     def check() -> None:
-        assert held_stack() == lock._blocks == []
+        assert held_stack() == list(lock._blocks) == []
         probe(pool, other, "k")
 
     assert visit_all(cycle, check) >= ACQUIRING | HOLDING | BLOCK
@@ -199,7 +199,7 @@ def test_every_instant__lost(pool: Pool, make_pool: MakePool) -> None:
                 contender.lose("a test")
 
     def check() -> None:
-        assert held_stack() == lock._blocks == []
+        assert held_stack() == list(lock._blocks) == []
         probe(pool, other, "k")
 
     assert visit_all(cycle, check, expected=(LockLost,), near=lock_module.__file__) >= codes(Lock._find_block)
@@ -255,7 +255,7 @@ def test_every_instant__until_the_commit(pool: Pool, make_pool: MakePool) -> Non
 
     def check() -> None:
         assert held_stack() == []
-        assert lock._blocks == []
+        assert not lock._blocks
         probe(pool, other, "k")
 
     struck = visit_all(cycle, check, around=in_transaction, near=transactions.__file__)
@@ -280,7 +280,7 @@ def test_every_instant__in_a_job(pool: Pool, make_pool: MakePool) -> None:
 
     def check() -> None:
         assert held_stack() == []
-        assert lock._blocks == []
+        assert not lock._blocks
         probe(pool, other, "k")
 
     with ThreadPoolExecutor(1) as executor:
