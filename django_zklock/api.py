@@ -96,8 +96,9 @@ def zk_lock(
 
 def _checked_work(using: str, template: str | None, place: Work | None) -> Work | None:
     """Return what acquires a lock. A lock asks for it before it joins a queue, and not for a nested hold."""
+    work = current_work(place)
     check_outside(using, template)
-    return current_work(place)
+    return work
 
 
 def current_work(place: Work | None = None) -> Work | None:
