@@ -18,7 +18,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.scripts import MAX_READS, RequestScript
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST, NoAuthError, NoNodeError, Read
-from django_zklock.zk.wire.records import MultiRead
+from django_zklock.zk.wire.requests import MultiRead
 from tests.support.any_server import Server
 from tests.support.tcp_proxy import DOWN, Proxy
 from tests.support.threads import Runner

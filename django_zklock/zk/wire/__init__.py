@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     from kazoo.protocol.states import ZnodeStat
 
     from django_zklock.zk.wire.client import TESTED_KAZOO, Wire, WireListener, untested_kazoo
-    from django_zklock.zk.wire.records import Read
-    from django_zklock.zk.wire.requests import Reply, Write, creation_size, is_temporary
+    from django_zklock.zk.wire.requests import Read, Reply, Write, creation_size, is_temporary
 
 # The modules of the names that need kazoo, and what a first connection imports itself. They are imported at the first
 # use of any of the names, so that a process without locks does not import kazoo.
@@ -63,7 +62,6 @@ _HOMES = (
     "kazoo.exceptions",
     "kazoo.protocol.states",
     "django_zklock.zk.wire.client",
-    "django_zklock.zk.wire.records",
     "django_zklock.zk.wire.requests",
 )
 

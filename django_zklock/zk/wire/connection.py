@@ -62,6 +62,14 @@ class Connection(Exchange):
         finally:
             self.close()
 
+    def _expand_client_hosts(self) -> Any:
+        found = super()._expand_client_hosts()
+        if not found:
+            # kazoo then connects to no server, and only logs why.
+            names = ", ".join(host for host, _port in self.client.hosts)
+            self.failure = f"the host name cannot be resolved: {names}"
+        return found
+
     def _connect_loop(self, retry: Any) -> Any:
         """Try all servers, one after the other, and use the first that accepts the session.
 

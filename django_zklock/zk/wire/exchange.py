@@ -1,7 +1,8 @@
 """The exchange of messages over one connection: kazoo's loop and its bookkeeping, replaced.
 
-All messages that have arrived are handled before what their callbacks have queued leaves in one write. The lease learns
-of each request and answer.
+A read takes all that has arrived, and a write waits only if it must. (kazoo waits before each read and each write, and
+reads each message in two pieces.) All messages that have arrived are handled before what their callbacks have queued
+leaves in one write. The lease learns of each request and answer.
 """
 
 from __future__ import annotations
@@ -17,23 +18,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
-    EXCEPTIONS,
     AuthFailedError,
     ConnectionDropped,
     ConnectionLoss,
-    KazooException,
     SessionExpiredError,
     SessionMovedError,
     UnimplementedError,
 )
 from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, STOP_CONNECTING, WATCH_XID, ConnectionHandler
-from kazoo.protocol.serialization import Close, Ping, Transaction, Watch
+from kazoo.protocol.serialization import Close, Transaction, Watch
 from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.waiting import boottime, monotonic
-from django_zklock.zk.wire.options import explain_answer
-from django_zklock.zk.wire.records import SEEN_BY_LEADER, WRITES, EncodingError
+from django_zklock.zk.wire.requests import SEEN_BY_LEADER, WRITES, EncodingError, error_of
 
 if TYPE_CHECKING:
     from django_zklock.zk.wire.client import Wire
@@ -58,6 +56,8 @@ _SIZE = Struct(">i")
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 # No answer to a handshake is that long. The length of an answer of other programs is a text: "HTTP" is a gigabyte.
 _MAX_ANSWER = 0xFFFFFF
+# The first bytes of a TLS record that is an alert or a handshake, of any version (RFC 8446, section 5.1).
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
 
 # What the decoding of bytes raises that are not of the protocol.
 _UNDECODABLE = (StructError, UnicodeDecodeError)
@@ -183,102 +183,23 @@ class Lease:
             self.end = max(self.end, since + self.timeout * (1 - CLOCK_SHARE))
 
 
-class BufferedConnection(ConnectionHandler):
-    """The socket of a connection, with a buffer: a read takes all that has arrived, and a write waits only if it must.
-
-    kazoo waits before each read and each write, and reads each message in two pieces. All methods run on the thread of
-    the connection.
-    """
-
-    _socket: Any
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        # When the last message was complete, by the boot-time clock, and when anything was read last.
-        self.received = self._read_at = float("-inf")
-        # What was received, and how much of it was handled.
-        self._buffer = b""
-        self._position = 0
-
-    # Why the last connect failed; None if it succeeded.
-    failure: str | None
-
-    def _expand_client_hosts(self) -> Any:
-        found = super()._expand_client_hosts()
-        if not found:
-            # kazoo then connects to no server, and only logs why.
-            names = ", ".join(host for host, _port in self.client.hosts)
-            self.failure = f"the host name cannot be resolved: {names}"
-        return found
-
-    def _write(self, message: bytes | bytearray, timeout: float) -> None:
-        left = memoryview(message)
-        while left:
-            try:
-                sent = self._socket.send(left)
-                if not sent:  # gevent returns 0 where ssl raises SSLWantWriteError
-                    self._wait(ssl.SSLWantWriteError(), timeout)
-                left = left[sent:]
-            except _WOULD_BLOCK as error:
-                self._wait(error, timeout)
-            except OSError as error:
-                raise ConnectionDropped(f"socket connection error: {error.strerror or error}") from error
-
-    def _read(self, length: int, timeout: float) -> bytes:
-        # Of the handshake. It reads no more than that: kazoo's loop waits for the socket next, and not for the buffer.
-        if not 0 <= length <= _MAX_ANSWER:
-            raise StrangeAnswerError(explain_answer(self._buffer[self._position - _SIZE.size : self._position]))
-        with self._socket_error_handling():
-            while (missing := self._position + length - len(self._buffer)) > 0:
-                if not self._receive(missing):
-                    self._wait(None, timeout)
-        start = self._position
-        self._position += length
-        return self._buffer[start : self._position]
-
-    def _receive(self, size: int) -> bool:
-        """Read at most ``size`` bytes into the buffer; return ``False`` if there are none yet."""
-        try:
-            received = self._socket.recv(size)
-        except _WOULD_BLOCK:
-            return False
-        if not received:
-            raise ConnectionDropped("socket connection broken")
-        self._read_at = boottime()
-        self._buffer = self._buffer[self._position :] + received
-        self._position = 0
-        return True
-
-    def _next_message(self) -> bytes | None:
-        """Take a message out of the buffer; return ``None`` if there is no complete one."""
-        buffer, start = self._buffer, self._position + _SIZE.size
-        if len(buffer) < start:
-            return None
-        end = start + _SIZE.unpack_from(buffer, self._position)[0]
-        if len(buffer) < end:
-            return None
-        self._position = end
-        self.received = self._read_at
-        return buffer[start:end]
-
-    def _wait(self, error: OSError | None, timeout: float) -> None:
-        """Wait until the socket is readable, or writable after an error of a write that does not want to read."""
-        reads = error is None or isinstance(error, ssl.SSLWantReadError)
-        sockets = [self._socket]
-        if not any(self.handler.select(sockets if reads else [], [] if reads else sockets, [], timeout)):
-            raise self.handler.timeout_exception(f"socket time-out during {'read' if error is None else 'write'}")
-
-
-class Exchange(BufferedConnection):
+class Exchange(ConnectionHandler):
     """The requests and answers of one client; all methods but :meth:`wake` run on the connection's thread.
 
     On that thread it calls its ``listener``: before a write, with each event of a watch, before a handshake replaces
     the session, and before the thread ends for good.
     """
 
+    _socket: Any
+
     def __init__(self, client: KazooClient, listener: Wire, **options: Any) -> None:
         super().__init__(client, client._conn_retry.copy(), logger=client.logger, **options)
         self._listener = listener
+        # When the last message was complete, by the boot-time clock, and when anything was read last.
+        self.received = self._read_at = NEVER
+        # What was received, and how much of it was handled.
+        self._buffer = b""
+        self._position = 0
         self._xid: int = 0
         self.lease = Lease()
         # Grows before the queue is read. A byte that was sent at this count will wake the loop.
@@ -318,13 +239,75 @@ class Exchange(BufferedConnection):
         except Exception:
             logger.exception("event=listener_failed method=%r", callback)
 
+    # The socket and its buffer.
+
+    def _write(self, message: bytes | bytearray, timeout: float) -> None:
+        left = memoryview(message)
+        while left:
+            try:
+                sent = self._socket.send(left)
+                if not sent:  # gevent returns 0 where ssl raises SSLWantWriteError
+                    self._wait(ssl.SSLWantWriteError(), timeout)
+                left = left[sent:]
+            except _WOULD_BLOCK as error:
+                self._wait(error, timeout)
+            except OSError as error:
+                raise ConnectionDropped(f"socket connection error: {error.strerror or error}") from error
+
+    def _read(self, length: int, timeout: float) -> bytes:
+        # Of the handshake. It reads no more than that: kazoo's loop waits for the socket next, and not for the buffer.
+        if not 0 <= length <= _MAX_ANSWER:
+            begin = self._buffer[self._position - _SIZE.size : self._position]
+            if begin.startswith(_TLS_RECORDS):
+                raise StrangeAnswerError("the server speaks TLS at this port, and TLS is not in ZKLOCK")
+            raise StrangeAnswerError(f"the server is no ZooKeeper: its answer begins with {begin!r}")
+        with self._socket_error_handling():
+            while (missing := self._position + length - len(self._buffer)) > 0:
+                if not self._receive(missing):
+                    self._wait(None, timeout)
+        start = self._position
+        self._position += length
+        return self._buffer[start : self._position]
+
+    def _receive(self, size: int) -> bool:
+        """Read at most ``size`` bytes into the buffer; return ``False`` if there are none yet."""
+        try:
+            received = self._socket.recv(size)
+        except _WOULD_BLOCK:
+            return False
+        if not received:
+            raise ConnectionDropped("socket connection broken")
+        self._read_at = boottime()
+        self._buffer = self._buffer[self._position :] + received
+        self._position = 0
+        return True
+
+    def _next_message(self) -> bytes | None:
+        """Take a message out of the buffer; return ``None`` if there is no complete one."""
+        buffer, start = self._buffer, self._position + _SIZE.size
+        if len(buffer) < start:
+            return None
+        end = start + _SIZE.unpack_from(buffer, self._position)[0]
+        if len(buffer) < end:
+            return None
+        self._position = end
+        self.received = self._read_at
+        return buffer[start:end]
+
+    def _wait(self, error: OSError | None, timeout: float) -> None:
+        """Wait until the socket is readable, or writable after an error of a write that does not want to read."""
+        reads, sockets = error is None or isinstance(error, ssl.SSLWantReadError), [self._socket]
+        wait = self.handler.poller(sockets if reads else [], [] if reads else sockets)
+        if not wait(timeout * 1000):
+            raise self.handler.timeout_exception(f"socket time-out during {'read' if error is None else 'write'}")
+
     # The loop.
 
     def _connect_attempt(self, host: str, hostip: str, port: int, retry: Any) -> Any:
         """Connect to one server, and exchange messages until the connection or the session ends, as kazoo's method."""
         client = self.client
         self._socket = None
-        self._report(KeeperState.CONNECTING)
+        client._session_callback(KeeperState.CONNECTING)
         try:
             read_timeout, connect_timeout = self._connect(host, hostip, port)
             self._reported.clear()
@@ -338,16 +321,16 @@ class Exchange(BufferedConnection):
             level = logging.DEBUG if str(error) in self._reported else logging.WARNING
             self._reported.add(str(error))
             self.logger.log(level, "Connection dropped: %s", error)
-            self._report(KeeperState.CONNECTING)
+            client._session_callback(KeeperState.CONNECTING)
             return None
         except AuthFailedError as error:
             retry.reset()
             self.logger.warning("AUTH_FAILED closing: %s", error)
-            self._report(KeeperState.AUTH_FAILED)
+            client._session_callback(KeeperState.AUTH_FAILED)
         except SessionExpiredError:
             retry.reset()
             self.logger.warning("Session has expired")
-            self._report(KeeperState.EXPIRED_SESSION)
+            client._session_callback(KeeperState.EXPIRED_SESSION)
             return None
         except UnsupportedServerError:
             # The listener knows.
@@ -364,10 +347,6 @@ class Exchange(BufferedConnection):
                 self._socket.close()
         return STOP_CONNECTING
 
-    def _report(self, state: str) -> None:
-        if self.client._state != state:
-            self.client._session_callback(state)
-
     def _serve(self, ping_interval: float) -> None:
         """Exchange messages until the session is closed; raise ``ConnectionDropped`` at the end of the connection."""
         wait = self.handler.poller([self._socket, self._read_sock])
@@ -377,6 +356,7 @@ class Exchange(BufferedConnection):
             if not ready:
                 if self.ping_outstanding.is_set():
                     raise ConnectionDropped("outstanding heartbeat ping not received")
+                self.pings.append(Sent(boottime()))
                 self._send_ping(self._write_timeout)
                 self._written = monotonic()
                 continue
@@ -434,11 +414,6 @@ class Exchange(BufferedConnection):
             self._write(packet, timeout)
             self._written = monotonic()
 
-    def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
-        if isinstance(request, Ping) and xid == PING_XID:
-            self.pings.append(Sent(boottime()))
-        super()._submit(request, timeout, xid)
-
     def _handle(self, message: bytes) -> Any:
         """Deliver an event of a watch, or the answer to a ping or to the oldest request."""
         try:
@@ -469,12 +444,8 @@ class Exchange(BufferedConnection):
         if isinstance(request, Close):
             self.session_closed = True
             return CLOSE_RESPONSE
-        value = refusal = None
-        if error:
-            # An unknown code is a KeyError or a RuntimeError of kazoo.
-            known = error in EXCEPTIONS
-            refusal = EXCEPTIONS[error]() if known else KazooException(f"ZooKeeper's error {error}")
-        else:
+        value, refusal = None, error_of(error) if error else None
+        if not error:
             try:
                 result = request.deserialize(message, _ANSWER_HEADER.size)
                 value = Transaction.unchroot(self.client, result) if request.type == Transaction.type else result
@@ -492,7 +463,7 @@ class Exchange(BufferedConnection):
         """End the connection, because this does not answer the oldest request under way."""
         if error in _CONNECTION_CODES:
             # No reply is called for these errors; the end of the connection notifies all callers.
-            raise ConnectionDropped(f"the answer to request {xid} is {EXCEPTIONS[error].__name__}")
+            raise ConnectionDropped(f"the answer to request {xid} is {type(error_of(error)).__name__}")
         if error == UnimplementedError.code:
             # Such an answer overtakes those to earlier requests, and the server closes the connection after it
             # (``UnimplementedRequestProcessor``).

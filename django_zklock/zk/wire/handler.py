@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,35 +41,22 @@ class _InlineHandler:
             sock.close()
             raise
 
-    def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
-        # Bytes that TLS has decrypted already do not make the socket readable; kazoo's loop would sleep.
-        if buffered := [sock for sock in rlist if getattr(sock, "pending", int)()]:
-            return buffered, [], []
-        return self.wait_for_sockets(rlist, wlist, xlist, timeout)
-
-    def wait_for_sockets(self, *arguments: Any) -> Any:
-        return super().select(*arguments)  # type: ignore[misc]
-
-    def poller(self, sockets: list[Any]) -> Poller:
-        """Return what waits until one of ``sockets`` is readable."""
-        with_tls, sleep = [sock for sock in sockets if hasattr(sock, "pending")], self.sleeper(sockets)
-        if not with_tls:
-            return sleep
+    def poller(self, readers: list[Any], writers: Sequence[Any] = ()) -> Poller:
+        """Return what waits until one of ``readers`` is readable, or one of ``writers`` writable."""
+        with_tls, sleep = [sock for sock in readers if hasattr(sock, "pending")], self.sleeper(readers, writers)
 
         def wait(milliseconds: float) -> list[tuple[int, int]]:
+            # Bytes that TLS has decrypted already do not make the socket readable.
             return [(sock.fileno(), READABLE) for sock in with_tls if sock.pending()] or sleep(milliseconds)
 
-        return wait
+        return wait if with_tls else sleep
 
-    def sleeper(self, sockets: list[Any]) -> Poller:
+    def sleeper(self, readers: list[Any], writers: Sequence[Any]) -> Poller:
         def sleep(milliseconds: float) -> list[tuple[int, int]]:
-            readable, _, _ = self.wait_for_sockets(sockets, [], [], milliseconds / 1000)
-            return [(sock.fileno(), READABLE) for sock in readable]
+            readable, writable, _ = self.select(readers, writers, [], milliseconds / 1000)  # type: ignore[attr-defined]
+            return [(sock.fileno(), READABLE) for sock in (*readable, *writable)]
 
         return sleep
-
-    def dispatch_callback(self, callback: Any) -> None:
-        callback.func(*callback.args)
 
     def abandon(self, routine: Any) -> None:
         """In a forked child: end what has run the connection. A thread is not there any more."""
@@ -121,20 +108,13 @@ class _Event:
 class ThreadingHandler(_InlineHandler, SequentialThreadingHandler):
     # Not for greenlets: gevent and eventlet have their own.
 
-    def wait_for_sockets(self, rlist: list[Any], wlist: list[Any], _xlist: list[Any], timeout: float | None) -> Any:
-        # kazoo builds, fills and closes a selector, with a descriptor of its own, for each call.
+    def sleeper(self, readers: list[Any], writers: Sequence[Any]) -> Poller:
+        # kazoo builds, fills and closes a selector, with a descriptor of its own, for each wait.
         poll = select.poll()
-        for sockets, events in ((rlist, select.POLLIN), (wlist, select.POLLOUT)):
-            for sock in sockets:
-                poll.register(sock, events)
-        ready = {number for number, _events in poll.poll(None if timeout is None else timeout * 1000)}
-        readable, writable = ([sock for sock in sockets if sock.fileno() in ready] for sockets in (rlist, wlist))
-        return readable, writable, []
-
-    def sleeper(self, sockets: list[Any]) -> Poller:
-        poll = select.poll()
-        for sock in sockets:
+        for sock in readers:
             poll.register(sock, READABLE)
+        for sock in writers:
+            poll.register(sock, select.POLLOUT)
         return poll.poll
 
     # Greenlets are interrupted only where they wait.
@@ -143,23 +123,18 @@ class ThreadingHandler(_InlineHandler, SequentialThreadingHandler):
 
 
 def make_handler(options: ConnectionOptions) -> Any:
-    """Return the handler for one client."""
-    handler = _handler_class()()
-    if options.use_tls:
-        handler.tls = partial(tls_context, options)
-    return handler
-
-
-def _handler_class() -> type:
-    """Return the handler for what is monkey-patched in this process."""
-    gevent_monkey = sys.modules.get("gevent.monkey")
+    """Return the handler for one client, for what is monkey-patched in this process."""
+    handler_class: type = ThreadingHandler
+    gevent_monkey, eventlet_patcher = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
     if gevent_monkey is not None and gevent_monkey.is_module_patched("socket"):
         from kazoo.handlers.gevent import SequentialGeventHandler
 
-        return type("GeventHandler", (_InlineGeventHandler, SequentialGeventHandler), {})
-    eventlet_patcher = sys.modules.get("eventlet.patcher")
-    if eventlet_patcher is not None and eventlet_patcher.is_monkey_patched("socket"):
+        handler_class = type("GeventHandler", (_InlineGeventHandler, SequentialGeventHandler), {})
+    elif eventlet_patcher is not None and eventlet_patcher.is_monkey_patched("socket"):
         from kazoo.handlers.eventlet import SequentialEventletHandler
 
-        return type("EventletHandler", (_InlineHandler, SequentialEventletHandler), {})
-    return ThreadingHandler
+        handler_class = type("EventletHandler", (_InlineHandler, SequentialEventletHandler), {})
+    handler: Any = handler_class()
+    if options.use_tls:
+        handler.tls = partial(tls_context, options)
+    return handler

@@ -21,8 +21,6 @@ MAX_REQUEST = 0xFFFFF
 NOT_ACCEPTED = "the server has closed the connection instead of accepting"
 # What OpenSSL says of a server that answers without TLS, and of one that closes the connection at what it cannot read.
 _NO_TLS = ("WRONG_VERSION_NUMBER", "EOF occurred in violation of protocol", "RECORD_LAYER_FAILURE")
-# The first bytes of a TLS record that is an alert or a handshake, of any version (RFC 8446, section 5.1).
-_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
 
 HIDDEN = "********"
 
@@ -36,13 +34,6 @@ def explain(failure: str) -> str:
     if any(words in failure for words in _NO_TLS):
         return f"the server does not seem to speak TLS at this port: {failure}"
     return failure
-
-
-def explain_answer(begin: bytes) -> str:
-    """Return what a server may be whose answer begins so, and is none of ZooKeeper."""
-    if begin.startswith(_TLS_RECORDS):
-        return "the server speaks TLS at this port, and TLS is not in ZKLOCK"
-    return f"the server is no ZooKeeper: its answer begins with {begin!r}"
 
 
 class Secret(str):

@@ -1,14 +1,22 @@
-"""The requests of a client, each with a reply, and which refusals are temporary."""
+"""The requests of a client, each with a reply, their records that kazoo has not, and which refusals are temporary."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from kazoo import exceptions
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
+from kazoo.exceptions import (
+    EXCEPTIONS,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
 from kazoo.protocol.serialization import (
     CheckVersion,
     Create,
@@ -24,8 +32,16 @@ from kazoo.protocol.serialization import (
 from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.wire.options import AclEntry, ConnectionOptions, Subject, parse_acl
-from django_zklock.zk.wire.records import CreateContainer, EncodingError, MultiRead, Read
-from django_zklock.zk.wire.watches import Watch, Watcher, WatchRegistry, remove_request
+from django_zklock.zk.wire.watches import WATCHER_TYPES, RemoveWatches, Watch, Watcher, WatchRegistry
+
+_HEADER = struct.Struct("!i?i")
+_INT = struct.Struct("!i")
+_STAT = struct.Struct("!qqqqiiiqiiq")
+_LIST = _HEADER.pack(GetChildren.type, False, -1)
+_GET = _HEADER.pack(GetData.type, False, -1)
+_NO_WATCH = b"\0"
+_END = _HEADER.pack(-1, True, -1)
+_ERROR = -1
 
 EPHEMERAL_SEQUENTIAL = 3
 CONTAINER = 4
@@ -36,6 +52,101 @@ LOG_OVERHEAD = 10
 MAX_SEQUENCE = 11
 # The length of a path, before the path.
 LENGTH_FIELD = 4
+
+
+class EncodingError(KazooException):
+    """A request that cannot be encoded, or an answer that cannot be decoded."""
+
+
+class CreateContainer(Create2):
+    """The request for a container node (opcode 19, ZOOKEEPER-2163)."""
+
+    type = 19
+
+
+# Requests that are committed by a majority, and those that a follower forwards to the leader. The lease counts on them:
+# one that is missing here costs proofs, and one that is wrong here costs safety.
+WRITES = (Create, Create2, CreateContainer, Delete, SetData, Transaction)
+SEEN_BY_LEADER = (*WRITES, Sync)
+
+
+def error_of(code: int) -> KazooException:
+    """Return the error with that code, which kazoo may not know: it raises ``KeyError`` or ``RuntimeError`` then."""
+    return EXCEPTIONS[code]() if code in EXCEPTIONS else KazooException(f"ZooKeeper's error {code}")
+
+
+# Many reads in one request.
+
+
+class Read(NamedTuple):
+    """One of many reads: the data and stat of a node, or the names of its children."""
+
+    path: str
+    children: bool = False
+
+
+class MultiRead:
+    """The request for many reads (opcode 22, ZOOKEEPER-3402). Its answer has an outcome for each read."""
+
+    type: ClassVar[int] = 22
+
+    def __init__(self, reads: Sequence[Read]) -> None:
+        self._reads = reads
+
+    def serialize(self) -> bytes:
+        """Encode the records, each after its header."""
+        packet = bytearray()
+        for path, children in self._reads:
+            text = path.encode()
+            packet += _LIST if children else _GET
+            packet += _INT.pack(len(text))
+            packet += text
+            packet += _NO_WATCH
+        packet += _END
+        return bytes(packet)
+
+    @staticmethod
+    def deserialize(data: bytes, offset: int) -> list[Any]:
+        """Return the result of each read: what ``get`` or ``children`` returns, ``None`` if missing, or the error."""
+        outcomes: list[Any] = []
+        while True:
+            kind, done, _error = _HEADER.unpack_from(data, offset)
+            offset += _HEADER.size
+            if done:
+                return outcomes
+            outcome, offset = _READERS[kind](data, offset)
+            outcomes.append(outcome)
+
+
+def _read_error(data: bytes, offset: int) -> tuple[KazooException | None, int]:
+    error = error_of(*_INT.unpack_from(data, offset))
+    return None if isinstance(error, NoNodeError) else error, offset + _INT.size
+
+
+def _read_children(data: bytes, offset: int) -> tuple[list[str], int]:
+    (count,) = _INT.unpack_from(data, offset)
+    offset += _INT.size
+    names = []
+    for _number in range(count):
+        start = offset + _INT.size
+        offset = start + _INT.unpack_from(data, offset)[0]
+        names.append(data[start:offset].decode())
+    return names, offset
+
+
+def _read_data(data: bytes, offset: int) -> tuple[tuple[bytes, ZnodeStat], int]:
+    (size,) = _INT.unpack_from(data, offset)
+    start = offset + _INT.size
+    # A node that was created without data has a size of -1.
+    end = start + max(0, size)
+    return (bytes(data[start:end]), ZnodeStat._make(_STAT.unpack_from(data, end))), end + _STAT.size
+
+
+_READERS = {_ERROR: _read_error, GetChildren.type: _read_children, GetData.type: _read_data}
+
+
+# Requests and replies.
+
 
 Reply = Callable[[Any, "KazooException | None"], None]
 """Called with a value, or with the error that the server answered. On the connection's thread."""
@@ -224,7 +335,8 @@ class Requests:
 
     def _remove_watch(self, watch: Watch) -> None:
         if self.watches.discard(watch) and self._client._live.is_set() and not self.watches.is_watched(watch.key):
-            self._send(remove_request(watch), lambda _value, _error: None)
+            kind, full = watch.key
+            self._send(RemoveWatches(full, WATCHER_TYPES[kind]), lambda _value, _error: None)
 
     def acl_of(self, path: str, reply: Callable[[list[str] | None, Any], None]) -> None:
         """Read the ACL of a node, as entries ``scheme:id:perms`` with perms out of ``cdrwa``."""
@@ -259,22 +371,20 @@ class Requests:
         """
         requests = self.watches.set_requests()
         errors: list[KazooException] = []
-        left = len(requests)
 
-        def answered(_value: Any, error: KazooException | None) -> None:
-            nonlocal left
-            left -= 1
+        def answered(request: Any, _value: Any, error: KazooException | None) -> None:
             if error is not None:
                 errors.append(error)
-            if left <= 0:
+            # Replies come in the order of the requests.
+            if request is requests[-1]:
                 if not errors:
-                    self.watches.restored()
+                    self.watches.lost.clear()
                 reply(None, errors[0] if errors else None)
 
         for request in requests:
-            self._send(request, answered)
+            self._send(request, partial(answered, request))
         if not requests:
-            answered(None, None)
+            reply(None, None)
 
     def _send(self, request: Any, reply: Reply) -> None:
         self._client._queue.append((request, Delivery(self.notify, reply)))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import ClassVar
 
 from kazoo.protocol.connection import CHANGED_EVENT, CHILD_EVENT, DELETED_EVENT
-from kazoo.protocol.serialization import GetChildren, GetData
-
-from django_zklock.zk.wire.records import RemoveWatches, SetWatches
+from kazoo.protocol.serialization import GetChildren, GetData, int_struct, long_struct, write_string
 
 Watcher = Callable[[bool], None]
 """Called once, on the connection's thread: with true if the watched node was deleted, else if what was read changed."""
@@ -28,6 +27,53 @@ _ENDED_BY = {
 
 # ZooKeeper's own client puts as many bytes of paths into one request; a server takes no request above jute.maxbuffer.
 MAX_PATHS = 128 * 1024
+
+
+class _Request:
+    """A request whose answer has no content."""
+
+    @classmethod
+    def deserialize(cls, _data: bytes, _offset: int) -> bool:
+        """Return true: the answer was no error."""
+        return True
+
+
+@dataclass(frozen=True)
+class RemoveWatches(_Request):
+    """The request to remove the watches of this session on a node (opcode 18, ZOOKEEPER-442)."""
+
+    type: ClassVar[int] = 18
+
+    path: str
+    watcher_type: int
+
+    def serialize(self) -> bytes:
+        """Encode the record."""
+        return bytes(write_string(self.path) + int_struct.pack(self.watcher_type))
+
+
+@dataclass(frozen=True)
+class SetWatches(_Request):
+    """The request to set the watches of the last connection again (opcode 101).
+
+    For each watched node that changed after the transaction ``seen`` the server sends the event at once, before the
+    answer.
+    """
+
+    type: ClassVar[int] = 101
+
+    seen: int
+    data: tuple[str, ...]
+    children: tuple[str, ...]
+
+    def serialize(self) -> bytes:
+        """Encode the record; its second list is for the watches of ``exists``, which this package never sets."""
+        packet = bytearray(long_struct.pack(self.seen))
+        for paths in (self.data, (), self.children):
+            packet += int_struct.pack(len(paths))
+            for path in paths:
+                packet += write_string(path)
+        return bytes(packet)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -124,13 +170,3 @@ class WatchRegistry:
             children = tuple(path for kind, path in batch if kind == GetChildren.type)
             requests.append(SetWatches(self._seen, data, children))
         return requests
-
-    def restored(self) -> None:
-        """Note that the server has set the watches of the last connection again."""
-        self.lost.clear()
-
-
-def remove_request(watch: Watch) -> RemoveWatches:
-    """Return the request to remove a watch at the server."""
-    request_type, path = watch.key
-    return RemoveWatches(path, WATCHER_TYPES[request_type])

@@ -19,8 +19,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
-from django_zklock.zk.wire.records import EncodingError
-from django_zklock.zk.wire.requests import is_temporary
+from django_zklock.zk.wire.requests import EncodingError, is_temporary
 from tests.support.refusing_server import (
     NO_AUTH,
     OPERATION_TIMEOUT,

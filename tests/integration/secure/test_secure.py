@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -188,8 +188,8 @@ def asleep_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     original = ThreadingHandler.sleeper
     found: list[int] = []
 
-    def sleeper(handler: Any, sockets: list[Any]) -> Any:
-        sleep = original(handler, sockets)
+    def sleeper(handler: Any, sockets: list[Any], writers: Sequence[Any]) -> Any:
+        sleep = original(handler, sockets, writers)
 
         def recorded(timeout: float) -> list[Any]:
             found.append(sum(sock.pending() for sock in sockets if isinstance(sock, ssl.SSLSocket)))

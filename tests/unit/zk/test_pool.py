@@ -25,7 +25,7 @@ from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import ConnectionOptions
-from django_zklock.zk.wire.records import MultiRead
+from django_zklock.zk.wire.requests import MultiRead
 from tests.support import forked_child
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until

@@ -36,7 +36,8 @@ from django_zklock.zk.wire import (
 )
 from django_zklock.zk.wire.exchange import NEVER, Sent
 from django_zklock.zk.wire.handler import make_handler
-from django_zklock.zk.wire.records import MultiRead, RemoveWatches
+from django_zklock.zk.wire.requests import MultiRead
+from django_zklock.zk.wire.watches import RemoveWatches
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
@@ -490,7 +491,7 @@ def test_error__unknown_to_kazoo(watcher: Watching, monkeypatch: pytest.MonkeyPa
     # As if kazoo did not know ZooKeeper's NoWatcher.
     unnamed: defaultdict[int, Any] = defaultdict(EXCEPTIONS.default_factory)
     monkeypatch.setattr("kazoo.protocol.connection.EXCEPTIONS", unnamed)
-    monkeypatch.setattr("django_zklock.zk.wire.exchange.EXCEPTIONS", unnamed)
+    monkeypatch.setattr("django_zklock.zk.wire.requests.EXCEPTIONS", unnamed)
     answers: list[Any] = []
     wire = watcher.plug.wire
     watcher.plug.do(lambda: wire._send(RemoveWatches(watcher.path, 2), lambda *answer: answers.append(answer)))

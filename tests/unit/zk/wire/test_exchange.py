@@ -33,8 +33,7 @@ from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.connection import Connection
 from django_zklock.zk.wire.exchange import Exchange
 from django_zklock.zk.wire.handler import READABLE, make_handler
-from django_zklock.zk.wire.records import EncodingError
-from django_zklock.zk.wire.requests import Delivery
+from django_zklock.zk.wire.requests import Delivery, EncodingError
 from tests.support.threads import Runner
 
 CONNECTED = 3
@@ -325,11 +324,11 @@ def test_write__sends_nothing(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> No
         def send(self, data: bytes) -> int:
             return next(self.taken)
 
-    def select(reads: list[Any], writes: list[Any], _errors: list[Any], _timeout: float) -> Any:
-        waits.append((len(reads), len(writes)))
-        return reads, writes, []
+    def poller(readers: list[Any], writers: list[Any]) -> Any:
+        waits.append((len(readers), len(writers)))
+        return lambda _milliseconds: [(1, READABLE)]
 
-    monkeypatch.setattr(ends.connection.handler, "select", select)
+    monkeypatch.setattr(ends.connection.handler, "poller", poller)
     real, ends.connection._socket = ends.connection._socket, Full()
     ends.connection._write(b"12345", 1.0)
     ends.connection._socket = real

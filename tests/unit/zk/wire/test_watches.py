@@ -8,7 +8,7 @@ import pytest
 from kazoo.protocol.connection import CHANGED_EVENT, CHILD_EVENT, CREATED_EVENT, DELETED_EVENT
 from kazoo.protocol.serialization import GetChildren, GetData
 
-from django_zklock.zk.wire.watches import Watch, WatchKey, WatchRegistry, remove_request
+from django_zklock.zk.wire.watches import WATCHER_TYPES, RemoveWatches, Watch, WatchKey, WatchRegistry
 
 DATA, CHILDREN = (GetData.type, "/k"), (GetChildren.type, "/k")
 
@@ -104,7 +104,7 @@ def test_suspend__keeps_what_is_set(registry: WatchRegistry) -> None:
     registry.suspend(9)
     (request,) = registry.set_requests()
     assert (request.seen, request.data, request.children) == (7, ("/k",), ("/k",))
-    registry.restored()
+    registry.lost.clear()
     assert registry.set_requests() == []
     assert kept in registry
     registry.suspend(11)
@@ -122,7 +122,8 @@ def test_suspend__event_before_the_answer(registry: WatchRegistry) -> None:
 
 
 @pytest.mark.parametrize(("key", "number"), [(CHILDREN, 1), (DATA, 2)])
-def test_remove_request__record(registry: WatchRegistry, key: WatchKey, number: int) -> None:
+def test_remove_request__record(key: WatchKey, number: int) -> None:
     """The request has the path and ZooKeeper's number for the kind of watch."""
-    request = remove_request(registry.add(key, ignore))
+    kind, path = key
+    request = RemoveWatches(path, WATCHER_TYPES[kind])
     assert (request.type, request.serialize()) == (18, struct.pack("!i2si", 2, b"/k", number))
