@@ -14,7 +14,6 @@ from django_zklock.connections import connections
 from django_zklock.doctor import configuration, ensemble, roundtrip
 from django_zklock.doctor.finding import LEVELS, Examination, Finding, Level
 from django_zklock.zk.ops.ensemble import servers
-from django_zklock.zk.wire import four_letter
 
 __all__ = ["LEVELS", "Finding", "Level", "run"]
 
@@ -28,7 +27,7 @@ def run(alias: str) -> Iterator[Finding]:
     examined = Examination("settings.readable", alias)
     try:
         pool = connections[alias]
-        four_letter.addresses(pool.options.connection.hosts)
+        pool.options.connection.addresses()
     except (ImproperlyConfigured, ValueError) as error:
         advice = "Correct ZKLOCK; the reference of the settings says what it may contain."
         yield examined.error(str(error), advice)

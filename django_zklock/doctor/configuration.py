@@ -15,7 +15,7 @@ from django_zklock.zk import scripts, wire
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.scripts import RequestScript
 from django_zklock.zk.session import Session
-from django_zklock.zk.wire import ConnectionOptions, four_letter
+from django_zklock.zk.wire import ConnectionOptions
 
 # Seconds that ZooKeeper has to return an ACL.
 ACL_TIMEOUT = 1.0
@@ -58,7 +58,7 @@ def examine_security(options: PoolOptions, connected: Session | None) -> Iterato
 
 def is_loopback_only(options: ConnectionOptions) -> bool:
     """Return whether every server in HOSTS is on the loopback interface, without looking up names."""
-    return all(_is_loopback(host) for host, _port in four_letter.addresses(options.hosts))
+    return all(_is_loopback(host) for host, _port in options.addresses())
 
 
 def _is_loopback(host: str) -> bool:

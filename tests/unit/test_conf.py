@@ -11,7 +11,6 @@ from kazoo.hosts import collect_hosts
 
 from django_zklock import conf
 from django_zklock.connections import connections
-from django_zklock.zk.wire import four_letter
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -248,8 +247,8 @@ def test_setting_changed__another_setting(settings: Settings) -> None:
 def test_hosts__as_kazoo_reads_them(settings: Settings, hosts: str) -> None:
     """What is accepted can be read by kazoo, and by our own client of four-letter words in the same way."""
     configure(settings, HOSTS=hosts)
-    accepted = conf.options("default").connection.hosts
-    assert four_letter.addresses(accepted) == collect_hosts(accepted)[0]
+    accepted = conf.options("default").connection
+    assert accepted.addresses() == collect_hosts(accepted.hosts)[0]
 
 
 def test_database_options(settings: Settings) -> None:

@@ -1,25 +1,31 @@
 """The state of each server of an ensemble, read with four-letter words, without a session, a lock or a quorum.
 
-A server answers only the words in its ``4lw.commands.whitelist``, by default ``srvr`` alone. That answer is enough
-here; ``mntr`` and ``conf`` add to it where they are allowed. Answers are not trusted: their length is bounded,
-malformed numbers are left out, and texts are shown only after
-:func:`~django_zklock.zk.formatting.escape_controls`.
+These are commands that a server answers without a session (Administrator's Guide, "Commands"). It answers only the
+words in its ``4lw.commands.whitelist``, by default ``srvr`` alone. That answer is enough here; ``mntr`` and ``conf``
+add to it where they are allowed. Answers are not trusted: their length is bounded, malformed numbers are left out, and
+texts are shown only after :func:`~django_zklock.zk.formatting.escape_controls`.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.waiting import DaemonCall, Deadline
-from django_zklock.zk.wire import ConnectionOptions, four_letter
-from django_zklock.zk.wire.options import explain
+from django_zklock.zk.wire import ConnectionOptions
+from django_zklock.zk.wire.options import explain, tls_context
 
 WORDS = SUMMARY, COUNTERS, SETTINGS = "srvr", "mntr", "conf"
 ROLES = frozenset({"leader", "follower", "observer", "standalone", "read-only"})
+
+# The longest answer of a real server, that to "mntr", has about 20 kB.
+MAX_ANSWER = 64 * 1024
+CHUNK_SIZE = 4096
 
 _WITHHELD = "is not executed because it is not in the whitelist"
 _NOT_SERVING = "is not currently serving requests"
@@ -77,41 +83,75 @@ def servers(options: ConnectionOptions, *, timeout: float) -> list[Server]:
     """
     deadline = Deadline.after(timeout)
     asked = [
-        (address, {word: DaemonCall(partial(four_letter.send, options, address, word, deadline)) for word in WORDS})
-        for address in four_letter.addresses(options.hosts)
+        (address, {word: DaemonCall(partial(_send, options, address, word, deadline)) for word in WORDS})
+        for address in options.addresses()
     ]
-    return [
-        _server(
-            f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-            {word: _answer(call, deadline, timeout) for word, call in calls.items()},
-        )
-        for (host, port), calls in asked
-    ]
+    found = []
+    for (host, port), calls in asked:
+        answers: dict[str, str | Exception] = {}
+        for word, call in calls.items():
+            try:
+                answers[word] = call.result(deadline)
+            except TimeoutError:
+                answers[word] = TimeoutError(f"no answer within {timeout:g} s")
+            except (OSError, ValueError) as error:  # the latter for a name that no host can have
+                answers[word] = error
+        found.append(_server(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", answers))
+    return found
 
 
-def _answer(call: DaemonCall[str], deadline: Deadline, timeout: float) -> str | Exception:
-    try:
-        return call.result(deadline)
-    except TimeoutError:
-        return TimeoutError(f"no answer within {timeout:g} s")
-    except (OSError, ValueError) as error:  # the latter for a name that no host can have
-        return error
+def _send(options: ConnectionOptions, address: tuple[str, int], word: str, deadline: Deadline) -> str:
+    """Send ``word`` to the server at ``address`` and return the first 64 kB of its answer.
+
+    Raises ``OSError`` if the server cannot be reached, TLS fails, or the answer is not complete at ``deadline``. The
+    system resolves the host name, which may take longer.
+    """
+    with ExitStack() as stack:
+        sock = stack.enter_context(socket.create_connection(address, deadline.remaining()))
+        if options.use_tls:
+            sock = stack.enter_context(tls_context(options).wrap_socket(sock, server_hostname=address[0]))
+        sock.sendall(word.encode("ascii"))
+        answer = bytearray()
+        while len(answer) < MAX_ANSWER:
+            left = deadline.remaining()
+            if left == 0:
+                raise TimeoutError("timed out")
+            sock.settimeout(left)
+            chunk = sock.recv(CHUNK_SIZE)
+            if not chunk:
+                break
+            answer += chunk
+        return answer[:MAX_ANSWER].decode(errors="replace")
+
+
+# Parsing. Malformed values are left out.
 
 
 def _server(address: str, answers: Mapping[str, str | Exception]) -> Server:
     summary, counters = _facts(answers[SUMMARY], ":"), _facts(answers[COUNTERS], "\t")
     settings = _facts(answers[SETTINGS], "=")
     role = summary.get("Mode")
+    version = re.match(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", summary.get("Zookeeper version", ""))
+    number = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)"
+    latency = re.fullmatch("/".join([number] * 3), summary.get("Latency min/avg/max", ""))
+    members = [value for name, value in settings.items() if name.startswith("server.")]
     return Server(
         address=address,
         role=role if role in ROLES else None,
-        version=_version(summary),
-        latency=_latency(summary),
+        version=version and version[0],
+        latency=latency and Latency(minimum=float(latency[1]), average=float(latency[2]), maximum=float(latency[3])),
         connections=_number(summary.get("Connections")),
         sessions=_number(counters.get("zk_global_sessions")),
         outstanding=_number(summary.get("Outstanding")),
         nodes=_number(summary.get("Node count")),
-        configuration=_configuration(settings) if "tickTime" in settings else None,
+        configuration=Configuration(
+            tick_time=_seconds(settings["tickTime"]),
+            min_session_timeout=_seconds(settings.get("minSessionTimeout")),
+            max_session_timeout=_seconds(settings.get("maxSessionTimeout")),
+            voters=sum(":observer" not in member for member in members) or None,
+        )
+        if "tickTime" in settings
+        else None,
         withheld=tuple(word for word, answer in answers.items() if isinstance(answer, str) and _WITHHELD in answer),
         problem="" if role in ROLES else _problem(answers[SUMMARY]),
     )
@@ -129,9 +169,6 @@ def _problem(answer: str | Exception) -> str:
     return f"this is no answer of ZooKeeper: {escape_controls(answer[:_QUOTED])}"
 
 
-# Parsing. Malformed values are left out.
-
-
 def _facts(answer: str | Exception, separator: str) -> dict[str, str]:
     """Return the text after the separator in each line, by the text before it."""
     if isinstance(answer, Exception):
@@ -147,24 +184,3 @@ def _number(text: str | None) -> int | None:
 def _seconds(milliseconds: str | None) -> float | None:
     number = _number(milliseconds)
     return None if number is None else number / 1000
-
-
-def _version(summary: Mapping[str, str]) -> str | None:
-    found = re.match(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", summary.get("Zookeeper version", ""))
-    return found[0] if found else None
-
-
-def _latency(summary: Mapping[str, str]) -> Latency | None:
-    number = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)"
-    found = re.fullmatch("/".join([number] * 3), summary.get("Latency min/avg/max", ""))
-    return Latency(minimum=float(found[1]), average=float(found[2]), maximum=float(found[3])) if found else None
-
-
-def _configuration(settings: Mapping[str, str]) -> Configuration:
-    members = [value for name, value in settings.items() if name.startswith("server.")]
-    return Configuration(
-        tick_time=_seconds(settings.get("tickTime")),
-        min_session_timeout=_seconds(settings.get("minSessionTimeout")),
-        max_session_timeout=_seconds(settings.get("maxSessionTimeout")),
-        voters=sum(":observer" not in member for member in members) or None,
-    )

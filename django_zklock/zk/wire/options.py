@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 # The arguments of KazooClient that a user may set; the others are set here, or would break what this package does.
 KAZOO_OPTIONS = frozenset({"randomize_hosts"})
@@ -23,6 +24,7 @@ NOT_ACCEPTED = "the server has closed the connection instead of accepting"
 _NO_TLS = ("WRONG_VERSION_NUMBER", "EOF occurred in violation of protocol", "RECORD_LAYER_FAILURE")
 
 HIDDEN = "********"
+DEFAULT_PORT = 2181
 
 # The bits in the protocol (``ZooDefs.Perms``).
 _PERMISSIONS = {"c": 4, "d": 8, "r": 1, "w": 2, "a": 16}
@@ -71,6 +73,15 @@ class ConnectionOptions:
         if self.sasl is not None:
             sasl = {name: Secret(value) if isinstance(value, str) else value for name, value in self.sasl.items()}
             object.__setattr__(self, "sasl", sasl)
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return host and port of each server, without the chroot; raise ``ValueError`` for other text."""
+        servers, _, _chroot = self.hosts.partition("/")
+        # As kazoo reads them: IPv6 addresses stand in brackets.
+        parts = [urlsplit(f"//{server.strip()}") for server in servers.split(",")]
+        if not all(part.hostname for part in parts):
+            raise ValueError(f"a server has no name: {self.hosts!r}")
+        return [(part.hostname or "", part.port or DEFAULT_PORT) for part in parts]
 
 
 class Subject(NamedTuple):
