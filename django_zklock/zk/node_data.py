@@ -212,10 +212,14 @@ def encode_revoke(data: bytes, reason: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """The name of a node that was deleted to break the lock, and the reason."""
+    """The name of a node that was deleted to break the lock, why, and when, if that is known.
+
+    The server stores when the data of the lock's node was written; here it is in seconds since the Unix epoch.
+    """
 
     node: str
     why: str
+    at: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

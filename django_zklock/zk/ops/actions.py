@@ -6,24 +6,24 @@ A lock that is broken is lost for its holder; the code that runs there goes on.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 from django_zklock.exceptions import NotHeld
 from django_zklock.zk import formatting, node_data, paths, scripts, wire
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.ops import snapshots, trail
+from django_zklock.zk.ops.trail import Action
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.scripts import RequestScript
+from django_zklock.zk.scripts import Request, RequestScript
 from django_zklock.zk.waiting import Deadline
 
 logger = logging.getLogger("django_zklock.breaking")
 
 # The maximum of deletions under way: other requests of the session wait behind them.
 MAX_DELETIONS = 128
-
-_GONE = "is gone: its owner has released the lock, or its session has ended"
 
 
 def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float, by: str = "") -> None:
@@ -36,15 +36,32 @@ def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float, b
     """
     if not why.strip():
         raise ValueError("say why the lock is taken away")
-    lock, _, name = node.rpartition("/")
+    _carry_out(pool, node, trail.BROKEN, token=token, why=why, by=by, timeout=timeout)
+
+
+def revoke(pool: Pool, node: str, why: str, *, timeout: float, by: str = "") -> None:
+    """Request that the owner of the node at the full path ``node`` releases its lock, for the reason ``why``.
+
+    The owner reads the reason, and ``by`` if that is given. The request is added to the trail. Takes at most
+    ``timeout`` seconds. Raises ``NotHeld`` if the node is gone, ``ZooKeeperUnavailable`` if ZooKeeper does not answer
+    in time, ``ZkLockError`` if it refuses, ``ValueError`` without a reason.
+    """
+    if not why.strip():
+        raise ValueError("give a reason for the request to release")
+    _carry_out(pool, node, trail.REQUESTED, token=None, why=why, by=by, timeout=timeout)
+
+
+def _carry_out(pool: Pool, node: str, what: str, *, token: int | None, why: str, by: str, timeout: float) -> None:
+    """Delete ``node``, or write the request to release into it, and add that to the trail in the same transaction."""
     session = pool.inspection()
-    full_reason = f"broken by {by}: {why}" if by else why
-    removal = Removal(node=name, why=full_reason)
-    record = trail.Record(pool, node, what=trail.BROKEN, by=by, why=why)
+    lock, _, name = node.rpartition("/")
+    breaks, at = what == trail.BROKEN, round(time.time(), 3)
+    reason = f"{'broken' if breaks else 'asked'} by {by}: {why}" if by else why
     # The node existed, and a deletion was sent whose reply may have been lost with the connection.
     sent = False
-    # What is written in the same transaction: the reason to the lock node, and the trail.
-    allowed = iter([(True, True), (True, False), (False, True), (False, False)])
+    # What is written too: the reason to the lock node, and the trail.
+    notes = (True, False) if breaks else (False,)
+    allowed = iter([(with_note, with_trail) for with_note in notes for with_trail in (True, False)])
     with_note, with_trail = next(allowed)
 
     def script() -> RequestScript[None]:
@@ -52,19 +69,39 @@ def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float, b
         # The node may have been created through another server.
         session.wire.sync(node)
         try:
-            reads = [partial(session.wire.get, node), partial(session.wire.get, lock)]
-            (data, stat), (lock_data, lock_stat), *found = yield reads + ([record.read()] if with_trail else [])
-            if stat.czxid != token:
+            reads: list[Request] = [partial(session.wire.get, node), partial(session.wire.get, lock)]
+            if with_trail:
+                reads.append(scripts.or_error(partial(session.wire.get, trail.path(pool)), wire.NoNodeError))
+            (data, stat), (lock_data, lock_stat), *found = yield reads
+            if token is not None and stat.czxid != token:
                 raise NotHeld(f"{node} is another one by now")
             key = _key_in(lock_data, lock)
-            writes = [record.write(found[0], data, token=token, key=key)] if with_trail else []
-            if with_note and key is not None:
+            writes = []
+            if not breaks:
+                writes.append(wire.Write(node, node_data.encode_revoke(data, reason), stat.version))
+            elif with_note and key is not None:
+                removal = Removal(node=name, why=reason)
                 writes.append(wire.Write(lock, LockNodeData(key=key, removal=removal).encode(), lock_stat.version))
-            sent = True
-            yield [partial(session.wire.write_all, writes, delete=(node, stat.version))]
+            if with_trail:
+                action = Action(
+                    at=at,
+                    what=what,
+                    key=key or "",
+                    lock=lock.rpartition("/")[2],
+                    node=name,
+                    token=stat.czxid,
+                    holder=str(node_data.decode_identity(data) or "unknown client"),
+                    # Code may name no user.
+                    by=by or node_data.current_identity(None).process,
+                    why=why,
+                )
+                before, version = (b"", None) if isinstance(found[0], Exception) else (found[0][0], found[0][1].version)
+                writes.append(wire.Write(trail.path(pool), trail.added(before, action), version))
+            sent = breaks
+            yield [partial(session.wire.write_all, writes, delete=(node, stat.version) if breaks else None)]
         except wire.NoNodeError as error:
             if not sent:
-                raise NotHeld(f"{node} {_GONE}") from error
+                raise NotHeld(f"{node} is gone: its owner has released the lock, or its session has ended") from error
         except (wire.BadVersionError, wire.NodeExistsError):
             # The node was written meanwhile, by its owner or with a revoke request, or the trail by another client.
             sent = False
@@ -77,8 +114,9 @@ def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float, b
             with_note, with_trail = following
             yield from script()
 
-    scripts.run(session, script, action=f"delete {node}", timeout=timeout, mutates=True)
-    logger.warning("event=removed path=%s node=%s token=%s reason=%r", lock, name, token, full_reason)
+    scripts.run(session, script, action=f"{'delete' if breaks else 'write'} {node}", timeout=timeout, mutates=True)
+    if breaks:
+        logger.warning("event=removed path=%s node=%s token=%s reason=%r", lock, name, token, reason)
     if not with_trail:
         logger.warning("event=not_in_trail path=%s node=%s", lock, name)
 
@@ -91,16 +129,7 @@ def _key_in(data: bytes, lock: str) -> str | None:
     return written.key
 
 
-@dataclass(frozen=True, kw_only=True)
-class LastBreak:
-    """The last break of a lock: the name of the deleted node, why, and when, in seconds since the Unix epoch."""
-
-    node: str
-    why: str
-    at: float
-
-
-def last_break(pool: Pool, lock: str, *, timeout: float | None) -> LastBreak | None:
+def last_break(pool: Pool, lock: str, *, timeout: float | None) -> Removal | None:
     """Return the last break of the lock at the path ``lock``; ``None`` if there was none since the node was created.
 
     ZooKeeper deletes a lock node a while after the last node in its queue. Takes at most ``timeout`` seconds; raises
@@ -115,51 +144,7 @@ def last_break(pool: Pool, lock: str, *, timeout: float | None) -> LastBreak | N
     written = node_data.decode_lock_node(data)
     if written is None or written.removal is None:
         return None
-    why = formatting.escape_controls(written.removal.why)
-    return LastBreak(node=written.removal.node, why=why, at=stat.mtime / 1000.0)
-
-
-def revoke(pool: Pool, node: str, why: str, *, timeout: float, by: str = "") -> None:
-    """Request that the owner of the node at the full path ``node`` releases its lock, for the reason ``why``.
-
-    The owner reads the reason, and ``by`` if that is given. The request is added to the trail. Takes at most
-    ``timeout`` seconds. Raises ``NotHeld`` if the node is gone, ``ZooKeeperUnavailable`` if ZooKeeper does not answer
-    in time, ``ZkLockError`` if it refuses, ``ValueError`` without a reason.
-    """
-    if not why.strip():
-        raise ValueError("give a reason for the request to release")
-    session = pool.inspection()
-    full_reason = f"asked by {by}: {why}" if by else why
-    lock, _, name = node.rpartition("/")
-    record = trail.Record(pool, node, what=trail.REQUESTED, by=by, why=why)
-    with_trail = True
-
-    def script() -> RequestScript[None]:
-        nonlocal with_trail
-        # The node may have been created through another server.
-        session.wire.sync(node)
-        try:
-            reads = [partial(session.wire.get, node), partial(session.wire.get, lock)]
-            (data, stat), (lock_data, _lock_stat), *found = yield reads + ([record.read()] if with_trail else [])
-            writes = [wire.Write(node, node_data.encode_revoke(data, full_reason), stat.version)]
-            if with_trail:
-                key = _key_in(lock_data, lock)
-                writes.append(record.write(found[0], data, token=stat.czxid, key=key))
-            yield [partial(session.wire.write_all, writes)]
-        except (wire.BadVersionError, wire.NodeExistsError):
-            # The owner has written to its node meanwhile, or another client to the trail.
-            yield from script()
-        except wire.NoAuthError:
-            if not with_trail:
-                raise
-            with_trail = False
-            yield from script()
-        except wire.NoNodeError as error:
-            raise NotHeld(f"{node} {_GONE}") from error
-
-    scripts.run(session, script, action=f"write {node}", timeout=timeout, mutates=True)
-    if not with_trail:
-        logger.warning("event=not_in_trail path=%s node=%s", lock, name)
+    return replace(written.removal, why=formatting.escape_controls(written.removal.why), at=stat.mtime / 1000.0)
 
 
 def find_idle(pool: Pool, *, timeout: float | None) -> list[str]:

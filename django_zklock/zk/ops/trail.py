@@ -11,10 +11,8 @@ Every client can write anything there, so nothing that is read is trusted.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from django_zklock.zk import node_data, paths, scripts, wire
@@ -58,41 +56,6 @@ class Action:
 def path(pool: Pool) -> str:
     """Return the path of the node with the trail."""
     return f"{pool.options.root}/{paths.TRAIL}"
-
-
-class Record:
-    """One action that is about to be carried out on ``node``: what is read before, and written with it."""
-
-    def __init__(self, pool: Pool, node: str, *, what: str, by: str, why: str) -> None:
-        self._path = path(pool)
-        self._wire = pool.inspection().wire
-        self._lock, self._node = node.split("/")[-2:]
-        self._what = what
-        # Code may name no user.
-        self._by = by or node_data.current_identity(None).process
-        self._why = why
-        self._at = round(time.time(), 3)
-
-    def read(self) -> scripts.Request:
-        """Return the request for the trail; the error that there is none is an answer."""
-        return scripts.or_error(partial(self._wire.get, self._path), wire.NoNodeError)
-
-    def write(self, found: Any, data: bytes, *, token: int, key: str | None) -> wire.Write:
-        """Return the write that adds the action; ``data`` is that of the node, ``found`` what :meth:`read` got."""
-        holder = node_data.decode_identity(data)
-        action = Action(
-            at=self._at,
-            what=self._what,
-            key=key or "",
-            lock=self._lock,
-            node=self._node,
-            token=token,
-            holder=str(holder) if holder is not None else "unknown client",
-            by=self._by,
-            why=self._why,
-        )
-        before, version = (b"", None) if isinstance(found, wire.NoNodeError) else (found[0], found[1].version)
-        return wire.Write(self._path, added(before, action), version)
 
 
 def added(data: bytes, action: Action) -> bytes:
