@@ -161,29 +161,27 @@ class DeferredLogger(logging.Logger):
         _writer().put(self._target, record)
 
 
-class _Writer:
+class _Writer(BackgroundCalls):
     """Writes the records of one process."""
 
-    def __init__(self) -> None:
-        self._calls = BackgroundCalls("zklock-log")
-        self._dropped = 0
+    _dropped = 0
 
     def put(self, target: logging.Logger, record: logging.LogRecord) -> None:
-        if self._calls.waiting >= MAX_RECORDS:
+        if self.waiting >= MAX_RECORDS:
             self._dropped += 1
             return
         self._log_dropped()
-        self._calls.submit(partial(self._write, target, record))
+        self.submit(partial(self._write, target, record))
 
     def flush(self, timeout: float) -> bool:
         self._log_dropped()
-        return self._calls.flush(timeout)
+        return super().flush(timeout)
 
     def _log_dropped(self) -> None:
         dropped, self._dropped = self._dropped, 0
         if dropped:
             line = "event=records_dropped count=%d reason=handlers_too_slow"
-            self._calls.submit(partial(log_logger.warning, line, dropped))
+            self.submit(partial(log_logger.warning, line, dropped))
 
     def _write(self, target: logging.Logger, record: logging.LogRecord) -> None:
         try:
@@ -201,7 +199,7 @@ def _writer() -> _Writer:
     pid = os.getpid()
     writer = _writers.get(pid)
     # Not made at import: threading may be monkey-patched later.
-    return writer if writer is not None else _writers.setdefault(pid, _Writer())
+    return writer if writer is not None else _writers.setdefault(pid, _Writer("zklock-log"))
 
 
 def flush_log(timeout: float = EXIT_TIMEOUT) -> bool:

@@ -71,9 +71,7 @@ def format_duration(seconds: float) -> str:
     if whole < HOUR:
         return f"{whole // MINUTE} min"
     if whole < DAY:
-        return _pair(whole // HOUR, "h", whole % HOUR // MINUTE, "min")
-    return _pair(whole // DAY, "d", whole % DAY // HOUR, "h")
-
-
-def _pair(large: int, large_unit: str, small: int, small_unit: str) -> str:
-    return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
+        large, small = f"{whole // HOUR} h", f"{whole % HOUR // MINUTE} min"
+    else:
+        large, small = f"{whole // DAY} d", f"{whole % DAY // HOUR} h"
+    return large if small.startswith("0 ") else f"{large} {small}"

@@ -244,16 +244,11 @@ def decode_lock_node(data: bytes) -> LockNodeData | None:
     values = _load(data)
     if values is None or values.get("v") != VERSION or not isinstance(values.get("key"), str):
         return LockNodeData(key=data.decode(errors="replace"))
-    return LockNodeData(key=values["key"], removal=_removal(values.get("removed")))
-
-
-def _removal(values: object) -> Removal | None:
-    if not isinstance(values, dict):
-        return None
-    node, why = values.get("node"), values.get("why")
+    removed = values.get("removed")
+    node, why = (removed.get("node"), removed.get("why")) if isinstance(removed, dict) else (None, None)
     if not (isinstance(node, str) and isinstance(why, str) and why):
-        return None
-    return Removal(node=node[:MAX_NODE], why=why[:MAX_BREAK_REASON])
+        return LockNodeData(key=values["key"])
+    return LockNodeData(key=values["key"], removal=Removal(node=node[:MAX_NODE], why=why[:MAX_BREAK_REASON]))
 
 
 # JSON.

@@ -216,7 +216,9 @@ def _served(found: Caller, frame: FrameType) -> Caller:
     That is the job that the code is a part of. If it is a call of ``sync_to_async``, the task that waits for it, if one
     can be found, is an outer owner.
     """
-    call = _call_code()
+    module = _asgiref()
+    # The function that runs what `sync_to_async` was given.
+    call = None if module is None else module.SyncToAsync.thread_handler.__code__
     jobs = [_job_code(module) for module in ("asgiref.current_thread_executor", "concurrent.futures.thread")]
     blocked = task = None
     for each in _outwards(frame):
@@ -246,12 +248,6 @@ def _asgiref() -> Any:
     return module if hasattr(module, "sync_to_async") else None
 
 
-def _call_code() -> CodeType | None:
-    """Return the code of the function that runs what ``sync_to_async`` was given; ``None`` if there is none."""
-    module = _asgiref()
-    return None if module is None else module.SyncToAsync.thread_handler.__code__
-
-
 def _job_code(module: str) -> CodeType | None:
     """Return the code that runs a job of the executors in ``module``; ``None`` if nothing has imported it."""
     item: Any = getattr(sys.modules.get(module), "_WorkItem", None)
@@ -259,7 +255,7 @@ def _job_code(module: str) -> CodeType | None:
 
 
 def _waiting_task(call: FrameType) -> asyncio.Task[Any] | None:
-    """Return the task that waits for ``call``, a frame of :func:`_call_code`."""
+    """Return the task that waits for ``call``, a frame of what runs a function for ``sync_to_async``."""
     here = call.f_locals
     mark, loop = here.get("task_context"), here.get("loop")
     if not isinstance(mark, list) or not isinstance(loop, asyncio.AbstractEventLoop):
@@ -291,13 +287,20 @@ def _waiting_thread(task: asyncio.Task[Any]) -> tuple[int, FrameType] | None:
     module = _asgiref()
     if module is None:
         return None
-    result = _awaited_result(module, task)
+    call, wrap = module.AsyncToSync.__call__.__code__, module.AsyncToSync.main_wrap.__code__
+    coroutine: Any = task.get_coro()
+    code = getattr(coroutine, "cr_code", None)
+    if code is not None and code is not wrap and code in call.co_consts:
+        # In a loop of its own, a function of `__call__` awaits the one that is looked for.
+        coroutine = _local(coroutine, "awaitable")
+        code = getattr(coroutine, "cr_code", None)
+    # The future that the task will put its result into.
+    result = _local(coroutine, "call_result") if code is wrap else None
     if result is None:
         return None
-    code = module.AsyncToSync.__call__.__code__
     for ident, top in sys._current_frames().items():
         for frame in _outwards(top):
-            if frame.f_code is code and frame.f_locals.get("call_result") is result:
+            if frame.f_code is call and frame.f_locals.get("call_result") is result:
                 return ident, frame
     return None
 
@@ -342,18 +345,6 @@ def _behind(awaited: Any) -> Any:
     # The objects that drive an asynchronous generator, or iterate over a coroutine, show it only to the garbage
     # collector.
     return next((each for each in gc.get_referents(awaited) if isinstance(each, _SUSPENDABLE)), None)
-
-
-def _awaited_result(module: Any, task: asyncio.Task[Any]) -> Any:
-    """Return the future that ``task`` will put its result into, if ``async_to_sync`` has made it."""
-    wrap = module.AsyncToSync.main_wrap.__code__
-    coroutine: Any = task.get_coro()
-    code = getattr(coroutine, "cr_code", None)
-    if code is not None and code is not wrap and code in module.AsyncToSync.__call__.__code__.co_consts:
-        # In a loop of its own, a function of `__call__` awaits the one that is looked for.
-        coroutine = _local(coroutine, "awaitable")
-        code = getattr(coroutine, "cr_code", None)
-    return _local(coroutine, "call_result") if code is wrap else None
 
 
 def _local(coroutine: Any, name: str) -> Any:

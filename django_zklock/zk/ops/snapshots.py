@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -134,7 +134,9 @@ class LockSnapshot:
         rule = queue.RULES[Kind(entry.kind)]
         kinds = rule.conflicts if rule.has_room(entry.node, self._queue) else rule.conflicts | LEASES
         if kinds not in self._spans:
-            self._spans[kinds] = list(self._find_spans(kinds))
+            groups = groupby(range(len(self.nodes)), lambda position: self.nodes[position].kind in kinds)
+            found = [list(positions) for wanted, positions in groups if wanted]
+            self._spans[kinds] = [(positions[0], positions[-1]) for positions in found]
         spans = self._spans[kinds]
         before = spans[: min(bisect_left(spans, (entry.position,)), MAX_SPANS)]
         return [(first, min(last, entry.position - 1)) for first, last in before]
@@ -158,14 +160,8 @@ class LockSnapshot:
 
     @cached_property
     def _spans(self) -> dict[frozenset[Kind], list[Span]]:
+        """The spans of the nodes of these kinds, of those that were asked for."""
         return {}
-
-    def _find_spans(self, kinds: frozenset[Kind]) -> Iterator[Span]:
-        """Yield all spans of nodes of these kinds."""
-        for wanted, span in groupby(enumerate(self.nodes), lambda numbered: numbered[1].kind in kinds):
-            if wanted:
-                positions = [position for position, _node in span]
-                yield positions[0], positions[-1]
 
 
 def one_lock(pool: Pool, key: str, *, timeout: float) -> LockSnapshot:

@@ -11,8 +11,9 @@ Every client can write anything there, so nothing that is read is trusted.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from django_zklock.zk import node_data, paths, scripts, wire
@@ -65,10 +66,8 @@ def added(data: bytes, action: Action) -> bytes:
     """
     before = decode(data)
     # A request to release and a break may come in one millisecond.
-    if any(
-        (each.at, each.what, each.lock, each.token) == (action.at, action.what, action.lock, action.token)
-        for each in before
-    ):
+    done = attrgetter("at", "what", "lock", "token")
+    if done(action) in map(done, before):
         return data
     entries = [_values(each) for each in (*before, action)][-MAX_ACTIONS:]
     while True:
@@ -133,17 +132,11 @@ def read(pool: Pool, *, lock: str | None = None, timeout: float | None) -> list[
         actions = [each for each in decode(found[0] if found else b"") if lock in {None, each.lock}]
         reads = [wire.Read(f"{pool.options.root}/{each.lock}/{each.node}") for each in actions]
         nodes = yield from scripts.read_many(session, reads)
-        return _with_outcomes(actions, nodes)
+        broken = {each.token for each in actions if each.what == BROKEN}
+        outcomes = []
+        for action, node in zip(actions, nodes, strict=True):
+            holds = isinstance(node, tuple) and node[1].czxid == action.token
+            outcomes.append(BROKEN if action.token in broken else HOLDS if holds else RELEASED)
+        return [replace(action, outcome=outcome) for action, outcome in zip(actions, outcomes, strict=True)]
 
     return scripts.run(session, script, action=f"read {path(pool)}", timeout=timeout)
-
-
-def _with_outcomes(actions: Sequence[Action], nodes: Sequence[Any]) -> list[Action]:
-    """Return the actions with what has become of each holder; ``nodes`` is what was read of its node."""
-    broken = {each.token for each in actions if each.what == BROKEN}
-    found = []
-    for action, node in zip(actions, nodes, strict=True):
-        holds = isinstance(node, tuple) and node[1].czxid == action.token
-        outcome = BROKEN if action.token in broken else HOLDS if holds else RELEASED
-        found.append(replace(action, outcome=outcome))
-    return found

@@ -37,7 +37,7 @@ class Connection(Exchange):
         connect_timeout: float,
     ) -> None:
         super().__init__(client, listener, sasl_options=sasl_options)
-        self.retry_sleeper.sleep_func = self._pause
+        self.retry_sleeper.sleep_func = lambda seconds: self.handler.sleep_func(self._within_lease(seconds))
         # Seconds for one server in a round: first an equal share of the timeout, and later more.
         self._connect_timeout = connect_timeout
         self._server_share = self.server_limit = connect_timeout / len(client.hosts)
@@ -78,7 +78,9 @@ class Connection(Exchange):
         without a quorum closes the connection too, but the session may survive that. So if a whole round was refused
         after the session timeout has passed, the next round finds out which of the two it is.
         """
-        self._doubting = not self._doubting and self._refused and self._is_past_its_timeout
+        timeout = self.lease.timeout if self.client._session_id else None
+        is_past = timeout is not None and boottime() >= self.received + timeout
+        self._doubting = not self._doubting and self._refused and is_past
         self._refused_before = self._refused
         self._refused = self._accepted = False
         try:
@@ -88,9 +90,6 @@ class Connection(Exchange):
                 # Maybe because all are slow.
                 self.server_limit = min(self._connect_timeout, 2 * self.server_limit)
 
-    def _pause(self, seconds: float) -> None:
-        self.handler.sleep_func(self._within_lease(seconds))
-
     def _within_lease(self, seconds: float) -> float:
         """Return at most half of what is left of the lease.
 
@@ -99,12 +98,6 @@ class Connection(Exchange):
         """
         left = self.lease.end - boottime()
         return min(seconds, max(MIN_ATTEMPT, left / 2)) if left > 0 else seconds
-
-    @property
-    def _is_past_its_timeout(self) -> bool:
-        """Whether there is a session, and nothing was received for longer than its timeout."""
-        timeout = self.lease.timeout
-        return bool(self.client._session_id) and timeout is not None and boottime() >= self.received + timeout
 
     def _connect(self, *arguments: Any) -> Any:
         try:

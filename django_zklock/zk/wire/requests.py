@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -28,19 +27,21 @@ from kazoo.protocol.serialization import (
     SetData,
     Sync,
     Transaction,
+    int_struct,
+    multiheader_struct,
+    read_buffer,
+    stat_struct,
+    write_string,
 )
 from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.wire.options import AclEntry, ConnectionOptions, Subject, parse_acl
 from django_zklock.zk.wire.watches import WATCHER_TYPES, RemoveWatches, Watch, Watcher, WatchRegistry
 
-_HEADER = struct.Struct("!i?i")
-_INT = struct.Struct("!i")
-_STAT = struct.Struct("!qqqqiiiqiiq")
-_LIST = _HEADER.pack(GetChildren.type, False, -1)
-_GET = _HEADER.pack(GetData.type, False, -1)
+_LIST = multiheader_struct.pack(GetChildren.type, False, -1)
+_GET = multiheader_struct.pack(GetData.type, False, -1)
 _NO_WATCH = b"\0"
-_END = _HEADER.pack(-1, True, -1)
+_END = multiheader_struct.pack(-1, True, -1)
 _ERROR = -1
 
 EPHEMERAL_SEQUENTIAL = 3
@@ -97,10 +98,8 @@ class MultiRead:
         """Encode the records, each after its header."""
         packet = bytearray()
         for path, children in self._reads:
-            text = path.encode()
             packet += _LIST if children else _GET
-            packet += _INT.pack(len(text))
-            packet += text
+            packet += write_string(path)
             packet += _NO_WATCH
         packet += _END
         return bytes(packet)
@@ -110,8 +109,8 @@ class MultiRead:
         """Return the result of each read: what ``get`` or ``children`` returns, ``None`` if missing, or the error."""
         outcomes: list[Any] = []
         while True:
-            kind, done, _error = _HEADER.unpack_from(data, offset)
-            offset += _HEADER.size
+            kind, done, _error = multiheader_struct.unpack_from(data, offset)
+            offset += multiheader_struct.size
             if done:
                 return outcomes
             outcome, offset = _READERS[kind](data, offset)
@@ -119,27 +118,26 @@ class MultiRead:
 
 
 def _read_error(data: bytes, offset: int) -> tuple[KazooException | None, int]:
-    error = error_of(*_INT.unpack_from(data, offset))
-    return None if isinstance(error, NoNodeError) else error, offset + _INT.size
+    error = error_of(*int_struct.unpack_from(data, offset))
+    return None if isinstance(error, NoNodeError) else error, offset + int_struct.size
 
 
 def _read_children(data: bytes, offset: int) -> tuple[list[str], int]:
-    (count,) = _INT.unpack_from(data, offset)
-    offset += _INT.size
+    (count,) = int_struct.unpack_from(data, offset)
+    offset += int_struct.size
     names = []
+    # kazoo's function for a text takes half as long again.
     for _number in range(count):
-        start = offset + _INT.size
-        offset = start + _INT.unpack_from(data, offset)[0]
+        start = offset + int_struct.size
+        offset = start + int_struct.unpack_from(data, offset)[0]
         names.append(data[start:offset].decode())
     return names, offset
 
 
 def _read_data(data: bytes, offset: int) -> tuple[tuple[bytes, ZnodeStat], int]:
-    (size,) = _INT.unpack_from(data, offset)
-    start = offset + _INT.size
-    # A node that was created without data has a size of -1.
-    end = start + max(0, size)
-    return (bytes(data[start:end]), ZnodeStat._make(_STAT.unpack_from(data, end))), end + _STAT.size
+    content, offset = read_buffer(data, offset)
+    # A node may have been created without data.
+    return (content or b"", ZnodeStat._make(stat_struct.unpack_from(data, offset))), offset + stat_struct.size
 
 
 _READERS = {_ERROR: _read_error, GetChildren.type: _read_children, GetData.type: _read_data}
