@@ -113,7 +113,7 @@ class AutoResetEvent:
 
     def __init__(self) -> None:
         # T1 waits soon, and a signal handler of it forks: in the child nothing is left that would set the event.
-        self._process = os.getpid(), _forks
+        self._process = os.getpid(), len(_forks)
         # Taken while the event is not set.
         self._unset = threading.Lock()
         self._unset.acquire()
@@ -136,22 +136,15 @@ class AutoResetEvent:
         while not self._unset.acquire(timeout=min(max(left, 0.0), SIGNAL_CHECK_INTERVAL)):
             if end is not None and (left := end - monotonic()) <= 0:
                 return False
-            if self._process != (os.getpid(), _forks):
+            if self._process != (os.getpid(), len(_forks)):
                 return False
         return True
 
 
-# From the first process on. A child may have the number of its parent, in another container.
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks  # noqa: PLW0603
-    _forks += 1
-
-
+# One element for each fork from the first process on. A child may have the number of its parent, in another container.
+_forks: list[None] = []
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)
+    os.register_at_fork(after_in_child=partial(_forks.append, None))
 
 
 class AsyncAutoResetEvent:

@@ -66,28 +66,10 @@ _HOMES = (
 )
 
 __all__ = [
-    "KAZOO_OPTIONS",
-    "MAX_READS_PER_REQUEST",
-    "MAX_REQUEST",
-    "TESTED_KAZOO",
-    "BadVersionError",
-    "ConnectionOptions",
-    "KazooException",
-    "NoAuthError",
-    "NoNodeError",
-    "NodeExistsError",
-    "NotEmptyError",
-    "Read",
-    "Reply",
-    "Wire",
-    "WireListener",
-    "Write",
-    "ZnodeStat",
-    "creation_size",
-    "is_temporary",
-    "parse_acl",
-    "untested_kazoo",
-]
+    "KAZOO_OPTIONS", "MAX_READS_PER_REQUEST", "MAX_REQUEST", "TESTED_KAZOO", "BadVersionError", "ConnectionOptions",
+    "KazooException", "NoAuthError", "NoNodeError", "NodeExistsError", "NotEmptyError", "Read", "Reply", "Wire",
+    "WireListener", "Write", "ZnodeStat", "creation_size", "is_temporary", "parse_acl", "untested_kazoo",
+]  # fmt: skip
 
 
 # Held during that import, and by a thread that forks. CPython does not release the lock of a module that is being

@@ -20,8 +20,7 @@ from kazoo.version import __version__ as kazoo_version
 
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.waiting import boottime
-from django_zklock.zk.wire.connection import Connection
-from django_zklock.zk.wire.handler import make_handler
+from django_zklock.zk.wire.connection import Connection, make_handler
 from django_zklock.zk.wire.options import HIDDEN, ConnectionOptions, parse_acl
 from django_zklock.zk.wire.requests import Requests
 
@@ -43,6 +42,9 @@ def untested_kazoo() -> str | None:
 _warnings = [version for version in (untested_kazoo(),) if version is not None]
 
 
+_SECRETS = {Auth: "auth", Connect: "passwd", SASL: "challenge"}
+
+
 class KazooLogger(DeferredLogger):
     """A logger that hides secrets: kazoo logs each request, and the password of each session."""
 
@@ -55,12 +57,8 @@ class KazooLogger(DeferredLogger):
 
 
 def _without_secret(argument: Any) -> Any:
-    if isinstance(argument, Auth):
-        return argument._replace(auth=HIDDEN)
-    if isinstance(argument, Connect):
-        return argument._replace(passwd=HIDDEN)
-    if isinstance(argument, SASL):
-        return argument._replace(challenge=HIDDEN)
+    if type(argument) in _SECRETS:
+        return argument._replace(**{_SECRETS[type(argument)]: HIDDEN})
     # The password of a session, in hexadecimal digits. No other argument is of type bytes.
     return HIDDEN if isinstance(argument, bytes) else argument
 
@@ -136,7 +134,7 @@ class Wire(Requests):
         self._close_sent = False
         # There is a session, connected or not, or there was one until it was closed.
         self._had_session = False
-        # The listener was notified why the connection failed for good.
+        # The listener was notified that there will be no further session.
         self._failed = False
 
     # State, readable from any thread.
@@ -264,7 +262,8 @@ class Wire(Requests):
 
     def session_replaced(self) -> None:
         """Notify the listener that a new session is about to replace the current one."""
-        self._clear_watches()
+        with self.monitor:
+            self.watches.clear()
         reason = "the servers refuse it: they have lost data that this process has seen"
         self._end_session(reason, final=False)
 
@@ -295,14 +294,13 @@ class Wire(Requests):
                 self.watches.suspend(self._client.last_zxid)
             self.notify(self.listener.on_suspended)
             return
-        self._clear_watches()
+        with self.monitor:
+            self.watches.clear()
         if client_state == KeeperState.AUTH_FAILED:
-            reason = "authentication was refused, check AUTH and SASL in ZKLOCK"
-            self._end_session(reason, final=True)
+            self.connection_failed("authentication was refused, check AUTH and SASL in ZKLOCK")
         elif client_state == KeeperState.CLOSED:
             # kazoo also reports a failure as closed.
-            if not self._failed:
-                self._end_session("the session was closed", final=True)
+            self.connection_failed("the session was closed")
         else:
             self._end_session("the session expired", final=False)
 
@@ -318,7 +316,3 @@ class Wire(Requests):
                 self._client._stopped.clear()
                 self.begin_close()
         self.notify(self.listener.on_connected)
-
-    def _clear_watches(self) -> None:
-        with self.monitor:
-            self.watches.clear()

@@ -1,8 +1,7 @@
 """The exchange of messages over one connection: kazoo's loop and its bookkeeping, replaced.
 
-A read takes all that has arrived, and a write waits only if it must. (kazoo waits before each read and each write, and
-reads each message in two pieces.) All messages that have arrived are handled before what their callbacks have queued
-leaves in one write. The lease learns of each request and answer.
+All messages that have arrived are handled before what their callbacks have queued leaves in one write. The lease learns
+of each request and answer.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from django_zklock import ZkLockError, ZooKeeperUnavailable, doctor, zk_lock
 from django_zklock.connections import connections
 from django_zklock.doctor import Finding
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.wire.handler import ThreadingHandler
+from django_zklock.zk.wire.connection import ThreadingHandler
 from tests.support.certificates import Authority, Issued
 from tests.support.servers.ensemble import Ensemble
 from tests.support.tcp_proxy import DOWN, UP, Proxy

@@ -34,8 +34,8 @@ from django_zklock.zk.wire import (
     client,
     parse_acl,
 )
+from django_zklock.zk.wire.connection import make_handler
 from django_zklock.zk.wire.exchange import NEVER, Sent
-from django_zklock.zk.wire.handler import make_handler
 from django_zklock.zk.wire.requests import MultiRead
 from django_zklock.zk.wire.watches import RemoveWatches
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests

@@ -30,9 +30,8 @@ from kazoo.protocol.serialization import (
 from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.wire import ConnectionOptions
-from django_zklock.zk.wire.connection import Connection
+from django_zklock.zk.wire.connection import READABLE, Connection, make_handler
 from django_zklock.zk.wire.exchange import Exchange
-from django_zklock.zk.wire.handler import READABLE, make_handler
 from django_zklock.zk.wire.requests import Delivery, EncodingError
 from tests.support.threads import Runner
 
