@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 from weakref import WeakSet, ref
 
@@ -192,14 +192,12 @@ def _of(what: Any, frame: FrameType | None = None) -> Owner:
 def _of_task(task: asyncio.Task[Any]) -> Caller:
     owner = _of(task)
     waiting = _waiting_thread(task)
-    if waiting is not None and _blocks_thread():
-        ident, frame = waiting
-        thread = next((thread for thread in threading.enumerate() if thread.ident == ident), None)
-        if thread is not None:
-            # Found out anew each time: that thread may be torn out of its wait, and then the task is on its own.
-            found = _of(thread, frame)
-            return _called(owner, None, _served(Caller(found, found), frame))
-    return Caller(owner, None)
+    if waiting is None or not _blocks_thread():
+        return Caller(owner, None)
+    # Found out anew each time: that thread may be torn out of its wait, and then the task is on its own.
+    thread, frame = waiting
+    found = _of(thread, frame)
+    return _called(owner, None, _served(Caller(found, found), frame))
 
 
 def _called(call: Owner, thread: Owner | None, by: Caller) -> Caller:
@@ -219,7 +217,8 @@ def _served(found: Caller, frame: FrameType) -> Caller:
     module = _asgiref()
     # The function that runs what `sync_to_async` was given.
     call = None if module is None else module.SyncToAsync.thread_handler.__code__
-    jobs = [_job_code(module) for module in ("asgiref.current_thread_executor", "concurrent.futures.thread")]
+    executors: Any = map(sys.modules.get, ("asgiref.current_thread_executor", "concurrent.futures.thread"))
+    jobs = [executor._WorkItem.run.__code__ for executor in executors if hasattr(executor, "_WorkItem")]
     blocked = task = None
     for each in _outwards(frame):
         code = each.f_code
@@ -248,12 +247,6 @@ def _asgiref() -> Any:
     return module if hasattr(module, "sync_to_async") else None
 
 
-def _job_code(module: str) -> CodeType | None:
-    """Return the code that runs a job of the executors in ``module``; ``None`` if nothing has imported it."""
-    item: Any = getattr(sys.modules.get(module), "_WorkItem", None)
-    return None if item is None else item.run.__code__
-
-
 def _waiting_task(call: FrameType) -> asyncio.Task[Any] | None:
     """Return the task that waits for ``call``, a frame of what runs a function for ``sync_to_async``."""
     here = call.f_locals
@@ -279,8 +272,8 @@ def _waiting_task(call: FrameType) -> asyncio.Task[Any] | None:
     return task
 
 
-def _waiting_thread(task: asyncio.Task[Any]) -> tuple[int, FrameType] | None:
-    """Return the identifier of the thread that waits in ``async_to_sync`` for ``task``, and the frame in which it does.
+def _waiting_thread(task: asyncio.Task[Any]) -> tuple[threading.Thread, FrameType] | None:
+    """Return the thread that waits in ``async_to_sync`` for ``task``, and the frame in which it does.
 
     ``None`` for a task that was made by anything else.
     """
@@ -298,10 +291,11 @@ def _waiting_thread(task: asyncio.Task[Any]) -> tuple[int, FrameType] | None:
     result = _local(coroutine, "call_result") if code is wrap else None
     if result is None:
         return None
-    for ident, top in sys._current_frames().items():
-        for frame in _outwards(top):
+    frames: dict[Any, FrameType] = sys._current_frames()
+    for thread in threading.enumerate():
+        for frame in _outwards(frames.get(thread.ident)):
             if frame.f_code is call and frame.f_locals.get("call_result") is result:
-                return ident, frame
+                return thread, frame
     return None
 
 

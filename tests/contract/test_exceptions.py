@@ -285,7 +285,7 @@ def test_every_instant__in_a_job(pool: Pool, make_pool: MakePool) -> None:
 
     with ThreadPoolExecutor(1) as executor:
         struck = executor.submit(visit_all, cycle, check, near=owners.__file__).result(500)
-    assert struck >= codes(owners.caller, owners._of, owners._served, owners._job_code)
+    assert struck >= codes(owners.caller, owners._of, owners._served)
 
 
 @by_instant
