@@ -130,7 +130,7 @@ def decode_identity(data: bytes) -> Identity | None:
 
 def decode_owner(data: bytes) -> tuple[Identity | None, float | None]:
     """Return what :func:`decode_identity` returns, and when that owner was granted the lock, if it has written that."""
-    values = _load(data)
+    values = load(data)
     if values is None:
         return None, None
     granted = _number(values.get("granted"))
@@ -168,7 +168,7 @@ def add_run(data: bytes, *, child: int | None, granted: float, forgotten: bool) 
     ``child`` and ``forgotten`` are those of :class:`Work`; without a slot of its worker, ``child`` is 0. ``granted`` is
     in seconds since the Unix epoch. Return ``None`` if the data is not in our form.
     """
-    values = _load(data)
+    values = load(data)
     if values is None or not isinstance(values.get("work"), dict):
         return None
     work = {**values["work"], "child": child} | ({"forgotten": True} if forgotten else {})
@@ -196,14 +196,14 @@ def decode_revoke(data: bytes) -> str | None:
     """Return the reason for which node data requests a release; ``None`` if it does not."""
     if data == CURATOR_REVOKE:
         return "asked by a client of Apache Curator"
-    values = _load(data, max_bytes=None) if REVOKE.encode() in data else None
+    values = load(data, max_bytes=None) if REVOKE.encode() in data else None
     reason = None if values is None else values.get(REVOKE)
     return escape_controls(reason[:MAX_REVOKE_REASON]) if isinstance(reason, str) and reason else None
 
 
 def encode_revoke(data: bytes, reason: str) -> bytes:
     """Return ``data`` with a request to release added; the reason is cut to 256 characters."""
-    values = _load(data, max_bytes=None)
+    values = load(data, max_bytes=None)
     return CURATOR_REVOKE if values is None else _dump({**values, REVOKE: reason[:MAX_REVOKE_REASON]})
 
 
@@ -241,7 +241,7 @@ def decode_lock_node(data: bytes) -> LockNodeData | None:
     """Return what the data of a lock's node says; ``None`` for data that is longer than ours can be."""
     if len(data) > MAX_BYTES:
         return None
-    values = _load(data)
+    values = load(data)
     if values is None or values.get("v") != VERSION or not isinstance(values.get("key"), str):
         return LockNodeData(key=data.decode(errors="replace"))
     removed = values.get("removed")
@@ -258,7 +258,8 @@ def _dump(values: dict[str, Any]) -> bytes:
     return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
-def _load(data: bytes, max_bytes: int | None = MAX_BYTES) -> dict[str, Any] | None:
+def load(data: bytes, max_bytes: int | None = MAX_BYTES) -> dict[str, Any] | None:
+    """Return the object in node data; ``None`` if it is longer, or something else."""
     if max_bytes is not None and len(data) > max_bytes:
         return None
     try:

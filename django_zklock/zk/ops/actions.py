@@ -42,9 +42,8 @@ def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float, b
 def revoke(pool: Pool, node: str, why: str, *, timeout: float, by: str = "") -> None:
     """Request that the owner of the node at the full path ``node`` releases its lock, for the reason ``why``.
 
-    The owner reads the reason, and ``by`` if that is given. The request is added to the trail. Takes at most
-    ``timeout`` seconds. Raises ``NotHeld`` if the node is gone, ``ZooKeeperUnavailable`` if ZooKeeper does not answer
-    in time, ``ZkLockError`` if it refuses, ``ValueError`` without a reason.
+    The owner reads the reason, and ``by`` if that is given. The request is added to the trail. Takes as long as
+    :func:`break_lock` and raises the same.
     """
     if not why.strip():
         raise ValueError("give a reason for the request to release")
@@ -152,8 +151,7 @@ def find_idle(pool: Pool, *, timeout: float | None) -> list[str]:
 
     ZooKeeper deletes those that are containers, a while after the last node in them. It keeps the persistent nodes that
     other clients (kazoo) create, and containers that never had a node. A server does not tell which nodes are
-    containers, so all are returned. Takes at most ``timeout`` seconds. Raises what
-    :func:`prune` raises.
+    containers, so all are returned. Takes at most ``timeout`` seconds. Raises what :func:`prune` raises.
     """
     deadline = Deadline.after(timeout)
     root = pool.options.root

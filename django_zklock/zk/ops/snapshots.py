@@ -238,9 +238,15 @@ def list_queues(pool: Pool, names: Sequence[str], *, timeout: float | None) -> l
 
     found, contents = scripts.run(session, script, action=f"list what is in {root}", timeout=timeout)
     data = {name: content[0] for name, content in zip(shortened, contents, strict=True) if content}
-    listings = zip(names, found, strict=True)
-    queues = [_parse_queue(root, name, children, data.get(name, b"")) for name, children in listings if children]
-    return [each for each in queues if each.nodes or each.unknown_nodes]
+    queues = []
+    for name, children in zip(names, found, strict=True):
+        parsed = {child: queue.parse_name(child) for child in children or () if child != paths.BEAT_RECORD}
+        if parsed:
+            nodes = tuple(queue.sort_by_sequence(node for node in parsed.values() if node)[0])
+            unknown = tuple(sorted(child for child, node in parsed.items() if node is None))
+            key = _key(name, data.get(name, b""))
+            queues.append(LockSnapshot(key=key, path=f"{root}/{name}", nodes=nodes, unknown_nodes=unknown))
+    return queues
 
 
 def read_entries(
@@ -271,17 +277,6 @@ def _read_many(session: Session, reads: Sequence[wire.Read]) -> RequestScript[li
     return outcomes
 
 
-def _parse_queue(root: str, name: str, children: Sequence[str], data: bytes) -> LockSnapshot:
-    children = [child for child in children if child != paths.BEAT_RECORD]
-    parsed = [queue.parse_name(child) for child in children]
-    return LockSnapshot(
-        key=_key(name, data),
-        path=f"{root}/{name}",
-        nodes=tuple(queue.sort_by_sequence(node for node in parsed if node)[0]),
-        unknown_nodes=tuple(sorted(child for child, node in zip(children, parsed, strict=True) if node is None)),
-    )
-
-
 def _key(name: str, data: bytes) -> str:
     """Return the key of a lock node; the name itself if another client made the node and no key has that name."""
     key = paths.unescape(name)
@@ -304,6 +299,7 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
     for position, node in enumerate(first):
         data, stat = contents[node.name]
         identity, granted = node_data.decode_owner(data)
+        work = identity.work if identity else None
         entry = QueueEntry(
             node=node.name,
             path=f"{lock.path}/{node.name}",
@@ -318,10 +314,7 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
             revoked=node_data.decode_revoke(data),
             granted=_granted(node, granted, stat),
             # The gate writes that while it knows of no child that runs the task.
-            needs_slot=granted is not None
-            and identity is not None
-            and identity.work is not None
-            and identity.work.child == 0,
+            needs_slot=granted is not None and work is not None and work.child == 0,
         )
         entries.append(entry)
     return replace(lock, entries=tuple(entries))

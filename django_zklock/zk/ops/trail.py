@@ -88,11 +88,8 @@ def _values(action: Action) -> dict[str, Any]:
 
 def decode(data: bytes) -> list[Action]:
     """Return the actions in the data of the trail, the oldest first, without any that is malformed."""
-    try:
-        values = json.loads(data[:MAX_BYTES].decode())
-        entries = values["actions"] if values["v"] == node_data.VERSION else []
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return []
+    values = node_data.load(data[:MAX_BYTES], max_bytes=MAX_BYTES) or {}
+    entries = values.get("actions") if values.get("v") == node_data.VERSION else None
     return [action for each in entries if (action := _action(each)) is not None] if isinstance(entries, list) else []
 
 

@@ -214,7 +214,6 @@ class _InlineHandler:
 
     # By then the server that is being connected to must have accepted; the connection sets it.
     attempt = Deadline(None)
-
     # Returns a new TLS context for each connection: certificates may have been renewed.
     tls: Callable[[], ssl.SSLContext] | None = None
 
@@ -250,10 +249,9 @@ class _InlineHandler:
         """In a forked child: end what has run the connection. A thread is not there any more."""
 
     def start(self) -> None:
-        self._running = True
+        """Start nothing."""
 
-    def stop(self) -> None:
-        self._running = False
+    stop = start
 
 
 class _InlineGeventHandler(_InlineHandler):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from kazoo import exceptions
 from kazoo.client import KazooClient
@@ -86,18 +87,18 @@ class Read(NamedTuple):
     children: bool = False
 
 
+@dataclass(frozen=True)
 class MultiRead:
     """The request for many reads (opcode 22, ZOOKEEPER-3402). Its answer has an outcome for each read."""
 
-    type: ClassVar[int] = 22
+    type = 22
 
-    def __init__(self, reads: Sequence[Read]) -> None:
-        self._reads = reads
+    reads: Sequence[Read]
 
     def serialize(self) -> bytes:
         """Encode the records, each after its header."""
         packet = bytearray()
-        for path, children in self._reads:
+        for path, children in self.reads:
             packet += _LIST if children else _GET
             packet += write_string(path)
             packet += _NO_WATCH
@@ -348,9 +349,9 @@ class Requests:
         """Replace the data of a node, of any version unless one is given."""
         self._send(SetData(self._chroot + path, data, version), reply)
 
-    def delete(self, path: str, reply: Reply, *, version: int = -1) -> None:
-        """Delete a node, of any version unless one is given."""
-        self._send(Delete(self._chroot + path, version), reply)
+    def delete(self, path: str, reply: Reply) -> None:
+        """Delete a node of any version."""
+        self._send(Delete(self._chroot + path, -1), reply)
 
     def sync(self, path: str, reply: Reply = lambda _value, _error: None) -> None:
         """Make the server catch up with the leader before it answers what follows; the leader sees the request."""

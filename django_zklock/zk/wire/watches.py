@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
 
 from kazoo.protocol.connection import CHANGED_EVENT, CHILD_EVENT, DELETED_EVENT
-from kazoo.protocol.serialization import GetChildren, GetData, int_struct, long_struct, write_string
+from kazoo.protocol.serialization import Delete, GetChildren, GetData, int_struct, long_struct, write_string
 
 Watcher = Callable[[bool], None]
 """Called once, on the connection's thread: with true if the watched node was deleted, else if what was read changed."""
@@ -29,20 +28,13 @@ _ENDED_BY = {
 MAX_PATHS = 128 * 1024
 
 
-class _Request:
-    """A request whose answer has no content."""
-
-    @classmethod
-    def deserialize(cls, _data: bytes, _offset: int) -> bool:
-        """Return true: the answer was no error."""
-        return True
-
-
 @dataclass(frozen=True)
-class RemoveWatches(_Request):
+class RemoveWatches:
     """The request to remove the watches of this session on a node (opcode 18, ZOOKEEPER-442)."""
 
-    type: ClassVar[int] = 18
+    type = 18
+    # The answer has no content.
+    deserialize = Delete.deserialize
 
     path: str
     watcher_type: int
@@ -53,14 +45,15 @@ class RemoveWatches(_Request):
 
 
 @dataclass(frozen=True)
-class SetWatches(_Request):
+class SetWatches:
     """The request to set the watches of the last connection again (opcode 101).
 
     For each watched node that changed after the transaction ``seen`` the server sends the event at once, before the
     answer.
     """
 
-    type: ClassVar[int] = 101
+    type = 101
+    deserialize = Delete.deserialize
 
     seen: int
     data: tuple[str, ...]
