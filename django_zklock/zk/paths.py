@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from itertools import accumulate
 from urllib.parse import unquote
 
 # ZooKeeper keeps its own nodes below it.
@@ -61,20 +62,14 @@ def check_template(template: object) -> str | None:
 def is_root(path: str) -> bool:
     """Whether locks can be kept below ``path``: a legal path, which is not the root nor in ZooKeeper's own part."""
     first, *parts = path.split("/")
-    return (
-        not first
-        and all(part not in {"", ".", ".."} for part in parts)
-        and parts[:1] != [RESERVED]
-        and bool(parts)
-        and _ILLEGAL_IN_PATH.search(path) is None
-    )
+    is_legal = _ILLEGAL_IN_PATH.search(path) is None and all(part not in {"", ".", ".."} for part in parts)
+    return is_legal and not first and bool(parts) and parts[0] != RESERVED
 
 
 def is_name(name: str) -> bool:
     """Whether ``name`` is a legal name of a node, of a length that this package makes."""
-    if not 0 < len(name) <= MAX_KEY_BYTES or "/" in name or name in {".", ".."}:
-        return False
-    return _ILLEGAL_IN_PATH.search(name) is None
+    is_legal = "/" not in name and _ILLEGAL_IN_PATH.search(name) is None and name not in {".", ".."}
+    return is_legal and 0 < len(name) <= MAX_KEY_BYTES
 
 
 def escape(key: str) -> str:
@@ -113,11 +108,6 @@ def display_key(name: str) -> str:
 
 def _cut(name: str) -> str:
     """Return the first whole characters of ``name``: half an escape would read as another character."""
-    kept: list[str] = []
-    size = 0
-    for unit in _ESCAPED_UNIT.findall(name):
-        size += len(unit.encode())
-        if size > PREFIX_BYTES:
-            break
-        kept.append(unit)
-    return "".join(kept)
+    units = _ESCAPED_UNIT.findall(name)
+    sizes = accumulate(len(unit.encode()) for unit in units)
+    return "".join(unit for unit, size in zip(units, sizes, strict=True) if size <= PREFIX_BYTES)

@@ -232,7 +232,6 @@ class Wire(Requests):
         client._stopped.set()
         if not finished:
             self.drop("no answer to the closing of the session")
-        client.handler.stop()
         if finished:
             with contextlib.suppress(Exception):
                 connection.close()
@@ -262,10 +261,7 @@ class Wire(Requests):
 
     def session_replaced(self) -> None:
         """Notify the listener that a new session is about to replace the current one."""
-        with self.monitor:
-            self.watches.clear()
-        reason = "the servers refuse it: they have lost data that this process has seen"
-        self._end_session(reason, final=False)
+        self._end_session("the servers refuse it: they have lost data that this process has seen", final=False)
 
     def connection_failed(self, reason: str) -> None:
         """Notify the listener, once, that this client will make no further session."""
@@ -276,7 +272,14 @@ class Wire(Requests):
     def _state_changed(self, state: str) -> None:
         # kazoo calls this between the events of the old connection and those of the new.
         if state == KazooState.CONNECTED:
-            self._on_connected()
+            self._had_session = True
+            with self._ending:
+                if self._closing and self._client._stopped.is_set():
+                    # close() was called during the handshake, whose session must end all the same. kazoo sends nothing
+                    # while it is stopped.
+                    self._client._stopped.clear()
+                    self.begin_close()
+            self.notify(self.listener.on_connected)
             return
         # kazoo has just failed the requests under way. Those that were queued since then would be sent after a
         # reconnect, when no caller needs their replies.
@@ -293,10 +296,7 @@ class Wire(Requests):
             with self.monitor:
                 self.watches.suspend(self._client.last_zxid)
             self.notify(self.listener.on_suspended)
-            return
-        with self.monitor:
-            self.watches.clear()
-        if client_state == KeeperState.AUTH_FAILED:
+        elif client_state == KeeperState.AUTH_FAILED:
             self.connection_failed("authentication was refused, check AUTH and SASL in ZKLOCK")
         elif client_state == KeeperState.CLOSED:
             # kazoo also reports a failure as closed.
@@ -305,14 +305,6 @@ class Wire(Requests):
             self._end_session("the session expired", final=False)
 
     def _end_session(self, reason: str, *, final: bool) -> None:
+        with self.monitor:
+            self.watches.clear()
         self.notify(partial(self.listener.on_ended, reason, final=final))
-
-    def _on_connected(self) -> None:
-        self._had_session = True
-        with self._ending:
-            if self._closing and self._client._stopped.is_set():
-                # close() was called during the handshake, whose session must end all the same. kazoo sends nothing
-                # while it is stopped.
-                self._client._stopped.clear()
-                self.begin_close()
-        self.notify(self.listener.on_connected)

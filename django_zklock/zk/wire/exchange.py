@@ -24,7 +24,7 @@ from kazoo.exceptions import (
     SessionMovedError,
     UnimplementedError,
 )
-from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, STOP_CONNECTING, WATCH_XID, ConnectionHandler
+from kazoo.protocol.connection import PING_XID, STOP_CONNECTING, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import Close, Transaction, Watch
 from kazoo.protocol.states import KeeperState
 
@@ -350,19 +350,18 @@ class Exchange(ConnectionHandler):
         """Exchange messages until the session is closed; raise ``ConnectionDropped`` at the end of the connection."""
         wait = self.handler.poller([self._socket, self._read_sock])
         self._written = monotonic()
-        while True:
+        while not self.session_closed:
             ready = wait(max(0.0, self._written + ping_interval - monotonic()) * 1000)
-            if not ready:
-                if self.ping_outstanding.is_set():
-                    raise ConnectionDropped("outstanding heartbeat ping not received")
+            if ready:
+                self._exchange(ready)
+            elif self.ping_outstanding.is_set():
+                raise ConnectionDropped("outstanding heartbeat ping not received")
+            else:
                 self.pings.append(Sent(boottime()))
                 self._send_ping(self._write_timeout)
                 self._written = monotonic()
-                continue
-            if self._exchange(ready) == CLOSE_RESPONSE:
-                return
 
-    def _exchange(self, ready: list[tuple[int, int]]) -> Any:
+    def _exchange(self, ready: list[tuple[int, int]]) -> None:
         """Read what is ``ready``, the connection or the socket of :meth:`wake`, and send what is queued then."""
         numbers = [number for number, _event in ready]
         # From here on no byte wakes the loop until it reads the queue.
@@ -371,19 +370,19 @@ class Exchange(ConnectionHandler):
             # All complete messages that have arrived.
             if self._socket.fileno() in numbers and self._receive(MAX_READ):
                 while (message := self._next_message()) is not None:
-                    if self._handle(message) == CLOSE_RESPONSE:
-                        return CLOSE_RESPONSE
+                    self._handle(message)
+                    if self.session_closed:
+                        return
         except BaseException:
             self._wake_count += 1
             self.wake()
             raise
-        self._send_queued(self._write_timeout)
+        self._send_queued()
         # Read while the server works. One byte has woken the loop; another one may announce what is queued since then.
         if self._read_sock.fileno() in numbers and len(self._read_sock.recv(MAX_READ)) > 1:
-            self._send_queued(self._write_timeout)
-        return None
+            self._send_queued()
 
-    def _send_queued(self, timeout: float) -> None:
+    def _send_queued(self) -> None:
         self._wake_count += 1
         self.collecting = True
         try:
@@ -410,10 +409,10 @@ class Exchange(ConnectionHandler):
             pending.append((request, answer, self._xid))
             self.sent.append(forwarded if isinstance(request, SEEN_BY_LEADER) else sent)
         if packet:
-            self._write(packet, timeout)
+            self._write(packet, self._write_timeout)
             self._written = monotonic()
 
-    def _handle(self, message: bytes) -> Any:
+    def _handle(self, message: bytes) -> None:
         """Deliver an event of a watch, or the answer to a ping or to the oldest request."""
         try:
             xid, zxid, error = _ANSWER_HEADER.unpack_from(message)
@@ -423,12 +422,12 @@ class Exchange(ConnectionHandler):
         if event is not None:
             self.logger.debug("Received %s", event)
             self._listener.on_event(event.type, event.path)
-            return None
+            return
         if xid == PING_XID:
             self.ping_outstanding.clear()
             if self.pings:
                 self.lease.answered(self.pings.popleft(), self.received, proof=False)
-            return None
+            return
         pending = self.client._pending
         if error in _NO_ANSWER or not pending or pending[0][2] != xid:
             self._refuse_answer(xid, error)
@@ -442,7 +441,7 @@ class Exchange(ConnectionHandler):
             self.lease.answered(self.sent.popleft(), self.received, proof=not error, written=written)
         if isinstance(request, Close):
             self.session_closed = True
-            return CLOSE_RESPONSE
+            return
         value, refusal = None, error_of(error) if error else None
         if not error:
             try:
@@ -456,7 +455,6 @@ class Exchange(ConnectionHandler):
                 refusal = EncodingError(f"cannot be decoded: {exception!r}")
         self.logger.debug("Answer to %s: %r", type(request).__name__, refusal or value)
         answer(value, refusal)
-        return None
 
     def _refuse_answer(self, xid: int, error: int) -> NoReturn:
         """End the connection, because this does not answer the oldest request under way."""
