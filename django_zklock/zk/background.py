@@ -66,7 +66,7 @@ class BackgroundCalls:
     def submit(self, call: Call) -> None:
         """Make ``call`` soon, in a background thread."""
         self._calls.put(call)
-        self._attend()
+        self._start_or_retry()
 
     @property
     def waiting(self) -> int:
@@ -86,19 +86,17 @@ class BackgroundCalls:
                     self._make(self._calls.get_nowait())
         return done.wait(timeout)
 
-    def _attend(self) -> None:
+    def _start_or_retry(self, *, is_retry: bool = False) -> None:
         with self._guard:
+            if is_retry:
+                self._retrying = False
             self._start_what_is_needed()
             if self._workers or self._calls.empty() or self._retrying or self._call_later is None:
                 return
             # If the timer has no thread either, the next submit() tries again.
             with contextlib.suppress(RuntimeError):
-                self._call_later(RETRY_INTERVAL, self._retry)
+                self._call_later(RETRY_INTERVAL, partial(self._start_or_retry, is_retry=True))
                 self._retrying = True
-
-    def _retry(self) -> None:
-        self._retrying = False
-        self._attend()
 
     def _start_what_is_needed(self) -> None:
         """Start one more thread, unless the idle threads are enough; under the guard."""

@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
 
 from django_zklock.zk import node_data, paths, scripts, wire
 from django_zklock.zk.formatting import escape_controls
@@ -69,21 +68,19 @@ def added(data: bytes, action: Action) -> bytes:
     done = attrgetter("at", "what", "lock", "token")
     if done(action) in map(done, before):
         return data
-    entries = [_values(each) for each in (*before, action)][-MAX_ACTIONS:]
+    entries = []
+    for each in [*before, action][-MAX_ACTIONS:]:
+        values = {name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in vars(each).items()}
+        del values["outcome"]
+        if not paths.is_shortened(each.lock):
+            # Its name is the key.
+            del values["key"]
+        entries.append(values)
     while True:
         encoded = json.dumps({"v": node_data.VERSION, "actions": entries}, separators=(",", ":")).encode()
         if len(encoded) <= MAX_BYTES:
             return encoded
         del entries[: max(1, len(entries) // 10)]
-
-
-def _values(action: Action) -> dict[str, Any]:
-    values = {name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in vars(action).items()}
-    del values["outcome"]
-    if not paths.is_shortened(action.lock):
-        # Its name is the key.
-        del values["key"]
-    return values
 
 
 def decode(data: bytes) -> list[Action]:

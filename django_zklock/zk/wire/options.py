@@ -113,15 +113,15 @@ def parse_acl(value: str | Sequence[str]) -> list[AclEntry]:
         return [AclEntry(_ALL, Subject("auth", ""))]
     if isinstance(value, str) or not value:
         raise ValueError(f'"open", "creator" or a list of "scheme:id:perms", got {value!r}')
-    return [_parse_acl_entry(entry) for entry in value]
-
-
-def _parse_acl_entry(entry: str) -> AclEntry:
-    scheme, _, rest = str(entry).partition(":")
-    credential, _, permissions = rest.rpartition(":")
-    if not scheme or not credential or not permissions or not set(permissions) <= set(_PERMISSIONS):
-        raise ValueError(f'entries like "world:anyone:r" or "digest:user:hash:cdrwa", got {entry!r}')
-    return AclEntry(sum(_PERMISSIONS[letter] for letter in set(permissions)), Subject(scheme, credential))
+    entries = []
+    for entry in value:
+        scheme, _, rest = str(entry).partition(":")
+        credential, _, permissions = rest.rpartition(":")
+        if not scheme or not credential or not permissions or not set(permissions) <= set(_PERMISSIONS):
+            raise ValueError(f'entries like "world:anyone:r" or "digest:user:hash:cdrwa", got {entry!r}')
+        bits = sum(_PERMISSIONS[letter] for letter in set(permissions))
+        entries.append(AclEntry(bits, Subject(scheme, credential)))
+    return entries
 
 
 def tls_context(options: ConnectionOptions) -> ssl.SSLContext:

@@ -30,7 +30,6 @@ from kazoo.protocol.serialization import (
     Transaction,
     int_struct,
     multiheader_struct,
-    read_buffer,
     stat_struct,
     write_string,
 )
@@ -114,34 +113,27 @@ class MultiRead:
             offset += multiheader_struct.size
             if done:
                 return outcomes
-            outcome, offset = _READERS[kind](data, offset)
-            outcomes.append(outcome)
-
-
-def _read_error(data: bytes, offset: int) -> tuple[KazooException | None, int]:
-    error = error_of(*int_struct.unpack_from(data, offset))
-    return None if isinstance(error, NoNodeError) else error, offset + int_struct.size
-
-
-def _read_children(data: bytes, offset: int) -> tuple[list[str], int]:
-    (count,) = int_struct.unpack_from(data, offset)
-    offset += int_struct.size
-    names = []
-    # kazoo's function for a text takes half as long again.
-    for _number in range(count):
-        start = offset + int_struct.size
-        offset = start + int_struct.unpack_from(data, offset)[0]
-        names.append(data[start:offset].decode())
-    return names, offset
-
-
-def _read_data(data: bytes, offset: int) -> tuple[tuple[bytes, ZnodeStat], int]:
-    content, offset = read_buffer(data, offset)
-    # A node may have been created without data.
-    return (content or b"", ZnodeStat._make(stat_struct.unpack_from(data, offset))), offset + stat_struct.size
-
-
-_READERS = {_ERROR: _read_error, GetChildren.type: _read_children, GetData.type: _read_data}
+            # The length of a node's data, the number of its children, or the code of an error.
+            (number,) = int_struct.unpack_from(data, offset)
+            offset += int_struct.size
+            if kind == GetData.type:
+                # A node that was created without data has a size of -1.
+                end = offset + max(0, number)
+                outcomes.append((data[offset:end], ZnodeStat._make(stat_struct.unpack_from(data, end))))
+                offset = end + stat_struct.size
+            elif kind == GetChildren.type:
+                names = []
+                # kazoo's function for a text takes half as long again.
+                for _ in range(number):
+                    start = offset + int_struct.size
+                    offset = start + int_struct.unpack_from(data, offset)[0]
+                    names.append(data[start:offset].decode())
+                outcomes.append(names)
+            elif kind == _ERROR:
+                error = error_of(number)
+                outcomes.append(None if isinstance(error, NoNodeError) else error)
+            else:
+                raise ValueError(f"no answer to a read has the type {kind}")
 
 
 # Requests and replies.
