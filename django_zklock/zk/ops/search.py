@@ -110,44 +110,32 @@ class Ordering:
         """Whether the data of the nodes is needed to sort."""
         return self.column in COLUMNS_IN_DATA
 
+    def value(self, lock: LockSnapshot) -> Any:
+        """Return what ``lock`` has in the column; ``None`` if it has nothing there."""
+        # Behind a waiter there are only waiters.
+        return COLUMNS[self.column](lock, lock.entries[0] if lock.entries and lock.entries[0].held else None)
+
     def sort(self, locks: Iterable[LockSnapshot]) -> list[LockSnapshot]:
         """Return ``locks`` sorted by the column, then by key; those without a value in the column come last."""
-        by_key = sorted(locks, key=attrgetter("key"))
-        value = COLUMNS[self.column]
-        pairs = [(value(lock), lock) for lock in by_key]
+        pairs = [(self.value(lock), lock) for lock in sorted(locks, key=attrgetter("key"))]
         valued = sorted((pair for pair in pairs if pair[0] is not None), key=itemgetter(0), reverse=self.reverse)
         return [lock for _value, lock in valued] + [lock for each, lock in pairs if each is None]
 
 
-def urgency(lock: LockSnapshot) -> tuple[bool, bool, float, int] | None:
-    """Return a value that is lower for locks that need attention: with waiters, with release requested, old.
-
-    Of two locks of one millisecond the one with the lower token is older.
-    """
-    holder = _first_holder(lock)
-    if holder is None:
-        return None
-    return not lock.waiter_count, holder.revoked is None, holder.since, holder.token
-
-
-def _of_first_holder(value: Callable[[QueueEntry], Any]) -> Callable[[LockSnapshot], Any]:
-    return lambda lock: value(holder) if (holder := _first_holder(lock)) is not None else None
-
-
-def _first_holder(lock: LockSnapshot) -> QueueEntry | None:
-    # Behind a waiter there are only waiters.
-    return lock.entries[0] if lock.entries and lock.entries[0].held else None
-
-
-COLUMNS: Mapping[str, Callable[[LockSnapshot], Any]] = {
-    "key": attrgetter("key"),
-    "state": attrgetter("state"),
-    "kind": lambda lock: lock.kind or None,
-    "age": _of_first_holder(lambda holder: -holder.since),
-    "waiters": attrgetter("waiter_count"),
-    "token": _of_first_holder(attrgetter("token")),
-    "holder": _of_first_holder(lambda holder: holder.owner_text.casefold()),
-    "urgency": urgency,
+# The value of each column, of a lock and its first holder, if it has one.
+COLUMNS: Mapping[str, Callable[[LockSnapshot, QueueEntry | None], Any]] = {
+    "key": lambda lock, _holder: lock.key,
+    "state": lambda lock, _holder: lock.state,
+    "kind": lambda lock, _holder: lock.kind or None,
+    "age": lambda _lock, holder: holder and -holder.since,
+    "waiters": lambda lock, _holder: lock.waiter_count,
+    "token": lambda _lock, holder: holder and holder.token,
+    "holder": lambda _lock, holder: holder and holder.owner_text.casefold(),
+    # Lower for locks that need attention: with waiters, with release requested, old. Of two locks of one millisecond
+    # the one with the lower token is older.
+    "urgency": lambda lock, holder: (
+        holder and (not lock.waiter_count, holder.revoked is None, holder.since, holder.token)
+    ),
 }
 COLUMNS_IN_DATA = frozenset({"age", "token", "holder", "urgency"})
 

@@ -180,9 +180,10 @@ def test_ordering(column: str, order: list[str]) -> None:
     valueless = [] if column in {"key", "state", "waiters"} else ["d"]
     downwards = [each.key for each in Ordering(column=column, reverse=True).sort(lines)]
     assert downwards[len(downwards) - len(valueless) :] == valueless
-    values = [COLUMNS[column](each) for each in lines if each.key not in valueless]
+    value = Ordering(column=column).value
+    values = [value(each) for each in lines if each.key not in valueless]
     by_key = {each.key: each for each in lines}
-    assert [COLUMNS[column](by_key[key]) for key in downwards if key not in valueless] == sorted(values, reverse=True)
+    assert [value(by_key[key]) for key in downwards if key not in valueless] == sorted(values, reverse=True)
 
 
 def test_ordering__what_it_takes() -> None:
