@@ -51,16 +51,11 @@ def advise(facts: str, hosts: str) -> str:
     if "no connection" not in facts:
         return doctor
     advice = "is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right?"
-    # A server that refuses TLS or credentials is one that listens.
-    if "Connection refused" in facts and are_local(hosts):
+    # In development all servers are on this machine. One that refuses TLS or credentials is one that listens.
+    servers, _, _chroot = hosts.partition("/")
+    if "Connection refused" in facts and all(map(_LOCAL_SERVER.fullmatch, servers.split(","))):
         advice += " `manage.py zklock devserver` starts one for development;"
     return f"{advice} {doctor}"
-
-
-def are_local(hosts: str) -> bool:
-    """Return whether all servers are on this machine, as in development."""
-    servers, _, _chroot = hosts.partition("/")
-    return all(map(_LOCAL_SERVER.fullmatch, servers.split(",")))
 
 
 def format_duration(seconds: float) -> str:

@@ -134,7 +134,7 @@ class Wire(Requests):
         self._close_sent = False
         # There is a session, connected or not, or there was one until it was closed.
         self._had_session = False
-        # The listener was notified that there will be no further session.
+        # The listener was notified why the connection failed for good.
         self._failed = False
 
     # State, readable from any thread.
@@ -299,8 +299,9 @@ class Wire(Requests):
         elif client_state == KeeperState.AUTH_FAILED:
             self.connection_failed("authentication was refused, check AUTH and SASL in ZKLOCK")
         elif client_state == KeeperState.CLOSED:
-            # kazoo also reports a failure as closed.
-            self.connection_failed("the session was closed")
+            # kazoo also reports a failure as closed, some before we know why.
+            if not self._failed:
+                self._end_session("the session was closed", final=True)
         else:
             self._end_session("the session expired", final=False)
 

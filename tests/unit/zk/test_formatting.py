@@ -59,4 +59,5 @@ def test_visible__nothing_acts_or_hides(text: str, shown: str) -> None:
 )
 def test_local(hosts: str, local: bool) -> None:
     """Only for servers on this machine is the development server an answer."""
-    assert formatting.are_local(hosts) is local
+    advice = formatting.advise("no connection to ZooKeeper: Connection refused", hosts)
+    assert ("devserver" in advice) is local
