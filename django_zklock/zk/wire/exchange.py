@@ -311,7 +311,6 @@ class Exchange(ConnectionHandler):
             read_timeout, connect_timeout = self._connect(host, hostip, port)
             self._reported.clear()
             retry.reset()
-            self.ping_outstanding.clear()
             self._write_timeout = connect_timeout / 1000.0
             with self._socket_error_handling():
                 self._serve(read_timeout / 2000.0)
@@ -354,7 +353,7 @@ class Exchange(ConnectionHandler):
             ready = wait(max(0.0, self._written + ping_interval - monotonic()) * 1000)
             if ready:
                 self._exchange(ready)
-            elif self.ping_outstanding.is_set():
+            elif self.pings:
                 raise ConnectionDropped("outstanding heartbeat ping not received")
             else:
                 self.pings.append(Sent(boottime()))
@@ -424,7 +423,6 @@ class Exchange(ConnectionHandler):
             self._listener.on_event(event.type, event.path)
             return
         if xid == PING_XID:
-            self.ping_outstanding.clear()
             if self.pings:
                 self.lease.answered(self.pings.popleft(), self.received, proof=False)
             return

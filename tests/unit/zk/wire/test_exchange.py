@@ -363,7 +363,7 @@ def test_loop__replaced() -> None:
     theirs, ours = (inspect.signature(each._connect_attempt) for each in (ConnectionHandler, Exchange))
     assert list(theirs.parameters) == list(ours.parameters)
     # What ours does as theirs.
-    used = {"_connect", "reset", "ping_outstanding", "_socket_error_handling", "_session_callback", "logger"}
+    used = {"_connect", "reset", "_socket_error_handling", "_session_callback", "logger"}
     assert used <= set(ConnectionHandler._connect_attempt.__code__.co_names)
     read = {
         "_pending",
