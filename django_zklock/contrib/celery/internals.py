@@ -426,6 +426,30 @@ class SemaphoreSlots:
         return max(0, free - self._count_in_hand()) if free > 0 else 0
 
 
+class UncountedSlots:
+    """The slots of a pool that does not report free ones, as if there always were one: it has a queue, or it blocks."""
+
+    # No request may ask ahead of its turn.
+    size = 0
+
+    def __init__(self, *, blocks: bool) -> None:
+        self._blocks = blocks
+
+    def acquire(self, call: Callable[[], object]) -> None:
+        call()
+
+    acquire_next = acquire
+
+    def release(self) -> None: ...
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Call ``call``; in a new thread if that blocks while the pool is full."""
+        if self._blocks:
+            threading.Thread(target=call, name="zklock-slot", daemon=True).start()
+        else:
+            call()
+
+
 def _raise(error: Exception) -> None:
     raise error
 

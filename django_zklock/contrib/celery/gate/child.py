@@ -32,13 +32,16 @@ from django_zklock.contrib.celery.tasks import locked_call_in, running_task, tas
 from django_zklock.exceptions import LockConflict, LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
 from django_zklock.work import current_work
+from django_zklock.zk import node_data
 from django_zklock.zk.background import TimerHandle, TimerThread
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.rules import Rule
+from django_zklock.zk.scripts import OrError, RequestScript, Script
 from django_zklock.zk.waiting import boottime
+from django_zklock.zk.wire import BadVersionError
 
 if TYPE_CHECKING:
     from django_zklock.contrib.celery.gate.gate import Gate
@@ -80,9 +83,8 @@ class Ticket:
     # By the paths of the queues.
     nodes: Mapping[str, str] = field(default_factory=dict)
     token: int = 0
-    # Why there is no lock; or whether the task acquires it itself, and until when it may wait.
+    # Why there is no lock. Without that and without nodes the task acquires it itself, and may wait until then.
     refusal: ZkLockError | None = None
-    acquires: bool = False
     deadline: float | None = None
 
 
@@ -98,16 +100,16 @@ def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any])
         return None
     gate = gates.get(ticket.origin) if isinstance(ticket, Ticket) else None
     if gate is None:
-        logger.warning("event=header_refused task=%s reason='it is not of this worker'", task.request.id)
-        return None
-    if not _is_for(ticket, task, call, args, kwargs):
-        if not ticket.acquires and ticket.refusal is None:
+        reason = "it is not of this worker"
+    elif _is_for(ticket, task, call, args, kwargs):
+        return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work), task.request.id)
+    else:
+        if ticket.nodes:
             # The task cannot use the hold that the main process has for it.
             _release(gate, ticket)
         reason = f"it is for the body and arguments of the message, not for this {call.name}"
-        logger.warning("event=header_refused task=%s reason=%r", task.request.id, reason)
-        return None
-    return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work), task.request.id)
+    logger.warning("event=header_refused task=%s reason=%r", task.request.id, reason)
+    return None
 
 
 def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -160,7 +162,6 @@ class TicketOffer:
 
     @property
     def waited(self) -> float:
-        """The seconds that the task has waited at the gate."""
         return self.ticket.waited
 
     def take(self) -> Outcome | float | None:
@@ -171,20 +172,20 @@ class TicketOffer:
             if isinstance(refusal, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
                 return None, refusal
             raise refusal
-        if not ticket.acquires and (held := self._take_hold()) is not None:
+        if ticket.nodes and (held := self._take_hold()) is not None:
             return held, None
         return max(0.0, ticket.deadline - time.time()) if ticket.deadline is not None else None
 
     def _take_hold(self) -> Held | None:
         ticket, lock = self.ticket, self.lock
-        cell, release = Cell(self.gate.scoreboard, ticket.cell, ticket.hold_id), partial(_release, self.gate, ticket)
+        cell = Cell(self.gate.scoreboard, ticket.cell, ticket.hold_id)
         if not cell.claim(os.getpid()):
             text = "event=not_handed_over key=%r task=%s state=%s consequence=acquires_in_its_slot"
             logger.warning(text, lock.key, self.task, cell.state)
             if cell.claimed_by is None:
-                release()
+                _release(self.gate, ticket)
             return None
-        contender = InheritedContender(ticket, cell, lock.rule, release)
+        contender = InheritedContender(ticket, cell, lock.rule, partial(_release, self.gate, ticket))
         # A hold uses no more of a contender than this one has.
         held = Held(lock, cast("Contender", contender), waited=ticket.waited)
         held.since = ticket.since
@@ -207,7 +208,7 @@ class InheritedContender:
     def __init__(self, ticket: Ticket, cell: Cell, rule: Rule, release: Callable[[], None]) -> None:
         self.rule = rule
         self.token = ticket.token
-        self.node_paths: Mapping[str, str] = ticket.nodes
+        self.node_paths = ticket.nodes
         self.session = self
         self.pid = os.getpid()
         self.left = False
@@ -232,7 +233,6 @@ class InheritedContender:
 
     @property
     def lost(self) -> str | None:
-        """Why the hold can no longer be trusted."""
         if self._lost is None and not self.left:
             state = self._cell.state
             if state is HoldState.LOSING:
@@ -251,16 +251,13 @@ class InheritedContender:
 
     @property
     def state(self) -> State:
-        """Whether it holds or has left."""
         return State.LEAVING if self.left else State.HELD
 
     @property
     def revoked(self) -> str | None:
-        """Why the holder is asked to release."""
         return self._cell.reason(HoldState.REVOKED) if self._cell.state is HoldState.REVOKED else None
 
     def leave(self) -> None:
-        """Let the parent release the lock."""
         if not self.left:
             self.left = True
             if self._timer is not None:
@@ -268,7 +265,6 @@ class InheritedContender:
             self._release()
 
     def lose(self, reason: str) -> None:
-        """Mark the hold as lost."""
         self._lost = self._lost or reason
 
     def on_deleted(self, call: Callable[[], None]) -> None:
@@ -284,7 +280,7 @@ class InheritedContender:
         return boottime() >= self._cell.lease_end
 
     def post(self, call: Callable[[], object]) -> None:
-        """Run ``call`` at once: there is no connection thread here."""
+        # There is no connection thread here.
         call()
 
 
@@ -293,6 +289,8 @@ class InheritedContender:
 _HOLD_ID = struct.Struct("=Q")
 # Poll interval in seconds where pidfd is not available.
 _POLL_INTERVAL = 0.05
+# Seconds for which a task has run when its child is written into the nodes.
+DELAY = 5.0
 
 
 class ChildWatcher:
@@ -306,12 +304,7 @@ class ChildWatcher:
         self._inherited = InheritedDescriptor(self._write_end)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._read_end, selectors.EVENT_READ)
-        try:
-            os.close(os.pidfd_open(os.getpid()))
-            self._interval: float | None = None
-        except (AttributeError, OSError):  # not on this system, or not in this container
-            self._interval = _POLL_INTERVAL
-        # The descriptor of each child, if there can be one. Guarded by _changing, reentrant for a signal handler.
+        # The descriptor of each child; one without it is polled. Guarded by _changing, reentrant for a signal handler.
         self._watched: dict[int, int | None] = {}
         self._changing = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -324,20 +317,17 @@ class ChildWatcher:
                 self._thread.start()
             if pid in self._watched:
                 return True
-            descriptor: int | None = None
             try:
-                descriptor = os.pidfd_open(pid) if self._interval is None else None
+                self._watched[pid] = descriptor = os.pidfd_open(pid)
+                self._selector.register(descriptor, selectors.EVENT_READ, pid)
             except ProcessLookupError:
                 return False
-            except OSError:  # the worker has no descriptor left
-                self._interval = _POLL_INTERVAL
+            except (AttributeError, OSError):  # not on this system, not in this container, or no descriptor is left
+                if _has_ended(pid):
+                    return False
+                self._watched[pid] = None
                 # The thread may wait without a limit, for descriptors alone.
-                os.write(self._write_end, _HOLD_ID.pack(0))
-            if descriptor is not None:
-                self._selector.register(descriptor, selectors.EVENT_READ, pid)
-            elif _has_ended(pid):
-                return False
-            self._watched[pid] = descriptor
+                self.send_release(0)
             return True
 
     def kill(self, pid: int) -> None:
@@ -351,15 +341,15 @@ class ChildWatcher:
     def _run(self) -> None:
         while True:
             try:
-                for key, _ in self._selector.select(self._interval):
+                polled = [pid for pid, descriptor in list(self._watched.items()) if descriptor is None]
+                for key, _ in self._selector.select(_POLL_INTERVAL if polled else None):
                     if key.fileobj == self._read_end:
                         for (hold_id,) in _HOLD_ID.iter_unpack(os.read(self._read_end, 4096 * _HOLD_ID.size)):
                             self._call(self._on_release, hold_id)
                     else:
                         self._ended(key.data)
-                for pid in list(self._watched) if self._interval is not None else ():
-                    if _has_ended(pid):
-                        self._ended(pid)
+                for pid in filter(_has_ended, polled):
+                    self._ended(pid)
             except Exception:
                 logger.exception("event=child_watcher_failed")
 
@@ -393,6 +383,57 @@ def _has_ended(pid: int) -> bool:
     except (ChildProcessError, ProcessLookupError):
         return True
     return False
+
+
+class ChildNote(Script):
+    """Writes ``facts``, the arguments of ``node_data.add_run``, into each node of ``contender``; nothing waits for it.
+
+    A node is created before a child has the task. A task that runs for ``DELAY`` seconds may be the one that hangs, and
+    the operator needs its process, also when neither the broker nor the worker answers. Any thread may start or cancel
+    it; a later note cancels the one before, whose answers may come after it, and must not undo it.
+    """
+
+    __slots__ = ("_paths", "facts")
+
+    def __init__(self, contender: Contender, facts: dict[str, Any]) -> None:
+        super().__init__(contender.session)
+        self.facts = facts
+        self._paths = list(contender.node_paths.values())
+
+    def start(self) -> None:
+        """Write as soon as there is a connection."""
+        self.session.post(self._join)
+
+    def cancel(self) -> None:
+        """Write no more."""
+        self.session.post(partial(self.session_ended, ""))
+
+    def _join(self) -> None:
+        self.session.add_listener(self)
+        self.begin(self._write())
+
+    def _write(self) -> RequestScript[None]:
+        wire = self.session.wire
+        for path in self._paths:
+            answer: Any = BadVersionError()
+            # Until no request to release is written between the read and the write.
+            while isinstance(answer, BadVersionError):
+                # A node that cannot be read or written shows what it has shown before.
+                (answer,) = yield [OrError(partial(wire.get, path))]
+                if isinstance(answer, Exception):
+                    break
+                data, stat = answer
+                changed = node_data.add_run(data, **self.facts)
+                if changed is None or changed == data or stat.ephemeralOwner != self.session.id:
+                    break
+                (answer,) = yield [OrError(partial(wire.set, path, changed, version=stat.version))]
+
+    def ended(self, _value: object, _error: Exception | None, /) -> None:
+        self.session.remove_listener(self)
+
+    def session_ended(self, _reason: str, /) -> None:
+        self.stop()
+        self.session.remove_listener(self)
 
 
 class ChildEndedError(LockLost, WorkerLostError):

@@ -25,9 +25,8 @@ from django_zklock import locked_call
 from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate import child
 from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, HEADER, ChildWatcher
-from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, AttemptId, GateRequest
+from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, AttemptId, GateRequest, Phase
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
-from django_zklock.contrib.celery.gate.slots import Slots
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.background import TimerThread
@@ -44,6 +43,8 @@ MAX_PARKED = 300
 PUBLISH_PAUSE = 30.0
 # Deadlines that a worker keeps for later deliveries. With more it forgets them.
 MAX_DEADLINES = 10_000
+# Requests ask ahead of their turn if each slot, on average, got free twice in as many seconds.
+SHORT = 0.2
 
 
 class Gate:
@@ -68,8 +69,7 @@ class Gate:
         self.deadlines: dict[AttemptId, float] = {}
         # By `hold_id`, in the order of their arrival; added and removed by several threads, one operation each.
         self.requests: dict[int, GateRequest] = {}
-        # Those of them that are JOINING; that are DECIDED, in that order; and that wait in addition to Celery's window.
-        self.joining: set[int] = set()
+        # Those of them that are DECIDED, in that order; and that wait in addition to Celery's window.
         self.decided: dict[int, GateRequest] = {}
         self.outside_window: set[int] = set()
         self._checks = False
@@ -102,7 +102,8 @@ class Gate:
 
     def stop(self) -> None:
         """End all requests whose tasks do not run, and those that Celery has dropped: they are delivered again."""
-        self.slots.reset()
+        # Celery counts the slots anew.
+        self.slots.in_hand = 0
         for request in list(self.requests.values()):
             request.leave()
             request.guarded(request.reconcile)
@@ -188,18 +189,17 @@ class Gate:
         """Let the broker deliver ``request`` again: at the end of its queue, or where it was."""
         self.counts["given_back"] += 1
         headers = {DEADLINE_HEADER: [attempt[1], deadline]} if deadline is not None else {}
-        queue = internals.queue_of(self.consumer, request)
-        is_published = queue is not None and (headers or internals.is_better_published(self.consumer, request))
-        if queue is not None and is_published and monotonic() >= self._publishes_from:
+        is_published = headers or internals.is_better_published(self.consumer, request)
+        queue = internals.queue_of(self.consumer, request) if is_published else None
+        if queue is not None and monotonic() >= self._publishes_from:
             try:
                 self._confirming = self._confirming or internals.confirming_connection(self.consumer.connection)
                 internals.publish_again(request, queue, headers, self._confirming)
+                return
             except Exception as error:  # noqa: BLE001 - the broker's, of many kinds
                 logger.warning("event=not_published task=%s error=%r consequence=rejected", request.id, error)
                 # A broker that does not answer must not keep Celery's loop from its heartbeats, once for each message.
                 self._publishes_from = monotonic() + PUBLISH_PAUSE
-            else:
-                return
         self.keep_deadline(attempt, deadline)
         internals.give_back(request)
 
@@ -254,6 +254,90 @@ class Gate:
             "scoreboard": MAX_CELLS - len(self.scoreboard.free),
             **{name: self.counts[name] for name in ("reconciled", "given_back", "failed")},
         }
+
+
+class Slots:
+    """The slots of Celery's pool: which request has its turn to ask for its lock, and which one runs next.
+
+    Each request waits for its turn in the same line as Celery's requests without a lock, so neither overtakes the
+    other. A turn comes with a slot. While the request asks for its lock, the gate keeps the slot, and gives it back
+    when the request has to wait. A request whose lock is decided takes the next slot, before all others.
+
+    A slot that waits for ZooKeeper's answer does nothing, which counts where bodies take no longer. So while slots get
+    free often, the next requests of the line ask for their locks ahead of their turn, as many as the pool has slots.
+
+    Used in the gate's loop. ``in_hand`` slots are the gate's, and no request's: at most one for each that is JOINING
+    and has had its turn. The first request that is DECIDED gets any of them, and what no request needs goes back to
+    Celery. A request may be in the line of the pool when it wants no slot any more.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self.in_hand = 0
+        self._gate = gate
+        controller = gate.consumer.controller
+        self.pool: Any = (
+            internals.SemaphoreSlots(controller, lambda: self.in_hand)
+            if internals.gives_slots(controller)
+            else internals.UncountedSlots(blocks=internals.blocks_when_full(controller))
+        )
+        # Those that have had their turn, and for which a slot is kept while they are JOINING.
+        self._asking: list[GateRequest] = []
+        # When the last turns came that were of use (monotonic clock).
+        self._recent: deque[float] = deque(maxlen=2 * MAX_CELLS + 1)
+
+    def queue(self, request: GateRequest) -> None:
+        """Let ``request`` have its turn after all that wait for a slot."""
+        self.pool.acquire(partial(self._on_turn, request))
+        self._ask_ahead()
+        self._gate.start_checks()
+
+    def _on_turn(self, request: GateRequest) -> None:
+        self.in_hand += 1
+        if request.phase in {Phase.QUEUED, Phase.JOINING, Phase.DECIDED}:
+            self._recent.append(monotonic())
+        request.is_ahead = False
+        request.guarded(request.ask)
+        self._asking.append(request)
+        self.settle()
+
+    def seek(self, request: GateRequest) -> None:
+        """Let ``request``, which is DECIDED, have the next slot, before all that wait for their turn."""
+        self.settle()
+        # One that was granted at once, ahead of its turn, overtakes no other.
+        if request.hold_id in self._gate.decided and not request.is_ahead:
+            self.pool.acquire_next(self.on_slot)
+
+    def on_slot(self) -> None:
+        """Use a slot that has come, or that the pool did not use after all."""
+        self.in_hand += 1
+        self.settle()
+
+    def settle(self) -> None:
+        """Use the slots that the gate has: first for requests that are decided, and hold their locks without one."""
+        while self.in_hand:
+            self._asking = [request for request in self._asking if request.phase is Phase.JOINING]
+            is_kept = self.in_hand <= len(self._asking)
+            ready = (each for each in self._gate.decided.values() if not is_kept or not each.is_ahead)
+            if (decided := next(ready, None)) is not None:
+                decided.guarded(decided.submit)
+            elif is_kept:
+                break
+            else:
+                self.in_hand -= 1
+                self.pool.release()
+        self._ask_ahead()
+
+    def _ask_ahead(self) -> None:
+        """Let the next requests of the line ask for their locks, if they will have a slot soon."""
+        size, recent = self.pool.size, self._recent
+        if not size or len(recent) <= 2 * size or recent[-2 * size - 1] < monotonic() - SHORT:
+            return
+        for call in self.pool.first(size):
+            # Others are Celery's.
+            request = call.args[0] if isinstance(call, partial) and call.func == self._on_turn else None
+            if request is not None and request.phase is Phase.QUEUED:
+                request.is_ahead = True
+                request.guarded(request.ask)
 
 
 class Loop:

@@ -186,26 +186,19 @@ class ParentCell(Cell, SessionListener):
         """Write the state of the hold if it was lost or revoked, and return it; ``None`` if it was not."""
         # Before the loss and after it: the reason may be known in between, and then this is called once more.
         pending = self._contender.loss_reason_pending
-        lost, revoked = self._contender.lost, self._contender.revoked
-        if lost is not None:
-            if pending or self._contender.loss_reason_pending:
-                # At once, because ZooKeeper may not answer. The child waits a moment for the reason.
-                self._set_state(HoldState.LOSING)
-            else:
-                self._set_state(HoldState.LOST, lost)
-            return HoldState.LOST
-        if revoked is not None:
-            self._set_state(HoldState.REVOKED, revoked)
-            return HoldState.REVOKED
-        return None
-
-    def _set_state(self, state: HoldState, reason: str | None = None) -> None:
+        lost = self._contender.lost
+        state, reason = (HoldState.REVOKED, self._contender.revoked) if lost is None else (HoldState.LOST, lost)
+        if reason is None:
+            return None
+        # At once, because ZooKeeper may not answer. The child waits a moment for the reason.
+        is_losing = state is HoldState.LOST and (pending or self._contender.loss_reason_pending)
         with self._scoreboard.writing:
             if self._words.hold_id == self._hold_id:
-                if reason is not None:
+                if not is_losing:
                     # One byte is left for the end of the text.
                     setattr(self._reasons, state.name, reason.encode(errors="replace")[: REASON_BYTES - 1])
-                self._words.state = state
+                self._words.state = HoldState.LOSING if is_losing else state
+        return state
 
     def withdraw(self) -> bool:
         """Free the cell if no child has claimed it; return whether it is free, so that no child can claim it."""
