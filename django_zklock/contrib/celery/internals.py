@@ -74,6 +74,7 @@ _OF_A_DELIVERY = {"compression", "x-delivery-count", "x-acquired-count"}
 _OF_CHILDREN = (
     "_all_inqueues", "_busy_workers", "outbound_buffer", "_processes", "_fileno_to_inq", "_on_ready_counters",
 )  # fmt: skip
+_CALLBACKS = ("on_accepted", "on_success", "on_failure", "on_timeout")
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id")
 
 
@@ -225,16 +226,16 @@ def time_limit(request: Request, controller: Any) -> float | None:
     return limit or request.task.time_limit or controller.time_limit or None
 
 
-def take_callbacks(request: Request, **ours: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+def take_callbacks(request: Request, ours: Any) -> dict[str, Callable[..., Any]]:
     """Let the pool report to ``ours`` instead of ``request``; return what it reported to."""
-    theirs = {name: getattr(request, name) for name in ours}
-    vars(request).update(ours)
+    theirs = {name: getattr(request, name) for name in _CALLBACKS}
+    vars(request).update({name: getattr(ours, name) for name in _CALLBACKS})
     return theirs
 
 
 def drop_callbacks(request: Request) -> None:
     """Let the pool report to ``request`` again."""
-    for name in ("on_accepted", "on_success", "on_failure", "on_timeout"):
+    for name in _CALLBACKS:
         vars(request).pop(name, None)
 
 

@@ -90,12 +90,7 @@ class Ticket:
 
 def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TicketOffer | None:
     """Return the lock that the main process has chosen for the task that runs here; ``None`` without a ticket."""
-    task = running_task()
-    if task is None:
-        return None
-    ticket = task.request.get(HEADER)
-    # The ticket is for the first lock of this delivery alone, and a retry would send the headers that it finds.
-    _strip(task.request)
+    task, ticket = _take_ticket()
     if ticket is None:
         return None
     gate = gates.get(ticket.origin) if isinstance(ticket, Ticket) else None
@@ -112,6 +107,28 @@ def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any])
     return None
 
 
+def _take_ticket() -> tuple[Any, Any]:
+    """Return the task that runs here and its ticket.
+
+    The ticket is for the first lock of this delivery alone, and a retry would send the headers that it finds.
+    """
+    task = running_task()
+    if task is None:
+        return None, None
+    request = task.request
+    ticket = request.get(HEADER)
+    for header in DELIVERY_HEADERS:
+        vars(request).pop(header, None)
+    if request.headers and not DELIVERY_HEADERS.isdisjoint(request.headers):
+        request.headers = {name: value for name, value in request.headers.items() if name not in DELIVERY_HEADERS}
+    return task, ticket
+
+
+if hasattr(os, "register_at_fork"):
+    # A process that the task forks could use the ticket too, or give it back.
+    os.register_at_fork(after_in_child=_take_ticket)
+
+
 def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether the lock of ``ticket`` is that of this call: the outermost one of the body, with the same key."""
     body, _own = task_body(task)
@@ -125,30 +142,12 @@ def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], 
     return ([key] if isinstance(key, str) else list(key)) == ticket.keys
 
 
-def _strip(request: Any) -> None:
-    for header in DELIVERY_HEADERS:
-        vars(request).pop(header, None)
-    if request.headers and not DELIVERY_HEADERS.isdisjoint(request.headers):
-        request.headers = {name: value for name, value in request.headers.items() if name not in DELIVERY_HEADERS}
-
-
 def _release(gate: Gate, ticket: Ticket) -> None:
     """Let the main process release the hold of ``ticket``."""
     if gate.forks:
         gate.child_watcher.send_release(ticket.hold_id)
     else:
         gate.on_body_ended(ticket.hold_id)
-
-
-def _strip_in_fork() -> None:
-    """Leave the ticket to the process that runs the task: a process that it forks could use it too, or give it back."""
-    task = running_task()
-    if task is not None:
-        _strip(task.request)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_strip_in_fork)
 
 
 @dataclass
@@ -399,13 +398,9 @@ class ChildNote(Script):
         super().__init__(contender.session)
         self.facts = facts
         self._paths = list(contender.node_paths.values())
-
-    def start(self) -> None:
-        """Write as soon as there is a connection."""
         self.session.post(self._join)
 
     def cancel(self) -> None:
-        """Write no more."""
         self.session.post(partial(self.session_ended, ""))
 
     def _join(self) -> None:

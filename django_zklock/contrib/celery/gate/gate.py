@@ -25,7 +25,7 @@ from django_zklock import locked_call
 from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate import child
 from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, HEADER, ChildWatcher
-from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, AttemptId, GateRequest, Phase
+from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, MAX_READY, AttemptId, GateRequest, Phase
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.locked_call import LockedCall
@@ -123,7 +123,6 @@ class Gate:
             self.loop.timers.call_later(STOP_INTERVAL, self._stop_without_waiting)
 
     def _locked_request(self, request: Request) -> GateRequest | None:
-        """Return the record of a request whose task has a lock; ``None`` for others."""
         task = request.task
         if not getattr(task, "zklock_gate", True):
             return None
@@ -153,7 +152,6 @@ class Gate:
             return None
 
     def on_body_ended(self, hold_id: int) -> None:
-        """Release the lock of ``hold_id``, if it is held."""
         if (request := self.requests.get(hold_id)) is not None:
             request.on_body_ended()
 
@@ -165,8 +163,9 @@ class Gate:
     @property
     def is_stuck(self) -> bool:
         """Whether a granted request has waited too long: for a slot, or in the queue of a pool in this process."""
-        requests = self.decided if self.forks else self.requests
-        return any(request.is_stuck for request in list(requests.values()))
+        late = monotonic() - MAX_READY
+        requests = list((self.decided if self.forks else self.requests).values())
+        return any(each.moved < late and (each.phase is Phase.DECIDED or each.is_queued) for each in requests)
 
     def start_checks(self) -> None:
         """Check all requests again and again, until there is none."""
@@ -227,9 +226,7 @@ class Gate:
 
     @property
     def sends_events(self) -> bool:
-        """Whether Celery's events are enabled."""
-        events = self.consumer.event_dispatcher
-        return events is not None and events.enabled
+        return bool(getattr(self.consumer.event_dispatcher, "enabled", False))
 
     def send_event(self, what: str, describe: Callable[[], dict[str, Any]]) -> None:
         """Send a Celery event, ``zklock-waiting``, ``zklock-held`` or ``zklock-released``, if events are enabled."""
@@ -245,7 +242,6 @@ class Gate:
             logger.exception("event=event_not_sent what=%s task=%s", what, facts["uuid"])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the state of the gate, for ``celery inspect``."""
         return {
             "waiting": len(self.outside_window),
             "running": sum(request.phase in IN_POOL for request in list(self.requests.values())),
@@ -367,12 +363,10 @@ class Loop:
         self._wake()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Run ``call`` soon."""
         self._calls.append(call)
         self._wake()
 
     def call_later(self, delay: float, call: Callable[[], object]) -> None:
-        """Run ``call`` after ``delay`` seconds."""
         self.timers.call_later(delay, partial(self.post, call))
 
     def _wake(self) -> None:
@@ -408,7 +402,6 @@ class GateStep(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def include_if(self, consumer: Any) -> bool:
-        """Return whether the consumer has a gate."""
         if not is_wanted(consumer.app):
             return False
         can_have_it = internals.can_have_gate(consumer.pool)

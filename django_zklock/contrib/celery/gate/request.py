@@ -56,7 +56,7 @@ MAX_READY = 1.0
 # Failures that the pool itself reports, before or after the end of the child. All others come from the child.
 _POOL_FAILURES = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
 
-AttemptId = tuple[str, int, int, int]
+AttemptId = tuple[Any, ...]
 """The id of a task, the number of its retries, and how often `RetryLater` has sent it: conflicts and outages."""
 
 
@@ -150,12 +150,8 @@ class GateRequest:
         self.hold_id = secrets.randbits(63) | 1
         headers = request.message.headers or {}
         # `RetryLater` changes no other part: each wait has a deadline of its own.
-        self.attempt_id: AttemptId = (
-            request.id,
-            request.request_dict.get("retries") or 0,
-            headers.get(CONFLICTS.tries, 0),
-            headers.get(OUTAGES.tries, 0),
-        )
+        tries = (headers.get(budget.tries, 0) for budget in (CONFLICTS, OUTAGES))
+        self.attempt_id: AttemptId = (request.id, request.request_dict.get("retries") or 0, *tries)
         # ``None`` before the first attempt; why there is no lock; and when the first attempt began (monotonic clock).
         self.attempt: GateAcquisition | None = None
         self.refusal: ZkLockError | None = None
@@ -176,13 +172,7 @@ class GateRequest:
         self._kills_child = call.on_lost == "terminate"
         self._note: ChildNote | None = None
         self._changing = threading.RLock()
-        self._callbacks = internals.take_callbacks(
-            request,
-            on_accepted=self._on_accepted,
-            on_success=self._on_success,
-            on_failure=self._on_failure,
-            on_timeout=self._on_timeout,
-        )
+        self._callbacks = internals.take_callbacks(request, self)
 
     def _move(self, phase: Phase, verdict: Verdict) -> None:
         assert (phase, verdict) in STATES, (phase, verdict)
@@ -295,9 +285,7 @@ class GateRequest:
                     self._move(Phase.WAITING, Verdict.NONE)
                 elif monotonic() - self.moved >= MAX_JOINING:
                     # In an outage of ZooKeeper the slots pace the requests, as without the gate.
-                    text = "event=zookeeper_silent key=%r task=%s consequence=acquires_in_its_slot"
-                    logger.warning(text, self.lock.key, self.request.id)
-                    self._fall_back()
+                    self._fall_back(logger.warning, "event=zookeeper_silent")
             is_decided = self.phase is Phase.DECIDED and before is not Phase.DECIDED
         if is_decided:
             self.gate.slots.seek(self)
@@ -308,8 +296,9 @@ class GateRequest:
             if self.phase in {Phase.JOINING, Phase.WAITING}:
                 self._step_in_time()
 
-    def _fall_back(self) -> None:
+    def _fall_back(self, log: Callable[..., None], event: str) -> None:
         """Let the task acquire the lock in its slot."""
+        log("%s key=%r task=%s consequence=acquires_in_its_slot", event, self.lock.key, self.request.id)
         self._end_attempt()
         self._move(Phase.SUBMITTED if self.phase is Phase.SUBMITTED else Phase.DECIDED, Verdict.IN_SLOT)
 
@@ -342,9 +331,7 @@ class GateRequest:
     def _release_unclaimed(self) -> None:
         with self._changing:
             if (self.phase, self.verdict) in UNCLAIMED and self._withdraw():
-                event = "event=no_slot" if self.phase is Phase.DECIDED else "event=not_claimed"
-                logger.info("%s key=%r task=%s consequence=acquires_in_its_slot", event, self.lock.key, self.request.id)
-                self._fall_back()
+                self._fall_back(logger.info, "event=no_slot" if self.phase is Phase.DECIDED else "event=not_claimed")
 
     def submit(self) -> None:
         """Use the slot that is there, unless the lock was lost meanwhile: then a new attempt has begun."""
@@ -355,9 +342,7 @@ class GateRequest:
             if self.verdict is Verdict.GRANTED:
                 self.cell = ParentCell.open(self.gate.scoreboard, self.hold_id, self.attempt.contender)
                 if self.cell is None:
-                    text = "event=scoreboard_full key=%r task=%s consequence=acquires_in_its_slot"
-                    logger.error(text, self.lock.key, self.request.id)
-                    self._fall_back()
+                    self._fall_back(logger.error, "event=scoreboard_full")
             if self.verdict is not Verdict.IN_SLOT or self.deadline is not None:
                 internals.keep_headers(self.request.request_dict)
                 self.request.request_dict[HEADER] = self._ticket(self.attempt.contender)
@@ -422,7 +407,7 @@ class GateRequest:
                 self._move(Phase.CLAIMED, Verdict.GRANTED)
             return self.phase is Phase.CLAIMED
 
-    def _on_accepted(self, pid: int, accepted: float) -> None:
+    def on_accepted(self, pid: int, accepted: float) -> None:
         self.moved = monotonic()
         try:
             if not self.gate.forks and (self.phase is Phase.OVER or self.request.revoked()):
@@ -441,11 +426,11 @@ class GateRequest:
                 self.over()
             raise
 
-    def _on_success(self, result: Any, **options: Any) -> Any:
+    def on_success(self, result: Any, **options: Any) -> Any:
         self.over()
         return self._callbacks["on_success"](result, **options)
 
-    def _on_failure(self, failure: Any, *facts: Any, **options: Any) -> Any:
+    def on_failure(self, failure: Any, *facts: Any, **options: Any) -> Any:
         if self.verdict is Verdict.KILLED:
             return None
         # Celery may publish the request again, with its headers.
@@ -455,7 +440,7 @@ class GateRequest:
             self.over()
         return self._callbacks["on_failure"](failure, *facts, **options)
 
-    def _on_timeout(self, soft: bool, timeout: float) -> Any:  # noqa: FBT001 - Celery's signature
+    def on_timeout(self, soft: bool, timeout: float) -> Any:  # noqa: FBT001 - Celery's signature
         # The child is killed after this call; the lock of a watched child is free when it has ended.
         if not soft and not self._is_watched:
             self.over()
@@ -488,7 +473,6 @@ class GateRequest:
         logger.warning("event=child_ended key=%r task=%s pid=%d reason=lost", self.lock.key, self.request.id, self.pid)
 
     def on_child_exit(self) -> None:
-        """End the request: its child has ended."""
         self.over()
         if self.verdict is Verdict.KILLED:
             # Celery would notice ten seconds later, and without the reason.
@@ -528,8 +512,7 @@ class GateRequest:
             return False
         try:
             # What waits in the queue of threads or greenlets is ended when one of them takes it.
-            is_queued = self.phase is Phase.SUBMITTED and self.pid is None and not self.gate.forks
-            if self.phase not in IN_POOL or is_queued:
+            if self.phase not in IN_POOL or self.is_queued:
                 self.gate.keep_deadline(self.attempt_id, self.deadline)
                 self.over()
         finally:
@@ -537,7 +520,6 @@ class GateRequest:
         return True
 
     def _go_back(self) -> None:
-        """End the request, and let the broker deliver its message again."""
         self.over()
         self.gate.loop.post(partial(self.gate.give_back, self.request, self.attempt_id, self.deadline))
 
@@ -551,28 +533,23 @@ class GateRequest:
         """Check for revocation, expiry, age, and for a run that Celery has dropped."""
         if self.phase in IN_POOL:
             self.reconcile()
-            self.note(now)
             if self.pid is None and internals.starts_children(self.gate.consumer.pool):
                 # The child that will run the task has yet to start.
                 self.moved = now
-            if now - self.moved > MAX_READY:
-                self._release_if_followed()
-        elif self.phase is Phase.OVER:
-            return
-        elif self.request.revoked():
+        elif self.phase is not Phase.OVER and self.request.revoked():
             # Celery has announced and acknowledged it.
             self.over()
-        elif (age := now - self._delivered) > self.gate.max_wait and self.phase is not Phase.JOINING:
-            logger.info("event=given_back key=%r task=%s age=%.0f", self.lock.key, self.request.id, age)
-            self._go_back()
-        elif self.phase is Phase.DECIDED:
-            if now - self.moved > MAX_READY:
-                self._release_if_followed()
-                self.note(now)
         elif self.phase is Phase.JOINING:
             self.step()
-        else:
+        elif self.phase is not Phase.OVER and (age := now - self._delivered) > self.gate.max_wait:
+            logger.info("event=given_back key=%r task=%s age=%.0f", self.lock.key, self.request.id, age)
+            self._go_back()
+        elif self.phase is not Phase.DECIDED:
             self._step_in_time()
+        if self.phase in IN_POOL or self.phase is Phase.DECIDED:
+            self.note(now)
+            if now - self.moved > MAX_READY:
+                self._release_if_followed()
 
     def reconcile(self) -> None:
         """End a run that Celery has dropped, unless a body runs under the hold: then the body's end ends it."""
@@ -611,13 +588,11 @@ class GateRequest:
         elif note is not None or child is None:
             return
         self._note = ChildNote(attempt.contender, facts)
-        self._note.start()
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether it waits too long: for a slot, or in the queue of a pool whose threads or greenlets are busy."""
-        is_queued = self.phase is Phase.SUBMITTED and self.pid is None and not self.gate.forks
-        return (is_queued or self.phase is Phase.DECIDED) and monotonic() - self.moved > MAX_READY
+    def is_queued(self) -> bool:
+        """Whether it waits in the queue of a pool whose threads or greenlets are busy."""
+        return self.phase is Phase.SUBMITTED and self.pid is None and not self.gate.forks
 
     @property
     def state(self) -> str:
@@ -628,7 +603,6 @@ class GateRequest:
         return STATES[self.phase, self.verdict]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the state, for ``celery inspect`` and events."""
         attempt = self.attempt
         holder = attempt.contender.holder if attempt is not None and self.phase is Phase.WAITING else None
         return {

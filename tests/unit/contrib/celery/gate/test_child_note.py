@@ -100,9 +100,7 @@ def write(
     wire: Wire, *paths: str, session: Session | None = None, child: int = 93, forgotten: bool = False
 ) -> ChildNote:
     contender: Any = SimpleNamespace(session=session or Session(wire), node_paths={path: path for path in paths})
-    note = ChildNote(contender, {"child": child, "granted": 1234.5, "forgotten": forgotten})
-    note.start()
-    return note
+    return ChildNote(contender, {"child": child, "granted": 1234.5, "forgotten": forgotten})
 
 
 def child_in(data: bytes) -> int | None:

@@ -131,9 +131,7 @@ class Note:
 
     def __init__(self, _contender: Any, facts: dict[str, Any]) -> None:
         self.facts = facts
-
-    def start(self) -> None:
-        self.written.append(self.facts)
+        self.written.append(facts)
 
     def cancel(self) -> None: ...
 
