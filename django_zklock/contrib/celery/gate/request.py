@@ -340,8 +340,9 @@ class GateRequest:
                 return
             assert self.attempt is not None
             if self.verdict is Verdict.GRANTED:
-                self.cell = ParentCell.open(self.gate.scoreboard, self.hold_id, self.attempt.contender)
-                if self.cell is None:
+                try:
+                    self.cell = ParentCell(self.gate.scoreboard, self.hold_id, self.attempt.contender)
+                except IndexError:
                     self._fall_back(logger.error, "event=scoreboard_full")
             if self.verdict is not Verdict.IN_SLOT or self.deadline is not None:
                 internals.keep_headers(self.request.request_dict)

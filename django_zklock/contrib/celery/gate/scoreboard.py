@@ -42,7 +42,7 @@ class HoldState(enum.IntEnum):
 
 
 class _Words(ctypes.Structure):
-    # Each is one aligned word, written and read at once. `lease_end` is on the clock of `boottime()`.
+    # Each is aligned, written and read at once. `lease_end` is on the clock of `boottime()`.
     _fields_ = (
         ("hold_id", ctypes.c_uint64),
         ("state", ctypes.c_uint64),
@@ -52,20 +52,18 @@ class _Words(ctypes.Structure):
 
 
 class _Reasons(ctypes.Structure):
-    # The reasons of the states that have one. None is overwritten while a child reads it.
-    _fields_ = (
-        (HoldState.REVOKED.name, ctypes.c_char * REASON_BYTES),
-        (HoldState.LOST.name, ctypes.c_char * REASON_BYTES),
-    )
+    # Of the states that have one. None is overwritten while a child reads it.
+    _fields_ = tuple((state.name, ctypes.c_char * REASON_BYTES) for state in (HoldState.REVOKED, HoldState.LOST))
 
 
 class Scoreboard:
     """The memory for each :class:`Cell`. The reason of a state is written before the state."""
 
     def __init__(self) -> None:
-        self.words = _share(_Words, MAX_CELLS)
+        self.words = (_Words * MAX_CELLS).from_buffer(mmap.mmap(-1, MAX_CELLS * ctypes.sizeof(_Words)))
         # Pages that are never written use no memory.
-        self.reasons = _share(_Reasons, MAX_CELLS)
+        self.reasons = (_Reasons * MAX_CELLS).from_buffer(mmap.mmap(-1, MAX_CELLS * ctypes.sizeof(_Reasons)))
+        # The one that got free last is used last: a child may be late.
         self.free = deque(range(MAX_CELLS))
         # Guards the cells against other threads of the parent; taken after the monitor of a session. Reentrant for a
         # signal handler that ends the worker.
@@ -103,10 +101,6 @@ class InheritedDescriptor:
         return self.fd
 
 
-def _share(kind: type[Any], count: int) -> Any:
-    return (kind * count).from_buffer(mmap.mmap(-1, count * ctypes.sizeof(kind)))
-
-
 def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("zklock-claims")
@@ -121,8 +115,8 @@ class Cell:
         self.number = number
         self._scoreboard = scoreboard
         self._hold_id = hold_id
-        self._words = scoreboard.words[number]
-        self._reasons = scoreboard.reasons[number]
+        self._words: Any = scoreboard.words[number]
+        self._reasons: Any = scoreboard.reasons[number]
 
     @property
     def state(self) -> HoldState | None:
@@ -138,7 +132,6 @@ class Cell:
 
     @property
     def lease_end(self) -> float:
-        """Until when the lease of the hold lasts."""
         return float(self._words.lease_end)
 
     @property
@@ -164,41 +157,33 @@ class Cell:
 class ParentCell(Cell, SessionListener):
     """The cell of a hold in the main process. Any thread of the main process may call it."""
 
-    def __init__(self, scoreboard: Scoreboard, number: int, hold_id: int, contender: Contender) -> None:
-        super().__init__(scoreboard, number, hold_id)
-        self._contender = contender
-
-    @classmethod
-    def open(cls, scoreboard: Scoreboard, hold_id: int, contender: Contender) -> ParentCell | None:
-        """Return a cell for the hold of ``contender``; ``None`` if all are in use."""
+    def __init__(self, scoreboard: Scoreboard, hold_id: int, contender: Contender) -> None:
+        """Use a cell for the hold of ``contender``; raises ``IndexError`` if all are in use."""
         # Not posted: that would wake the connection for nothing.
         with contender.session.monitor, scoreboard.writing:
-            if not scoreboard.free:
-                return None
-            cell = cls(scoreboard, scoreboard.free.popleft(), hold_id, contender)
-            words = cell._words
+            super().__init__(scoreboard, scoreboard.free.popleft(), hold_id)
+            self._contender = contender
+            words = self._words
             words.state, words.claimed_by, words.lease_end = HoldState.HELD, 0, contender.session.lease_end
             words.hold_id = hold_id
-            contender.session.add_listener(cell)
-        return cell
+            contender.session.add_listener(self)
 
     def update(self) -> HoldState | None:
         """Write the state of the hold if it was lost or revoked, and return it; ``None`` if it was not."""
-        # Before the loss and after it: the reason may be known in between, and then this is called once more.
-        pending = self._contender.loss_reason_pending
-        lost = self._contender.lost
-        state, reason = (HoldState.REVOKED, self._contender.revoked) if lost is None else (HoldState.LOST, lost)
-        if reason is None:
-            return None
-        # At once, because ZooKeeper may not answer. The child waits a moment for the reason.
-        is_losing = state is HoldState.LOST and (pending or self._contender.loss_reason_pending)
+        contender = self._contender
         with self._scoreboard.writing:
-            if self._words.hold_id == self._hold_id:
-                if not is_losing:
+            # Before the loss and after it: the reason may be known in between, and then this is called once more.
+            pending, lost = contender.loss_reason_pending, contender.lost
+            state, reason = (HoldState.REVOKED, contender.revoked) if lost is None else (HoldState.LOST, lost)
+            if reason is not None and self._words.hold_id == self._hold_id:
+                if state is HoldState.LOST and (pending or contender.loss_reason_pending):
+                    # At once, because ZooKeeper may not answer. The child waits a moment for the reason.
+                    self._words.state = HoldState.LOSING
+                else:
                     # One byte is left for the end of the text.
                     setattr(self._reasons, state.name, reason.encode(errors="replace")[: REASON_BYTES - 1])
-                self._words.state = HoldState.LOSING if is_losing else state
-        return state
+                    self._words.state = state
+        return state if reason is not None else None
 
     def withdraw(self) -> bool:
         """Free the cell if no child has claimed it; return whether it is free, so that no child can claim it."""
