@@ -39,7 +39,6 @@ from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.rules import Rule
-from django_zklock.zk.scripts import OrError, RequestScript, Script
 from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import BadVersionError
 
@@ -131,8 +130,7 @@ if hasattr(os, "register_at_fork"):
 
 def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether the lock of ``ticket`` is that of this call: the outermost one of the body, with the same key."""
-    body, _own = task_body(task)
-    if locked_call_in(body)[0] is not call:
+    if locked_call_in(task_body(task)[0])[0] is not call:
         return False
     try:
         # Since the message a `__call__`, a signal or `pydantic` may have changed the arguments.
@@ -384,7 +382,7 @@ def _has_ended(pid: int) -> bool:
     return False
 
 
-class ChildNote(Script):
+class ChildNote:
     """Writes ``facts``, the arguments of ``node_data.add_run``, into each node of ``contender``; nothing waits for it.
 
     A node is created before a child has the task. A task that runs for ``DELAY`` seconds may be the one that hangs, and
@@ -392,43 +390,33 @@ class ChildNote(Script):
     it; a later note cancels the one before, whose answers may come after it, and must not undo it.
     """
 
-    __slots__ = ("_paths", "facts")
-
     def __init__(self, contender: Contender, facts: dict[str, Any]) -> None:
-        super().__init__(contender.session)
         self.facts = facts
+        self.is_cancelled = False
+        self._contender = contender
         self._paths = list(contender.node_paths.values())
-        self.session.post(self._join)
+        contender.post(self._read)
 
-    def cancel(self) -> None:
-        self.session.post(partial(self.session_ended, ""))
+    def _read(self) -> None:
+        if self._paths and not self.is_cancelled:
+            self._contender.ask(partial(self._contender.session.wire.get, self._paths[0]), self._write)
 
-    def _join(self) -> None:
-        self.session.add_listener(self)
-        self.begin(self._write())
+    def _write(self, found: Any, error: Exception | None) -> None:
+        session = self._contender.session
+        if error is None and found[1].ephemeralOwner == session.id and not self.is_cancelled:
+            changed = node_data.add_run(found[0], **self.facts)
+            if changed is not None and changed != found[0]:
+                write = partial(session.wire.set, self._paths[0], changed, version=found[1].version)
+                self._contender.ask(write, self._written)
+                return
+        # A node that cannot be read or written shows what it has shown before.
+        self._written(None, error)
 
-    def _write(self) -> RequestScript[None]:
-        wire = self.session.wire
-        for path in self._paths:
-            answer: Any = BadVersionError()
-            # Until no request to release is written between the read and the write.
-            while isinstance(answer, BadVersionError):
-                # A node that cannot be read or written shows what it has shown before.
-                (answer,) = yield [OrError(partial(wire.get, path))]
-                if isinstance(answer, Exception):
-                    break
-                data, stat = answer
-                changed = node_data.add_run(data, **self.facts)
-                if changed is None or changed == data or stat.ephemeralOwner != self.session.id:
-                    break
-                (answer,) = yield [OrError(partial(wire.set, path, changed, version=stat.version))]
-
-    def ended(self, _value: object, _error: Exception | None, /) -> None:
-        self.session.remove_listener(self)
-
-    def session_ended(self, _reason: str, /) -> None:
-        self.stop()
-        self.session.remove_listener(self)
+    def _written(self, _stat: object, error: Exception | None) -> None:
+        # Until no request to release is written between the read and the write.
+        if not isinstance(error, BadVersionError):
+            self._paths.pop(0)
+        self._read()
 
 
 class ChildEndedError(LockLost, WorkerLostError):

@@ -585,7 +585,7 @@ class GateRequest:
             return
         facts = {"child": child, "granted": self._granted_at, "forgotten": forgotten}
         if note is not None and note.facts != facts:
-            note.cancel()
+            note.is_cancelled = True
         elif note is not None or child is None:
             return
         self._note = ChildNote(attempt.contender, facts)

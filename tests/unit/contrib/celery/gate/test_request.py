@@ -133,8 +133,6 @@ class Note:
         self.facts = facts
         self.written.append(facts)
 
-    def cancel(self) -> None: ...
-
 
 @pytest.fixture(autouse=True)
 def notes(monkeypatch: pytest.MonkeyPatch) -> None:
