@@ -436,6 +436,9 @@ class UncountedSlots:
     def __init__(self, *, blocks: bool) -> None:
         self._blocks = blocks
 
+    def first(self, _count: int) -> list[Callable[[], object]]:
+        return []
+
     def acquire(self, call: Callable[[], object]) -> None:
         call()
 
@@ -460,17 +463,14 @@ def starts_children(pool: Any) -> bool:
     return bool(getattr(pool._pool, "_waiting_to_start", None))  # noqa: SLF001 - no other record
 
 
-def gives_slots(controller: Any) -> bool:
-    """Return whether Celery's semaphore counts the slots of the pool."""
+def slots_of(controller: Any, count_in_hand: Callable[[], int]) -> SemaphoreSlots | UncountedSlots:
+    """Return the slots of the pool: those that Celery's semaphore counts, if it does."""
     counts = getattr(controller, "_process_task_sem", None)
-    return counts is not None and bool(controller.process_task == counts)
-
-
-def blocks_when_full(controller: Any) -> bool:
-    """Return whether handing a task to a full pool blocks."""
+    if counts is not None and controller.process_task == counts:
+        return SemaphoreSlots(controller, count_in_hand)
     if is_prefork(controller.pool):
-        return not controller.use_eventloop and bool(controller.pool_putlocks)
-    return bool(controller.pool.is_green)
+        return UncountedSlots(blocks=not controller.use_eventloop and bool(controller.pool_putlocks))
+    return UncountedSlots(blocks=bool(controller.pool.is_green))
 
 
 # The prefetch window.

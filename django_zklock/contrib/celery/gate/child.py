@@ -208,7 +208,7 @@ class InheritedContender:
         self.node_paths = ticket.nodes
         self.session = self
         self.pid = os.getpid()
-        self.left = False
+        self.state = State.HELD
         self._cell = cell
         self._release = release
         self._check_interval = ticket.session_timeout / CHECKS_PER_SESSION
@@ -220,17 +220,16 @@ class InheritedContender:
         self._timer = _timers.call_later(self._check_interval, partial(self._report, possession))
 
     def _report(self, possession: Possession) -> None:
-        if self.left:
-            return
-        # This finds the end of the lease.
-        possession.loss()
-        possession.on_change()
-        if self.lost is None or self.loss_reason_pending:
-            self.report_to(possession)
+        if self.state is State.HELD:
+            # This finds the end of the lease.
+            possession.loss()
+            possession.on_change()
+            if self.lost is None or self.loss_reason_pending:
+                self.report_to(possession)
 
     @property
     def lost(self) -> str | None:
-        if self._lost is None and not self.left:
+        if self._lost is None and self.state is State.HELD:
             state = self._cell.state
             if state is HoldState.LOSING:
                 # Not kept: there is more to say soon.
@@ -247,16 +246,12 @@ class InheritedContender:
         return self._lost is None and self._cell.state is HoldState.LOSING
 
     @property
-    def state(self) -> State:
-        return State.LEAVING if self.left else State.HELD
-
-    @property
     def revoked(self) -> str | None:
         return self._cell.reason(HoldState.REVOKED) if self._cell.state is HoldState.REVOKED else None
 
     def leave(self) -> None:
-        if not self.left:
-            self.left = True
+        if self.state is State.HELD:
+            self.state = State.LEAVING
             if self._timer is not None:
                 self._timer.cancel()
             self._release()

@@ -270,12 +270,7 @@ class Slots:
     def __init__(self, gate: Gate) -> None:
         self.in_hand = 0
         self._gate = gate
-        controller = gate.consumer.controller
-        self.pool: Any = (
-            internals.SemaphoreSlots(controller, lambda: self.in_hand)
-            if internals.gives_slots(controller)
-            else internals.UncountedSlots(blocks=internals.blocks_when_full(controller))
-        )
+        self.pool = internals.slots_of(gate.consumer.controller, lambda: self.in_hand)
         # Those that have had their turn, and for which a slot is kept while they are JOINING.
         self._asking: list[GateRequest] = []
         # When the last turns came that were of use (monotonic clock).
@@ -374,15 +369,12 @@ class Loop:
             with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
                 os.write(self._write_end, b".")
         else:
-            self.timers.call_later(0.0, self._run_all)
+            self.timers.call_later(0.0, self._run)
 
     def _run(self) -> None:
         # Before the calls are run: a call that is posted from here on wakes the loop again.
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_end, 4096)
-        self._run_all()
-
-    def _run_all(self) -> None:
         while True:
             try:
                 call = self._calls.popleft()
@@ -402,12 +394,10 @@ class GateStep(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def include_if(self, consumer: Any) -> bool:
-        if not is_wanted(consumer.app):
-            return False
-        can_have_it = internals.can_have_gate(consumer.pool)
-        if not can_have_it:
-            logger.info("event=no_gate pool=%s consequence=tasks_wait_in_their_slots", type(consumer.pool).__module__)
-        return can_have_it
+        if not is_wanted(consumer.app) or internals.can_have_gate(consumer.pool):
+            return is_wanted(consumer.app)
+        logger.info("event=no_gate pool=%s consequence=tasks_wait_in_their_slots", type(consumer.pool).__module__)
+        return False
 
     def create(self, consumer: Any) -> Any:
         """Return the gate, which Celery starts and stops; before the pool forks."""
