@@ -253,14 +253,14 @@ def current_request(request: Request) -> Iterator[None]:
 # The worker.
 
 
-def put_into(consumer: Any, *, on_request: Callable[[Request], None], before_soft_shutdown: Callable[[], None]) -> None:
+def put_into(consumer: Any, *, on_request: Callable[[Request], None], stop_soon: Callable[[], object]) -> None:
     """Let ``consumer`` call the two, before Celery's strategies copy the first."""
     consumer.on_task_request = on_request
     # Since Celery 5.5 the worker sleeps in a signal handler during a soft shutdown, and its loop does not run.
     if (sleep := getattr(consumer.controller, "wait_for_soft_shutdown", None)) is not None:
 
         def leave_and_sleep() -> None:
-            before_soft_shutdown()
+            stop_soon()
             sleep()
 
         consumer.controller.wait_for_soft_shutdown = leave_and_sleep

@@ -100,7 +100,7 @@ def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any])
     else:
         if ticket.nodes:
             # The task cannot use the hold that the main process has for it.
-            _release(gate, ticket)
+            gate.release(ticket.hold_id)
         reason = f"it is for the body and arguments of the message, not for this {call.name}"
     logger.warning("event=header_refused task=%s reason=%r", task.request.id, reason)
     return None
@@ -140,14 +140,6 @@ def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], 
     return ([key] if isinstance(key, str) else list(key)) == ticket.keys
 
 
-def _release(gate: Gate, ticket: Ticket) -> None:
-    """Let the main process release the hold of ``ticket``."""
-    if gate.forks:
-        gate.child_watcher.send_release(ticket.hold_id)
-    else:
-        gate.on_body_ended(ticket.hold_id)
-
-
 @dataclass
 class TicketOffer:
     """The lock of a ticket, with the hold or the refusal that the main process has got for it."""
@@ -180,9 +172,9 @@ class TicketOffer:
             text = "event=not_handed_over key=%r task=%s state=%s consequence=acquires_in_its_slot"
             logger.warning(text, lock.key, self.task, cell.state)
             if cell.claimed_by is None:
-                _release(self.gate, ticket)
+                self.gate.release(ticket.hold_id)
             return None
-        contender = InheritedContender(ticket, cell, lock.rule, partial(_release, self.gate, ticket))
+        contender = InheritedContender(ticket, cell, lock.rule, partial(self.gate.release, ticket.hold_id))
         # A hold uses no more of a contender than this one has.
         held = Held(lock, cast("Contender", contender), waited=ticket.waited)
         held.since = ticket.since

@@ -57,6 +57,8 @@ class Gate:
         self.forks = internals.is_prefork(consumer.pool)
         self.scoreboard = Scoreboard()
         self.child_watcher = ChildWatcher(self.on_body_ended, self._on_child_exit)
+        # Called where the body runs, when it has ended.
+        self.release = self.child_watcher.send_release if self.forks else self.on_body_ended
         self.slots = Slots(self)
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
@@ -112,15 +114,11 @@ class Gate:
             self.loop.detach()
 
     def stop_soon(self) -> None:
-        """Stop in the timer thread; safe in a signal handler, which may have interrupted a step."""
-        if self.requests:
-            self.loop.timers.call_later(0.0, self._stop_without_waiting)
+        """Stop without waiting, in the timer thread: the signal handler that wants it may have interrupted a step."""
         # Tasks that run may still take their locks, and Celery's loop does not run during the handler or after it.
         self.loop.detach()
-
-    def _stop_without_waiting(self) -> None:
         if [request for request in list(self.requests.values()) if not request.leave(wait=False)]:
-            self.loop.timers.call_later(STOP_INTERVAL, self._stop_without_waiting)
+            self.loop.timers.call_later(STOP_INTERVAL, self.stop_soon)
 
     def _locked_request(self, request: Request) -> GateRequest | None:
         task = request.task
@@ -404,7 +402,8 @@ class GateStep(bootsteps.StartStopStep):
         # `celery inspect` finds it there.
         gate = consumer.zklock_gate = Gate(consumer)
         child.gates[gate.origin] = gate
-        internals.put_into(consumer, on_request=gate.on_request, before_soft_shutdown=gate.stop_soon)
+        stop_soon = partial(gate.loop.timers.call_later, 0.0, gate.stop_soon)
+        internals.put_into(consumer, on_request=gate.on_request, stop_soon=stop_soon)
         return gate
 
     def register_with_event_loop(self, _consumer: Any, hub: Any) -> None:

@@ -35,9 +35,9 @@ from django_zklock.exceptions import ZkLockError
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
-from django_zklock.zk.listing import shared_listing
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
+from django_zklock.zk.place import Place
 from django_zklock.zk.queue import Node, Queue
 from django_zklock.zk.rules import RULES
 from django_zklock.zk.waiting import monotonic
@@ -318,15 +318,15 @@ class GateRequest:
             return
         contender = attempt.contender
 
-        def on_queue(path: str, own: str, queue: Queue | None, _error: Exception | None) -> None:
+        def on_queue(place: Place, queue: Queue | None, _error: Exception | None) -> None:
             # On the connection's thread; not at all if the connection is lost before the answer.
+            own = place.node or ""
             waiting = waiting_behind(own, queue) if queue is not None and own in queue else []
-            if self.attempt is attempt and any(f"{path}/{each.name}" not in ours for each in waiting):
+            if self.attempt is attempt and any(f"{place.path}/{each.name}" not in ours for each in waiting):
                 self.gate.loop.post(partial(self.guarded, self._release_unclaimed))
 
-        for path, node in contender.node_paths.items():
-            listing = shared_listing(contender.session, path)
-            contender.session.post(partial(listing.list_queue, partial(on_queue, path, node.rpartition("/")[2])))
+        for place in contender.places:
+            contender.session.post(partial(place.listing.list_queue, partial(on_queue, place)))
 
     def _release_unclaimed(self) -> None:
         with self._changing:
@@ -336,7 +336,7 @@ class GateRequest:
     def submit(self) -> None:
         """Use the slot that is there, unless the lock was lost meanwhile: then a new attempt has begun."""
         with self._changing:
-            if self.verdict is not Verdict.IN_SLOT and not self._is_decided():
+            if self.phase is not Phase.DECIDED or (self.verdict is not Verdict.IN_SLOT and not self._is_decided()):
                 return
             assert self.attempt is not None
             if self.verdict is Verdict.GRANTED:
