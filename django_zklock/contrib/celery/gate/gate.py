@@ -25,7 +25,7 @@ from django_zklock import locked_call
 from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate import child
 from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, HEADER, ChildWatcher
-from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, MAX_READY, AttemptId, GateRequest, Phase
+from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, MAX_READY, GateRequest, Phase
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.locked_call import LockedCall
@@ -68,7 +68,7 @@ class Gate:
         # Events that should not happen, by name.
         self.counts: Counter[str] = Counter()
         # Of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch.
-        self.deadlines: dict[AttemptId, float] = {}
+        self.deadlines: dict[tuple[Any, ...], float] = {}
         # By `hold_id`, in the order of their arrival; added and removed by several threads, one operation each.
         self.requests: dict[int, GateRequest] = {}
         # Those of them that are DECIDED, in that order; and that wait in addition to Celery's window.
@@ -182,7 +182,7 @@ class Gate:
         if self.requests:
             self.start_checks()
 
-    def give_back(self, request: Request, attempt: AttemptId, deadline: float | None) -> None:
+    def give_back(self, request: Request, attempt: tuple[Any, ...], deadline: float | None) -> None:
         """Let the broker deliver ``request`` again: at the end of its queue, or where it was."""
         self.counts["given_back"] += 1
         headers = {DEADLINE_HEADER: [attempt[1], deadline]} if deadline is not None else {}
@@ -200,14 +200,14 @@ class Gate:
         self.keep_deadline(attempt, deadline)
         internals.give_back(request)
 
-    def keep_deadline(self, attempt: AttemptId, deadline: float | None) -> None:
+    def keep_deadline(self, attempt: tuple[Any, ...], deadline: float | None) -> None:
         """Keep ``deadline`` for the next delivery of the same message."""
         if deadline is not None:
             if len(self.deadlines) >= MAX_DEADLINES:
                 self.deadlines.clear()
             self.deadlines[attempt] = deadline
 
-    def read_deadline(self, request: Request, attempt: AttemptId) -> float | None:
+    def read_deadline(self, request: Request, attempt: tuple[Any, ...]) -> float | None:
         """Return until when the task waits, from its message or from the last delivery."""
         try:
             number, deadline = (request.message.headers or {})[DEADLINE_HEADER]

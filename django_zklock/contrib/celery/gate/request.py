@@ -56,9 +56,6 @@ MAX_READY = 1.0
 # Failures that the pool itself reports, before or after the end of the child. All others come from the child.
 _POOL_FAILURES = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
 
-AttemptId = tuple[Any, ...]
-"""The id of a task, the number of its retries, and how often `RetryLater` has sent it: conflicts and outages."""
-
 
 class Phase(enum.Enum):
     """Where a request is; docs/explanation/architecture.md says what comes after what."""
@@ -115,7 +112,6 @@ class GateAcquisition(Acquisition):
 
     @property
     def granted(self) -> bool:
-        """Whether the lock is held and its lease runs."""
         return self.contender.state is State.HELD and not self.expired
 
     def poll(self) -> bool:
@@ -149,9 +145,9 @@ class GateRequest:
         # Names the request, its cell and its ticket.
         self.hold_id = secrets.randbits(63) | 1
         headers = request.message.headers or {}
-        # `RetryLater` changes no other part: each wait has a deadline of its own.
+        # The task, the number of its retries, and how often `RetryLater` has sent it: each wait has its own deadline.
         tries = (headers.get(budget.tries, 0) for budget in (CONFLICTS, OUTAGES))
-        self.attempt_id: AttemptId = (request.id, request.request_dict.get("retries") or 0, *tries)
+        self.attempt_id: tuple[Any, ...] = (request.id, request.request_dict.get("retries") or 0, *tries)
         # ``None`` before the first attempt; why there is no lock; and when the first attempt began (monotonic clock).
         self.attempt: GateAcquisition | None = None
         self.refusal: ZkLockError | None = None
