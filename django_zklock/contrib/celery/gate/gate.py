@@ -254,15 +254,14 @@ class Slots:
     """The slots of Celery's pool: which request has its turn to ask for its lock, and which one runs next.
 
     Each request waits for its turn in the same line as Celery's requests without a lock, so neither overtakes the
-    other. A turn comes with a slot. While the request asks for its lock, the gate keeps the slot, and gives it back
-    when the request has to wait. A request whose lock is decided takes the next slot, before all others.
+    other. A turn comes with a slot, which is kept while the request asks for its lock, and goes back to Celery when the
+    request has to wait. A request whose lock is decided takes the next slot, before all others.
 
     A slot that waits for ZooKeeper's answer does nothing, which counts where bodies take no longer. So while slots get
     free often, the next requests of the line ask for their locks ahead of their turn, as many as the pool has slots.
 
-    Used in the gate's loop. ``in_hand`` slots are the gate's, and no request's: at most one for each that is JOINING
-    and has had its turn. The first request that is DECIDED gets any of them, and what no request needs goes back to
-    Celery. A request may be in the line of the pool when it wants no slot any more.
+    Used in the gate's loop. ``in_hand`` slots are the gate's, and no request's. A request may be in the line of the
+    pool when it wants no slot any more.
     """
 
     def __init__(self, gate: Gate) -> None:
