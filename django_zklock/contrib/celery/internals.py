@@ -95,9 +95,10 @@ prefork, thread = _OfWorkers("celery.concurrency.prefork"), _OfWorkers("celery.c
 # Tasks.
 
 
-def current_task() -> Any:
-    """Return the task that runs here, in a worker or not; ``None`` if there is none."""
-    return get_current_task()
+# Returns the task that runs here, in a worker or not; `None` if there is none.
+current_task: Callable[[], Any] = get_current_task
+# Calls a function with each app when it makes its tasks, also with apps that come later.
+on_app_finalize: Callable[[Callable[[Any], object]], object] = connect_on_app_finalize
 
 
 def keep_headers(facts: dict[str, Any]) -> None:
@@ -117,11 +118,6 @@ def delivered_task() -> tuple[Any, Any] | None:
             if request.id and not (request.called_directly or request.is_eager):
                 return task, request
     return None
-
-
-def on_app_finalize(call: Callable[[Any], object]) -> None:
-    """Call ``call`` with each app when it makes its tasks, also with apps that come later."""
-    connect_on_app_finalize(call)
 
 
 def finalized_apps() -> list[Any]:
