@@ -12,14 +12,12 @@ import os
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from celery import bootsteps
 from celery.signals import task_received
 from celery.worker.request import Request
-from django.db import connections as databases
 
 from django_zklock import locked_call
 from django_zklock.contrib.celery import internals
@@ -27,8 +25,7 @@ from django_zklock.contrib.celery.gate import child
 from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, HEADER, ChildWatcher
 from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, MAX_READY, GateRequest, Phase
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
-from django_zklock.contrib.celery.tasks import outermost_lock
-from django_zklock.locked_call import LockedCall
+from django_zklock.contrib.celery.tasks import message_key, outermost_lock
 from django_zklock.zk.background import TimerThread
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.waiting import monotonic
@@ -128,7 +125,7 @@ class Gate:
             call, own = outermost_lock(task)
             if call is None:
                 return None
-            key = _make_key(call, request, own)
+            key = message_key(call, request, own)
             # What the node says: the task, its worker, and that a child will run it.
             work = Work(
                 kind="task",
@@ -408,18 +405,6 @@ class GateStep(bootsteps.StartStopStep):
     def register_with_event_loop(self, _consumer: Any, hub: Any) -> None:
         """Attach the gate at each connection to the broker: the loop removes its readers when one is lost."""
         self.obj.loop.attach(hub)
-
-
-def _make_key(call: LockedCall, request: Request, own: tuple[Any, ...]) -> Any:
-    before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
-    try:
-        with internals.current_request(request) if own else nullcontext():
-            return call.key((*own, *request.args), dict(request.kwargs))
-    finally:
-        # If the key callable has queried the database, the children must not inherit the connection.
-        for each in databases.all(initialized_only=True):
-            if each.alias not in before:
-                each.close()
 
 
 def is_wanted(app: Any) -> bool:

@@ -225,13 +225,10 @@ class GateRequest:
         self.attempt.start()
         self.began = min(self.began, monotonic())
 
-    def _end_attempt(self, when_deleted: Callable[[], None] | None = None) -> None:
-        """Leave the queue, or release the lock, and call ``when_deleted`` then; any thread, more than once."""
+    def _end_attempt(self) -> None:
+        """Leave the queue, or release the lock; any thread, more than once."""
         if self.attempt is not None and self.attempt.is_waiting:
             self.attempt.end()
-            if when_deleted is not None:
-                contender = self.attempt.contender
-                contender.post(partial(contender.on_deleted, when_deleted))
 
     def _is_decided(self) -> bool:
         """Return whether the lock is granted or refused; one that was lost is acquired again."""
@@ -481,8 +478,11 @@ class GateRequest:
             if self.phase not in {Phase.SUBMITTED, Phase.CLAIMED} or self.verdict is not Verdict.GRANTED:
                 return
             self._move(Phase.RELEASED, Verdict.GRANTED)
-        # The child may wait until the node is deleted.
-        self._end_attempt(self.cell.close if self.cell is not None else None)
+        self._end_attempt()
+        if self.attempt is not None and self.cell is not None:
+            # The child may wait until the node is deleted.
+            contender = self.attempt.contender
+            contender.post(partial(contender.on_deleted, self.cell.close))
 
     def over(self) -> None:
         """End the request, whatever ended it: release the lock and all that belongs to it; any thread, any time."""
