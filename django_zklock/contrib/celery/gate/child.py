@@ -212,8 +212,9 @@ class ChildWatcher:
             if pid in self._watched:
                 return True
             try:
-                self._watched[pid] = descriptor = os.pidfd_open(pid)
+                descriptor = os.pidfd_open(pid)
                 self._selector.register(descriptor, selectors.EVENT_READ, pid)
+                self._watched[pid] = descriptor
             except ProcessLookupError:
                 return False
             except (AttributeError, OSError):  # not on this system, not in this container, or no descriptor is left

@@ -363,12 +363,16 @@ class Loop:
             with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
                 os.write(self._write_end, b".")
         else:
-            self.timers.call_later(0.0, self._run)
+            # Not with a read, which waits where eventlet has replaced it.
+            self.timers.call_later(0.0, self._run_all)
 
     def _run(self) -> None:
         # Before the calls are run: a call that is posted from here on wakes the loop again.
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_end, 4096)
+        self._run_all()
+
+    def _run_all(self) -> None:
         while True:
             try:
                 call = self._calls.popleft()

@@ -33,7 +33,7 @@ class TurnedLoop(Loop):
     def _wake(self) -> None: ...
 
     def turn(self) -> None:
-        self._run()
+        self._run_all()
 
     def fire(self) -> None:
         """Make the calls of the timers, and turn."""
