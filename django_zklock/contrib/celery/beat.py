@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
@@ -149,7 +150,6 @@ class Sends:
             yield [or_error(partial(wire.ensure, path, b"", container=False), NodeExistsError)]
 
     def _write(self, data: bytes, version: int) -> RequestScript[int]:
-        """Replace ``version``; return the new one."""
         write = partial(self._session.wire.set, self._path, data, version=version)
         (stat,) = yield [or_error(write, BadVersionError, NoNodeError)]
         if not isinstance(stat, Exception):
@@ -179,13 +179,6 @@ class ClaimingSchedulerMixin(Scheduler):
     # The entry that is claimed and not sent yet.
     _claimed: str | None = None
 
-    def tick(self, *args: Any, **options: Any) -> float:
-        """Send a due entry; raise if this beat cannot lead."""
-        delay: float = super().tick(*args, **options)
-        if self.failure is not None:
-            raise self.failure
-        return delay
-
     def populate_heap(self, *args: Any, **options: Any) -> None:
         """Make the heap from the last runs of all leaders."""
         self.sends.reconcile(self.schedule)
@@ -210,13 +203,12 @@ class ClaimingSchedulerMixin(Scheduler):
             self._ensure_connected()
             assert self.producer is not None, "Celery would connect to make it"
             self.sends.claim(name)
+            self._claimed = name
+            return verdict
         except (OperationalError, TakenOver) as error:
             self.failure = error
         except ZkLockError as error:
             logger.warning("event=beat_cannot_claim entry=%r error=%s", name, error)
-        else:
-            self._claimed = name
-            return verdict
         return schedstate(False, RETRY_INTERVAL)
 
     def apply_async(self, entry: ScheduleEntry, *args: Any, **options: Any) -> Any:
@@ -288,8 +280,7 @@ class ClaimingSchedulerMixin(Scheduler):
         except ZkLockError as refusal:
             logger.error("event=beat_not_sent entry=%r reason=%s", name, refusal)  # noqa: TRY400 - Celery logs the trace
             return
-        model = getattr(entry, "model", None)
-        if model is not None:
+        if (model := getattr(entry, "model", None)) is not None:
             # django-celery-beat counts in the database, and has stored this run.
             model.last_run_at = entry.last_run_at
             model.total_run_count = max(0, model.total_run_count - 1)
@@ -302,10 +293,9 @@ class ClaimingSchedulerMixin(Scheduler):
 
 def connect_once(connection: Connection) -> Any:
     """Try each address of the broker once; raise ``OperationalError`` if none can be reached."""
-    errors: tuple[type[BaseException], ...] = (*connection.connection_errors, *connection.channel_errors)
     try:
         return connection.ensure_connection(max_retries=max(0, len(connection.alt or ()) - 1))
-    except errors as error:
+    except (*connection.connection_errors, *connection.channel_errors) as error:
         raise OperationalError(str(error)) from error
 
 
@@ -348,7 +338,11 @@ class LeaderScheduler(Scheduler):
             raise SystemExit
         self._ticking = True
         try:
-            self._tick()
+            if (delay := self._tick()) > 0:
+                self._event.wait(min(delay, cast("int", self.max_interval)))
+                if self._scheduler is not None and self._scheduler.should_sync():
+                    # Celery's loop does this after it has slept.
+                    internals.store(self._scheduler)
         except OperationalError as error:
             # Another beat may reach the broker. Due entries are not claimed, so the next leader sends them.
             if not self._broker_is_away:
@@ -365,21 +359,36 @@ class LeaderScheduler(Scheduler):
             self._ticking = False
         return 0.0
 
-    def _tick(self) -> None:
-        longest = float(cast("int", self.max_interval))
-        if self._attempt is None and (pause := self._retry_at - monotonic()) > 0:
-            self._event.wait(min(pause, longest))
-            return
-        attempt, held = self._lead()
-        if held is None:
+    def _tick(self) -> float:
+        """Stand for the lead, and send a due entry if this beat has it; return the seconds until the next tick."""
+        lock, attempt = self._lock, self._attempt
+        if attempt is None:
+            if (pause := self._retry_at - monotonic()) > 0:
+                return pause
+            if self._broker_is_away:
+                with self.app.connection_for_write() as connection:
+                    connect_once(connection)
+                logger.info("event=beat_broker_is_back")
+                self._broker_is_away = False
+            attempt = self._attempt = Acquisition(lock, None, self._event.set, owners.caller(), wants_holder=True)
+            attempt.start()
+        is_new = attempt.held is None and attempt.poll()
+        if (held := attempt.held) is None:
+            if attempt.newly_contended():
+                self._outage_logged = False
+                logger.info("event=beat_waits key=%r leader=%s", lock.key, attempt.contender.holder or "unknown")
+                lock.listener.notify("contended", lock, holder=attempt.contender.holder)
             wakeup = attempt.next_wakeup()
-            self._event.wait(longest if wakeup is None else min(longest, wakeup))
-            return
+            return math.inf if wakeup is None else wakeup
+        if is_new:
+            self._outage_logged = False
+            logger.info("event=beat_leads key=%r token=%d waited=%.1f", lock.key, held.token, held.waited)
+            lock.listener.notify("acquired", lock, held=held)
         if held.lost or held.revoked:
             reason = held._loss_error() if held.lost else f"asked to release: {held.revoked}"
             logger.warning("event=beat_steps_down key=%r token=%d reason=%s", held.key, held.token, reason)
             self._step_down(0.0)
-            return
+            return 0.0
         if self._scheduler is None:
             sends = Sends(held, attempt.contender.session)
             sends.take_over()
@@ -390,37 +399,12 @@ class LeaderScheduler(Scheduler):
             # A leader may be killed at any time, and Celery stores only every three minutes.
             scheduler.sync_every_tasks = scheduler.sync_every_tasks or 1
             self._scheduler = scheduler
-        if (delay := self._scheduler.tick()) and delay > 0:
-            self._event.wait(min(delay, longest))
-            if self._scheduler.should_sync():
-                # Celery's loop does this after it has slept.
-                internals.store(self._scheduler)
+        delay: float = self._scheduler.tick()
+        if (failure := self._scheduler.failure) is not None:
+            raise failure
+        return delay
 
-    def _lead(self) -> tuple[Acquisition, Held | None]:
-        """Join the queue unless this beat is in it, and return the lead if it is granted."""
-        if self._broker_is_away:
-            with self.app.connection_for_write() as connection:
-                connect_once(connection)
-            logger.info("event=beat_broker_is_back")
-            self._broker_is_away = False
-        lock, attempt = self._lock, self._attempt
-        if attempt is None:
-            attempt = self._attempt = Acquisition(lock, None, self._event.set, owners.caller(), wants_holder=True)
-            attempt.start()
-        if (held := attempt.held) is not None:
-            return attempt, held
-        attempt.poll()
-        if attempt.newly_contended():
-            self._outage_logged = False
-            logger.info("event=beat_waits key=%r leader=%s", lock.key, attempt.contender.holder or "unknown")
-            lock.listener.notify("contended", lock, holder=attempt.contender.holder)
-        if (held := attempt.held) is not None:
-            self._outage_logged = False
-            logger.info("event=beat_leads key=%r token=%d waited=%.1f", lock.key, held.token, held.waited)
-            lock.listener.notify("acquired", lock, held=held)
-        return attempt, held
-
-    def _step_down(self, seconds: float) -> Acquisition | None:
+    def _step_down(self, seconds: float) -> None:
         """Leave the queue, so that the next contender leads at once, and stay out of it for ``seconds``."""
         attempt, self._attempt = self._attempt, None
         scheduler, self._scheduler = self._scheduler, None
@@ -438,7 +422,6 @@ class LeaderScheduler(Scheduler):
             if attempt is not None:
                 attempt.end()
         self._retry_at = monotonic() + seconds
-        return attempt
 
     def close(self) -> None:
         """Store the state and give up the lead, so that the next beat leads at once. Closing again does nothing."""
@@ -447,7 +430,8 @@ class LeaderScheduler(Scheduler):
             # Beat's signal handler closes, then ends the tick, and beat closes again. If the connection were closed
             # during a send, the end would look like a failed send, and beat would go on.
             return
-        attempt = self._step_down(0.0)
+        attempt = self._attempt
+        self._step_down(0.0)
         if attempt is not None and attempt.contender.session.connected:
             # A process may end without closing its session, as a beat inside of a worker does.
             gone = AutoResetEvent()

@@ -74,6 +74,7 @@ _OF_A_DELIVERY = {"compression", "x-delivery-count", "x-acquired-count"}
 _OF_CHILDREN = (
     "_all_inqueues", "_busy_workers", "outbound_buffer", "_processes", "_fileno_to_inq", "_on_ready_counters",
 )  # fmt: skip
+_CALLBACKS = ("on_accepted", "on_success", "on_failure", "on_timeout")
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id")
 
 
@@ -94,9 +95,10 @@ prefork, thread = _OfWorkers("celery.concurrency.prefork"), _OfWorkers("celery.c
 # Tasks.
 
 
-def current_task() -> Any:
-    """Return the task that runs here, in a worker or not; ``None`` if there is none."""
-    return get_current_task()
+# Returns the task that runs here, in a worker or not; `None` if there is none.
+current_task: Callable[[], Any] = get_current_task
+# Calls a function with each app when it makes its tasks, also with apps that come later.
+on_app_finalize: Callable[[Callable[[Any], object]], object] = connect_on_app_finalize
 
 
 def keep_headers(facts: dict[str, Any]) -> None:
@@ -116,11 +118,6 @@ def delivered_task() -> tuple[Any, Any] | None:
             if request.id and not (request.called_directly or request.is_eager):
                 return task, request
     return None
-
-
-def on_app_finalize(call: Callable[[Any], object]) -> None:
-    """Call ``call`` with each app when it makes its tasks, also with apps that come later."""
-    connect_on_app_finalize(call)
 
 
 def finalized_apps() -> list[Any]:
@@ -225,16 +222,16 @@ def time_limit(request: Request, controller: Any) -> float | None:
     return limit or request.task.time_limit or controller.time_limit or None
 
 
-def take_callbacks(request: Request, **ours: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+def take_callbacks(request: Request, ours: Any) -> dict[str, Callable[..., Any]]:
     """Let the pool report to ``ours`` instead of ``request``; return what it reported to."""
-    theirs = {name: getattr(request, name) for name in ours}
-    vars(request).update(ours)
+    theirs = {name: getattr(request, name) for name in _CALLBACKS}
+    vars(request).update({name: getattr(ours, name) for name in _CALLBACKS})
     return theirs
 
 
 def drop_callbacks(request: Request) -> None:
     """Let the pool report to ``request`` again."""
-    for name in ("on_accepted", "on_success", "on_failure", "on_timeout"):
+    for name in _CALLBACKS:
         vars(request).pop(name, None)
 
 
@@ -252,14 +249,14 @@ def current_request(request: Request) -> Iterator[None]:
 # The worker.
 
 
-def put_into(consumer: Any, *, on_request: Callable[[Request], None], before_soft_shutdown: Callable[[], None]) -> None:
+def put_into(consumer: Any, *, on_request: Callable[[Request], None], stop_soon: Callable[[], object]) -> None:
     """Let ``consumer`` call the two, before Celery's strategies copy the first."""
     consumer.on_task_request = on_request
     # Since Celery 5.5 the worker sleeps in a signal handler during a soft shutdown, and its loop does not run.
     if (sleep := getattr(consumer.controller, "wait_for_soft_shutdown", None)) is not None:
 
         def leave_and_sleep() -> None:
-            before_soft_shutdown()
+            stop_soon()
             sleep()
 
         consumer.controller.wait_for_soft_shutdown = leave_and_sleep
@@ -426,6 +423,33 @@ class SemaphoreSlots:
         return max(0, free - self._count_in_hand()) if free > 0 else 0
 
 
+class UncountedSlots:
+    """The slots of a pool that does not report free ones, as if there always were one: it has a queue, or it blocks."""
+
+    # No request may ask ahead of its turn.
+    size = 0
+
+    def __init__(self, *, blocks: bool) -> None:
+        self._blocks = blocks
+
+    def first(self, _count: int) -> list[Callable[[], object]]:
+        return []
+
+    def acquire(self, call: Callable[[], object]) -> None:
+        call()
+
+    acquire_next = acquire
+
+    def release(self) -> None: ...
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Call ``call``; in a new thread if that blocks while the pool is full."""
+        if self._blocks:
+            threading.Thread(target=call, name="zklock-slot", daemon=True).start()
+        else:
+            call()
+
+
 def _raise(error: Exception) -> None:
     raise error
 
@@ -435,17 +459,14 @@ def starts_children(pool: Any) -> bool:
     return bool(getattr(pool._pool, "_waiting_to_start", None))  # noqa: SLF001 - no other record
 
 
-def gives_slots(controller: Any) -> bool:
-    """Return whether Celery's semaphore counts the slots of the pool."""
+def slots_of(controller: Any, count_in_hand: Callable[[], int]) -> SemaphoreSlots | UncountedSlots:
+    """Return the slots of the pool: those that Celery's semaphore counts, if it does."""
     counts = getattr(controller, "_process_task_sem", None)
-    return counts is not None and bool(controller.process_task == counts)
-
-
-def blocks_when_full(controller: Any) -> bool:
-    """Return whether handing a task to a full pool blocks."""
+    if counts is not None and controller.process_task == counts:
+        return SemaphoreSlots(controller, count_in_hand)
     if is_prefork(controller.pool):
-        return not controller.use_eventloop and bool(controller.pool_putlocks)
-    return bool(controller.pool.is_green)
+        return UncountedSlots(blocks=not controller.use_eventloop and bool(controller.pool_putlocks))
+    return UncountedSlots(blocks=bool(controller.pool.is_green))
 
 
 # The prefetch window.

@@ -9,12 +9,14 @@ import logging
 import os
 import types
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from billiard import current_process
 from celery import Task
 from celery.local import PromiseProxy, Proxy, maybe_evaluate
 from celery.signals import task_prerun
+from django.db import connections as databases
 
 from django_zklock.api import resolvers
 from django_zklock.contrib.celery import internals
@@ -157,6 +159,19 @@ def outermost_lock(task: Any) -> tuple[LockedCall | None, tuple[Any, ...]]:
     if call is not None and is_converted:
         call = dataclasses.replace(call, key=key_through(body, call))
     return call, own
+
+
+def message_key(call: LockedCall, request: Any, own: tuple[Any, ...]) -> Any:
+    """Return the key of ``call``, the lock of the task of ``request``, in the worker's main process."""
+    before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
+    try:
+        with internals.current_request(request) if own else nullcontext():
+            return call.key((*own, *request.args), dict(request.kwargs))
+    finally:
+        # If the key callable has queried the database, the children must not inherit the connection.
+        for each in databases.all(initialized_only=True):
+            if each.alias not in before:
+                each.close()
 
 
 def hidden_lock(task: Any) -> tuple[LockedCall | None, str]:

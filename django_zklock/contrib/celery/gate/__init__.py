@@ -1,8 +1,7 @@
 """The gate: tasks wait for their locks in the worker's main process, which holds the locks while the tasks run.
 
-A worker has a ``Gate``. Each request of a locked task becomes a ``GateRequest``, whose ``TaskAttempts`` acquire the
-lock, and which waits for one of the ``Slots``. When the task runs, :mod:`.child` makes its hold from the ``Ticket`` in
-its request and from the ``Scoreboard``.
+A worker has a ``Gate``. Each request of a locked task becomes a ``GateRequest``, which acquires the lock and waits for
+one of the ``Slots``. When the task runs, :mod:`.child` makes its hold from its ``Ticket`` and the ``Scoreboard``.
 """
 
 from __future__ import annotations

@@ -28,17 +28,16 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
 
 from django_zklock.api import current_work
-from django_zklock.contrib.celery.gate.scoreboard import Cell, HoldState, InheritedDescriptor
+from django_zklock.contrib.celery.gate.scoreboard import Cell, InheritedContender, InheritedDescriptor
 from django_zklock.contrib.celery.tasks import locked_call_in, running_task, task_body
 from django_zklock.exceptions import LockConflict, LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
-from django_zklock.zk.background import TimerHandle, TimerThread
-from django_zklock.zk.contender import Contender, State
-from django_zklock.zk.held import Held, Possession
+from django_zklock.zk import node_data
+from django_zklock.zk.contender import Contender
+from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity
-from django_zklock.zk.queue import Rule
-from django_zklock.zk.waiting import boottime
+from django_zklock.zk.wire import BadVersionError
 
 if TYPE_CHECKING:
     from django_zklock.contrib.celery.gate.gate import Gate
@@ -51,15 +50,8 @@ DEADLINE_HEADER = "zklock_deadline"
 # Both are about one delivery of a task, and a retry must not copy them.
 DELIVERY_HEADERS = frozenset({HEADER, DEADLINE_HEADER})
 
-# How often in a session timeout a child checks whether its lock is lost; the parent's heartbeat comes seven times.
-CHECKS_PER_SESSION = 12
-# Poll interval in seconds while a caller waits for the deletion of the node.
-GONE_POLL_INTERVAL = 0.005
-
 # The gates of the workers of this process, by their origin. A child has inherited those of its parent.
 gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
-# In a child.
-_timers = TimerThread()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,40 +72,55 @@ class Ticket:
     # By the paths of the queues.
     nodes: Mapping[str, str] = field(default_factory=dict)
     token: int = 0
-    # Why there is no lock; or whether the task acquires it itself, and until when it may wait.
+    # Why there is no lock. Without that and without nodes the task acquires it itself, and may wait until then.
     refusal: ZkLockError | None = None
-    acquires: bool = False
     deadline: float | None = None
 
 
 def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TicketOffer | None:
     """Return the lock that the main process has chosen for the task that runs here; ``None`` without a ticket."""
-    task = running_task()
-    if task is None:
-        return None
-    ticket = task.request.get(HEADER)
-    # The ticket is for the first lock of this delivery alone, and a retry would send the headers that it finds.
-    _strip(task.request)
+    task, ticket = _take_ticket()
     if ticket is None:
         return None
     gate = gates.get(ticket.origin) if isinstance(ticket, Ticket) else None
     if gate is None:
-        logger.warning("event=header_refused task=%s reason='it is not of this worker'", task.request.id)
-        return None
-    if not _is_for(ticket, task, call, args, kwargs):
-        if not ticket.acquires and ticket.refusal is None:
+        reason = "it is not of this worker"
+    elif _is_for(ticket, task, call, args, kwargs):
+        return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work), task.request.id)
+    else:
+        if ticket.nodes:
             # The task cannot use the hold that the main process has for it.
-            _release(gate, ticket)
+            gate.release(ticket.hold_id)
         reason = f"it is for the body and arguments of the message, not for this {call.name}"
-        logger.warning("event=header_refused task=%s reason=%r", task.request.id, reason)
-        return None
-    return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work), task.request.id)
+    logger.warning("event=header_refused task=%s reason=%r", task.request.id, reason)
+    return None
+
+
+def _take_ticket() -> tuple[Any, Any]:
+    """Return the task that runs here and its ticket.
+
+    The ticket is for the first lock of this delivery alone, and a retry would send the headers that it finds.
+    """
+    task = running_task()
+    if task is None:
+        return None, None
+    request = task.request
+    ticket = request.get(HEADER)
+    for header in DELIVERY_HEADERS:
+        vars(request).pop(header, None)
+    if request.headers and not DELIVERY_HEADERS.isdisjoint(request.headers):
+        request.headers = {name: value for name, value in request.headers.items() if name not in DELIVERY_HEADERS}
+    return task, ticket
+
+
+if hasattr(os, "register_at_fork"):
+    # A process that the task forks could use the ticket too, or give it back.
+    os.register_at_fork(after_in_child=_take_ticket)
 
 
 def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether the lock of ``ticket`` is that of this call: the outermost one of the body, with the same key."""
-    body, _own = task_body(task)
-    if locked_call_in(body)[0] is not call:
+    if locked_call_in(task_body(task)[0])[0] is not call:
         return False
     try:
         # Since the message a `__call__`, a signal or `pydantic` may have changed the arguments.
@@ -121,32 +128,6 @@ def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], 
     except Exception:  # noqa: BLE001 - the call will raise it
         return False
     return ([key] if isinstance(key, str) else list(key)) == ticket.keys
-
-
-def _strip(request: Any) -> None:
-    for header in DELIVERY_HEADERS:
-        vars(request).pop(header, None)
-    if request.headers and not DELIVERY_HEADERS.isdisjoint(request.headers):
-        request.headers = {name: value for name, value in request.headers.items() if name not in DELIVERY_HEADERS}
-
-
-def _release(gate: Gate, ticket: Ticket) -> None:
-    """Let the main process release the hold of ``ticket``."""
-    if gate.forks:
-        gate.child_watcher.send_release(ticket.hold_id)
-    else:
-        gate.on_body_ended(ticket.hold_id)
-
-
-def _strip_in_fork() -> None:
-    """Leave the ticket to the process that runs the task: a process that it forks could use it too, or give it back."""
-    task = running_task()
-    if task is not None:
-        _strip(task.request)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_strip_in_fork)
 
 
 @dataclass
@@ -160,7 +141,6 @@ class TicketOffer:
 
     @property
     def waited(self) -> float:
-        """The seconds that the task has waited at the gate."""
         return self.ticket.waited
 
     def take(self) -> Outcome | float | None:
@@ -171,20 +151,20 @@ class TicketOffer:
             if isinstance(refusal, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
                 return None, refusal
             raise refusal
-        if not ticket.acquires and (held := self._take_hold()) is not None:
+        if ticket.nodes and (held := self._take_hold()) is not None:
             return held, None
         return max(0.0, ticket.deadline - time.time()) if ticket.deadline is not None else None
 
     def _take_hold(self) -> Held | None:
         ticket, lock = self.ticket, self.lock
-        cell, release = Cell(self.gate.scoreboard, ticket.cell, ticket.hold_id), partial(_release, self.gate, ticket)
+        cell = Cell(self.gate.scoreboard, ticket.cell, ticket.hold_id)
         if not cell.claim(os.getpid()):
             text = "event=not_handed_over key=%r task=%s state=%s consequence=acquires_in_its_slot"
             logger.warning(text, lock.key, self.task, cell.state)
             if cell.claimed_by is None:
-                release()
+                self.gate.release(ticket.hold_id)
             return None
-        contender = InheritedContender(ticket, cell, lock.rule, release)
+        contender = InheritedContender(ticket, cell, lock.rule, partial(self.gate.release, ticket.hold_id))
         # A hold uses no more of a contender than this one has.
         held = Held(lock, cast("Contender", contender), waited=ticket.waited)
         held.since = ticket.since
@@ -198,101 +178,13 @@ class TicketOffer:
             self.lock.listener.notify("contended", self.lock, holder=self.ticket.holder)
 
 
-class InheritedContender:
-    """The contender of a hold in a child, and the contender's session: the real ones are in the parent.
-
-    It reads the cell and the clock of this process, and notices a loss even while the parent is stopped.
-    """
-
-    def __init__(self, ticket: Ticket, cell: Cell, rule: Rule, release: Callable[[], None]) -> None:
-        self.rule = rule
-        self.token = ticket.token
-        self.node_paths: Mapping[str, str] = ticket.nodes
-        self.session = self
-        self.pid = os.getpid()
-        self.left = False
-        self._cell = cell
-        self._release = release
-        self._check_interval = ticket.session_timeout / CHECKS_PER_SESSION
-        self._timer: TimerHandle | None = None
-        self._lost: str | None = None
-
-    def report_to(self, possession: Possession) -> None:
-        """Let ``possession`` learn again and again whether it is revoked or lost."""
-        self._timer = _timers.call_later(self._check_interval, partial(self._report, possession))
-
-    def _report(self, possession: Possession) -> None:
-        if self.left:
-            return
-        # This finds the end of the lease.
-        possession.loss()
-        possession.on_change()
-        if self.lost is None or self.loss_reason_pending:
-            self.report_to(possession)
-
-    @property
-    def lost(self) -> str | None:
-        """Why the hold can no longer be trusted."""
-        if self._lost is None and not self.left:
-            state = self._cell.state
-            if state is HoldState.LOSING:
-                # Not kept: there is more to say soon.
-                return "the worker's main process has lost it"
-            if state is HoldState.LOST:
-                self._lost = f"the worker's main process has lost it: {self._cell.reason(state)}"
-            elif state is None:
-                self._lost = "the worker's main process no longer holds it"
-        return self._lost
-
-    @property
-    def loss_reason_pending(self) -> bool:
-        """Whether the parent reads why the lock is lost."""
-        return self._lost is None and self._cell.state is HoldState.LOSING
-
-    @property
-    def state(self) -> State:
-        """Whether it holds or has left."""
-        return State.LEAVING if self.left else State.HELD
-
-    @property
-    def revoked(self) -> str | None:
-        """Why the holder is asked to release."""
-        return self._cell.reason(HoldState.REVOKED) if self._cell.state is HoldState.REVOKED else None
-
-    def leave(self) -> None:
-        """Let the parent release the lock."""
-        if not self.left:
-            self.left = True
-            if self._timer is not None:
-                self._timer.cancel()
-            self._release()
-
-    def lose(self, reason: str) -> None:
-        """Mark the hold as lost."""
-        self._lost = self._lost or reason
-
-    def on_deleted(self, call: Callable[[], None]) -> None:
-        """Call ``call`` when the parent has reported the deletion of the node."""
-        if self._cell.state is None:
-            call()
-        else:
-            _timers.call_later(GONE_POLL_INTERVAL, partial(self.on_deleted, call))
-
-    @property
-    def lease_expired(self) -> bool:
-        """Whether the parent's session may have ended."""
-        return boottime() >= self._cell.lease_end
-
-    def post(self, call: Callable[[], object]) -> None:
-        """Run ``call`` at once: there is no connection thread here."""
-        call()
-
-
 # The children, as the main process sees them.
 
 _HOLD_ID = struct.Struct("=Q")
 # Poll interval in seconds where pidfd is not available.
 _POLL_INTERVAL = 0.05
+# Seconds for which a task has run when its child is written into the nodes.
+DELAY = 5.0
 
 
 class ChildWatcher:
@@ -306,12 +198,7 @@ class ChildWatcher:
         self._inherited = InheritedDescriptor(self._write_end)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._read_end, selectors.EVENT_READ)
-        try:
-            os.close(os.pidfd_open(os.getpid()))
-            self._interval: float | None = None
-        except (AttributeError, OSError):  # not on this system, or not in this container
-            self._interval = _POLL_INTERVAL
-        # The descriptor of each child, if there can be one. Guarded by _changing, reentrant for a signal handler.
+        # The descriptor of each child; one without it is polled. Guarded by _changing, reentrant for a signal handler.
         self._watched: dict[int, int | None] = {}
         self._changing = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -324,20 +211,18 @@ class ChildWatcher:
                 self._thread.start()
             if pid in self._watched:
                 return True
-            descriptor: int | None = None
             try:
-                descriptor = os.pidfd_open(pid) if self._interval is None else None
+                descriptor = os.pidfd_open(pid)
+                self._selector.register(descriptor, selectors.EVENT_READ, pid)
+                self._watched[pid] = descriptor
             except ProcessLookupError:
                 return False
-            except OSError:  # the worker has no descriptor left
-                self._interval = _POLL_INTERVAL
+            except (AttributeError, OSError):  # not on this system, not in this container, or no descriptor is left
+                if _has_ended(pid):
+                    return False
+                self._watched[pid] = None
                 # The thread may wait without a limit, for descriptors alone.
-                os.write(self._write_end, _HOLD_ID.pack(0))
-            if descriptor is not None:
-                self._selector.register(descriptor, selectors.EVENT_READ, pid)
-            elif _has_ended(pid):
-                return False
-            self._watched[pid] = descriptor
+                self.send_release(0)
             return True
 
     def kill(self, pid: int) -> None:
@@ -351,15 +236,15 @@ class ChildWatcher:
     def _run(self) -> None:
         while True:
             try:
-                for key, _ in self._selector.select(self._interval):
+                polled = [pid for pid, descriptor in list(self._watched.items()) if descriptor is None]
+                for key, _ in self._selector.select(_POLL_INTERVAL if polled else None):
                     if key.fileobj == self._read_end:
                         for (hold_id,) in _HOLD_ID.iter_unpack(os.read(self._read_end, 4096 * _HOLD_ID.size)):
                             self._call(self._on_release, hold_id)
                     else:
                         self._ended(key.data)
-                for pid in list(self._watched) if self._interval is not None else ():
-                    if _has_ended(pid):
-                        self._ended(pid)
+                for pid in filter(_has_ended, polled):
+                    self._ended(pid)
             except Exception:
                 logger.exception("event=child_watcher_failed")
 
@@ -393,6 +278,43 @@ def _has_ended(pid: int) -> bool:
     except (ChildProcessError, ProcessLookupError):
         return True
     return False
+
+
+class ChildNote:
+    """Writes ``facts``, the arguments of ``node_data.add_run``, into each node of ``contender``; nothing waits for it.
+
+    A node is created before a child has the task. A task that runs for ``DELAY`` seconds may be the one that hangs, and
+    the operator needs its process, also when neither the broker nor the worker answers. Any thread may start or cancel
+    it; a later note cancels the one before, whose answers may come after it, and must not undo it.
+    """
+
+    def __init__(self, contender: Contender, facts: dict[str, Any]) -> None:
+        self.facts = facts
+        self.is_cancelled = False
+        self._contender = contender
+        self._paths = list(contender.node_paths.values())
+        contender.post(self._read)
+
+    def _read(self) -> None:
+        if self._paths and not self.is_cancelled:
+            self._contender.ask(partial(self._contender.session.wire.get, self._paths[0]), self._write)
+
+    def _write(self, found: Any, error: Exception | None) -> None:
+        session = self._contender.session
+        if error is None and found[1].ephemeralOwner == session.id and not self.is_cancelled:
+            changed = node_data.add_run(found[0], **self.facts)
+            if changed is not None and changed != found[0]:
+                write = partial(session.wire.set, self._paths[0], changed, version=found[1].version)
+                self._contender.ask(write, self._written)
+                return
+        # A node that cannot be read or written shows what it has shown before.
+        self._written(None, error)
+
+    def _written(self, _stat: object, error: Exception | None) -> None:
+        # Until no request to release is written between the read and the write.
+        if not isinstance(error, BadVersionError):
+            self._paths.pop(0)
+        self._read()
 
 
 class ChildEndedError(LockLost, WorkerLostError):

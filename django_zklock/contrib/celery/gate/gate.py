@@ -12,24 +12,20 @@ import os
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from celery import bootsteps
 from celery.signals import task_received
 from celery.worker.request import Request
-from django.db import connections as databases
 
 from django_zklock import locked_call
 from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate import child
 from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, HEADER, ChildWatcher
-from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, AttemptId, GateRequest
+from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, MAX_READY, GateRequest, Phase
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
-from django_zklock.contrib.celery.gate.slots import Slots
-from django_zklock.contrib.celery.tasks import outermost_lock
-from django_zklock.locked_call import LockedCall
+from django_zklock.contrib.celery.tasks import message_key, outermost_lock
 from django_zklock.zk.background import TimerThread
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.waiting import monotonic
@@ -44,6 +40,8 @@ MAX_PARKED = 300
 PUBLISH_PAUSE = 30.0
 # Deadlines that a worker keeps for later deliveries. With more it forgets them.
 MAX_DEADLINES = 10_000
+# Requests ask ahead of their turn if each slot, on average, got free twice in as many seconds.
+SHORT = 0.2
 
 
 class Gate:
@@ -56,6 +54,8 @@ class Gate:
         self.forks = internals.is_prefork(consumer.pool)
         self.scoreboard = Scoreboard()
         self.child_watcher = ChildWatcher(self.on_body_ended, self._on_child_exit)
+        # Called where the body runs, when it has ended.
+        self.release = self.child_watcher.send_release if self.forks else self.on_body_ended
         self.slots = Slots(self)
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
@@ -65,11 +65,10 @@ class Gate:
         # Events that should not happen, by name.
         self.counts: Counter[str] = Counter()
         # Of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch.
-        self.deadlines: dict[AttemptId, float] = {}
+        self.deadlines: dict[tuple[Any, ...], float] = {}
         # By `hold_id`, in the order of their arrival; added and removed by several threads, one operation each.
         self.requests: dict[int, GateRequest] = {}
-        # Those of them that are JOINING; that are DECIDED, in that order; and that wait in addition to Celery's window.
-        self.joining: set[int] = set()
+        # Those of them that are DECIDED, in that order; and that wait in addition to Celery's window.
         self.decided: dict[int, GateRequest] = {}
         self.outside_window: set[int] = set()
         self._checks = False
@@ -102,7 +101,8 @@ class Gate:
 
     def stop(self) -> None:
         """End all requests whose tasks do not run, and those that Celery has dropped: they are delivered again."""
-        self.slots.reset()
+        # Celery counts the slots anew.
+        self.slots.in_hand = 0
         for request in list(self.requests.values()):
             request.leave()
             request.guarded(request.reconcile)
@@ -111,18 +111,13 @@ class Gate:
             self.loop.detach()
 
     def stop_soon(self) -> None:
-        """Stop in the timer thread; safe in a signal handler, which may have interrupted a step."""
-        if self.requests:
-            self.loop.timers.call_later(0.0, self._stop_without_waiting)
+        """Stop without waiting, in the timer thread: the signal handler that wants it may have interrupted a step."""
         # Tasks that run may still take their locks, and Celery's loop does not run during the handler or after it.
         self.loop.detach()
-
-    def _stop_without_waiting(self) -> None:
         if [request for request in list(self.requests.values()) if not request.leave(wait=False)]:
-            self.loop.timers.call_later(STOP_INTERVAL, self._stop_without_waiting)
+            self.loop.timers.call_later(STOP_INTERVAL, self.stop_soon)
 
     def _locked_request(self, request: Request) -> GateRequest | None:
-        """Return the record of a request whose task has a lock; ``None`` for others."""
         task = request.task
         if not getattr(task, "zklock_gate", True):
             return None
@@ -130,7 +125,7 @@ class Gate:
             call, own = outermost_lock(task)
             if call is None:
                 return None
-            key = _make_key(call, request, own)
+            key = message_key(call, request, own)
             # What the node says: the task, its worker, and that a child will run it.
             work = Work(
                 kind="task",
@@ -152,7 +147,6 @@ class Gate:
             return None
 
     def on_body_ended(self, hold_id: int) -> None:
-        """Release the lock of ``hold_id``, if it is held."""
         if (request := self.requests.get(hold_id)) is not None:
             request.on_body_ended()
 
@@ -164,8 +158,9 @@ class Gate:
     @property
     def is_stuck(self) -> bool:
         """Whether a granted request has waited too long: for a slot, or in the queue of a pool in this process."""
-        requests = self.decided if self.forks else self.requests
-        return any(request.is_stuck for request in list(requests.values()))
+        late = monotonic() - MAX_READY
+        requests = list((self.decided if self.forks else self.requests).values())
+        return any(each.moved < late and (each.phase is Phase.DECIDED or each.is_queued) for each in requests)
 
     def start_checks(self) -> None:
         """Check all requests again and again, until there is none."""
@@ -184,33 +179,32 @@ class Gate:
         if self.requests:
             self.start_checks()
 
-    def give_back(self, request: Request, attempt: AttemptId, deadline: float | None) -> None:
+    def give_back(self, request: Request, attempt: tuple[Any, ...], deadline: float | None) -> None:
         """Let the broker deliver ``request`` again: at the end of its queue, or where it was."""
         self.counts["given_back"] += 1
         headers = {DEADLINE_HEADER: [attempt[1], deadline]} if deadline is not None else {}
-        queue = internals.queue_of(self.consumer, request)
-        is_published = queue is not None and (headers or internals.is_better_published(self.consumer, request))
-        if queue is not None and is_published and monotonic() >= self._publishes_from:
+        is_published = headers or internals.is_better_published(self.consumer, request)
+        queue = internals.queue_of(self.consumer, request) if is_published else None
+        if queue is not None and monotonic() >= self._publishes_from:
             try:
                 self._confirming = self._confirming or internals.confirming_connection(self.consumer.connection)
                 internals.publish_again(request, queue, headers, self._confirming)
+                return
             except Exception as error:  # noqa: BLE001 - the broker's, of many kinds
                 logger.warning("event=not_published task=%s error=%r consequence=rejected", request.id, error)
                 # A broker that does not answer must not keep Celery's loop from its heartbeats, once for each message.
                 self._publishes_from = monotonic() + PUBLISH_PAUSE
-            else:
-                return
         self.keep_deadline(attempt, deadline)
         internals.give_back(request)
 
-    def keep_deadline(self, attempt: AttemptId, deadline: float | None) -> None:
+    def keep_deadline(self, attempt: tuple[Any, ...], deadline: float | None) -> None:
         """Keep ``deadline`` for the next delivery of the same message."""
         if deadline is not None:
             if len(self.deadlines) >= MAX_DEADLINES:
                 self.deadlines.clear()
             self.deadlines[attempt] = deadline
 
-    def read_deadline(self, request: Request, attempt: AttemptId) -> float | None:
+    def read_deadline(self, request: Request, attempt: tuple[Any, ...]) -> float | None:
         """Return until when the task waits, from its message or from the last delivery."""
         try:
             number, deadline = (request.message.headers or {})[DEADLINE_HEADER]
@@ -227,9 +221,7 @@ class Gate:
 
     @property
     def sends_events(self) -> bool:
-        """Whether Celery's events are enabled."""
-        events = self.consumer.event_dispatcher
-        return events is not None and events.enabled
+        return bool(getattr(self.consumer.event_dispatcher, "enabled", False))
 
     def send_event(self, what: str, describe: Callable[[], dict[str, Any]]) -> None:
         """Send a Celery event, ``zklock-waiting``, ``zklock-held`` or ``zklock-released``, if events are enabled."""
@@ -245,7 +237,6 @@ class Gate:
             logger.exception("event=event_not_sent what=%s task=%s", what, facts["uuid"])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the state of the gate, for ``celery inspect``."""
         return {
             "waiting": len(self.outside_window),
             "running": sum(request.phase in IN_POOL for request in list(self.requests.values())),
@@ -254,6 +245,84 @@ class Gate:
             "scoreboard": MAX_CELLS - len(self.scoreboard.free),
             **{name: self.counts[name] for name in ("reconciled", "given_back", "failed")},
         }
+
+
+class Slots:
+    """The slots of Celery's pool: which request has its turn to ask for its lock, and which one runs next.
+
+    Each request waits for its turn in the same line as Celery's requests without a lock, so neither overtakes the
+    other. A turn comes with a slot, which is kept while the request asks for its lock, and goes back to Celery when the
+    request has to wait. A request whose lock is decided takes the next slot, before all others.
+
+    A slot that waits for ZooKeeper's answer does nothing, which counts where bodies take no longer. So while slots get
+    free often, the next requests of the line ask for their locks ahead of their turn, as many as the pool has slots.
+
+    Used in the gate's loop. ``in_hand`` slots are the gate's, and no request's. A request may be in the line of the
+    pool when it wants no slot any more.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self.in_hand = 0
+        self._gate = gate
+        self.pool = internals.slots_of(gate.consumer.controller, lambda: self.in_hand)
+        # Those that have had their turn, and for which a slot is kept while they are JOINING.
+        self._asking: list[GateRequest] = []
+        # When the last turns came that were of use (monotonic clock).
+        self._recent: deque[float] = deque(maxlen=2 * MAX_CELLS + 1)
+
+    def queue(self, request: GateRequest) -> None:
+        """Let ``request`` have its turn after all that wait for a slot."""
+        self.pool.acquire(partial(self._on_turn, request))
+        self._ask_ahead()
+        self._gate.start_checks()
+
+    def _on_turn(self, request: GateRequest) -> None:
+        self.in_hand += 1
+        if request.phase in {Phase.QUEUED, Phase.JOINING, Phase.DECIDED}:
+            self._recent.append(monotonic())
+        request.is_ahead = False
+        request.guarded(request.ask)
+        self._asking.append(request)
+        self.settle()
+
+    def seek(self, request: GateRequest) -> None:
+        """Let ``request``, which is DECIDED, have the next slot, before all that wait for their turn."""
+        self.settle()
+        # One that was granted at once, ahead of its turn, overtakes no other.
+        if request.hold_id in self._gate.decided and not request.is_ahead:
+            self.pool.acquire_next(self.on_slot)
+
+    def on_slot(self) -> None:
+        """Use a slot that has come, or that the pool did not use after all."""
+        self.in_hand += 1
+        self.settle()
+
+    def settle(self) -> None:
+        """Use the slots that the gate has: first for requests that are decided, and hold their locks without one."""
+        while self.in_hand:
+            self._asking = [request for request in self._asking if request.phase is Phase.JOINING]
+            is_kept = self.in_hand <= len(self._asking)
+            ready = (each for each in self._gate.decided.values() if not is_kept or not each.is_ahead)
+            if (decided := next(ready, None)) is not None:
+                decided.guarded(decided.submit)
+            elif is_kept:
+                break
+            else:
+                self.in_hand -= 1
+                self.pool.release()
+        self._ask_ahead()
+
+    def _ask_ahead(self) -> None:
+        """Let the next requests of the line ask for their locks, if they will have a slot soon."""
+        size, recent = self.pool.size, self._recent
+        if not size or len(recent) <= 2 * size or recent[-2 * size - 1] < monotonic() - SHORT:
+            return
+        for call in self.pool.first(size):
+            # Others are Celery's.
+            request = call.args[0] if isinstance(call, partial) and call.func == self._on_turn else None
+            if request is not None and request.phase is Phase.QUEUED:
+                request.is_ahead = True
+                request.guarded(request.ask)
 
 
 class Loop:
@@ -283,12 +352,10 @@ class Loop:
         self._wake()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Run ``call`` soon."""
         self._calls.append(call)
         self._wake()
 
     def call_later(self, delay: float, call: Callable[[], object]) -> None:
-        """Run ``call`` after ``delay`` seconds."""
         self.timers.call_later(delay, partial(self.post, call))
 
     def _wake(self) -> None:
@@ -296,6 +363,7 @@ class Loop:
             with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
                 os.write(self._write_end, b".")
         else:
+            # Not with a read, which waits where eventlet has replaced it.
             self.timers.call_later(0.0, self._run_all)
 
     def _run(self) -> None:
@@ -324,37 +392,23 @@ class GateStep(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def include_if(self, consumer: Any) -> bool:
-        """Return whether the consumer has a gate."""
-        if not is_wanted(consumer.app):
-            return False
-        can_have_it = internals.can_have_gate(consumer.pool)
-        if not can_have_it:
-            logger.info("event=no_gate pool=%s consequence=tasks_wait_in_their_slots", type(consumer.pool).__module__)
-        return can_have_it
+        if not is_wanted(consumer.app) or internals.can_have_gate(consumer.pool):
+            return is_wanted(consumer.app)
+        logger.info("event=no_gate pool=%s consequence=tasks_wait_in_their_slots", type(consumer.pool).__module__)
+        return False
 
     def create(self, consumer: Any) -> Any:
         """Return the gate, which Celery starts and stops; before the pool forks."""
         # `celery inspect` finds it there.
         gate = consumer.zklock_gate = Gate(consumer)
         child.gates[gate.origin] = gate
-        internals.put_into(consumer, on_request=gate.on_request, before_soft_shutdown=gate.stop_soon)
+        stop_soon = partial(gate.loop.timers.call_later, 0.0, gate.stop_soon)
+        internals.put_into(consumer, on_request=gate.on_request, stop_soon=stop_soon)
         return gate
 
     def register_with_event_loop(self, _consumer: Any, hub: Any) -> None:
         """Attach the gate at each connection to the broker: the loop removes its readers when one is lost."""
         self.obj.loop.attach(hub)
-
-
-def _make_key(call: LockedCall, request: Request, own: tuple[Any, ...]) -> Any:
-    before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
-    try:
-        with internals.current_request(request) if own else nullcontext():
-            return call.key((*own, *request.args), dict(request.kwargs))
-    finally:
-        # If the key callable has queried the database, the children must not inherit the connection.
-        for each in databases.all(initialized_only=True):
-            if each.alias not in before:
-                each.close()
 
 
 def is_wanted(app: Any) -> bool:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,19 @@ from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
 from django_zklock import signals
+from django_zklock.conflict import AcquireRetries
 from django_zklock.contrib.celery import internals
-from django_zklock.contrib.celery.gate.acquisition import DELAY, ChildNote, TaskAttempts
-from django_zklock.contrib.celery.gate.child import HEADER, Ticket, ended_child_failure
+from django_zklock.contrib.celery.gate.child import DELAY, HEADER, ChildNote, Ticket, ended_child_failure
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentCell
 from django_zklock.contrib.celery.retry import CONFLICTS, OUTAGES
+from django_zklock.exceptions import ZkLockError
 from django_zklock.locked_call import LockedCall
+from django_zklock.zk.acquire import Acquisition
+from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
+from django_zklock.zk.place import Place
+from django_zklock.zk.queue import RULES, Node, Queue
 from django_zklock.zk.waiting import monotonic
 
 if TYPE_CHECKING:
@@ -48,9 +54,6 @@ CHECK_INTERVAL = 1.0
 MAX_READY = 1.0
 # Failures that the pool itself reports, before or after the end of the child. All others come from the child.
 _POOL_FAILURES = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
-
-AttemptId = tuple[str, int, int, int]
-"""The id of a task, the number of its retries, and how often `RetryLater` has sent it: conflicts and outages."""
 
 
 class Phase(enum.Enum):
@@ -101,12 +104,36 @@ IN_POOL = frozenset({Phase.SUBMITTED, Phase.CLAIMED, Phase.RELEASED})
 UNCLAIMED = {(Phase.DECIDED, Verdict.GRANTED), (Phase.SUBMITTED, Verdict.GRANTED)}
 
 
-class GateRequest:
-    """A request of a locked task.
+class GateAcquisition(Acquisition):
+    """An acquisition whose hold is for another thread or process; ``timeout`` ends it, and no outage of ZooKeeper."""
 
-    ``on_turn``, ``step``, ``submit`` and ``check`` run in the gate's loop. Celery calls the callbacks from its own
-    threads, the session calls ``_on_change`` from its own, and any thread may call :meth:`over`. ``_changing`` guards
-    ``phase`` and ``verdict`` and the decisions that depend on them.
+    __slots__ = ()
+
+    @property
+    def granted(self) -> bool:
+        return self.contender.state is State.HELD and not self.expired
+
+    def poll(self) -> bool:
+        """Poll like every acquisition, but leave a grant with the contender."""
+        # Under the monitor: a grant between the two looks would be one to the thread that polls.
+        with self.contender.session.monitor:
+            return self.granted or super().poll()
+
+    def _new_contender(self) -> Contender:
+        contender = super()._new_contender()
+        # The request decides how long a slot waits for ZooKeeper's first answer.
+        self._response_deadline = self._deadline if self.timeout else math.inf
+        # The gate, and not an outage, decides how long a message waits.
+        contender.has_deadline = True
+        return contender
+
+
+class GateRequest:
+    """A request of a locked task, and its attempts to acquire the lock: with one deadline, and a locked call's retries.
+
+    ``ask``, ``step``, ``submit`` and ``check`` run in the gate's loop. Celery calls the callbacks from its own threads,
+    the session calls ``_on_change`` from its own, under its monitor, and any thread may call :meth:`over`.
+    ``_changing`` guards ``phase``, ``verdict`` and ``attempt``, and the decisions that depend on them.
     """
 
     def __init__(self, gate: Gate, request: Request, call: LockedCall, lock: Lock) -> None:
@@ -117,22 +144,19 @@ class GateRequest:
         # Names the request, its cell and its ticket.
         self.hold_id = secrets.randbits(63) | 1
         headers = request.message.headers or {}
-        # `RetryLater` changes no other part: each wait has a deadline of its own.
-        self.attempt_id: AttemptId = (
-            request.id,
-            request.request_dict.get("retries") or 0,
-            headers.get(CONFLICTS.tries, 0),
-            headers.get(OUTAGES.tries, 0),
-        )
-        self.attempts = TaskAttempts(
-            lock,
-            call.timeout,
-            Work(kind="task", name=request.task.name, id=request.id),
-            deadline=gate.read_deadline(request, self.attempt_id) if call.timeout else None,
-            wake=self._on_change,
-        )
-        # Another contender was in the way.
-        self.contended = False
+        # The task, the number of its retries, and how often `RetryLater` has sent it: each wait has its own deadline.
+        tries = (headers.get(budget.tries, 0) for budget in (CONFLICTS, OUTAGES))
+        self.attempt_id: tuple[Any, ...] = (request.id, request.request_dict.get("retries") or 0, *tries)
+        # ``None`` before the first attempt; why there is no lock; and when the first attempt began (monotonic clock).
+        self.attempt: GateAcquisition | None = None
+        self.refusal: ZkLockError | None = None
+        self.began = math.inf
+        # Until when the task waits (Unix epoch), in this delivery and in others.
+        self.deadline = gate.read_deadline(request, self.attempt_id) if call.timeout else None
+        self._retries = AcquireRetries(lock, call.timeout, Work(kind="task", name=request.task.name, id=request.id))
+        self._is_retry = False
+        # Another contender was in the way. And this one asks ahead of its turn, which it waits for if no other one is.
+        self.contended = self.is_ahead = False
         self.pid: int | None = None
         self.cell: ParentCell | None = None
         # When the phase has changed or a child has accepted the task, and when the message came (monotonic clock).
@@ -143,23 +167,16 @@ class GateRequest:
         self._kills_child = call.on_lost == "terminate"
         self._note: ChildNote | None = None
         self._changing = threading.RLock()
-        self._callbacks = internals.take_callbacks(
-            request,
-            on_accepted=self._on_accepted,
-            on_success=self._on_success,
-            on_failure=self._on_failure,
-            on_timeout=self._on_timeout,
-        )
+        self._callbacks = internals.take_callbacks(request, self)
 
     def _move(self, phase: Phase, verdict: Verdict) -> None:
         assert (phase, verdict) in STATES, (phase, verdict)
         if phase is not self.phase:
             self.moved = monotonic()
             if phase is Phase.DECIDED:
-                self._granted_at, self._waited = time.time(), max(0.0, monotonic() - self.attempts.began)
+                self._granted_at, self._waited = time.time(), max(0.0, monotonic() - self.began)
         self.phase, self.verdict = phase, verdict
         gate, hold_id = self.gate, self.hold_id
-        (gate.joining.add if phase is Phase.JOINING else gate.joining.discard)(hold_id)
         if phase is Phase.DECIDED:
             gate.decided.setdefault(hold_id, self)
         else:
@@ -180,8 +197,8 @@ class GateRequest:
                 self._go_back()
             logger.exception("event=step_failed task=%s consequence=delivered_again", self.request.id)
 
-    def on_turn(self) -> None:
-        """Ask for the lock: it is the turn of this request among all that wait for a slot."""
+    def ask(self) -> None:
+        """Ask for the lock: it is the turn of this request among all that wait for a slot, or will be soon."""
         with self._changing:
             if self.phase is not Phase.QUEUED:
                 return
@@ -191,8 +208,49 @@ class GateRequest:
                 return
             # First: a grant that comes at once is to be noticed.
             self._move(Phase.JOINING, Verdict.NONE)
-            self.attempts.start()
+            self._start_attempt()
         self._step_in_time()
+
+    def _start_attempt(self) -> None:
+        self._end_attempt()
+        timeout = self._retries.timeout
+        if timeout and not self._is_retry:
+            if self.deadline is None:
+                self.deadline = time.time() + timeout
+            else:
+                timeout = max(0.0, self.deadline - time.time())
+        # `celery inspect zklocks` names the holder.
+        self.attempt = GateAcquisition(self.lock, timeout, self._on_change, wants_holder=True)
+        self.attempt.start()
+        self.began = min(self.began, monotonic())
+
+    def _end_attempt(self) -> None:
+        """Leave the queue, or release the lock; any thread, more than once."""
+        if self.attempt is not None and self.attempt.is_waiting:
+            self.attempt.end()
+
+    def _is_decided(self) -> bool:
+        """Return whether the lock is granted or refused; one that was lost is acquired again."""
+        attempt = self.attempt
+        assert attempt is not None, "the request has asked"
+        if self.refusal is not None or attempt.granted:
+            return True
+        if attempt.expired:
+            self._start_attempt()
+        else:
+            try:
+                if attempt.poll():
+                    return True
+            except ZkLockError as error:
+                if not self._retries.should_retry(error):
+                    self._end_attempt()
+                    self.refusal = error.with_traceback(None)
+                    return True
+                self._is_retry = True
+                self._start_attempt()
+        if self.phase is Phase.DECIDED:
+            self._move(Phase.WAITING, Verdict.NONE)
+        return False
 
     def _on_change(self) -> None:
         # On the session's threads.
@@ -205,28 +263,21 @@ class GateRequest:
         with self._changing:
             if self.phase not in ASKING or self.verdict is Verdict.IN_SLOT:
                 return
-            before, decided = self.phase, self.attempts.is_decided()
-            attempt = self.attempts.current
+            before, decided, attempt = self.phase, self._is_decided(), self.attempt
             assert attempt is not None
             contender = attempt.contender
             # A short wait may be over before the holder is known.
             if not self.contended and (attempt.newly_contended() or (decided and before is Phase.WAITING)):
-                self.contended = True
+                self.contended, self.is_ahead = True, False
                 self.gate.send_event("waiting", self.as_dict)
-            if before is Phase.DECIDED:
-                if not decided:
-                    # The lock was lost, and the new attempt has begun.
-                    self._move(Phase.WAITING, Verdict.NONE)
-            elif decided:
-                self._move(Phase.DECIDED, Verdict.GRANTED if self.attempts.refusal is None else Verdict.REFUSED)
+            if decided and before is not Phase.DECIDED:
+                self._move(Phase.DECIDED, Verdict.GRANTED if self.refusal is None else Verdict.REFUSED)
             elif before is Phase.JOINING:
                 if contender.wait and contender.answered and contender.session.connected:
                     self._move(Phase.WAITING, Verdict.NONE)
                 elif monotonic() - self.moved >= MAX_JOINING:
                     # In an outage of ZooKeeper the slots pace the requests, as without the gate.
-                    text = "event=zookeeper_silent key=%r task=%s consequence=acquires_in_its_slot"
-                    logger.warning(text, self.lock.key, self.request.id)
-                    self._fall_back()
+                    self._fall_back(logger.warning, "event=zookeeper_silent")
             is_decided = self.phase is Phase.DECIDED and before is not Phase.DECIDED
         if is_decided:
             self.gate.slots.seek(self)
@@ -237,46 +288,57 @@ class GateRequest:
             if self.phase in {Phase.JOINING, Phase.WAITING}:
                 self._step_in_time()
 
-    def _fall_back(self) -> None:
+    def _fall_back(self, log: Callable[..., None], event: str) -> None:
         """Let the task acquire the lock in its slot."""
-        self.attempts.end()
+        log("%s key=%r task=%s consequence=acquires_in_its_slot", event, self.lock.key, self.request.id)
+        self._end_attempt()
         self._move(Phase.SUBMITTED if self.phase is Phase.SUBMITTED else Phase.DECIDED, Verdict.IN_SLOT)
 
     def _release_if_followed(self) -> None:
         """Release a lock that no body has if a contender of another worker, or of a body of this one, waits behind."""
-        if (self.phase, self.verdict) not in UNCLAIMED or self._is_claimed():
+        if (self.phase, self.verdict) in UNCLAIMED and not self._is_claimed():
+            asking = [request for request in list(self.gate.requests.values()) if request.phase in ASKING]
+            paths = [each.attempt.contender.node_paths for each in asking if each.attempt is not None]
+            # Behind the node of a request for several keys other contenders may wait for another one of its keys; and
+            # one whose session has just ended has no node.
+            self._if_followed({path for nodes in paths if len(nodes) == 1 for path in nodes.values()})
+
+    def _if_followed(self, ours: Container[str]) -> None:
+        """Release the lock if a contender waits behind this one that is not one of ``ours``, paths of nodes."""
+        attempt = self.attempt
+        if attempt is None or not attempt.contender.session.connected:
             return
-        waiting = [request for request in list(self.gate.requests.values()) if request.phase in ASKING]
-        attempts = [attempt for request in waiting if (attempt := request.attempts.current) is not None]
-        paths = [list(attempt.contender.node_paths.values()) for attempt in attempts]
-        # Behind the node of a request for several keys other contenders may wait for another one of its keys; and one
-        # whose session has just ended has no node.
-        ours = {each[0] for each in paths if len(each) == 1}
-        self.attempts.if_followed(ours, partial(self.gate.loop.post, partial(self.guarded, self._release_unclaimed)))
+        contender = attempt.contender
+
+        def on_queue(place: Place, queue: Queue | None, _error: Exception | None) -> None:
+            # On the connection's thread; not at all if the connection is lost before the answer.
+            own = place.node or ""
+            waiting = waiting_behind(own, queue) if queue is not None and own in queue else []
+            if self.attempt is attempt and any(f"{place.path}/{each.name}" not in ours for each in waiting):
+                self.gate.loop.post(partial(self.guarded, self._release_unclaimed))
+
+        for place in contender.places:
+            contender.session.post(partial(place.listing.list_queue, partial(on_queue, place)))
 
     def _release_unclaimed(self) -> None:
         with self._changing:
             if (self.phase, self.verdict) in UNCLAIMED and self._withdraw():
-                event = "event=no_slot" if self.phase is Phase.DECIDED else "event=not_claimed"
-                logger.info("%s key=%r task=%s consequence=acquires_in_its_slot", event, self.lock.key, self.request.id)
-                self._fall_back()
+                self._fall_back(logger.info, "event=no_slot" if self.phase is Phase.DECIDED else "event=not_claimed")
 
     def submit(self) -> None:
         """Use the slot that is there, unless the lock was lost meanwhile: then a new attempt has begun."""
         with self._changing:
-            if self.verdict is not Verdict.IN_SLOT and not self.attempts.is_decided():
-                self._move(Phase.WAITING, Verdict.NONE)
+            if self.phase is not Phase.DECIDED or (self.verdict is not Verdict.IN_SLOT and not self._is_decided()):
                 return
-            attempt = self.attempts.current
-            if self.verdict is Verdict.GRANTED and attempt is not None:
-                self.cell = ParentCell.open(self.gate.scoreboard, self.hold_id, attempt.contender)
-                if self.cell is None:
-                    text = "event=scoreboard_full key=%r task=%s consequence=acquires_in_its_slot"
-                    logger.error(text, self.lock.key, self.request.id)
-                    self._fall_back()
-            if self.verdict is not Verdict.IN_SLOT or self.attempts.deadline is not None:
+            assert self.attempt is not None
+            if self.verdict is Verdict.GRANTED:
+                try:
+                    self.cell = ParentCell(self.gate.scoreboard, self.hold_id, self.attempt.contender)
+                except IndexError:
+                    self._fall_back(logger.error, "event=scoreboard_full")
+            if self.verdict is not Verdict.IN_SLOT or self.deadline is not None:
                 internals.keep_headers(self.request.request_dict)
-                self.request.request_dict[HEADER] = self._ticket()
+                self.request.request_dict[HEADER] = self._ticket(self.attempt.contender)
             self._move(Phase.SUBMITTED, self.verdict)
         try:
             # Since the last look it may have been lost.
@@ -292,19 +354,17 @@ class GateRequest:
     def _hand_over(self) -> None:
         try:
             self.request.execute_using_pool(self.gate.consumer.pool)
-        except TaskRevokedError:
-            # Celery has announced and acknowledged it.
+        except Exception as error:
             self.gate.loop.post(self.gate.slots.on_slot)
-            self.over()
-        except Exception:
-            self.gate.loop.post(self.gate.slots.on_slot)
+            if isinstance(error, TaskRevokedError):
+                # Celery has announced and acknowledged it.
+                self.over()
+                return
             self._go_back()
             raise
 
-    def _ticket(self) -> Ticket:
-        attempt = self.attempts.current
-        contender = attempt.contender if attempt is not None else None
-        granted = contender if self.verdict is Verdict.GRANTED else None
+    def _ticket(self, contender: Contender) -> Ticket:
+        is_granted = self.verdict is Verdict.GRANTED
         return Ticket(
             origin=self.gate.origin,
             cell=self.cell.number if self.cell is not None else 0,
@@ -313,13 +373,12 @@ class GateRequest:
             since=self._granted_at,
             waited=self._waited,
             contended=self.contended,
-            holder=contender.holder if contender is not None and self.contended else None,
-            session_timeout=contender.session.timeout if contender is not None else 0.0,
-            nodes=granted.node_paths if granted is not None else {},
-            token=(granted.token or 0) if granted is not None else 0,
-            refusal=self.attempts.refusal,
-            acquires=self.verdict is Verdict.IN_SLOT,
-            deadline=self.attempts.deadline,
+            holder=contender.holder if self.contended else None,
+            session_timeout=contender.session.timeout,
+            nodes=contender.node_paths if is_granted else {},
+            token=(contender.token or 0) if is_granted else 0,
+            refusal=self.refusal,
+            deadline=self.deadline,
         )
 
     def _withdraw(self) -> bool:
@@ -341,7 +400,7 @@ class GateRequest:
                 self._move(Phase.CLAIMED, Verdict.GRANTED)
             return self.phase is Phase.CLAIMED
 
-    def _on_accepted(self, pid: int, accepted: float) -> None:
+    def on_accepted(self, pid: int, accepted: float) -> None:
         self.moved = monotonic()
         try:
             if not self.gate.forks and (self.phase is Phase.OVER or self.request.revoked()):
@@ -360,11 +419,11 @@ class GateRequest:
                 self.over()
             raise
 
-    def _on_success(self, result: Any, **options: Any) -> Any:
+    def on_success(self, result: Any, **options: Any) -> Any:
         self.over()
         return self._callbacks["on_success"](result, **options)
 
-    def _on_failure(self, failure: Any, *facts: Any, **options: Any) -> Any:
+    def on_failure(self, failure: Any, *facts: Any, **options: Any) -> Any:
         if self.verdict is Verdict.KILLED:
             return None
         # Celery may publish the request again, with its headers.
@@ -374,7 +433,7 @@ class GateRequest:
             self.over()
         return self._callbacks["on_failure"](failure, *facts, **options)
 
-    def _on_timeout(self, soft: bool, timeout: float) -> Any:  # noqa: FBT001 - Celery's signature
+    def on_timeout(self, soft: bool, timeout: float) -> Any:  # noqa: FBT001 - Celery's signature
         # The child is killed after this call; the lock of a watched child is free when it has ended.
         if not soft and not self._is_watched:
             self.over()
@@ -407,7 +466,6 @@ class GateRequest:
         logger.warning("event=child_ended key=%r task=%s pid=%d reason=lost", self.lock.key, self.request.id, self.pid)
 
     def on_child_exit(self) -> None:
-        """End the request: its child has ended."""
         self.over()
         if self.verdict is Verdict.KILLED:
             # Celery would notice ten seconds later, and without the reason.
@@ -419,8 +477,11 @@ class GateRequest:
             if self.phase not in {Phase.SUBMITTED, Phase.CLAIMED} or self.verdict is not Verdict.GRANTED:
                 return
             self._move(Phase.RELEASED, Verdict.GRANTED)
-        # The child may wait until the node is deleted.
-        self.attempts.end(self.cell.close if self.cell is not None else None)
+        self._end_attempt()
+        if self.attempt is not None and self.cell is not None:
+            # The child may wait until the node is deleted.
+            contender = self.attempt.contender
+            contender.post(partial(contender.on_deleted, self.cell.close))
 
     def over(self) -> None:
         """End the request, whatever ended it: release the lock and all that belongs to it; any thread, any time."""
@@ -429,7 +490,7 @@ class GateRequest:
                 return
             before = self.phase
             self._move(Phase.OVER, self.verdict)
-        self.attempts.end()
+        self._end_attempt()
         if self.cell is not None:
             self.cell.close()
         self.gate.requests.pop(self.hold_id, None)
@@ -447,23 +508,20 @@ class GateRequest:
             return False
         try:
             # What waits in the queue of threads or greenlets is ended when one of them takes it.
-            is_queued = self.phase is Phase.SUBMITTED and self.pid is None and not self.gate.forks
-            if self.phase not in IN_POOL or is_queued:
-                self.gate.keep_deadline(self.attempt_id, self.attempts.deadline)
+            if self.phase not in IN_POOL or self.is_queued:
+                self.gate.keep_deadline(self.attempt_id, self.deadline)
                 self.over()
         finally:
             self._changing.release()
         return True
 
     def _go_back(self) -> None:
-        """End the request, and let the broker deliver its message again."""
         self.over()
-        self.gate.loop.post(partial(self.gate.give_back, self.request, self.attempt_id, self.attempts.deadline))
+        self.gate.loop.post(partial(self.gate.give_back, self.request, self.attempt_id, self.deadline))
 
     def _step_in_time(self) -> None:
         """Look at the attempt when its timeout is over, if that comes before the next check."""
-        attempt = self.attempts.current
-        wakeup = attempt.next_wakeup() if attempt is not None else None
+        wakeup = self.attempt.next_wakeup() if self.attempt is not None else None
         if wakeup is not None and wakeup < CHECK_INTERVAL:
             self.gate.loop.call_later(wakeup, partial(self.guarded, self.step))
 
@@ -471,28 +529,23 @@ class GateRequest:
         """Check for revocation, expiry, age, and for a run that Celery has dropped."""
         if self.phase in IN_POOL:
             self.reconcile()
-            self.note(now)
             if self.pid is None and internals.starts_children(self.gate.consumer.pool):
                 # The child that will run the task has yet to start.
                 self.moved = now
-            if now - self.moved > MAX_READY:
-                self._release_if_followed()
-        elif self.phase is Phase.OVER:
-            return
-        elif self.request.revoked():
+        elif self.phase is not Phase.OVER and self.request.revoked():
             # Celery has announced and acknowledged it.
             self.over()
-        elif (age := now - self._delivered) > self.gate.max_wait and self.phase is not Phase.JOINING:
-            logger.info("event=given_back key=%r task=%s age=%.0f", self.lock.key, self.request.id, age)
-            self._go_back()
-        elif self.phase is Phase.DECIDED:
-            if now - self.moved > MAX_READY:
-                self._release_if_followed()
-                self.note(now)
         elif self.phase is Phase.JOINING:
             self.step()
-        else:
+        elif self.phase is not Phase.OVER and (age := now - self._delivered) > self.gate.max_wait:
+            logger.info("event=given_back key=%r task=%s age=%.0f", self.lock.key, self.request.id, age)
+            self._go_back()
+        elif self.phase is not Phase.DECIDED:
             self._step_in_time()
+        if self.phase in IN_POOL or self.phase is Phase.DECIDED:
+            self.note(now)
+            if now - self.moved > MAX_READY:
+                self._release_if_followed()
 
     def reconcile(self) -> None:
         """End a run that Celery has dropped, unless a body runs under the hold: then the body's end ends it."""
@@ -516,7 +569,7 @@ class GateRequest:
 
     def note(self, now: float) -> None:
         """Write into the nodes which child runs the task, or that it has no slot, when that is so for a while."""
-        attempt, note = self.attempts.current, self._note
+        attempt, note = self.attempt, self._note
         if self.phase is Phase.RELEASED or attempt is None or not attempt.granted:
             return
         # Tasks in threads and greenlets have no process of their own.
@@ -527,30 +580,26 @@ class GateRequest:
             return
         facts = {"child": child, "granted": self._granted_at, "forgotten": forgotten}
         if note is not None and note.facts != facts:
-            note.cancel()
+            note.is_cancelled = True
         elif note is not None or child is None:
             return
         self._note = ChildNote(attempt.contender, facts)
-        self._note.start()
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether it waits too long: for a slot, or in the queue of a pool whose threads or greenlets are busy."""
-        is_queued = self.phase is Phase.SUBMITTED and self.pid is None and not self.gate.forks
-        return (is_queued or self.phase is Phase.DECIDED) and monotonic() - self.moved > MAX_READY
+    def is_queued(self) -> bool:
+        """Whether it waits in the queue of a pool whose threads or greenlets are busy."""
+        return self.phase is Phase.SUBMITTED and self.pid is None and not self.gate.forks
 
     @property
     def state(self) -> str:
         """Phase and verdict in the words of ``manage.py zklock``."""
-        attempt = self.attempts.current
-        state = STATES[self.phase, self.verdict]
+        attempt = self.attempt
         if self.phase in {Phase.SUBMITTED, Phase.CLAIMED} and self.verdict is Verdict.GRANTED and attempt is not None:
-            state = "lost" if attempt.contender.lost is not None else "granted" if self.pid is None else "held"
-        return state
+            return "lost" if attempt.contender.lost is not None else "granted" if self.pid is None else "held"
+        return STATES[self.phase, self.verdict]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the state, for ``celery inspect`` and events."""
-        attempt = self.attempts.current
+        attempt = self.attempt
         holder = attempt.contender.holder if attempt is not None and self.phase is Phase.WAITING else None
         return {
             "id": self.request.id,
@@ -564,3 +613,10 @@ class GateRequest:
             "pid": self.pid,
             "seconds": round(monotonic() - self.moved, 3),
         }
+
+
+def waiting_behind(own: str, queue: Queue) -> list[Node]:
+    """Return the nodes behind the ``own`` one that wait for it or for another one."""
+    nodes = list(queue)
+    position = [node.name for node in nodes].index(own)
+    return [node for node in nodes[position + 1 :] if not RULES[node.kind].holds(node.name, queue)]

@@ -16,20 +16,31 @@ import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from django_zklock.zk.background import TimerHandle, TimerThread
+from django_zklock.zk.contender import Contender, State
+from django_zklock.zk.held import Possession
+from django_zklock.zk.queue import Rule
 from django_zklock.zk.session import SessionListener
 from django_zklock.zk.waiting import boottime
 
 if TYPE_CHECKING:
-    from django_zklock.zk.contender import Contender
+    from django_zklock.contrib.celery.gate.child import Ticket
 
 # More than the processes of any pool.
 MAX_CELLS = 4096
 # A longer reason is cut.
 REASON_BYTES = 1024
+# How often in a session timeout a child checks whether its lock is lost; the parent's heartbeat comes seven times.
+CHECKS_PER_SESSION = 12
+# Poll interval in seconds while a caller waits for the deletion of the node.
+GONE_POLL_INTERVAL = 0.005
+# In a child.
+_timers = TimerThread()
 
 
 class HoldState(enum.IntEnum):
@@ -42,7 +53,7 @@ class HoldState(enum.IntEnum):
 
 
 class _Words(ctypes.Structure):
-    # Each is one aligned word, written and read at once. `lease_end` is on the clock of `boottime()`.
+    # Each is aligned, written and read at once. `lease_end` is on the clock of `boottime()`.
     _fields_ = (
         ("hold_id", ctypes.c_uint64),
         ("state", ctypes.c_uint64),
@@ -52,20 +63,18 @@ class _Words(ctypes.Structure):
 
 
 class _Reasons(ctypes.Structure):
-    # The reasons of the states that have one. None is overwritten while a child reads it.
-    _fields_ = (
-        (HoldState.REVOKED.name, ctypes.c_char * REASON_BYTES),
-        (HoldState.LOST.name, ctypes.c_char * REASON_BYTES),
-    )
+    # Of the states that have one. None is overwritten while a child reads it.
+    _fields_ = tuple((state.name, ctypes.c_char * REASON_BYTES) for state in (HoldState.REVOKED, HoldState.LOST))
 
 
 class Scoreboard:
     """The memory for each :class:`Cell`. The reason of a state is written before the state."""
 
     def __init__(self) -> None:
-        self.words = _share(_Words, MAX_CELLS)
+        self.words = (_Words * MAX_CELLS).from_buffer(mmap.mmap(-1, MAX_CELLS * ctypes.sizeof(_Words)))
         # Pages that are never written use no memory.
-        self.reasons = _share(_Reasons, MAX_CELLS)
+        self.reasons = (_Reasons * MAX_CELLS).from_buffer(mmap.mmap(-1, MAX_CELLS * ctypes.sizeof(_Reasons)))
+        # The one that got free last is used last: a child may be late.
         self.free = deque(range(MAX_CELLS))
         # Guards the cells against other threads of the parent; taken after the monitor of a session. Reentrant for a
         # signal handler that ends the worker.
@@ -103,10 +112,6 @@ class InheritedDescriptor:
         return self.fd
 
 
-def _share(kind: type[Any], count: int) -> Any:
-    return (kind * count).from_buffer(mmap.mmap(-1, count * ctypes.sizeof(kind)))
-
-
 def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("zklock-claims")
@@ -121,8 +126,8 @@ class Cell:
         self.number = number
         self._scoreboard = scoreboard
         self._hold_id = hold_id
-        self._words = scoreboard.words[number]
-        self._reasons = scoreboard.reasons[number]
+        self._words: Any = scoreboard.words[number]
+        self._reasons: Any = scoreboard.reasons[number]
 
     @property
     def state(self) -> HoldState | None:
@@ -131,14 +136,11 @@ class Cell:
         return HoldState(state) if self._words.hold_id == self._hold_id else None
 
     def reason(self, state: HoldState) -> str:
-        """Return why the hold was revoked or lost."""
-        # A reason that was cut may end in a part of a character.
-        text: bytes = getattr(self._reasons, state.name)
-        return text.decode(errors="ignore")
+        # One that was cut may end in a part of a character.
+        return str(getattr(self._reasons, state.name), errors="ignore")
 
     @property
     def lease_end(self) -> float:
-        """Until when the lease of the hold lasts."""
         return float(self._words.lease_end)
 
     @property
@@ -164,48 +166,33 @@ class Cell:
 class ParentCell(Cell, SessionListener):
     """The cell of a hold in the main process. Any thread of the main process may call it."""
 
-    def __init__(self, scoreboard: Scoreboard, number: int, hold_id: int, contender: Contender) -> None:
-        super().__init__(scoreboard, number, hold_id)
-        self._contender = contender
-
-    @classmethod
-    def open(cls, scoreboard: Scoreboard, hold_id: int, contender: Contender) -> ParentCell | None:
-        """Return a cell for the hold of ``contender``; ``None`` if all are in use."""
+    def __init__(self, scoreboard: Scoreboard, hold_id: int, contender: Contender) -> None:
+        """Use a cell for the hold of ``contender``; raises ``IndexError`` if all are in use."""
         # Not posted: that would wake the connection for nothing.
         with contender.session.monitor, scoreboard.writing:
-            if not scoreboard.free:
-                return None
-            cell = cls(scoreboard, scoreboard.free.popleft(), hold_id, contender)
-            words = cell._words
+            super().__init__(scoreboard, scoreboard.free.popleft(), hold_id)
+            self._contender = contender
+            words = self._words
             words.state, words.claimed_by, words.lease_end = HoldState.HELD, 0, contender.session.lease_end
             words.hold_id = hold_id
-            contender.session.add_listener(cell)
-        return cell
+            contender.session.add_listener(self)
 
     def update(self) -> HoldState | None:
         """Write the state of the hold if it was lost or revoked, and return it; ``None`` if it was not."""
-        # Before the loss and after it: the reason may be known in between, and then this is called once more.
-        pending = self._contender.loss_reason_pending
-        lost, revoked = self._contender.lost, self._contender.revoked
-        if lost is not None:
-            if pending or self._contender.loss_reason_pending:
-                # At once, because ZooKeeper may not answer. The child waits a moment for the reason.
-                self._set_state(HoldState.LOSING)
-            else:
-                self._set_state(HoldState.LOST, lost)
-            return HoldState.LOST
-        if revoked is not None:
-            self._set_state(HoldState.REVOKED, revoked)
-            return HoldState.REVOKED
-        return None
-
-    def _set_state(self, state: HoldState, reason: str | None = None) -> None:
+        contender = self._contender
         with self._scoreboard.writing:
-            if self._words.hold_id == self._hold_id:
-                if reason is not None:
+            # Before the loss and after it: the reason may be known in between, and then this is called once more.
+            pending, lost = contender.loss_reason_pending, contender.lost
+            state, reason = (HoldState.REVOKED, contender.revoked) if lost is None else (HoldState.LOST, lost)
+            if reason is not None and self._words.hold_id == self._hold_id:
+                if state is HoldState.LOST and (pending or contender.loss_reason_pending):
+                    # At once, because ZooKeeper may not answer. The child waits a moment for the reason.
+                    self._words.state = HoldState.LOSING
+                else:
                     # One byte is left for the end of the text.
                     setattr(self._reasons, state.name, reason.encode(errors="replace")[: REASON_BYTES - 1])
-                self._words.state = state
+                    self._words.state = state
+        return state if reason is not None else None
 
     def withdraw(self) -> bool:
         """Free the cell if no child has claimed it; return whether it is free, so that no child can claim it."""
@@ -234,3 +221,83 @@ class ParentCell(Cell, SessionListener):
 
     def resumed(self) -> None:
         self._contender.session.catch_up(self.heartbeat)
+
+
+class InheritedContender:
+    """The contender of a hold in a child, and the contender's session: the real ones are in the parent.
+
+    It reads the cell and the clock of this process, and notices a loss even while the parent is stopped.
+    """
+
+    def __init__(self, ticket: Ticket, cell: Cell, rule: Rule, release: Callable[[], None]) -> None:
+        self.rule = rule
+        self.token = ticket.token
+        self.node_paths = ticket.nodes
+        self.session = self
+        self.pid = os.getpid()
+        self.state = State.HELD
+        self._cell = cell
+        self._release = release
+        self._check_interval = ticket.session_timeout / CHECKS_PER_SESSION
+        self._timer: TimerHandle | None = None
+        self._lost: str | None = None
+
+    def report_to(self, possession: Possession) -> None:
+        """Let ``possession`` learn again and again whether it is revoked or lost."""
+        self._timer = _timers.call_later(self._check_interval, partial(self._report, possession))
+
+    def _report(self, possession: Possession) -> None:
+        if self.state is State.HELD:
+            # This finds the end of the lease.
+            possession.loss()
+            possession.on_change()
+            if self.lost is None or self.loss_reason_pending:
+                self.report_to(possession)
+
+    @property
+    def lost(self) -> str | None:
+        if self._lost is None and self.state is State.HELD:
+            state = self._cell.state
+            if state is HoldState.LOSING:
+                # Not kept: there is more to say soon.
+                return "the worker's main process has lost it"
+            if state is HoldState.LOST:
+                self._lost = f"the worker's main process has lost it: {self._cell.reason(state)}"
+            elif state is None:
+                self._lost = "the worker's main process no longer holds it"
+        return self._lost
+
+    @property
+    def loss_reason_pending(self) -> bool:
+        """Whether the parent reads why the lock is lost."""
+        return self._lost is None and self._cell.state is HoldState.LOSING
+
+    @property
+    def revoked(self) -> str | None:
+        return self._cell.reason(HoldState.REVOKED) if self._cell.state is HoldState.REVOKED else None
+
+    def leave(self) -> None:
+        if self.state is State.HELD:
+            self.state = State.LEAVING
+            if self._timer is not None:
+                self._timer.cancel()
+            self._release()
+
+    def lose(self, reason: str) -> None:
+        self._lost = self._lost or reason
+
+    def on_deleted(self, call: Callable[[], None]) -> None:
+        """Call ``call`` when the parent has reported the deletion of the node."""
+        if self._cell.state is None:
+            call()
+        else:
+            _timers.call_later(GONE_POLL_INTERVAL, partial(self.on_deleted, call))
+
+    @property
+    def lease_expired(self) -> bool:
+        """Whether the parent's session may have ended."""
+        return boottime() >= self._cell.lease_end
+
+    def post(self, call: Callable[[], object]) -> None:
+        # There is no connection thread here.
+        call()

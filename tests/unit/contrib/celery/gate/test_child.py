@@ -136,9 +136,7 @@ class Hold:
         self.words.hold_id, self.words.state = 7, HoldState.HELD
         self.words.lease_end = boottime() + 60.0
         self.released: list[int] = []
-        gate: Any = SimpleNamespace(
-            forks=True, scoreboard=self.scoreboard, child_watcher=SimpleNamespace(send_release=self.released.append)
-        )
+        gate: Any = SimpleNamespace(scoreboard=self.scoreboard, release=self.released.append)
         listener = SimpleNamespace(notify=lambda *_facts, **_more: None)
         lock: Any = SimpleNamespace(key="a", keys=("a",), paths=("/a",), rule=EXCLUSIVE, listener=listener)
         self.offer = TicketOffer(gate, ticket_for("a"), lock, "one")

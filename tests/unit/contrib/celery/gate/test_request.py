@@ -15,8 +15,7 @@ from celery.exceptions import TaskRevokedError
 
 from django_zklock import signals
 from django_zklock.contrib.celery.gate import request as gate_request
-from django_zklock.contrib.celery.gate.acquisition import DELAY
-from django_zklock.contrib.celery.gate.child import HEADER
+from django_zklock.contrib.celery.gate.child import DELAY, HEADER
 from django_zklock.contrib.celery.gate.request import STATES, Phase, Verdict
 from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.waiting import monotonic
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.celery
 def put(locked: Any, phase: Phase, verdict: Verdict = Verdict.NONE) -> None:
     """Let the request be in this phase."""
     if locked.phase is Phase.QUEUED and phase is not Phase.QUEUED:
-        locked.attempts.start()
+        locked._start_attempt()
     locked._move(phase, verdict)
 
 
@@ -54,8 +53,8 @@ def test_over__from_everywhere(phase: Phase, verdict: Verdict) -> None:
         locked.over()
     workplace.loop.turn()
     gate = workplace.gate
-    assert (locked.phase, locked.attempts.ends) == (Phase.OVER, 0 if phase is Phase.OVER else 1)
-    assert not any((gate.joining, gate.decided, gate.outside_window, gate.slots.in_hand))
+    assert (locked.phase, locked.attempts.ends) == (Phase.OVER, 0 if phase in {Phase.QUEUED, Phase.OVER} else 1)
+    assert not any((gate.decided, gate.outside_window, gate.slots.in_hand))
     if phase is not Phase.OVER:
         assert gate.requests == {}
         assert not {"on_accepted", "on_success", "on_failure", "on_timeout"} & vars(locked.request).keys()
@@ -132,11 +131,7 @@ class Note:
 
     def __init__(self, _contender: Any, facts: dict[str, Any]) -> None:
         self.facts = facts
-
-    def start(self) -> None:
-        self.written.append(self.facts)
-
-    def cancel(self) -> None: ...
+        self.written.append(facts)
 
 
 @pytest.fixture(autouse=True)
@@ -217,19 +212,18 @@ def test_state__lost() -> None:
     """The task whose lock is lost is not one that holds it."""
     locked, _in_child = Workplace().running()
     assert locked.state == "held"
-    contender: Any = locked.attempts.current and locked.attempts.current.contender
-    contender.lost = "its node was deleted"
+    locked.attempts.contender.lost = "its node was deleted"
     assert locked.state == "lost"
 
 
 def test_ticket__waited_for_the_lock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time from the grant to a slot is no wait for the lock."""
     locked = Workplace().request()
-    locked.attempts.began = monotonic()
+    locked.began = monotonic()
     locked._move(Phase.JOINING, Verdict.NONE)
     locked._move(Phase.DECIDED, Verdict.GRANTED)
     monkeypatch.setattr(gate_request, "monotonic", lambda: monotonic() + 1000.0)
-    assert locked._ticket().waited < 1000.0
+    assert locked._ticket(locked.attempts.contender).waited < 1000.0
 
 
 def test_ticket__no_part_of_a_retry() -> None:
@@ -265,7 +259,7 @@ def test_revoked__before_the_hand_over(phase: Phase) -> None:
         workplace.gate.slots.queue(locked)
         revoke()
     else:
-        locked.attempts.start()
+        locked._start_attempt()
         locked._move(Phase.JOINING, Verdict.NONE)
         if phase in {Phase.JOINING, Phase.WAITING}:
             locked._move(phase, Verdict.NONE)
@@ -381,7 +375,7 @@ def test_leave__deadline(phase: Phase, leaves: bool) -> None:
     workplace = Workplace()
     locked = workplace.request()
     put(locked, phase, Verdict.NONE if leaves else Verdict.GRANTED)
-    locked.attempts.deadline = 1234.5
+    locked.deadline = 1234.5
     assert locked.leave()
     message: Any = SimpleNamespace(message=SimpleNamespace(headers={}))
     read = [workplace.gate.read_deadline(message, locked.attempt_id) for _ in range(2)]
@@ -396,11 +390,12 @@ def test_ticket() -> None:
         locked = workplace.request()
         put(locked, Phase.DECIDED, verdict)
         locked.attempts.decided = True
-        locked.attempts.refusal = LockTimeout("taken") if verdict is Verdict.REFUSED else None
+        locked.refusal = LockTimeout("taken") if verdict is Verdict.REFUSED else None
         workplace.gate.slots.in_hand = 1
         workplace.gate.slots.settle()
         tickets.append(locked.request.request_dict.get(HEADER))
     granted, refused, none = tickets
-    assert (granted.token, granted.nodes, granted.refusal, granted.acquires) == (5, {"/k": "/k/1"}, None, False)
+    assert (granted.token, granted.nodes, granted.refusal) == (5, {"/k": "/k/1"}, None)
     assert isinstance(refused.refusal, LockTimeout)
+    assert refused.nodes == {}
     assert none is None

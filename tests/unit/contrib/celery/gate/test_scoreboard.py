@@ -56,8 +56,7 @@ class Contender:
 def opened(scoreboard: Scoreboard, hold_id: int, of: Contender | None = None) -> tuple[ParentCell, Cell]:
     """Return the cell of a new hold as the main process and as a child see it."""
     contender: Any = of or Contender()
-    cell = ParentCell.open(scoreboard, hold_id, contender)
-    assert cell is not None
+    cell = ParentCell(scoreboard, hold_id, contender)
     return cell, Cell(scoreboard, cell.number, hold_id)
 
 
@@ -195,7 +194,7 @@ class Session:
     def remove_listener(self, listener): pass
 contender = SimpleNamespace(session=Session(), lost=None, revoked=None)
 board = Scoreboard()
-cells = [ParentCell.open(board, number + 1, contender) for number in range(MAX_CELLS)]
+cells = [ParentCell(board, number + 1, contender) for number in range(MAX_CELLS)]
 answers, begin = os.pipe(), os.pipe()
 pid = os.fork()
 if not pid:
@@ -270,11 +269,13 @@ def test_cell_of_another_hold() -> None:
 
 
 def test_full() -> None:
-    """Without a free cell there is none."""
+    """Without a free cell there is none, and nothing listens to the session."""
     scoreboard = Scoreboard()
     contender: Any = Contender()
     scoreboard.free.clear()
-    assert ParentCell.open(scoreboard, 1, contender) is None
+    with pytest.raises(IndexError):
+        ParentCell(scoreboard, 1, contender)
+    assert contender.session.listeners == {}
 
 
 def test_claim__of_another_process() -> None:

@@ -7,18 +7,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 from celery.worker import state as celery_state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from django_zklock.contrib.celery.gate import request as request_module
-from django_zklock.contrib.celery.gate.gate import Gate, Loop
+from django_zklock.contrib.celery.gate.gate import Gate, Loop, Slots
 from django_zklock.contrib.celery.gate.request import Phase, Verdict
 from django_zklock.contrib.celery.gate.scoreboard import Cell, Scoreboard
-from django_zklock.contrib.celery.gate.slots import Slots
 from django_zklock.zk.queue import EXCLUSIVE
 
 
@@ -61,37 +60,56 @@ class Session:
 class Attempts:
     """The attempts of a request, which the test decides."""
 
-    def __init__(self) -> None:
+    def __init__(self, locked: Any) -> None:
         contender = SimpleNamespace(
             session=Session(), wait=True, answered=False, holder=None, token=5, node_paths={"/k": "/k/1"},
             lost=None, revoked=None, loss_reason_pending=False,
+            post=lambda call: call(), on_deleted=lambda call: call(),
         )  # fmt: skip
+        self.locked = locked
         self.contender: Any = contender
-        self.current: Any = None
-        self.refusal: Any = None
-        self.deadline: float | None = None
-        self.began = 0.0
         self.decided = False
         self.starts = self.ends = 0
         self.followers: list[set[str]] = []
 
     def start(self) -> None:
+        self.locked._end_attempt()
         self.starts += 1
-        self.current = SimpleNamespace(
-            contender=self.contender, granted=True, newly_contended=lambda: False, next_wakeup=lambda: None
-        )
+        self.locked.attempt = Attempt(self)
 
-    def end(self, when_deleted: Callable[[], None] | None = None) -> None:
-        self.ends += 1
-        if when_deleted is not None:
-            when_deleted()
-
-    def is_decided(self) -> bool:
-        return self.decided
-
-    def if_followed(self, ours: set[str], then: Callable[[], None]) -> None:
+    def if_followed(self, ours: set[str]) -> None:
         self.followers.append(ours)
-        then()
+        self.locked.gate.loop.post(partial(self.locked.guarded, self.locked._release_unclaimed))
+
+
+class Attempt:
+    """One of them."""
+
+    def __init__(self, attempts: Attempts) -> None:
+        self.contender = attempts.contender
+        self.is_waiting = True
+        self._attempts = attempts
+
+    @property
+    def granted(self) -> bool:
+        return self._attempts.decided
+
+    @property
+    def expired(self) -> bool:
+        return self._attempts.locked.phase is Phase.DECIDED and not self.granted
+
+    def poll(self) -> bool:
+        return self.granted
+
+    def newly_contended(self) -> bool:
+        return False
+
+    def next_wakeup(self) -> float | None:
+        return None
+
+    def end(self) -> None:
+        self.is_waiting = False
+        self._attempts.ends += 1
 
 
 class Watcher:
@@ -142,7 +160,7 @@ class Workplace:
         )
         self.gate: Any = Gate.__new__(Gate)
         vars(self.gate).update(
-            consumer=consumer, loop=self.loop, counts=Counter(), requests={}, joining=set(), decided={}, deadlines={},
+            consumer=consumer, loop=self.loop, counts=Counter(), requests={}, decided={}, deadlines={},
             outside_window=set(), origin="worker", scoreboard=Scoreboard(), forks=forks, _checks=False,
             _publishes_from=0.0, _confirming=None,
             child_watcher=self.watcher, max_parked=300,
@@ -166,10 +184,10 @@ class Workplace:
             key="k", keys=("k",), template="{key}", pool=SimpleNamespace(name="default"), rule=EXCLUSIVE
         )
         call: Any = SimpleNamespace(timeout=None, on_lost=on_lost)
-        attempts = Attempts()
+        locked: Any = request_module.GateRequest(self.gate, request, call, lock)
         # The real ones need a lock with a session.
-        with mock.patch.object(request_module, "TaskAttempts", return_value=attempts):
-            locked = request_module.GateRequest(self.gate, request, call, lock)
+        attempts = locked.attempts = Attempts(locked)
+        locked._start_attempt, locked._if_followed = attempts.start, attempts.if_followed
         self.gate.requests[locked.hold_id] = locked
         return locked
 
@@ -182,7 +200,7 @@ class Workplace:
     def running(self, pid: int | None = 71, **options: Any) -> tuple[Any, Any]:
         """Return a request whose lock was granted and that the pool has, and its cell as its child sees it."""
         locked = self.request(**options)
-        locked.attempts.start()
+        locked._start_attempt()
         locked.attempts.decided = True
         locked._move(Phase.DECIDED, Verdict.GRANTED)
         self.gate.slots.in_hand = 1

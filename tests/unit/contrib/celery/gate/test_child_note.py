@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from kazoo.exceptions import OperationTimeoutError
 
-from django_zklock.contrib.celery.gate.acquisition import ChildNote
+from django_zklock.contrib.celery.gate.child import ChildNote
 from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Identity, Work
+from django_zklock.zk.scripts import Script
 from django_zklock.zk.wire import BadVersionError, NoAuthError, NoNodeError
 
 pytestmark = pytest.mark.celery
@@ -74,9 +75,6 @@ class Session:
         self.listeners: list[Any] = []
         self.later: list[Callable[[], object]] = []
 
-    def post(self, call: Callable[[], object]) -> None:
-        call()
-
     def add_listener(self, listener: Any) -> None:
         self.listeners.append(listener)
 
@@ -96,13 +94,26 @@ class Session:
             listener.resumed()
 
 
+class Contender(Script):
+    """The contender of a hold, of which a note needs that it asks until there is an answer."""
+
+    def __init__(self, session: Any, paths: tuple[str, ...]) -> None:
+        super().__init__(session)
+        self.node_paths = {path: path for path in paths}
+        session.add_listener(self)
+
+    def post(self, call: Callable[[], object]) -> None:
+        call()
+
+    def session_ended(self, _reason: str, /) -> None:
+        self.stop()
+
+
 def write(
     wire: Wire, *paths: str, session: Session | None = None, child: int = 93, forgotten: bool = False
 ) -> ChildNote:
-    contender: Any = SimpleNamespace(session=session or Session(wire), node_paths={path: path for path in paths})
-    note = ChildNote(contender, {"child": child, "granted": 1234.5, "forgotten": forgotten})
-    note.start()
-    return note
+    contender: Any = Contender(session or Session(wire), paths)
+    return ChildNote(contender, {"child": child, "granted": 1234.5, "forgotten": forgotten})
 
 
 def child_in(data: bytes) -> int | None:
@@ -156,7 +167,6 @@ def test_write__without_a_connection() -> None:
         session.reconnect()
         assert wire.requests == ["get /a", "set /a"]
     assert child_in(wire.nodes["/a"][0]) == 93
-    assert session.listeners == []
 
 
 @pytest.mark.parametrize("lost", ["get", "set"])
@@ -185,10 +195,11 @@ def test_write__session_ended() -> None:
     """With its session a node is gone, and nothing is written any more."""
     wire = Wire({"/a": (DATA, 0)}, lost="get /a")
     session = Session(wire)
-    note = write(wire, "/a", session=session)
-    note.session_ended("the session expired")
+    write(wire, "/a", session=session)
+    for contender in session.listeners:
+        contender.session_ended("the session expired")
     session.reconnect()
-    assert (wire.requests, session.listeners) == (["get /a"], [])
+    assert wire.requests == ["get /a"]
 
 
 def test_write__answer_about_what_was_before() -> None:
@@ -204,7 +215,7 @@ def test_write__answer_about_what_was_before() -> None:
     wire.get = read_late  # type: ignore[method-assign]
     earlier = write(wire, "/a", session=session, child=0)
     wire.get = get  # type: ignore[method-assign]
-    earlier.cancel()
+    earlier.is_cancelled = True
     write(wire, "/a", session=session, child=93)
     late[0]()
     assert child_in(wire.nodes["/a"][0]) == 93

@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from django_zklock.contrib.celery.gate.acquisition import GateAcquisition, TaskAttempts
+from django_zklock.contrib.celery.gate.request import GateAcquisition
 from django_zklock.zk.contender import State
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
 from tests.support.tree_reader import wait_until
 
@@ -22,10 +21,9 @@ def test_grant__while_the_gate_looks(pool: Pool, monkeypatch: pytest.MonkeyPatch
     """A grant that comes while the gate looks is found, at this look or at the next one."""
     held = Lock("k", pool).acquire()
     changed = threading.Event()
-    attempts = TaskAttempts(Lock("k", pool), None, Work(kind="task", name="t", id="i"), deadline=None, wake=changed.set)
-    attempts.start()
-    assert attempts.current is not None
-    contender = attempts.current.contender
+    attempt = GateAcquisition(Lock("k", pool), None, changed.set, wants_holder=True)
+    attempt.start()
+    contender = attempt.contender
     wait_until(lambda: contender.state is State.WAITING)
     look: Callable[[GateAcquisition], bool] = vars(GateAcquisition)["granted"].fget
 
@@ -39,10 +37,13 @@ def test_grant__while_the_gate_looks(pool: Pool, monkeypatch: pytest.MonkeyPatch
         return found
 
     monkeypatch.setattr(GateAcquisition, "granted", property(look_and_wait))
-    attempts.is_decided()
-    wait_until(attempts.is_decided)
-    assert attempts.refusal is None
-    attempts.end()
+    # The first look of a step, and the second one.
+    if not attempt.granted:
+        attempt.poll()
+    wait_until(attempt.poll)
+    # The grant is for a child, and not for this thread.
+    assert attempt.held is None
+    attempt.end()
 
 
 @pytest.mark.parametrize("timeout", [None, 0])

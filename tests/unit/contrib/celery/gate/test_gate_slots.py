@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from django_zklock.contrib.celery.gate.gate import SHORT
 from django_zklock.contrib.celery.gate.request import Phase, Verdict
-from django_zklock.contrib.celery.gate.slots import SHORT
 from django_zklock.zk.waiting import monotonic
 from tests.unit.contrib.celery.gate.workplace import Workplace
 
@@ -114,7 +114,7 @@ def test_granted__without_a_slot(workplace: Workplace) -> None:
     """When a granted lock was released because no slot was free, those that are granted after that are too, at once."""
     first, second = (workplace.request(name) for name in ("first", "second"))
     for locked in (first, second):
-        locked.on_turn()
+        locked.ask()
         wait_behind(locked)
     decide(first)
     first.moved -= 2
@@ -124,7 +124,7 @@ def test_granted__without_a_slot(workplace: Workplace) -> None:
     first.check(first.moved + 2)
     workplace.loop.turn()
     third = workplace.request("third")
-    third.on_turn()
+    third.ask()
     wait_behind(third)
     decide(third)
     workplace.loop.turn()
@@ -138,7 +138,7 @@ def test_granted__without_a_slot(workplace: Workplace) -> None:
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no time pass: a busy machine takes long from one turn to the next."""
     now = monotonic()
-    monkeypatch.setattr("django_zklock.contrib.celery.gate.slots.monotonic", lambda: now)
+    monkeypatch.setattr("django_zklock.contrib.celery.gate.gate.monotonic", lambda: now)
 
 
 def run_short_ones(workplace: Workplace, tasks: list[Any]) -> None:
@@ -187,7 +187,7 @@ def test_ahead__not_of_long_bodies(workplace: Workplace, monkeypatch: pytest.Mon
     now = monotonic()
     for number in range(4):
         now += SHORT
-        monkeypatch.setattr("django_zklock.contrib.celery.gate.slots.monotonic", lambda now=now: now)
+        monkeypatch.setattr("django_zklock.contrib.celery.gate.gate.monotonic", lambda now=now: now)
         workplace.end_task()
         decide(tasks[number])
     assert [task.phase for task in tasks] == [Phase.SUBMITTED] * 4 + [Phase.QUEUED] * 2
@@ -256,7 +256,7 @@ def test_reset__with_a_slot_in_hand(workplace: Workplace) -> None:
     locked = workplace.waiting()
     workplace.end_task()
     workplace.semaphore.clear()
-    workplace.gate.slots.reset()
+    workplace.gate.slots.in_hand = 0
     assert locked.leave()
     workplace.loop.turn()
     assert (workplace.semaphore.value, workplace.gate.slots.in_hand) == (1, 0)
@@ -277,7 +277,7 @@ def test_slot__of_many_whose_locks_were_lost(workplace: Workplace) -> None:
     """Thousands that had their locks, waited for a slot and lost their session hand it on as well."""
     for _ in range(MANY):
         locked = workplace.request()
-        locked.attempts.start()
+        locked._start_attempt()
         locked._move(Phase.DECIDED, Verdict.GRANTED)
         workplace.gate.slots.seek(locked)
         locked.step()
@@ -299,7 +299,7 @@ def test_slot__of_a_step_that_fails_when_the_log_fails(workplace: Workplace, mon
     monkeypatch.setattr(type(workplace.gate), "give_back", lambda _gate, request, *_facts: given_back.append(request))
     monkeypatch.setattr("django_zklock.contrib.celery.gate.request.logger.exception", fail)
     workplace.end_task()
-    monkeypatch.setattr(locked.attempts, "is_decided", fail)
+    monkeypatch.setattr(locked, "_is_decided", fail)
     with pytest.raises(RecursionError):
         locked.guarded(locked.step)
     workplace.loop.turn()
