@@ -94,7 +94,7 @@ def walks() -> Iterator[tuple[str, list[Step]]]:
                 pass
         session = connections["default"].sessions()[0]
         # What waits for the end of a walk must call nothing that counts.
-        listeners = session._listeners  # noqa: SLF001
+        listeners = session.listeners
         wait_until(lambda: not listeners)
         with walk.recording() as alone:
             with zk_lock("k"):

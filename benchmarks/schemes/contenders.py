@@ -157,7 +157,7 @@ class Ours(Contender):
 
     def _has_position(self) -> bool:
         # A listener would have the waiter read the holder, which costs a request.
-        contenders = list(self._pool.session(self._lock.paths[0])._listeners)  # noqa: SLF001 - see above
+        contenders = list(self._pool.session(self._lock.paths[0]).listeners)
         return any(getattr(each, "answered", False) and not getattr(each, "open", ()) for each in contenders)
 
     async def wait(self) -> None:

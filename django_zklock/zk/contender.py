@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from django_zklock.zk import formatting, node_data, wire
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.place import LockPath, Place, SharedListing, Turn
-from django_zklock.zk.queue import name_prefix, new_guid
+from django_zklock.zk.queue import name_prefix, new_guid, parse_name
 from django_zklock.zk.scripts import EVENT, Interrupted, Once, OrError, Reply, RequestScript, Script
 from django_zklock.zk.wire import ConnectionOptions
 
@@ -101,8 +101,8 @@ class Contender(Script):
 
     # Thousands may wait in one process.
     __slots__ = (
-        "_blocked", "_coalesces", "_guid", "_holder_of", "_is_left_behind", "_notify", "_on_deleted",
-        "_reserved", "answered", "data", "error", "has_deadline", "holder", "holder_reads", "loss_reason_pending",
+        "_blocked", "_coalesces", "_holder_of", "_is_left_behind", "_notify", "_on_deleted", "_reserved",
+        "answered", "data", "error", "guid", "has_deadline", "holder", "holder_reads", "loss_reason_pending",
         "lost", "mark", "places", "refused_busy", "revoked", "rule", "state", "token", "wait", "wants_holder",
     )  # fmt: skip
 
@@ -151,7 +151,7 @@ class Contender(Script):
         self._blocked = 0
         # Nodes with this GUID may exist whose names are not known here: the reply to their creation is not here, or was
         # lost. Apache Curator calls that protection.
-        self._guid = ""
+        self.guid = ""
         self._coalesces = coalesces
         # What the names of our nodes say about the call, if other calls may be skipped for it.
         self.mark = coalesces if stays else None
@@ -244,7 +244,7 @@ class Contender(Script):
         was_new = self.state is State.NEW
         self.state = State.GONE if was_new else State.LEAVING
         # While it is not known which nodes exist, the recipe goes on until it is, and then deletes them.
-        if not was_new and not self._guid:
+        if not was_new and not self.guid:
             for place in self.places:
                 place.end_turn(Turn.RELEASED if was_held else Turn.NONE)
             self.begin(self._recipe())
@@ -297,7 +297,7 @@ class Contender(Script):
         """The session has ended, and our nodes are deleted: join again, unless that was a hold, or we leave."""
         self.lose(reason)
         self.stop()
-        self._guid = ""
+        self.guid = ""
         for place in self.places:
             place.forget()
         if self.state in {State.HELD, State.LEAVING}:
@@ -394,7 +394,7 @@ class Contender(Script):
             except wire.KazooException:
                 self._not_created()
                 raise
-        self._guid = ""
+        self.guid = ""
         if names is None:
             return
         self._blocked = len(self.places)
@@ -421,8 +421,8 @@ class Contender(Script):
             # are rarely all new. The contenders that join meanwhile rely on this request, which is before theirs.
             known.add(self.places[0].path)
             self._make_parent(self.places[0], [], with_ancestors=False)
-        self._guid = new_guid(self.mark)
-        prefix = name_prefix(self._guid, self.rule.kind, self.rule.limit)
+        self.guid = new_guid(self.mark)
+        prefix = name_prefix(self.guid, self.rule.kind, self.rule.limit)
         stems = [f"{place.path}/{prefix}" for place in self.places]
         session.wire.create(stems, self.data, reply)
         for place in self.places:
@@ -448,7 +448,7 @@ class Contender(Script):
     def _not_created(self) -> None:
         """Need no list of queues in which we are not."""
         self.forget()
-        self._guid = ""
+        self.guid = ""
         for place in self.places:
             self.session.known_queues.discard(place.path)
 
@@ -461,7 +461,7 @@ class Contender(Script):
         queues = yield [OrError(place.listing.list_queue) for place in self.places]
         refusals = [each for each in queues if isinstance(each, Exception)]
         readable = [() if isinstance(each, Exception) else each for each in queues]
-        found = [next((node.name for node in queue if node.guid == self._guid), None) for queue in readable]
+        found = [next((node.name for node in queue if node.guid == self.guid), None) for queue in readable]
         if all(found):
             (value,) = yield [OrError(partial(wire_.get, f"{self.places[0].path}/{found[0]}"))]
             if isinstance(value, tuple) and value[1].ephemeralOwner == self.session.id:
@@ -478,7 +478,7 @@ class Contender(Script):
                 self._leave_behind([place], outcome)
         if refusals:
             raise refusals[0]
-        self._guid = ""
+        self.guid = ""
         return None
 
     def _leave_behind(self, places: Sequence[Place], error: Exception) -> None:
@@ -492,13 +492,13 @@ class Contender(Script):
 
     def ended(self, _value: object, error: Exception | None) -> None:
         if self.state is State.LEAVING:
-            if error is not None and (self._guid or not isinstance(error, wire.KazooException)):
+            if error is not None and (self.guid or not isinstance(error, wire.KazooException)):
                 self._leave_behind(self.places, error)
             self._finish()
         elif error is not None:
-            if self._guid:
+            if self.guid:
                 self._leave_behind(self.places, error)
-                self._guid = ""
+                self.guid = ""
             self.leave(error)
 
     def _finish(self) -> None:
@@ -543,6 +543,20 @@ class Contender(Script):
         if self._blocked and self.state is State.WAITING:
             place.watch_own_node()
         self.wake()
+
+    def delete_stray(self, place: Place, name: str) -> None:
+        """Delete a node of our session before ours that no contender of the session knows, for all would wait for it.
+
+        T1 creates a node at a leader that has lost its majority, moves to another server, finds that node nowhere and
+        creates it anew. Some servers keep what a leader has written alone, and bring it back when they are started
+        again (ZOOKEEPER-4712): the node of which T1 knows nothing then stays until the session ends.
+        """
+        found = parse_name(name)
+        pending = [each.guid for each in list(self.session.listeners) if isinstance(each, Contender)]
+        if found is not None and found.guid not in pending:
+            logger.warning("event=stray_deleted path=%s node=%s", place.path, name)
+            delete = partial(self.session.wire.delete, f"{place.path}/{name}")
+            self.ask(OrError(delete), lambda _value, _error: None)
 
     def on_place_lost(self, place: Place) -> None:
         """The node was deleted, by an operator or together with its parent."""

@@ -351,13 +351,15 @@ class Place:
             self._on_queue(value, error)
         elif isinstance(error, wire.NoNodeError):
             # It was deleted between the listing and the watch.
-            watch(True)
+            self.on_event(watch, deleted=True)
         elif error is not None:
             # The node may belong to another user, so that we may not read it, nor watch it.
             self.contender.leave(error)
         else:
             assert self._plan is not None
             watch.session_id = value[1].ephemeralOwner
+            if watch.session_id == self.contender.session.id and watch.name not in self.listing.local:
+                self.contender.delete_stray(self, watch.name)
             if watch.name == self._plan.first:
                 self.contender.on_holder(self, node_data.decode_identity(value[0]))
             # It was written to since its creation: its client may have been granted before we watched it.

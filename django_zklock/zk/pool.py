@@ -257,7 +257,7 @@ class Pool:
             if state.sessions.get(slot) is not session:
                 return
             now = monotonic()
-            if session.in_use:
+            if session.listeners:
                 session.used_at = now
             if now - session.used_at < IDLE_TIMEOUT:
                 self._end_when_idle(state, slot, session)

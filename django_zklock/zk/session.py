@@ -92,7 +92,7 @@ class Session:
 
     Readable from any thread: ``connected``, ``id``, ``epoch`` (+1 whenever the connection is lost), ``ended`` (why this
     object can serve no caller any more, or ``None``), ``pid`` (whose process may use it, 0 in a fork), ``server``,
-    ``used`` (bytes of the budget), ``has_room``. Times are seconds.
+    ``used`` (bytes of the budget), ``listeners``, ``has_room``. Times are seconds.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Session:
         # Calls are being taken out of the inbox, so another one needs no wake-up.
         self._is_emptying = False
         # Guarded by monitor. A dict keeps the order: after a reconnect the oldest is called first.
-        self._listeners: dict[SessionListener, None] = {}
+        self.listeners: dict[SessionListener, None] = {}
         # A write that is not answered yet renews the lease.
         self._is_proving = False
         # Whether the server has caught up since this connection began; None as long as that was not requested.
@@ -189,11 +189,6 @@ class Session:
                 self._timer_thread.call_later(0, self._run_inbox_offline)
 
     @property
-    def in_use(self) -> bool:
-        """Whether it has listeners."""
-        return bool(self._listeners)
-
-    @property
     def server(self) -> str:
         """The server that we are connected to, or the ensemble."""
         return self.wire.server
@@ -237,7 +232,7 @@ class Session:
         self.ended = "it belongs to the parent process"
         self.connected = False
         # Greenlets live on in a child: no listener is notified there, and no call is made.
-        self._listeners.clear()
+        self.listeners.clear()
         self._is_emptying = True
         self.wire.abandon_after_fork()
 
@@ -256,14 +251,14 @@ class Session:
         if self.ended is not None:
             listener.unavailable(self.ended)
             return
-        self._listeners[listener] = None
+        self.listeners[listener] = None
 
     def remove_listener(self, listener: SessionListener) -> None:
         """Stop calling ``listener``; any thread, without the monitor too."""
-        self._listeners.pop(listener, None)
+        self.listeners.pop(listener, None)
 
     def _call_listeners(self, call: Callable[[SessionListener], None]) -> None:
-        for listener in list(self._listeners):
+        for listener in list(self.listeners):
             try:
                 call(listener)
             except Exception:
@@ -305,7 +300,7 @@ class Session:
         if not self._beats:
             self._beats = True
             self._timer_thread.call_later(self.timeout / HEARTBEATS_PER_SESSION, self._heartbeat)
-        if self._listeners and self.wire.lease.wants_write:
+        if self.listeners and self.wire.lease.wants_write:
             self.catch_up()
         # Held nodes are read before anything else.
         self._read_held_nodes()
@@ -432,7 +427,7 @@ class Session:
         if error is not None:
             if wire.is_temporary(error):
                 self.retry_later(self._beat, error)
-        elif not any(listener.needs_lease for listener in list(self._listeners)):
+        elif not any(listener.needs_lease for listener in list(self.listeners)):
             self._read_held_nodes()
         elif not is_proof and self.lease_end - boottime() < ENOUGH * self.timeout:
             self.wire.write_nothing(partial(self._seen, is_proof=True))

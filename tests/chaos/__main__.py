@@ -85,6 +85,8 @@ def tell(outcome: Outcome) -> None:
     if outcome.forgotten:
         counts_ = "only what was before counts" if outcome.violations else "does not count"
         say(f"  {counts_}: ZooKeeper has lost {outcome.forgotten} acknowledged writes of the witness")
+    elif outcome.is_void:
+        say("  does not count: ZooKeeper has brought back nodes that were gone")
     for finding in outcome.findings[:SHOWN]:
         say(f"  {finding}")
 
@@ -100,14 +102,15 @@ class Run:
         self._faults: Counter[str] = Counter()
         self._planted: dict[str, bool | None] = dict.fromkeys(PLANTS)
         self._wrong = 0
-        # Seasons that count, and those in which ZooKeeper has lost what it had acknowledged.
+        # Seasons that count, and those in which ZooKeeper has lost what it had acknowledged, or brought back the rest.
         self._proven = self._void = 0
         self._seasons: list[Outcome] = []
 
     def add(self, outcome: Outcome) -> None:
         """Count a season, tell of it, and leave what is needed to understand it if something was wrong.
 
-        Of a season in which ZooKeeper has lost acknowledged writes nothing counts but what was wrong before that.
+        Where ZooKeeper has lost acknowledged writes, or what was wrong comes after it has brought back others, nothing
+        counts but what was wrong before.
         """
         tell(outcome)
         place = self._folder / outcome.seed
@@ -143,7 +146,7 @@ class Run:
         figures = describe(self._counts, self._faults, self._planted)
         result = f"{self._wrong} violations in {minutes:.0f} minutes."
         if self._void:
-            result += f"\n{self._void} seasons do not count: ZooKeeper has lost writes that it had acknowledged."
+            result += f"\n{self._void} seasons do not count: ZooKeeper has lost or brought back writes."
         say(f"{figures}\n{result} Planted and not found: {unfound or 'none'}")
         if report is not None:
             report.mkdir(parents=True, exist_ok=True)

@@ -82,17 +82,41 @@ class Outcome:
         return sum(row["count"] for row in self.rows if row["what"] == "forgotten")
 
     @property
+    def brought_back(self) -> Row | None:
+        """The last look before ZooKeeper has brought back nodes that were gone, ``None`` if it has not.
+
+        The numbers of a queue grow. One look finds the nodes 13 and 14; the next one finds them and 12, which is older
+        than they are: a leader has written it without a majority, and servers had it on their disks (ZOOKEEPER-4712).
+        Only looks at all three servers count.
+        """
+        looks = [row for row in self.rows if row["what"] == "queue" and row["servers"] == 3]
+        for before, after in itertools.pairwise(looks):
+            for key, names in after["queues"].items():
+                known = set(before["queues"].get(key, ()))
+                newest = max((number_of(name) for name in known.intersection(names)), default=-1)
+                if any(number_of(name) < newest for name in set(names) - known):
+                    return before
+        return None
+
+    @property
     def violations(self) -> list[Finding]:
-        """What is wrong and is no consequence of lost writes: what was before the first of these."""
-        since = min((row["since"] - BLIND for row in self.rows if row["what"] == "forgotten"), default=None)
-        if since is None:
+        """What is wrong and is no consequence of what ZooKeeper itself did wrong: what was before that."""
+        times = [row["since"] - BLIND for row in self.rows if row["what"] == "forgotten"]
+        if self.findings and (look := self.brought_back) is not None:
+            times.append(look["at"])
+        if not times:
             return self.findings
-        return [found for found in self.findings if found.rule in AT_ITS_MOMENT and found.at < since]
+        return [found for found in self.findings if found.rule in AT_ITS_MOMENT and found.at < min(times)]
 
     @property
     def is_void(self) -> bool:
         """Whether the season proves nothing of its clients."""
-        return bool(self.forgotten) and not self.violations
+        return not self.violations and bool(self.forgotten or self.findings)
+
+
+def number_of(name: str) -> int:
+    """Return the number at the end of the name of a node."""
+    return int(name[-10:])
 
 
 def season(

@@ -308,6 +308,26 @@ def test_forgotten(since: float, counts: int) -> None:
     assert outcome.is_void == (not counts)
 
 
+@pytest.mark.parametrize(
+    ("second", "is_back"),
+    [
+        (["lock-0000000012", "lock-0000000013"], True),
+        (["lock-0000000013", "lock-0000000014"], False),
+        # The lock's node was deleted in between, and its numbers began anew.
+        (["lock-0000000000"], False),
+    ],
+)
+def test_brought_back(second: list[str], is_back: bool) -> None:
+    """A node that appears after a later one is ZooKeeper's fault, and explains what is wrong since then."""
+    rows = history(call("s", 40.0, keys=["x1"])[:1])
+    for at, names in ((41.0, ["lock-0000000013"]), (41.5, second)):
+        rows.append({"at": at, "what": "queue", "pid": 1, "until": at, "servers": 3, "queues": {"x1": names}})
+    outcome = judge("1", rows)
+    assert [found.rule for found in outcome.findings] == ["stuck"]
+    assert outcome.violations == ([] if is_back else outcome.findings)
+    assert outcome.is_void == is_back
+
+
 def test_error__logged() -> None:
     """An error that the package logs is a finding."""
     rows = history(call("a", 10.0))

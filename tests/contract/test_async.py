@@ -135,7 +135,7 @@ def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, onlooker: O
         asyncio.run(main())
         onlooker.wait_count(lock.paths[0], 1)
     Runner(lambda: lock.acquire(timeout=5).release()).result()
-    wait_until(lambda: not pool.sessions()[0]._listeners)
+    wait_until(lambda: not pool.sessions()[0].listeners)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -154,7 +154,7 @@ def test_loop__closed_with_a_waiter(pool: Pool, make_pool: MakePool, onlooker: O
         loop.close()
         held.release(wait=True)
         onlooker.wait_empty(lock.paths[0])
-    wait_until(lambda: not pool.sessions()[0]._listeners)
+    wait_until(lambda: not pool.sessions()[0].listeners)
     assert not waiting.done()
 
 

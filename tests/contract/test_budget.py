@@ -56,7 +56,7 @@ def owners(onlooker: Onlooker, held: list[Held]) -> list[int]:
 
 def wait_for_nothing(pool: Pool, onlooker: Onlooker, root: str) -> None:
     """Wait until no session counts or serves a contender any more, and the server has no node of one."""
-    wait_until(lambda: not any(used(pool)) and not any(session._listeners for session in pool.sessions()))
+    wait_until(lambda: not any(used(pool)) and not any(session.listeners for session in pool.sessions()))
     try:
         queues = onlooker.client.get_children(root)
     except NoNodeError:
@@ -407,7 +407,7 @@ def test_left_behind(make_pool: MakePool, server: Server, outsider: KazooClient,
     held = Lock("k", pool).acquire(timeout=10)
     held.release()
     (session,) = pool.sessions()
-    wait_until(lambda: not session._listeners)
+    wait_until(lambda: not session.listeners)
     assert used(pool) == [room_of(held)]
     end = Onlooker(server.hosts)
     try:

@@ -319,7 +319,7 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
 
     def check() -> None:
         assert held_stack() == [blocker]
-        wait_until(lambda: not pool.sessions()[0]._listeners, LONG)
+        wait_until(lambda: not pool.sessions()[0].listeners, LONG)
 
     with Lock("k", other).acquire(timeout=LONG) as blocker:
 
@@ -334,7 +334,7 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
 
 
 def has_waiter(pool: Pool) -> bool:
-    return any(getattr(tenant, "state", None) is State.WAITING for tenant in list(pool.sessions()[0]._listeners))
+    return any(getattr(tenant, "state", None) is State.WAITING for tenant in list(pool.sessions()[0].listeners))
 
 
 @pytest.fixture
@@ -485,6 +485,6 @@ def test_every_instant__unreachable(make_pool: MakePool) -> None:
         rung = threading.Event()
         pool.sessions()[0].post(rung.set)
         assert rung.wait(LONG)
-        wait_until(lambda: not pool.sessions()[0]._listeners, LONG)
+        wait_until(lambda: not pool.sessions()[0].listeners, LONG)
 
     assert visit_all(cycle, check, expected=(ZooKeeperUnavailable,)) >= ACQUIRING | codes(Acquisition.end)

@@ -270,8 +270,8 @@ def test_pool__closed_while_waiting(pool: Pool, make_pool: MakePool) -> None:
     """Whoever waits through a pool that is closed hears of it at once, and never hangs."""
     with Lock("k", make_pool()):
         waiting = Runner(lambda: Lock("k", pool).acquire())
-        wait_until(lambda: pool.sessions() and pool.sessions()[0]._listeners)
-        wait_until(lambda: [t for t in pool.sessions()[0]._listeners if isinstance(t, Contender) and node_of(t)])
+        wait_until(lambda: pool.sessions() and pool.sessions()[0].listeners)
+        wait_until(lambda: [t for t in pool.sessions()[0].listeners if isinstance(t, Contender) and node_of(t)])
         pool.close()
         assert isinstance(waiting.outcome(3), ZkLockError)
 

@@ -192,10 +192,10 @@ def test_ask__no_server(make_pool: MakePool) -> None:
         read(pool, Read("/"), timeout=0.3)
     assert time.monotonic() - began < 0.3 + GRACE
     session = pool.session("/")
-    wait_until(lambda: not session._listeners)
+    wait_until(lambda: not session.listeners)
 
 
 def test_ask__leaves_nothing(pool: Pool, tree: str) -> None:
     """Who has got an answer is no tenant of the session any more."""
     read(pool, Read(f"{tree}/a"))
-    assert not pool.session("/")._listeners
+    assert not pool.session("/").listeners

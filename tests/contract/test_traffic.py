@@ -142,7 +142,7 @@ def waiting(pools: list[Pool]) -> list[Contender]:
         tenant
         for pool in pools
         for session in pool.sessions()
-        for tenant in list(session._listeners)
+        for tenant in list(session.listeners)
         if isinstance(tenant, Contender) and is_watching(tenant)
     ]
 
@@ -156,6 +156,6 @@ def test_abandoned_waits__leave_nothing(pool: Pool, make_pool: MakePool) -> None
         for _ in range(300):
             Runner(lambda: lock.acquire(timeout=0.001)).outcome()
         session = pool.sessions()[0]
-        wait_until(lambda: not session._listeners)
+        wait_until(lambda: not session.listeners)
         assert len(list(session.wire.watches)) <= 1
         assert set(threading.enumerate()) <= threads

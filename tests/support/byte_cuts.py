@@ -21,7 +21,7 @@ def session_of(pool: Pool) -> int:
 
 def idle(pool: Pool) -> bool:
     """Whether nobody in this process holds, waits, or has a node that is still to be deleted."""
-    return not pool.sessions()[0]._listeners
+    return not pool.sessions()[0].listeners
 
 
 # How many sessions share the bytes of a sweep: each spends its time on reconnects.

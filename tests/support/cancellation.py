@@ -55,7 +55,7 @@ class Cancelling:
 
 def nothing_left(pool: Pool) -> bool:
     """Tell whether no attempt of ``pool`` has anything left at the server."""
-    return not any(session._listeners for session in pool.sessions())
+    return not any(session.listeners for session in pool.sessions())
 
 
 # It has asked for its place, and not heard of it.

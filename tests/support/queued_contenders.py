@@ -81,7 +81,7 @@ class Person:
         return any(
             isinstance(tenant, Contender) and node_of(tenant) == self.node and tenant.state is State.HELD
             for session in self.pool.sessions()
-            for tenant in list(session._listeners)
+            for tenant in list(session.listeners)
         )
 
     def get(self) -> Held:

@@ -17,7 +17,7 @@ from django_zklock.zk.contender import MAX_ENSURES, State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.queue import Kind, name_prefix, semaphore
+from django_zklock.zk.queue import Kind, name_prefix, new_guid, parse_name, semaphore
 from django_zklock.zk.waiting import monotonic
 from tests.support.byte_cuts import HEADER, LANES, LENGTH, TEXT, idle, session_of, sweep
 from tests.support.loss_recorder import Losses
@@ -326,7 +326,7 @@ def warm_elsewhere(pool: Pool) -> Lock:
 
 def waits(pool: Pool) -> bool:
     """Whether the pool's only contender stands in line and has seen who holds."""
-    tenants = [tenant for session in pool.sessions() for tenant in list(session._listeners)]
+    tenants = [tenant for session in pool.sessions() for tenant in list(session.listeners)]
     return len(tenants) == 1 and is_watching(tenants[0])
 
 
@@ -426,7 +426,7 @@ def test_session_expired__soon_after_joining(
 
 def settled_waiters(pool: Pool) -> int:
     """Return how many contenders of the pool wait and request nothing."""
-    listeners = [listener for session in pool.sessions() for listener in list(session._listeners)]
+    listeners = [listener for session in pool.sessions() for listener in list(session.listeners)]
     return sum(is_watching(listener) for listener in listeners)
 
 
@@ -549,6 +549,48 @@ def test_handshake__swallowed(server: ZooKeeperServer, make_pool: MakePool, sile
         proxy.resume()
         wait_until(lambda: session.connected, 10.0 + GRACE)
         held.check()
+
+
+# Nodes that ZooKeeper has brought back.
+
+
+@pytest.fixture
+def stray(server: ZooKeeperServer, make_pool: MakePool) -> tuple[Lock, str]:
+    """Return a lock, and a node in its queue that belongs to its session, which knows nothing of it."""
+    lock = warm(make_pool())
+    (session,) = lock.pool.sessions()
+    stem = f"{lock.paths[0]}/{name_prefix(new_guid(), Kind.EXCLUSIVE)}"
+    session.post(lambda: session.wire.create([stem], b"", lambda _names, _error: None))
+    (path,) = wait_until(lambda: server.paths(lock.paths[0]))
+    return lock, path
+
+
+def test_stray__of_our_session(
+    stray: tuple[Lock, str], server: ZooKeeperServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node of a session that none of its locks knows is deleted by the lock that would wait for it."""
+    lock, path = stray
+    with lock.acquire(timeout=10) as held:
+        assert server.paths(lock.paths[0]) == [held.node] != [path]
+    assert [record.levelname for record in caplog.records if "event=stray_deleted" in record.message] == ["WARNING"]
+
+
+def test_stray__creation_unanswered(stray: tuple[Lock, str], server: ZooKeeperServer) -> None:
+    """It stays while a lock of the session may have created it, and has no answer."""
+    lock, path = stray
+    (session,) = lock.pool.sessions()
+    other = Acquisition(lock, None, lambda: None).contender
+    node = parse_name(path.rpartition("/")[2])
+    assert node is not None
+    other.guid = node.guid
+    with session.monitor:
+        session.add_listener(other)
+    with pytest.raises(LockTimeout):
+        lock.acquire(timeout=0.5)
+    wait_until(lambda: server.paths(lock.paths[0]) == [path])
+    session.remove_listener(other)
+    lock.acquire(timeout=10).release(wait=True)
+    assert not server.paths(lock.paths[0])
 
 
 # The end of the numbers.

@@ -378,7 +378,7 @@ class Machine(RuleBasedStateMachine):
             for person in self.people[:]:
                 self.leave(person)
         sessions = [session for pool in self.world.pools for session in pool.sessions()]
-        wait_until(lambda: not any(session._listeners for session in sessions), 20, "everybody is gone")
+        wait_until(lambda: not any(session.listeners for session in sessions), 20, "everybody is gone")
         wait_until(lambda: not any(session.wire.watches._watches for session in sessions), 20, "nobody watches")
         wait_until(lambda: not self.world.watches(), 20, "the server watches for nobody")
 

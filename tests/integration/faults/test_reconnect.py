@@ -57,7 +57,7 @@ def watches(server: ZooKeeperServer) -> Counter[str]:
 
 def settled(pool: Pool, count: int) -> bool:
     """Return whether as many wait, and have asked for all that they want to know."""
-    tenants = [each for session in pool.sessions() for each in list(session._listeners)]
+    tenants = [each for session in pool.sessions() for each in list(session.listeners)]
     waiting = [each for each in tenants if getattr(each, "state", None) is State.WAITING]
     return len(waiting) == count and all(is_watching(each) for each in waiting)
 
@@ -227,7 +227,7 @@ def test_reconnect__given_up_while_away(server: ZooKeeperServer, make_pool: Make
         server.faults.drop(session_of(pool).id)
         assert waiter.outcome(30) is not None
     wait_until(lambda: server.paths(held.lock.paths[0]) == [held.node])
-    wait_until(lambda: not session_of(pool)._listeners)
+    wait_until(lambda: not session_of(pool).listeners)
     wait_until(lambda: watches(server) == {})
     held.release(wait=True)
 
@@ -255,7 +255,7 @@ def test_reconnect__given_up_as_it_comes_back(server: ZooKeeperServer, make_pool
     waiter = waiting_in(Lock("k", pool))
     wait_until(lambda: settled(pool, 1))
     session = session_of(pool)
-    (contender,) = session._listeners
+    (contender,) = session.listeners
     assert isinstance(contender, Contender)
 
     def give_up() -> None:

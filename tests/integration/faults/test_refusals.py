@@ -55,7 +55,7 @@ def session_of(pool: Pool) -> int:
 
 def idle(pool: Pool) -> bool:
     """Whether nothing in this process holds, waits, or has a node that is still to be deleted."""
-    return not pool.sessions()[0]._listeners
+    return not pool.sessions()[0].listeners
 
 
 def end(server: ZooKeeperServer, pool: Pool, lock: LockValue) -> None:

@@ -60,7 +60,7 @@ class Queue:
             nodes = [
                 node_of(tenant)
                 for each in pools
-                for tenant in list(each.sessions()[0]._listeners)
+                for tenant in list(each.sessions()[0].listeners)
                 if isinstance(tenant, Contender) and tenant.state is State.WAITING and node_of(tenant) is not None
             ]
             here = onlooker.children(self.path)
@@ -83,7 +83,7 @@ class Queue:
         assert tokens == sorted(set(tokens))
         with self.looking() as onlooker:
             onlooker.wait_empty(self.path)
-        wait_until(lambda: not any(session._listeners for pool in self.pools for session in pool.sessions()))
+        wait_until(lambda: not any(session.listeners for pool in self.pools for session in pool.sessions()))
 
 
 @pytest.mark.slow

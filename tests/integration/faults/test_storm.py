@@ -186,5 +186,5 @@ def test_storm(server: ZooKeeperServer, make_pool: MakePool, expiry: bool) -> No
         worker.result(LONG)
     assert room.violations == []
     assert expiry or room.crowds == []
-    wait_until(lambda: not any(session._listeners for pool in pools for session in pool.sessions()), LONG)
+    wait_until(lambda: not any(session.listeners for pool in pools for session in pool.sessions()), LONG)
     wait_until(lambda: server.paths(first.paths[0]) == [], LONG)

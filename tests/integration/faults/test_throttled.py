@@ -53,7 +53,7 @@ def test_throttled(throttled: ZooKeeper, make_pool: MakePool) -> None:
             held.release()
         released = time.monotonic()
         # A session has nothing in it once every node is deleted.
-        wait_until(lambda: not any(session.in_use for pool in pools for session in pool.sessions()), 50)
+        wait_until(lambda: not any(session.listeners for pool in pools for session in pool.sessions()), 50)
         assert int(throttled.mntr()["zk_ephemerals_count"]) == 0
         # Nothing else frees a node before its session ends.
         assert time.monotonic() - released < 2 + GRACE

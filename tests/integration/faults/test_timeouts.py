@@ -78,7 +78,7 @@ def test_timeout__place_outlived(server: ZooKeeperServer, make_pool: MakePool) -
     pool = make_pool(session_timeout=1.0, connect_timeout=0.2)
     patient, other = waiting_in(Lock("k", pool)), Runner(lambda: Lock("k", pool).acquire())
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 3)
-    wait_until(lambda: all(is_watching(each) for each in list(pool.sessions()[0]._listeners)))
+    wait_until(lambda: all(is_watching(each) for each in list(pool.sessions()[0].listeners)))
     with server.faults.refuse():
         server.faults.drop(pool.sessions()[0].id)
         # Without one it has to be told some time.
@@ -96,7 +96,7 @@ def test_timeout__away_at_the_deadline(server: ZooKeeperServer, make_pool: MakeP
     waiter = Runner(lambda: Lock("k", waiting).acquire(timeout=3))
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
     session = waiting.session(held.lock.paths[0])
-    wait_until(lambda: any(is_watching(each) for each in list(session._listeners)))
+    wait_until(lambda: any(is_watching(each) for each in list(session.listeners)))
     began = time.monotonic()
     if fault == "refuse":
         server.faults.refuse()
@@ -119,7 +119,7 @@ def test_timeout__silent_at_the_deadline(server: ZooKeeperServer, make_pool: Mak
     waiter = Runner(lambda: Lock("k", waiting).acquire(timeout=4))
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
     session = waiting.session(held.lock.paths[0])
-    wait_until(lambda: any(is_watching(each) for each in list(session._listeners)))
+    wait_until(lambda: any(is_watching(each) for each in list(session.listeners)))
     with server.faults.refuse():
         server.faults.drop(session.id)
         assert isinstance(waiter.outcome(30), ZooKeeperUnavailable)
@@ -130,7 +130,7 @@ def test_timeout__closed(make_pool: MakePool) -> None:
     """There is nothing to wait for when the pool is closed."""
     pool = make_pool("127.0.0.1:1", connect_timeout=30)
     waiter = waiting_in(Lock("k", pool))
-    wait_until(lambda: pool.sessions() and pool.sessions()[0]._listeners)
+    wait_until(lambda: pool.sessions() and pool.sessions()[0].listeners)
     pool.close(1)
     assert isinstance(waiter.outcome(15), ZooKeeperUnavailable)
 
@@ -151,7 +151,7 @@ def test_tiny_timeout__slow(server: ZooKeeperServer, make_pool: MakePool, timeou
         asyncio.run(lock.aacquire(timeout)) if asynchronous else lock.acquire(timeout)
     assert f"within {timeout:g} s" in str(caught.value)
     assert (caught.value.key, caught.value.timeout, caught.value.holder) == ("k", timeout, None)
-    wait_until(lambda: not pool.sessions()[0]._listeners)
+    wait_until(lambda: not pool.sessions()[0].listeners)
     assert server.paths(lock.paths[0]) == []
 
 

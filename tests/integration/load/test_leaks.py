@@ -72,7 +72,7 @@ def tables(pool: Pool) -> dict[str, int]:
     (session,) = pool.sessions()
     wire, client = session.wire, session.wire._client
     return {
-        "tenants": len(session._listeners),
+        "tenants": len(session.listeners),
         "inbox": len(session._inbox),
         "deleting": len(session.deleting),
         "watches": len(list(wire.watches)),
@@ -180,7 +180,7 @@ def wait_in_vain(server: ZooKeeper, pools: list[Pool], count: int) -> None:
     def thread(number: int) -> None:
         chance, pool = random.Random(number), pools[number % len(pools)]
         for _ in range(share):
-            wait_until(lambda: len(pool.session("/")._listeners) < CROWD, PATIENCE, "the others have left")
+            wait_until(lambda: len(pool.session("/").listeners) < CROWD, PATIENCE, "the others have left")
             lock = Lock(chance.choice(["x", ["x", "y"], ["y", f"free-{number}"]]), pool, rule=chance.choice(RULES))
             # The other one if there was no time for an answer.
             with pytest.raises((LockTimeout, ZooKeeperUnavailable)):

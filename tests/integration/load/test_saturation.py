@@ -76,7 +76,7 @@ def ready_behind(pools: list[Pool]) -> tuple[int, bool]:
         tenant
         for pool in pools
         for session in pool.sessions()
-        for tenant in list(session._listeners)
+        for tenant in list(session.listeners)
         if isinstance(tenant, Contender) and tenant.state is State.WAITING
     ]
     return len(found), any(is_next(each) for each in found)

@@ -143,7 +143,7 @@ def wait_for_waiters(pool: Pool, count: int) -> list[Contender]:
     (session,) = pool.sessions()
 
     def waiting() -> list[Contender]:
-        contenders = [each for each in list(session._listeners) if isinstance(each, Contender)]
+        contenders = [each for each in list(session.listeners) if isinstance(each, Contender)]
         settled = [each for each in contenders if is_watching(each)]
         return sorted(settled, key=lambda each: each.token or 0) if len(settled) == count else []
 

@@ -190,7 +190,7 @@ def test_run__arguments_arrive_unchanged(start: Start) -> None:
 def test_run__conflict_fails(run_here: RunHere, make_pool: MakePool, tmp_path: Path) -> None:
     """With --on-conflict fail a held lock is exit code 75 at once, and the error shows the holder."""
     ran = str(tmp_path / "ran")
-    with Lock("run-conflict", make_pool(), work=lambda: Work(kind="task", name="billing.bill")):
+    with Lock("run-conflict", make_pool(), work=lambda: Work(kind="task", name="billing.bill")).acquire() as held:
         status, error = run_here("run-conflict", "--on-conflict", "fail", "--", "touch", ran)
         assert status == 75
         assert "held by task billing.bill (pid " in error
@@ -199,6 +199,7 @@ def test_run__conflict_fails(run_here: RunHere, make_pool: MakePool, tmp_path: P
         assert status == 75
         assert "within 1.5 s" in error
         assert not Path(ran).exists()
+        held.release(wait=True)
     assert run_here("run-conflict", "--on-conflict", "fail", "--", "touch", ran) == (0, "")
     assert Path(ran).exists()
 
