@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_zklock.contrib.celery.gate import child
+from django_zklock.contrib.celery.gate import scoreboard
 from tests.chaos.history import Row
 from tests.chaos.workers.model import GIVEN_UP, Model
 from tests.chaos.workers.plan import Send
@@ -268,7 +268,7 @@ def test_coalesced(sent: float, change: Change, wrong: bool) -> None:
 
 def test_given_up__by_the_end_of_the_worker() -> None:
     """A worker that ends gives up its locks, and one that has lost its session has not given them up."""
-    assert GIVEN_UP in Path(child.__file__).read_text()
+    assert GIVEN_UP in Path(scoreboard.__file__).read_text()
     rows = storm(course("a", 10.0))
     failure("LockLost", f"lost: the worker's {GIVEN_UP}")(rows)
     assert judge([*rows, {"at": 11.0, "what": "stopping", "main": MAIN}]) == []
