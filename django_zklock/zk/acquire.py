@@ -45,7 +45,7 @@ class Acquisition:
     __slots__ = (
         "__weakref__", "_asked_at", "_began", "_contention", "_deadline", "_holder_deadline", "_holder_reads",
         "_in_queue", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_thread", "_wake",
-        "_wants_holder", "contender", "is_waiting", "lock", "timeout",
+        "_wants_holder", "contender", "held", "is_waiting", "lock", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -64,8 +64,9 @@ class Acquisition:
         self._wants_holder = lock.listener.wants("contended") if wants_holder is None else wants_holder
         # From the start until the lock is granted, refused or abandoned; so it stays in a forked child.
         self.is_waiting = False
-        # What was granted, and learns of changes from then on.
+        # What was granted, and learns of changes from then on; and the hold, as long as its owner has it.
         self._possession: Possession | None = None
+        self.held: Callable[[], Held | None] = _nothing
         self._owner: Callable[[], Owner | None] = _nothing if caller is None else ref(caller.owner)
         self._thread: Callable[[], Owner | None] = (
             _nothing if caller is None or caller.thread is None else ref(caller.thread)
@@ -128,6 +129,7 @@ class Acquisition:
             held = Held(self.lock, contender, waited=monotonic() - self._began, caller=Caller(owner, self._thread()))
             self.is_waiting = False
             self._possession = held._possession
+            self.held = self._possession.outermost
             # The lock may have been lost, or a release requested, before the assignment.
             self._possession.on_change()
             return True
@@ -146,11 +148,6 @@ class Acquisition:
         """Whether the lock was granted, and was lost or its lease is over."""
         contender = self.contender
         return contender.lost is not None or (contender.state is State.HELD and contender.session.lease_expired)
-
-    @property
-    def held(self) -> Held | None:
-        """What was granted."""
-        return None if self._possession is None else self._possession.outermost()
 
     def _check_deadlines(self) -> None:
         contender, now = self.contender, monotonic()
@@ -312,7 +309,7 @@ def _wait(acquisition: Acquisition, changed: AutoResetEvent) -> Held | None:
             listener.notify("contended", lock, holder=acquisition.contender.holder)
             continue  # a receiver may have forked
         changed.wait(acquisition.next_wakeup())
-    held = acquisition.held
+    held = acquisition.held()
     if held is not None:
         listener.notify("acquired", lock, held=held)
     return held
@@ -337,7 +334,7 @@ async def aacquire(
                 await listener.anotify("contended", lock, holder=acquisition.contender.holder)
                 continue  # a receiver may have forked
             await changed.wait(acquisition.next_wakeup())
-        held = acquisition.held
+        held = acquisition.held()
         if held is not None:
             await listener.anotify("acquired", lock, held=held)
         return held

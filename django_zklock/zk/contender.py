@@ -506,7 +506,7 @@ class Contender(Script):
         self.loss_reason_pending = False
         self.session.used -= self._reserved
         self._reserved = 0
-        self.session.remove_listener(self)
+        self.session.listeners.pop(self, None)
         self._notify()
         for call in self._on_deleted:
             call()

@@ -416,8 +416,8 @@ class Held:
     def _finish(self, *, raising: bool) -> None:
         """Release at the end of a body; raise ``LockLost`` if it was lost and ``raising``."""
         try:
-            if raising and not self.released:
-                self.check()
+            if raising and not self.released and self._possession.loss() is not None:
+                raise self._loss_error()
         finally:
             try:
                 self.release()

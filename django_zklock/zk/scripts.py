@@ -300,7 +300,7 @@ class _BlockingRun(Script, Generic[T]):
     def leave(self) -> None:
         """Stop, whatever is answered from now on."""
         self.stop()
-        self.session.remove_listener(self)
+        self.session.listeners.pop(self, None)
 
     def ended(self, value: T | None, error: Exception | None, /) -> None:
         if not self.wanted:

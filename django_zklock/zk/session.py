@@ -140,7 +140,8 @@ class Session:
         self._inbox: deque[Callable[[], object]] = deque()
         # Calls are being taken out of the inbox, so another one needs no wake-up.
         self._is_emptying = False
-        # Guarded by monitor. A dict keeps the order: after a reconnect the oldest is called first.
+        # Added under the monitor, and taken out by any thread, also without it. A dict keeps the order: after a
+        # reconnect the oldest is called first.
         self.listeners: dict[SessionListener, None] = {}
         # A write that is not answered yet renews the lease.
         self._is_proving = False
@@ -252,10 +253,6 @@ class Session:
             listener.unavailable(self.ended)
             return
         self.listeners[listener] = None
-
-    def remove_listener(self, listener: SessionListener) -> None:
-        """Stop calling ``listener``; any thread, without the monitor too."""
-        self.listeners.pop(listener, None)
 
     def _call_listeners(self, call: Callable[[SessionListener], None]) -> None:
         for listener in list(self.listeners):

@@ -113,10 +113,11 @@ def test_session_ended__before_the_caller_looked(pool: Pool, onlooker: Onlooker)
     while not attempt.poll():
         assert changed.wait(10)
         changed.clear()
-    assert attempt.held is not None
-    assert attempt.held.token > (first.token or 0)
-    attempt.held.check()
-    attempt.held.release(wait=True)
+    held = attempt.held()
+    assert held is not None
+    assert held.token > (first.token or 0)
+    held.check()
+    held.release(wait=True)
     assert onlooker.children(lock.paths[0]) == []
 
 

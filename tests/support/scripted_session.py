@@ -12,7 +12,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.contender import ANY_GUID, Contender, State
 from django_zklock.zk.node_data import Identity
-from django_zklock.zk.place import LockPath, SharedListing
+from django_zklock.zk.place import LockPath, Place, SharedListing
 from django_zklock.zk.queue import EXCLUSIVE, Kind, Node, Rule, name_prefix, parse_name, sort_by_sequence
 
 logger = logging.getLogger("tests.scripted_session")
@@ -131,9 +131,6 @@ class Script:
 
     def add_listener(self, listener: Any) -> None:
         self.listeners[listener] = None
-
-    def remove_listener(self, listener: Any) -> None:
-        self.listeners.pop(listener, None)
 
     def create(self, stems: Sequence[str], data: bytes, reply: Any) -> None:
         """Create one node, or several by a transaction."""
@@ -326,4 +323,7 @@ def settle(script: Script, own: str, owners: dict[str, int] | None = None) -> No
         path = next(what for name, what, _ in script.requests if name == "get")
         name = path.rpartition("/")[2]
         owner = SESSION if name == own else (owners or {}).get(name, OTHERS)
+        if owner == SESSION:
+            nobody: Any = None
+            script.listing("/k").local.setdefault(name, Place(nobody, "/k", b""))
         script.answer_get(name, (data(), stat(1, owner)))

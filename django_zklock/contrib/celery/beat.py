@@ -372,8 +372,8 @@ class LeaderScheduler(Scheduler):
                 self._broker_is_away = False
             attempt = self._attempt = Acquisition(lock, None, self._event.set, owners.caller(), wants_holder=True)
             attempt.start()
-        is_new = attempt.held is None and attempt.poll()
-        if (held := attempt.held) is None:
+        is_new = attempt.held() is None and attempt.poll()
+        if (held := attempt.held()) is None:
             if attempt.newly_contended():
                 self._outage_logged = False
                 logger.info("event=beat_waits key=%r leader=%s", lock.key, attempt.contender.holder or "unknown")

@@ -281,18 +281,6 @@ class Exchange(ConnectionHandler):
         self._position = 0
         return True
 
-    def _next_message(self) -> bytes | None:
-        """Take a message out of the buffer; return ``None`` if there is no complete one."""
-        buffer, start = self._buffer, self._position + _SIZE.size
-        if len(buffer) < start:
-            return None
-        end = start + _SIZE.unpack_from(buffer, self._position)[0]
-        if len(buffer) < end:
-            return None
-        self._position = end
-        self.received = self._read_at
-        return buffer[start:end]
-
     def _wait(self, error: OSError | None, timeout: float) -> None:
         """Wait until the socket is readable, or writable after an error of a write that does not want to read."""
         reads, sockets = error is None or isinstance(error, ssl.SSLWantReadError), [self._socket]
@@ -368,8 +356,7 @@ class Exchange(ConnectionHandler):
         try:
             # All complete messages that have arrived.
             if self._socket.fileno() in numbers and self._receive(MAX_READ):
-                while (message := self._next_message()) is not None:
-                    self._handle(message)
+                while self._handle_next():
                     if self.session_closed:
                         return
         except BaseException:
@@ -411,8 +398,17 @@ class Exchange(ConnectionHandler):
             self._write(packet, self._write_timeout)
             self._written = monotonic()
 
-    def _handle(self, message: bytes) -> None:
-        """Deliver an event of a watch, or the answer to a ping or to the oldest request."""
+    def _handle_next(self) -> bool:
+        """Deliver an event of a watch, or the answer to a ping or to the oldest request.
+
+        Return ``False`` if the buffer has no complete message.
+        """
+        buffer, start = self._buffer, self._position + _SIZE.size
+        if len(buffer) < start or len(buffer) < (end := start + _SIZE.unpack_from(buffer, self._position)[0]):
+            return False
+        self._position = end
+        self.received = self._read_at
+        message = buffer[start:end]
         try:
             xid, zxid, error = _ANSWER_HEADER.unpack_from(message)
             event = Watch.deserialize(message, _ANSWER_HEADER.size)[0] if xid == WATCH_XID else None
@@ -421,11 +417,11 @@ class Exchange(ConnectionHandler):
         if event is not None:
             self.logger.debug("Received %s", event)
             self._listener.on_event(event.type, event.path)
-            return
+            return True
         if xid == PING_XID:
             if self.pings:
                 self.lease.answered(self.pings.popleft(), self.received, proof=False)
-            return
+            return True
         pending = self.client._pending
         if error in _NO_ANSWER or not pending or pending[0][2] != xid:
             self._refuse_answer(xid, error)
@@ -439,7 +435,7 @@ class Exchange(ConnectionHandler):
             self.lease.answered(self.sent.popleft(), self.received, proof=not error, written=written)
         if isinstance(request, Close):
             self.session_closed = True
-            return
+            return True
         value, refusal = None, error_of(error) if error else None
         if not error:
             try:
@@ -453,6 +449,7 @@ class Exchange(ConnectionHandler):
                 refusal = EncodingError(f"cannot be decoded: {exception!r}")
         self.logger.debug("Answer to %s: %r", type(request).__name__, refusal or value)
         answer(value, refusal)
+        return True
 
     def _refuse_answer(self, xid: int, error: int) -> NoReturn:
         """End the connection, because this does not answer the oldest request under way."""

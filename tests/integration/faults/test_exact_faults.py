@@ -588,7 +588,7 @@ def test_stray__creation_unanswered(stray: tuple[Lock, str], server: ZooKeeperSe
     with pytest.raises(LockTimeout):
         lock.acquire(timeout=0.5)
     wait_until(lambda: server.paths(lock.paths[0]) == [path])
-    session.remove_listener(other)
+    session.listeners.pop(other)
     lock.acquire(timeout=10).release(wait=True)
     assert not server.paths(lock.paths[0])
 

@@ -52,7 +52,7 @@ def test_loss__told_when_the_reason_is_known(pool: Pool) -> None:
     with session.monitor:
         contender.loss_reason_pending = True
         contender.lose("its node was deleted")
-        held = attempt.held
+        held = attempt.held()
         assert held is not None
         held.release()
         del held
@@ -76,7 +76,7 @@ def test_loss__seen_by_the_holder(pool: Pool, monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patch:
         patch.setattr(Session, "lease_expired", True)
         patch.setattr(Session, "post", lambda _session, call: posted.append(call))
-        held = attempt.held
+        held = attempt.held()
         assert held is not None
         assert held.lost
         held.release()
@@ -100,7 +100,7 @@ def test_poll__lease_over(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until(attempt.poll)
     assert attempt.contender is not first
     wait_until(lambda: first.state is State.GONE)
-    held = attempt.held
+    held = attempt.held()
     assert held is not None
     held.check()
     assert held.token == attempt.contender.token

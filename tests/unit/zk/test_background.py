@@ -186,7 +186,7 @@ def test_listener__raises(
         held.release()
         waiter.result().release()
         assert "event=listener_failed" in caplog.text
-        session.post(lambda: session.remove_listener(faulty))
+        session.post(lambda: session.listeners.pop(faulty))
 
 
 # The threads themselves.

@@ -204,7 +204,7 @@ class ParentCell(Cell, SessionListener):
 
     def close(self) -> None:
         """Free the cell: the hold is over, and its node is deleted if the child waits for that."""
-        self._contender.session.remove_listener(self)
+        self._contender.session.listeners.pop(self, None)
         with self._scoreboard.writing:
             if self._words.hold_id == self._hold_id:
                 self._words.hold_id = 0

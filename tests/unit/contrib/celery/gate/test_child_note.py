@@ -72,15 +72,11 @@ class Session:
         self.wire = wire
         self.connected = True
         self.epoch = 0
-        self.listeners: list[Any] = []
+        self.listeners: dict[Any, None] = {}
         self.later: list[Callable[[], object]] = []
 
     def add_listener(self, listener: Any) -> None:
-        self.listeners.append(listener)
-
-    def remove_listener(self, listener: Any) -> None:
-        if listener in self.listeners:
-            self.listeners.remove(listener)
+        self.listeners[listener] = None
 
     def retry_later(self, call: Callable[[], object], _error: Exception) -> None:
         self.later.append(call)

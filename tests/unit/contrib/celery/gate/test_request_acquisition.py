@@ -42,7 +42,7 @@ def test_grant__while_the_gate_looks(pool: Pool, monkeypatch: pytest.MonkeyPatch
         attempt.poll()
     wait_until(attempt.poll)
     # The grant is for a child, and not for this thread.
-    assert attempt.held is None
+    assert attempt.held() is None
     attempt.end()
 
 

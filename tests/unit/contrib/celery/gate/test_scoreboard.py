@@ -35,9 +35,6 @@ class Session:
     def add_listener(self, listener: SessionListener) -> None:
         self.listeners[listener] = None
 
-    def remove_listener(self, listener: SessionListener) -> None:
-        self.listeners.pop(listener, None)
-
     def beat(self) -> None:
         for listener in list(self.listeners):
             listener.heartbeat()
@@ -189,9 +186,8 @@ from types import SimpleNamespace
 from contextlib import nullcontext
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Cell, ParentCell, Scoreboard
 class Session:
-    lease_end, ended, monitor = float("inf"), None, nullcontext()
+    lease_end, ended, monitor, listeners = float("inf"), None, nullcontext(), {}
     def add_listener(self, listener): pass
-    def remove_listener(self, listener): pass
 contender = SimpleNamespace(session=Session(), lost=None, revoked=None)
 board = Scoreboard()
 cells = [ParentCell(board, number + 1, contender) for number in range(MAX_CELLS)]

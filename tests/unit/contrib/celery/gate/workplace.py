@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from celery.worker import state as celery_state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
@@ -52,9 +52,9 @@ class Session:
     connected = True
     monitor = threading.RLock()
 
-    def add_listener(self, _listener: object) -> None: ...
+    listeners: ClassVar[dict[object, None]] = {}
 
-    def remove_listener(self, _listener: object) -> None: ...
+    def add_listener(self, _listener: object) -> None: ...
 
 
 class Attempts:
