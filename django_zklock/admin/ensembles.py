@@ -38,4 +38,4 @@ def _read_ensemble(reader: AliasReader) -> dict[str, Any]:
 
 def _describe(session: Session) -> dict[str, Any]:
     number = "" if session.id is None or not session.connected else f"0x{session.id:x}"
-    return {"name": session.name, "number": number, "server": session.server, "timeout": session.timeout}
+    return {"name": session.name, "number": number, "server": session.wire.server, "timeout": session.timeout}

@@ -145,13 +145,13 @@ def _pool(pool: Pool) -> Finding:
     size = pool.options.size
     noun = "session" if size == 1 else "sessions"
     examined = Examination("pool.sessions", f"{len(sessions) - len(overflow)} of at most {size} {noun} in this process")
-    disconnected = [session.server for session in sessions if not session.connected]
+    disconnected = [session.wire.server for session in sessions if not session.connected]
     if disconnected:
         return examined.error(
             f"not connected: {', '.join(disconnected)}",
             "Check the servers. Locks of a session are lost when it has been disconnected for its timeout.",
         )
-    at = ", ".join(f"0x{session.id or 0:x} at {session.server}" for session in sessions)
+    at = ", ".join(f"0x{session.id or 0:x} at {session.wire.server}" for session in sessions)
     if overflow:
         used = sum(session.used for session in sessions)
         return examined.info(

@@ -256,11 +256,13 @@ class Acquisition:
         """Return the error of an acquisition that ZooKeeper has not answered."""
         session, refusal = self.contender.session, self.contender.refusal
         waited = monotonic() - self._began
-        return self._unavailable(format_silence(session.server, waited, connected=session.connected, refusal=refusal))
+        return self._unavailable(
+            format_silence(session.wire.server, waited, connected=session.connected, refusal=refusal)
+        )
 
     def _refused(self, error: Exception) -> ZkLockError:
         """Return the error of an acquisition that has failed with ``error``."""
-        lock, server = self.lock, self.contender.session.server
+        lock, server = self.lock, self.contender.session.wire.server
         if isinstance(error, SessionUnavailable):
             return self._unavailable(f"ZooKeeper at {server}: {error}")
         return ZkLockError(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
-from weakref import ref
+from weakref import WeakSet, ref
 
 from django_zklock.exceptions import AsyncUnsafe, LockLost, NotHeld
 from django_zklock.zk import owners
@@ -259,7 +259,10 @@ class Held:
         # A weak reference, because the owner refers to its holds.
         self._owner = ref(owner)
         if thread is not None and thread is not owner:
-            thread.add_held_for_another(self)
+            # Acquired in this thread for another owner.
+            if thread.held_here is None:
+                thread.held_here = WeakSet()
+            thread.held_here.add(self)
         # From here on the hold counts.
         self.released = False
         owner.holds.append(self)

@@ -351,31 +351,32 @@ def _nested_hold(lock: LockValue, caller: Caller) -> Held | None:
         # Leases of a semaphore that has room for one more are no conflict.
         limits = [rule.limit for rule in (lock.rule, *(held.rule for held in overlapping))]
         if any(limit is None or len(overlapping) >= limit for limit in limits):
-            raise _conflict(
-                lock,
+            raise LockConflict(
                 f"lock {lock.key!r} is held by this very thread or task, and reentrant=False: waiting would never end",
+                key=lock.key,
             )
         return None
     outer = next((held for held in overlapping if held._possession.nodes.keys() >= set(lock.paths)), None)
     if outer is None:
         held_keys = [key for key in lock.keys if any(key in held.keys for held in overlapping)]
         missing = [key for key in lock.keys if key not in held_keys]
-        raise _conflict(
-            lock,
-            f"this very thread or task holds {_join(held_keys)} already, but not {_join(missing) or 'together'}. "
+        owned, others = (" and ".join(map(repr, keys)) for keys in (held_keys, missing))
+        raise LockConflict(
+            f"this very thread or task holds {owned} already, but not {others or 'together'}. "
             f"Acquiring more keys while holding some can deadlock; acquire all keys together",
+            key=lock.key,
         )
     if outer.lock.pool is not lock.pool:
-        raise _conflict(
-            lock,
+        raise LockConflict(
             f"lock {lock.key!r} is held by this very thread or task through {outer.lock.pool.name!r}, which names "
             f"the same ensemble and ROOT as {lock.pool.name!r}: it would wait for itself. Use one alias for both",
+            key=lock.key,
         )
     if not outer.rule.covers(lock.rule):
-        raise _conflict(
-            lock,
+        raise LockConflict(
             f"lock {lock.key!r} is held by this very thread or task as {outer.rule}, and cannot be "
             f"taken as {lock.rule} inside of that: it could wait for itself. Take the stronger one first",
+            key=lock.key,
         )
     if outer.lost:
         raise outer._loss_error()
@@ -395,30 +396,22 @@ def _check_wait(lock: LockValue, caller: Caller) -> None:
         if other is None or not other.is_waiting or other.contender.session.pid != os.getpid():
             continue
         if other.lock.rule.kind in lock.rule.conflicts and not set(other.lock.paths).isdisjoint(lock.paths):
-            raise _conflict(
-                lock,
+            raise LockConflict(
                 f"lock {lock.key!r} is being acquired by this very thread or task: it would wait for itself. Wait "
                 f"for the first acquisition, or let each run in a task of its own that also releases it",
+                key=lock.key,
             )
     thread = caller.thread
     if thread is None:
         return
     # What was acquired in this thread for other owners.
-    here = [*(() if thread is caller.owner else thread.holds), *(thread._held_here or ())]
+    here = [*(() if thread is caller.owner else thread.holds), *(thread.held_here or ())]
     available = caller.available() if here else []
     for held in here:
         if held not in available and held._overlaps(lock) and not held.lost and held.rule.kind in lock.rule.conflicts:
-            raise _conflict(
-                lock,
+            raise LockConflict(
                 f"lock {lock.key!r} was taken in this very thread by another task or greenlet, which may need the "
                 f"thread to go on: waiting here could last for ever. Take the lock with `async with` in the "
                 f"coroutine, or run each side in a thread of its own (sync_to_async(…, thread_sensitive=False))",
+                key=lock.key,
             )
-
-
-def _conflict(lock: LockValue, message: str) -> LockConflict:
-    return LockConflict(message, key=lock.key)
-
-
-def _join(keys: list[str]) -> str:
-    return " and ".join(map(repr, keys))

@@ -51,14 +51,15 @@ class Owner:
     """
 
     # Thousands of tasks may wait in one process.
-    __slots__ = ("__weakref__", "_calls", "_held_here", "_of", "acquisitions", "holds", "runs_jobs")
+    __slots__ = ("__weakref__", "_calls", "_of", "acquisitions", "held_here", "holds", "runs_jobs")
 
     def __init__(self, of: Any, *, runs_jobs: bool = False) -> None:
         self.holds: list[Any] = []
         # References to what this owner is acquiring (:class:`~.acquire.Acquisition`); a task may have begun several.
         self.acquisitions: list[Callable[[], Any]] = []
         self._calls: list[Owner] = []
-        self._held_here: WeakSet[Any] | None = None
+        # What was acquired in this thread, if it is one, for other owners.
+        self.held_here: WeakSet[Any] | None = None
         # Whether this is a thread or a greenlet that does jobs of an executor, one after the other.
         self.runs_jobs = runs_jobs
         number, forget = id(of), _owners.pop
@@ -81,12 +82,6 @@ class Owner:
         # A job has a future, and a greenlet says that it is dead.
         future = getattr(of, "future", None)
         return bool(getattr(of, "dead", False) if future is None else future.done())
-
-    def add_held_for_another(self, held: Any) -> None:
-        """Note that ``held`` was acquired in this thread, which is ours, for another owner."""
-        if self._held_here is None:
-            self._held_here = WeakSet()
-        self._held_here.add(held)
 
     def release_since(self, lock: object, depth: int = 0) -> None:
         """Release what was acquired through the object ``lock`` since this owner had ``depth`` holds.

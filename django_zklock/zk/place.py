@@ -177,7 +177,8 @@ class Place:
 
     def verify(self) -> None:
         """Read our node at a heartbeat: the answer proves that it exists and belongs to our session."""
-        self.contender.session.read_at_heartbeat(f"{self.path}/{self.node}", partial(self._verified, self.node))
+        read = f"{self.path}/{self.node}", partial(self._verified, self.node)
+        self.contender.session.heartbeat_reads.append(read)
 
     def _verified(self, node: str | None, value: Any, error: Exception | None) -> None:
         contender = self.contender

@@ -106,10 +106,6 @@ class Node(NamedTuple):
         """Whether it may be the read node of a writer that has become a reader."""
         return self.kind is Kind.READ and not self.is_ours
 
-    def was_downgraded_from(self, other: Node) -> bool:
-        """Whether this is the read node of the client whose write node is ``other``."""
-        return self.may_be_downgraded and other.may_downgrade and self.sequence == other.sequence
-
 
 def new_guid(mark: Mark | None = None) -> str:
     """Return an id for one creation: a UUID of version 8, with 122 random bits, or with ``mark`` and 42."""
@@ -219,9 +215,11 @@ class Queue:
         if len(kinds) < len(Kind):
             positions, nodes = self._select(kinds)
             count = bisect_left(positions, position)
-        if count and self._nodes[position].was_downgraded_from(nodes[count - 1]):
-            count -= 1
-        return count
+        if not count:
+            return 0
+        own, last = self._nodes[position], nodes[count - 1]
+        is_one_client = own.sequence == last.sequence and own.may_be_downgraded and last.may_downgrade
+        return count - is_one_client
 
     @cached_property
     def room(self) -> int:
@@ -236,11 +234,6 @@ class Queue:
             if limit is not None and position >= limit:
                 return position
         return len(self.of(LEASES))
-
-    @cached_property
-    def lowest_limit(self) -> int | None:
-        """The lowest limit of all leases, if one has any."""
-        return min((node.limit for node in self.of(LEASES) if node.limit is not None), default=None)
 
     def _select(self, kinds: frozenset[Kind]) -> tuple[Sequence[int], list[Node]]:
         if kinds not in self._of:
@@ -306,8 +299,8 @@ class Rule:
             return True
         if self.limit is None:
             return False
-        lowest = queue.lowest_limit
-        return len(queue.of(LEASES)) >= (self.limit if lowest is None else min(lowest, self.limit))
+        leases = queue.of(LEASES)
+        return len(leases) >= min([self.limit, *(node.limit for node in leases if node.limit is not None)])
 
     def holds(self, own: str, queue: Queue) -> bool:
         """Whether the node ``own`` holds; raise ``LookupError`` if it is not in ``queue``."""

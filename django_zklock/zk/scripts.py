@@ -233,7 +233,7 @@ def run(
     try:
         if not blocking.done.wait(timeout):
             connected, refusal = session.connected, blocking.refusal
-            silence = format_silence(session.server, timeout or 0.0, connected=connected, refusal=refusal)
+            silence = format_silence(session.wire.server, timeout or 0.0, connected=connected, refusal=refusal)
             blocking.error = TimeoutError(silence)
     finally:
         # An answer may come before the session knows that it comes too late.
@@ -243,9 +243,9 @@ def run(
     if error is None:
         return blocking.outcome[0]
     if isinstance(error, wire.KazooException):
-        raise ZkLockError(f"ZooKeeper at {session.server} refused to {action}: {error!r}") from error
+        raise ZkLockError(f"ZooKeeper at {session.wire.server} refused to {action}: {error!r}") from error
     if isinstance(error, OSError):
-        facts = str(error) if isinstance(error, TimeoutError) else f"ZooKeeper at {session.server}: {error}"
+        facts = str(error) if isinstance(error, TimeoutError) else f"ZooKeeper at {session.wire.server}: {error}"
         doubt = "; whether that was done is not known" if mutates else ""
         raise ZooKeeperUnavailable(
             f"{facts}{doubt}; {advise(facts, session.wire.hosts)}",

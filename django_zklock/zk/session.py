@@ -51,6 +51,9 @@ MIN_SHARED_READS = 16
 FIRST_PAUSE = 0.05
 LAST_PAUSE = 0.5
 
+# Why a connection is dropped when a write was answered and the lease is over all the same.
+LEASE_OVER = "the lease ran out"
+
 
 class SessionListener:
     """What lives in a session. Every method is called under the session's monitor, and does nothing by default."""
@@ -91,7 +94,7 @@ class Session:
     that returns the session, or raises ``ConnectionError`` or ``RuntimeError`` if there is none.
 
     Readable from any thread: ``connected``, ``id``, ``epoch`` (+1 whenever the connection is lost), ``ended`` (why this
-    object can serve no caller any more, or ``None``), ``pid`` (whose process may use it, 0 in a fork), ``server``,
+    object can serve no caller any more, or ``None``), ``pid`` (whose process may use it, 0 in a fork),
     ``used`` (bytes of the budget), ``listeners``, ``has_room``. Times are seconds.
     """
 
@@ -148,8 +151,8 @@ class Session:
         # Whether the server has caught up since this connection began; None as long as that was not requested.
         self._caught_up: bool | None = None
         self._when_caught_up: list[Callable[[], object]] = []
-        # The reads of the next heartbeat.
-        self._reads: list[tuple[str, Reply]] = []
+        # What listeners have read at this heartbeat, together: paths, and replies as for `wire.get`.
+        self.heartbeat_reads: list[tuple[str, Reply]] = []
         # What waits for the end of the pause, see `retry_later`. A dict keeps the order, and the same call once.
         self._refused: dict[Callable[[], object], None] = {}
         self._pause = 0.0
@@ -162,7 +165,7 @@ class Session:
 
     def __repr__(self) -> str:
         state = "connected" if self.connected else self.ended or "disconnected"
-        return f"<Session {self.name} id=0x{self.id or 0:x} {state} server={self.server}>"
+        return f"<Session {self.name} id=0x{self.id or 0:x} {state} server={self.wire.server}>"
 
     # For threads of users.
 
@@ -188,11 +191,6 @@ class Session:
             # closed by then, its timer thread has ended, and its nodes are gone with the session.
             with contextlib.suppress(RuntimeError):
                 self._timer_thread.call_later(0, self._run_inbox_offline)
-
-    @property
-    def server(self) -> str:
-        """The server that we are connected to, or the ensemble."""
-        return self.wire.server
 
     @property
     def timeout(self) -> float:
@@ -291,13 +289,13 @@ class Session:
             "event=connected session=%s id=0x%x server=%s timeout=%s",
             self.name,
             self.id or 0,
-            self.server,
+            self.wire.server,
             self.timeout,
         )
         if not self._beats:
             self._beats = True
             self._timer_thread.call_later(self.timeout / HEARTBEATS_PER_SESSION, self._heartbeat)
-        if self.listeners and self.wire.lease.wants_write:
+        if self.listeners and self.wire.lease.handshake is not None:
             self.catch_up()
         # Held nodes are read before anything else.
         self._read_held_nodes()
@@ -319,7 +317,8 @@ class Session:
         self._call_listeners(lambda listener: listener.suspended())
         if self._strict:
             self._call_listeners(lambda listener: listener.lose("the connection to ZooKeeper was suspended"))
-        self._start_timer(self.lease_end - boottime(), self._lose_lease)
+        left = max(0.0, self.lease_end - boottime())
+        self._timers.append(self._timer_thread.call_later(left, self._lose_lease))
         self._start_outage_timer()
 
     def on_ended(self, reason: str, *, final: bool) -> None:
@@ -375,7 +374,7 @@ class Session:
         # A node may live as long as the session. After that a reconnect gets the time of a first connect.
         surely_ended = max(0.0, self.wire.received + self.timeout - boottime()) if self.id is not None else 0.0
         delay = surely_ended + self._connect_timeout
-        self._start_timer(delay, partial(self._give_up, delay))
+        self._timers.append(self._timer_thread.call_later(delay, partial(self._give_up, delay)))
 
     def _give_up(self, waited: float) -> None:
         with self.monitor:
@@ -400,9 +399,6 @@ class Session:
                 self.wire.drop("nothing has been received for too long")
             else:
                 self.post(self._beat)
-
-    def _start_timer(self, delay: float, call: Callable[[], None]) -> None:
-        self._timers.append(self._timer_thread.call_later(max(0.0, delay), call))
 
     def _cancel_timers(self) -> None:
         for timer in self._timers:
@@ -429,17 +425,11 @@ class Session:
         elif not is_proof and self.lease_end - boottime() < ENOUGH * self.timeout:
             self.wire.write_nothing(partial(self._seen, is_proof=True))
         elif is_proof and self.lease_expired:
-            self._drop_for_lease()
+            # This process was stopped, and no recent answer is left to build a proof on. A new connection renews the
+            # lease at once, and every contender asks again on it.
+            self.wire.drop(LEASE_OVER)
         else:
             self._read_held_nodes()
-
-    def _drop_for_lease(self) -> None:
-        """Begin a new connection, because the lease is over although a write was answered.
-
-        Then this process was stopped, and no recent answer is left to build a proof on. A new connection renews the
-        lease at once, and every contender asks again on it.
-        """
-        self.wire.drop("the lease ran out")
 
     def prove(self) -> None:
         """Send a write, whose answer renews the lease before the requests that follow it are answered."""
@@ -455,7 +445,7 @@ class Session:
 
         def answered(_value: object, error: KazooException | None) -> None:
             if error is None and self.lease_expired:
-                self._drop_for_lease()
+                self.wire.drop(LEASE_OVER)
             else:
                 reply(None, error)
 
@@ -487,13 +477,9 @@ class Session:
         for call in calls:
             self.post(call)
 
-    def read_at_heartbeat(self, path: str, reply: Reply) -> None:
-        """Read a node together with those of all listeners; the reply is that of ``wire.get``."""
-        self._reads.append((path, reply))
-
     def _read_held_nodes(self) -> None:
         self._call_listeners(lambda listener: listener.heartbeat())
-        reads, self._reads = self._reads, []
+        reads, self.heartbeat_reads = self.heartbeat_reads, []
         if len(reads) < MIN_SHARED_READS:
             for path, reply in reads:
                 self.wire.get(path, reply)

@@ -163,7 +163,7 @@ def codes(*functions: object) -> set[CodeType]:
 
 ACQUIRING = codes(Lock._acquire, Acquisition.__init__, Acquisition.start, Acquisition.poll, Contender.__init__)
 HOLDING = codes(Held.__init__, Held._let_go)
-BLOCK = codes(Lock.__enter__, Lock._find_block, Held.check)
+BLOCK = codes(Lock.__enter__, Lock._find_block, Possession.loss)
 
 
 @by_instant

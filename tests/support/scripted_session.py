@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from kazoo.protocol.states import ZnodeStat
@@ -90,6 +91,8 @@ class Script:
         # The node of the contender of `contend` takes one of the budget.
         self.path_overhead = 1 - len(f"/k/{name_prefix(ANY_GUID, Kind.EXCLUSIVE)}")
         self.listeners: dict[Any, None] = {}
+        # They are sent at once.
+        self.heartbeat_reads = SimpleNamespace(append=lambda read: self.get(*read))
         self.requests: list[tuple[str, Any, Any]] = []
         self.watches: dict[str, list[Callable[[bool], None]]] = {}
         # Those among them that are not answered yet, so that they end with the connection.
@@ -187,10 +190,6 @@ class Script:
         calls, self._when_synced = self._when_synced, []
         for call in calls:
             call()
-
-    def read_at_heartbeat(self, path: str, reply: Any) -> None:
-        """Send it at once."""
-        self.get(path, reply)
 
     def retry_later(self, call: Callable[[], object], _error: Any) -> None:
         if call not in self.put_off:

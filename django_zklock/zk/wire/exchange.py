@@ -136,8 +136,8 @@ class Lease:
         # The times at which answers arrived on this connection and their requests were sent, oldest first.
         self._answered: deque[tuple[float, float]] = deque()
         self._first = NEVER
-        # The sending time of the handshake while it does not count yet.
-        self._handshake: float | None = None
+        # When the handshake of a session that has moved was sent, as long as it does not count: it does after a write.
+        self.handshake: float | None = None
 
     def connected(self, timeout: float, sent: float, now: float, *, moved: bool) -> None:
         """Start a connection whose handshake was sent at ``sent``; ``moved`` if the session had a connection before.
@@ -151,12 +151,7 @@ class Lease:
         self._answered.clear()
         self._answered.append((now, sent))
         self._first = NEVER
-        self._handshake = sent if moved else None
-
-    @property
-    def wants_write(self) -> bool:
-        """Whether the session has moved to a new connection, whose handshake counts only after a write."""
-        return self._handshake is not None
+        self.handshake = sent if moved else None
 
     def forwarded(self, now: float) -> Sent:
         """Return the record of a request, sent now, that the leader must see."""
@@ -177,8 +172,8 @@ class Lease:
         if proof:
             self._first = max(self._first, sent.before)
         if written and self.timeout is not None:
-            since = sent.proves if self._handshake is None else max(sent.proves, self._handshake)
-            self._handshake = None
+            since = sent.proves if self.handshake is None else max(sent.proves, self.handshake)
+            self.handshake = None
             self.end = max(self.end, since + self.timeout * (1 - CLOCK_SHARE))
 
 

@@ -228,16 +228,16 @@ class Requests:
             if error is not None and not isinstance(error, NodeExistsError):
                 refusals.append(error)
 
-        def replied(value: Any, error: KazooException | None) -> None:
-            reply(value, refusals[0] if isinstance(error, NoNodeError) and refusals else error)
-
         full = self._chroot + path
         slash = full.find("/", 1)
         while with_ancestors and slash != -1:
             self._send(Create(full[:slash], b"", self.acl, 0), created)
             slash = full.find("/", slash + 1)
         request = CreateContainer if container else Create
-        self._send(request(full, data, self.acl, CONTAINER if container else 0), replied)
+        self._send(
+            request(full, data, self.acl, CONTAINER if container else 0),
+            lambda value, error: reply(value, refusals[0] if refusals and isinstance(error, NoNodeError) else error),
+        )
 
     def create(
         self, stems: Sequence[str], data: bytes, reply: Callable[[tuple[list[str], int] | None, Any], None]

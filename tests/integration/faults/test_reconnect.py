@@ -343,7 +343,7 @@ def test_refused__while_the_session_may_live(
     server.faults.drop(before)
     wait_until(lambda: len(door.claims) > 5)
     # Told between two attempts; during one the server is named alone.
-    wait_until(lambda: "instead of accepting" in session.server)
+    wait_until(lambda: "instead of accepting" in session.wire.server)
     door.refuses = lambda _session: False
     wait_until(lambda: session.connected)
     assert set(door.claims) == {before}

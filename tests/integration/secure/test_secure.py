@@ -666,14 +666,14 @@ def test_ensemble__frozen_server(ensemble: Ensemble, configure: Configure) -> No
     pool = configure(hosts, OPTIONS={"randomize_hosts": False}, SESSION_TIMEOUT=6, CONNECT_TIMEOUT=3)
     held = zk_lock("k").acquire()
     session = pool.sessions()[0]
-    assert session.server == follower.hosts
+    assert session.wire.server == follower.hosts
     before = session.id
     follower.pause()
     try:
         wait_until(lambda: session.epoch and session.connected, 10)
         held.check()
         assert session.id == before
-        assert session.server != follower.hosts
+        assert session.wire.server != follower.hosts
         held.release(wait=True)
     finally:
         follower.resume()

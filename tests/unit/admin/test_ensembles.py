@@ -32,7 +32,7 @@ def test_ensembles__servers_and_sessions(viewer: Client, hold: Hold) -> None:
     text = text_of(viewer.get(URL))
     assert " default Servers " in text
     assert f" {pool.options.connection.hosts} standalone 3." in text
-    assert f" default-0 0x{session.id:x} {session.server} 6 " in text
+    assert f" default-0 0x{session.id:x} {session.wire.server} 6 " in text
 
 
 def test_ensembles__no_session_yet(viewer: Client, zklock: str) -> None:

@@ -154,9 +154,9 @@ def test_proofs__not_across_connections(lease: Lease) -> None:
 def test_moved__by_a_leader_without_followers(lease: Lease) -> None:
     """A leader that has lost its followers still lets a session come back, and cannot make a new one."""
     lease.connected(TIMEOUT, 8.0, 8.1, moved=True)
-    assert (lease.end, lease.wants_write) == (LIFE, True)
+    assert (lease.end, lease.handshake is None) == (LIFE, False)
     lease.connected(TIMEOUT, 8.5, 8.6, moved=False)
-    assert (lease.end, lease.wants_write) == (8.5 + LIFE, False)
+    assert (lease.end, lease.handshake is None) == (8.5 + LIFE, True)
 
 
 def test_moved__written(lease: Lease) -> None:
@@ -166,7 +166,7 @@ def test_moved__written(lease: Lease) -> None:
     lease.answered(Sent(8.2), 8.3, proof=False)
     assert lease.end == LIFE
     lease.answered(lease.forwarded(8.4), 8.5, proof=True, written=True)
-    assert (lease.end, lease.wants_write) == (8.0 + LIFE, False)
+    assert (lease.end, lease.handshake is None) == (8.0 + LIFE, True)
     # Later writes are proofs as any other.
     lease.answered(lease.forwarded(8.6), 8.7, proof=True, written=True)
     assert lease.end == 8.0 + LIFE
