@@ -57,8 +57,8 @@ class Offer(Protocol):
     def waited(self) -> float:
         """The seconds that were waited for the lock before the call began."""
 
-    def take(self) -> Outcome | float | None:
-        """Return the outcome if the lock was acquired or refused already; the calling context owns the hold.
+    def take(self, caller: owners.Caller) -> Outcome | float | None:
+        """Return the outcome if the lock was acquired or refused already; the hold is for ``caller``, which calls this.
 
         Otherwise the call acquires the lock: within the returned number of seconds, as a part of its timeout was spent
         in another process, and after ``None`` within its own timeout.
@@ -132,9 +132,10 @@ class LockedCall:
             transactions.check_atomic(self.atomic, self.template)
         offer = next((offer for hook in acquire_hooks if (offer := hook(self, args, kwargs))), None)
         lock = self.lock(self.key(args, kwargs), functools.partial(self._work, args)) if offer is None else offer.lock
-        owner, began = owners.caller().owner, monotonic()
+        caller, began = owners.caller(), monotonic()
         try:
-            held, refusal = self._acquire(lock, offer)
+            outcome = offer.take(caller) if offer is not None else None
+            held, refusal = outcome if isinstance(outcome, tuple) else self._acquire(lock, outcome)
             if refusal is not None and not self._may_run_unprotected(refusal):
                 waited = monotonic() - began + (offer.waited if offer is not None else 0.0)
                 for signal, facts in self._refusal_signals(lock, refusal, waited):
@@ -146,10 +147,10 @@ class LockedCall:
                 held._finish(raising=self.on_lost != "ignore")
             return result
         except BaseException:
-            owner.release_since(lock)
+            caller.owner.release_since(lock)
             raise
         finally:
-            refusal = None  # its traceback refers to this frame
+            refusal = outcome = None  # its traceback refers to this frame
 
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Await the coroutine function under the lock that these arguments name."""
@@ -214,11 +215,8 @@ class LockedCall:
     # Errors are returned and not raised, so that neither the body nor a callable as a policy runs inside of an
     # `except`: Celery's Task.retry and logging.exception read sys.exc_info().
 
-    def _acquire(self, lock: Lock, offer: Offer | None) -> Outcome:
-        outcome = offer.take() if offer is not None else None
-        if isinstance(outcome, tuple):
-            return outcome
-        retries = AcquireRetries(lock, self.timeout if outcome is None else outcome, current_work())
+    def _acquire(self, lock: Lock, timeout: float | None) -> Outcome:
+        retries = AcquireRetries(lock, self.timeout if timeout is None else timeout, current_work())
         while True:
             try:
                 return lock.acquire(retries.timeout), None

@@ -37,6 +37,7 @@ from django_zklock.zk.contender import Contender
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity
+from django_zklock.zk.owners import Caller
 from django_zklock.zk.wire import BadVersionError
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class TicketOffer:
     def waited(self) -> float:
         return self.ticket.waited
 
-    def take(self) -> Outcome | float | None:
+    def take(self, caller: Caller) -> Outcome | float | None:
         """Return the hold or the refusal, or else the rest of the task's timeout, if it has one."""
         ticket, refusal = self.ticket, self.ticket.refusal
         if refusal is not None:
@@ -151,11 +152,11 @@ class TicketOffer:
             if isinstance(refusal, (LockTimeout, LockConflict, ZooKeeperUnavailable)):
                 return None, refusal
             raise refusal
-        if ticket.nodes and (held := self._take_hold()) is not None:
+        if ticket.nodes and (held := self._take_hold(caller)) is not None:
             return held, None
         return max(0.0, ticket.deadline - time.time()) if ticket.deadline is not None else None
 
-    def _take_hold(self) -> Held | None:
+    def _take_hold(self, caller: Caller) -> Held | None:
         ticket, lock = self.ticket, self.lock
         cell = Cell(self.gate.scoreboard, ticket.cell, ticket.hold_id)
         if not cell.claim(os.getpid()):
@@ -166,7 +167,7 @@ class TicketOffer:
             return None
         contender = InheritedContender(ticket, cell, lock.rule, partial(self.gate.release, ticket.hold_id))
         # A hold uses no more of a contender than this one has.
-        held = Held(lock, cast("Contender", contender), waited=ticket.waited)
+        held = Held(lock, cast("Contender", contender), waited=ticket.waited, caller=caller)
         held.since = ticket.since
         self._send_contended()
         lock.listener.notify("acquired", lock, held=held)

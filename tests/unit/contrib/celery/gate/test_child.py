@@ -17,6 +17,7 @@ from django_zklock.contrib.celery.gate.child import HEADER, Ticket, TicketOffer,
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.exceptions import LockTimeout
+from django_zklock.zk import owners
 from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.queue import EXCLUSIVE
@@ -143,7 +144,7 @@ class Hold:
 
     def taken(self) -> Held:
         """Take it, as the child does."""
-        outcome = self.offer.take()
+        outcome = self.offer.take(owners.caller())
         assert isinstance(outcome, tuple)
         assert outcome[0] is not None
         return outcome[0]
@@ -152,7 +153,7 @@ class Hold:
 def test_take() -> None:
     """The child takes the hold of the main process, with its token, and releases it there."""
     hold = Hold()
-    outcome = hold.offer.take()
+    outcome = hold.offer.take(owners.caller())
     assert isinstance(outcome, tuple)
     held, refusal = outcome
     assert held is not None
@@ -166,7 +167,7 @@ def test_take__lease_over(caplog: pytest.LogCaptureFixture) -> None:
     hold = Hold()
     hold.words.lease_end = boottime() - 1.0
     with caplog.at_level(logging.WARNING):
-        assert hold.offer.take() is None
+        assert hold.offer.take(owners.caller()) is None
     assert hold.released == [7]
     assert "event=not_handed_over" in caplog.text
 
@@ -210,6 +211,6 @@ def test_take__no_longer_held(caplog: pytest.LogCaptureFixture, state: HoldState
     hold = Hold()
     hold.words.state, hold.words.hold_id = state or HoldState.HELD, 0 if state is None else 7
     with caplog.at_level(logging.WARNING):
-        assert hold.offer.take() is None
+        assert hold.offer.take(owners.caller()) is None
     assert hold.released == [7]
     assert "event=not_handed_over" in caplog.text
