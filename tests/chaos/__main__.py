@@ -42,12 +42,10 @@ def main() -> int:
     parser.add_argument("--without-gate", action="store_true", help="the control: tasks wait in their slots")
     parser.add_argument("--folder", type=Path, help="where histories and pictures are left")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="where figures and a picture of all are left")
-    parser.add_argument("--judge", type=Path, metavar="HISTORY", help="judge what an earlier season has written down")
+    parser.add_argument("--judge", type=Path, metavar="FOLDER", help="judge again what an earlier run has written down")
     arguments = parser.parse_args()
     if arguments.judge is not None:
-        outcome = judge("", read(arguments.judge))
-        tell(outcome)
-        return 1 if outcome.violations else 0
+        return judge_again(arguments)
     seed = arguments.seed or str(random.randrange(2**32))
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     who = arguments.clients.split(",")
@@ -68,6 +66,17 @@ def main() -> int:
                 gate=not arguments.without_gate,
             )
         )
+    return run.end(arguments.report)
+
+
+def judge_again(arguments: argparse.Namespace) -> int:
+    """Judge all seasons of an earlier run by the rules of today, and write the report."""
+    journals = {path.parent.name: path for path in arguments.judge.glob("*/journal")}
+    seasons = {name: read(journals[name]) for name in sorted(journals, key=lambda name: int(name.rpartition(".")[2]))}
+    lasted = max(rows[-1]["at"] for rows in seasons.values()) - min(rows[0]["at"] for rows in seasons.values())
+    run = Run(arguments.judge, began=time.monotonic() - lasted, again=again(arguments))
+    for name, rows in seasons.items():
+        run.add(judge(name, rows))
     return run.end(arguments.report)
 
 

@@ -356,11 +356,12 @@ class Model:
     def _acknowledged(self) -> Iterator[tuple[str, str]]:
         """A message of a task that is acknowledged late is, when the task has ended or was published again."""
         for message, deliveries in self._deliveries.items():
-            ends = [
-                row["at"]
-                for row in self.by_task[message[0]]
-                if row["what"] in {"finished", "failed", "revoked", "attempt"}
-            ]
+            rows = self.by_task[message[0]]
+            ends = [row["at"] for row in rows if row["what"] in {"finished", "failed", "revoked", "attempt"}]
+            # A child may have stored the result, and be killed before it writes that down.
+            bodies = {row["pid"]: row["at"] for row in rows if row["what"] == "end"}
+            kills = self._what["child_killed"]
+            ends += [row["at"] for row in kills if bodies.get(row["child"], math.inf) <= row["at"]]
             for each in deliveries:
                 acked = each.acked if self.sends[message[0]].late else None
                 # Of two deliveries to one worker the acknowledgement may be that of the first.

@@ -293,11 +293,16 @@ def test_lost_with_its_worker(gone: float, wrong: list[str]) -> None:
     assert judge([*rows, {"at": gone, "what": "worker_gone", "main": MAIN}]) == wrong
 
 
-def test_ended__without_a_row() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_ended__without_a_row(late: bool) -> None:
     """A child that is killed may have stored its result before."""
-    rows = storm(course("a", 10.0, late=False))
+    rows = storm(course("a", 10.0, late=late))
     without("finished")(rows)
-    assert judge([*rows, {"at": 11.3, "what": "child_killed", "main": MAIN, "child": CHILD}]) == []
+    (end,) = (row["at"] for row in rows if row["what"] == "end")
+    assert judge([*rows, {"at": end + 0.01, "what": "child_killed", "main": MAIN, "child": CHILD}]) == []
+    if late:
+        (wrong,) = judge([*rows, {"at": end - 0.01, "what": "child_killed", "main": MAIN, "child": CHILD}])
+        assert wrong.startswith("was acknowledged before it had ended")
 
 
 def test_lost_on_its_way() -> None:
