@@ -149,7 +149,7 @@ class CommitLock(Lock):
         for connection in db.connections.all():
             _check_not_manual(connection, 'release="commit"')
         owner = owners.caller().owner
-        depth = len(owner.holds)
+        before = owner.holds[:]
         try:
             for connection in _in_transaction():
                 held = acquire()
@@ -157,7 +157,7 @@ class CommitLock(Lock):
                     return False
                 _release_at_end(connection, held)
         except BaseException:
-            owner.release_since(self, depth)
+            owner.release_since(self, before)
             raise
         return True
 

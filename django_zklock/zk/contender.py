@@ -579,8 +579,8 @@ class Contender(Script):
             self._notify()
             # Once: the reason is not worth waiting for a connection.
             self.ask(Once(self.session.wire.get, place.path), partial(self._on_reason, node))
-        elif not self.loss_reason_pending:
-            self._finish_if_gone()
+        elif not self.loss_reason_pending and all(each.node is None for each in self.places):
+            self._finish()
 
     def _on_reason(self, node: str | None, value: Any, _error: Exception | None) -> None:
         written = None if value is None else node_data.decode_lock_node(value[0])
@@ -588,10 +588,7 @@ class Contender(Script):
             self.lost = f"{NODE_DELETED}: {formatting.escape_controls(written.removal.why)}"
         self.loss_reason_pending = False
         self._notify()
-        self._finish_if_gone()
-
-    def _finish_if_gone(self) -> None:
-        """Be gone with the last node. The others stay until the holder leaves: its work may still be running."""
+        # Other nodes stay until the holder leaves: its work may still be running.
         if all(place.node is None for place in self.places):
             self._finish()
 

@@ -131,11 +131,11 @@ class Lock:
         """
         limit = self.timeout if timeout is UNSET else seconds(timeout)
         caller = owners.caller()
-        owner, depth = caller.owner, len(caller.owner.holds)
+        owner, before = caller.owner, caller.owner.holds[:]
         try:
             return self._acquire(caller, limit)
         except BaseException:
-            owner.release_since(self, depth)
+            owner.release_since(self, before)
             raise
 
     def try_acquire(self) -> Held | None:
@@ -145,7 +145,7 @@ class Lock:
         as :meth:`acquire` does.
         """
         caller = owners.caller()
-        owner, depth = caller.owner, len(caller.owner.holds)
+        owner, before = caller.owner, caller.owner.holds[:]
         try:
             held = _nested_hold(self, caller)
             if held is None:
@@ -158,7 +158,7 @@ class Lock:
                 raise
             return None
         except BaseException:
-            owner.release_since(self, depth)
+            owner.release_since(self, before)
             raise
 
     # Not `async def`, so that the owner is found at the call. Another task may await the coroutine, such as the one
@@ -195,14 +195,14 @@ class Lock:
 
     def __enter__(self) -> Held:
         caller = owners.caller()
-        owner, depth = caller.owner, len(caller.owner.holds)
+        owner, before = caller.owner, caller.owner.holds[:]
         held = None
         try:
             held = self._acquire(caller, self.timeout)
             self._blocks[held] = None
             return held
         except BaseException:
-            owner.release_since(self, depth)
+            owner.release_since(self, before)
             self._blocks.pop(held, None)
             raise
 

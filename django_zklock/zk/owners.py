@@ -20,7 +20,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 from weakref import WeakSet, ref
@@ -83,15 +83,17 @@ class Owner:
         future = getattr(of, "future", None)
         return bool(getattr(of, "dead", False) if future is None else future.done())
 
-    def release_since(self, lock: object, depth: int = 0) -> None:
-        """Release what was acquired through the object ``lock`` since this owner had ``depth`` holds.
+    def release_since(self, lock: object, before: Sequence[Any] = ()) -> None:
+        """Release what was acquired through the object ``lock`` since this owner had the holds ``before``.
+
+        Another thread may have released some of these meanwhile.
 
         A time limit or Ctrl-C can be raised in a thread between the return of an acquiring call and the moment its
         caller keeps the hold. The caller's ``except BaseException`` calls this. It is no context manager: leaving one
         runs Python code, in which the next exception can be raised.
         """
-        for held in reversed(self.holds[depth:]):
-            if held.lock is lock:
+        for held in reversed(self.holds[:]):
+            if held.lock is lock and held not in before:
                 held.release()
 
 

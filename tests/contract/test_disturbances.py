@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
 from django_zklock.exceptions import LockLost, ZooKeeperUnavailable
-from django_zklock.zk import owners
+from django_zklock.zk import acquire, owners
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import State
 from django_zklock.zk.held import held_stack
@@ -341,3 +342,38 @@ def test_strict__suspended(proxy: Proxy, make_pool: MakePool) -> None:
     held.release(wait=True)
     other.release()
     Runner(lambda: Lock("a", strict).acquire(timeout=5).release()).result()
+
+
+# Exceptions.
+
+
+@pytest.mark.parametrize("is_block", [True, False])
+def test_interrupted__and_an_outer_hold_released(
+    make_pool: MakePool, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch, is_block: bool
+) -> None:
+    """An exception right after the grant leaves no hold, also if another thread has released an outer one meanwhile."""
+    pool = make_pool()
+    outer, lock = Lock("outer", pool).acquire(5), Lock("k", pool)
+    first = Lock("k", make_pool()).acquire(5)
+    acquire_ = acquire.acquire
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        acquire_(*arguments, **options)
+        raise KeyboardInterrupt
+
+    def release() -> None:
+        onlooker.wait_count(lock.paths[0], 2)
+        outer.release()
+        first.release()
+
+    monkeypatch.setattr(acquire, "acquire", interrupted)
+    releasing = Runner(release)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        if is_block:
+            with lock:
+                pass
+        else:
+            lock.acquire(10)
+    releasing.result()
+    assert held_stack() == []
+    onlooker.wait_count(lock.paths[0], 0)

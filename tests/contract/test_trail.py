@@ -9,6 +9,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
+from django_zklock.exceptions import NotHeld
 from django_zklock.zk import paths
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots, trail
@@ -98,6 +99,24 @@ def test_trail__not_ours_to_write(
         actions.break_lock(breaker, held.node, token=held.token, why="it hangs", timeout=5)
     assert wait_until(lambda: held.lost)
     assert caplog.text.count("event=not_in_trail ") == 2
+
+
+def test_break__never_sent_and_released(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A break whose request is lost with the connection, while the owner releases the lock, was not made."""
+    breaker = make_pool()
+    held = Lock("k", make_pool()).acquire(5)
+    wait_until(lambda: breaker.inspection().connected)
+    wire = breaker.inspection().wire
+
+    def lose(*_arguments: object, **_options: object) -> None:
+        monkeypatch.undo()
+        held.release(wait=True)
+        wire.drop("the test says so")
+
+    monkeypatch.setattr(wire, "write_all", lose)
+    with pytest.raises(NotHeld, match="is gone"):
+        actions.break_lock(breaker, held.node, token=held.token, why="it hangs", timeout=20)
+    assert trail.read(breaker, timeout=5) == []
 
 
 def test_trail__at_the_same_time(make_pool: MakePool) -> None:

@@ -99,7 +99,8 @@ def _carry_out(pool: Pool, node: str, what: str, *, token: int | None, why: str,
             sent = breaks
             yield [partial(session.wire.write_all, writes, delete=(node, stat.version) if breaks else None)]
         except wire.NoNodeError as error:
-            if not sent:
+            # The owner may have released the lock before the deletion whose answer was lost: the trail tells.
+            if not sent or (with_trail and not (yield from trail.has(pool, at, name))):
                 raise NotHeld(f"{node} is gone: its owner has released the lock, or its session has ended") from error
         except (wire.BadVersionError, wire.NodeExistsError):
             # The node was written meanwhile, by its owner or with a revoke request, or the trail by another client.

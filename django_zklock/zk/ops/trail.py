@@ -111,6 +111,12 @@ def _action(values: object) -> Action | None:
     return Action(**{**texts, "key": key or escape_controls(lock)}, at=float(at), token=token)
 
 
+def has(pool: Pool, at: float, node: str) -> RequestScript[bool]:
+    """Return whether the trail has an action of that time on the node with that name, as a part of a script."""
+    (found,) = yield from scripts.read_many(pool.inspection(), [wire.Read(path(pool))])
+    return any((each.at, each.node) == (at, node) for each in decode(found[0] if isinstance(found, tuple) else b""))
+
+
 def read(pool: Pool, *, lock: str | None = None, timeout: float | None) -> list[Action]:
     """Return the actions on all locks, or on the one whose node has the name ``lock``, the oldest first.
 
