@@ -338,7 +338,7 @@ class LeaderScheduler(Scheduler):
             raise SystemExit
         self._ticking = True
         try:
-            if (delay := self._tick()) > 0:
+            if (delay := self._tick() or 0.0) > 0:  # nothing is 0, as in Celery's loop
                 self._event.wait(min(delay, cast("int", self.max_interval)))
                 if self._scheduler is not None and self._scheduler.should_sync():
                     # Celery's loop does this after it has slept.
@@ -359,7 +359,7 @@ class LeaderScheduler(Scheduler):
             self._ticking = False
         return 0.0
 
-    def _tick(self) -> float:
+    def _tick(self) -> float | None:
         """Stand for the lead, and send a due entry if this beat has it; return the seconds until the next tick."""
         lock, attempt = self._lock, self._attempt
         if attempt is None:
@@ -399,7 +399,7 @@ class LeaderScheduler(Scheduler):
             # A leader may be killed at any time, and Celery stores only every three minutes.
             scheduler.sync_every_tasks = scheduler.sync_every_tasks or 1
             self._scheduler = scheduler
-        delay: float = self._scheduler.tick()
+        delay: float | None = self._scheduler.tick()
         if (failure := self._scheduler.failure) is not None:
             raise failure
         return delay

@@ -195,7 +195,9 @@ def has_lost_job(pool: Any, request: Request) -> bool:
     # A weak reference: only billiard's cache keeps the job alive. There is none if the pool has refused the job.
     reference: Any = vars(request)["_apply_result"]
     job = reference() if reference is not None else None
-    return job is None or job._job not in pool._pool._cache  # noqa: SLF001 - the pool drops jobs without a callback
+    # A pool that is stopped has none.
+    jobs = getattr(pool._pool, "_cache", ())  # noqa: SLF001 - the pool drops jobs without a callback
+    return job is None or job._job not in jobs  # noqa: SLF001
 
 
 def forget(request: Request) -> None:

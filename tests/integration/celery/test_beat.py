@@ -772,6 +772,14 @@ def test_lead__new_entry(server: ZooKeeperServer, root: str, make_scheduler: Mak
     assert led.sent == []
 
 
+def test_lead__nothing_returned(make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler may return nothing from its tick, as Celery's loop allows."""
+    scheduler = make_scheduler()
+    led = leading(scheduler)
+    monkeypatch.setattr(led, "tick", lambda: None)
+    assert scheduler.tick() == 0.0
+
+
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
 def test_lead__after_another_clock(
     app: Celery, make_scheduler: MakeScheduler, clocks: Clocks, caplog: pytest.LogCaptureFixture, ahead: float

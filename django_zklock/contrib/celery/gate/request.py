@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
+import os
 import secrets
 import threading
 import time
@@ -406,7 +407,11 @@ class GateRequest:
             if not self.gate.forks and (self.phase is Phase.OVER or self.request.revoked()):
                 # It has waited in the queue of the pool. It is delivered again, or was revoked or has expired.
                 raise TaskRevokedError("the task is not to run")  # noqa: TRY301 - the end is the same for all errors
-            self._watch_child(pid)
+            # A child may claim the hold and die before Celery reads its word: then Celery gives the task to another
+            # child, which acquires the lock itself, or if it was revoked acknowledges it here.
+            claimed_by = self.cell.claimed_by if self.cell is not None else None
+            if claimed_by is not None or not self.gate.forks or pid != os.getpid():
+                self._watch_child(claimed_by or pid)
             # The lock may be lost already.
             self._update_cell()
             self._callbacks["on_accepted"](pid, accepted)

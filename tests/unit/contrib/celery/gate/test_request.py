@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -122,6 +123,41 @@ def test_lost__before_the_body() -> None:
     workplace.loop.fire()
     assert workplace.watcher.killed == []
     assert not in_child.claim(71)
+
+
+def test_accepted__claimed_by_a_child_that_died() -> None:
+    """When Celery gives a task to a second child, as the first one has claimed the hold and died, the lock is free."""
+    workplace = Workplace()
+    locked, in_child = workplace.running()
+    assert in_child.claim(71)
+    add, accepted = workplace.watcher.add, []
+    workplace.watcher.add = lambda pid: pid != 71 and add(pid)  # type: ignore[method-assign]
+    locked._callbacks["on_accepted"] = lambda pid, _when: accepted.append(pid)
+    locked.on_accepted(72, monotonic())
+    assert (locked.phase, locked.attempts.ends, accepted) == (Phase.OVER, 1, [72])
+
+
+def test_accepted__another_child_while_the_first_lives() -> None:
+    """The lock stays with the child that has claimed it, until that has ended."""
+    workplace = Workplace()
+    locked, in_child = workplace.running()
+    assert in_child.claim(71)
+    locked._callbacks["on_accepted"] = lambda _pid, _when: None
+    locked.on_accepted(72, monotonic())
+    assert (locked.pid, locked.attempts.ends) == (71, 0)
+    workplace.gate._on_child_exit(71)
+    assert (locked.phase, locked.attempts.ends) == (Phase.OVER, 1)
+
+
+def test_accepted__here() -> None:
+    """A revoked task of a child that has died is acknowledged by the main process, which is no child to wait for."""
+    workplace = Workplace()
+    locked, _in_child = workplace.running()
+    locked._callbacks["on_accepted"] = lambda _pid, _when: None
+    workplace.watcher.watched.clear()
+    locked.pid = None
+    locked.on_accepted(os.getpid(), monotonic())
+    assert (locked.pid, workplace.watcher.watched) == (None, set())
 
 
 class Note:
