@@ -155,7 +155,7 @@ class Run:
         figures = describe(self._counts, self._faults, self._planted)
         result = f"{self._wrong} violations in {minutes:.0f} minutes."
         if self._void:
-            result += f"\n{self._void} seasons do not count: ZooKeeper has lost or brought back writes."
+            result += f"\nSeasons that do not count: {self._void}, because ZooKeeper has lost or brought back writes."
         say(f"{figures}\n{result} Planted and not found: {unfound or 'none'}")
         if report is not None:
             report.mkdir(parents=True, exist_ok=True)
