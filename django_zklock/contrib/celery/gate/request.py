@@ -471,6 +471,11 @@ class GateRequest:
         logger.warning("event=child_ended key=%r task=%s pid=%d reason=lost", self.lock.key, self.request.id, self.pid)
 
     def on_child_exit(self) -> None:
+        with self._changing:
+            # The child may find the loss first, and end itself.
+            is_lost = self.attempt is not None and self.attempt.contender.lost is not None
+            if self._kills_child and is_lost and self.verdict is Verdict.GRANTED and self._is_claimed():
+                self._move(Phase.CLAIMED, Verdict.KILLED)
         self.over()
         if self.verdict is Verdict.KILLED:
             # Celery would notice ten seconds later, and without the reason.

@@ -114,6 +114,24 @@ def test_lost__the_loss_is_the_failure() -> None:
     assert (type(failure.exception.exc).__name__, locked.phase) == ("LockLost", Phase.OVER)
 
 
+def test_lost__the_child_is_faster() -> None:
+    """A child that finds the loss first and ends itself fails with that too."""
+    workplace = Workplace()
+    locked, in_child = workplace.running(on_lost="terminate")
+    on_failure = locked.request.on_failure
+    assert in_child.claim(71)
+    locked.attempts.contender.lost = "its node was deleted"
+    workplace.gate._on_child_exit(71)
+    workplace.loop.turn()
+    on_failure(SimpleNamespace(exception=WorkerLostError("signal 9")))
+    (failure,) = workplace.failures
+    assert (type(failure.exception.exc).__name__, locked.phase, workplace.watcher.killed) == (
+        "LockLost",
+        Phase.OVER,
+        [],
+    )
+
+
 def test_lost__before_the_body() -> None:
     """A child that has not begun the body is not killed: it finds the loss, and acquires the lock itself."""
     workplace = Workplace()
