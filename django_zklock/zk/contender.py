@@ -554,9 +554,9 @@ class Contender(Script):
         found = parse_name(name)
         pending = [each.guid for each in list(self.session.listeners) if isinstance(each, Contender)]
         if found is not None and found.guid not in pending:
-            logger.warning("event=stray_deleted path=%s node=%s", place.path, name)
             delete = partial(self.session.wire.delete, f"{place.path}/{name}")
-            self.ask(OrError(delete), lambda _value, _error: None)
+            log = partial(logger.warning, "event=stray_deleted path=%s node=%s", place.path, name)
+            self.ask(delete, lambda _value, error: log() if error is None else None)
 
     def on_place_lost(self, place: Place) -> None:
         """The node was deleted, by an operator or together with its parent."""

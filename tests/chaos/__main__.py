@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--without-gate", action="store_true", help="the control: tasks wait in their slots")
     parser.add_argument("--folder", type=Path, help="where histories and pictures are left")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="where figures and a picture of all are left")
-    parser.add_argument("--judge", type=Path, metavar="FOLDER", help="judge again what an earlier run has written down")
+    parser.add_argument("--judge", type=Path, metavar="HISTORY", help="judge an earlier run, or one season, again")
     arguments = parser.parse_args()
     if arguments.judge is not None:
         return judge_again(arguments)
@@ -70,11 +70,12 @@ def main() -> int:
 
 
 def judge_again(arguments: argparse.Namespace) -> int:
-    """Judge all seasons of an earlier run by the rules of today, and write the report."""
-    journals = {path.parent.name: path for path in arguments.judge.glob("*/journal")}
-    seasons = {name: read(journals[name]) for name in sorted(journals, key=lambda name: int(name.rpartition(".")[2]))}
+    """Judge all seasons of an earlier run, or one history, by the rules of today, and write the report."""
+    journals = sorted(arguments.judge.glob("*/journal"), key=lambda path: int(path.parent.name.rpartition(".")[2]))
+    seasons = {path.parent.name: read(path) for path in journals or [arguments.judge]}
     lasted = max(rows[-1]["at"] for rows in seasons.values()) - min(rows[0]["at"] for rows in seasons.values())
-    run = Run(arguments.judge, began=time.monotonic() - lasted, again=again(arguments))
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
+    run = Run(folder, began=time.monotonic() - lasted, again=again(arguments))
     for name, rows in seasons.items():
         run.add(judge(name, rows))
     return run.end(arguments.report)
@@ -123,6 +124,7 @@ class Run:
         """
         tell(outcome)
         place = self._folder / outcome.seed
+        place.mkdir(parents=True, exist_ok=True)
         if outcome.is_void:
             self._void += 1
             save(outcome.rows, place / "history.jsonl")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.__main__ import main
 from tests.chaos.checker import BELATED, LATE, STALE, Checker
 from tests.chaos.history import Row, read, save
 from tests.chaos.plants import PLANTS, plant_all
@@ -326,6 +327,23 @@ def test_brought_back(second: list[str], is_back: bool) -> None:
     assert [found.rule for found in outcome.findings] == ["stuck"]
     assert outcome.violations == ([] if is_back else outcome.findings)
     assert outcome.is_void == is_back
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_judge_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whole: bool
+) -> None:
+    """A recorded run is judged season by season, and a history alone too."""
+    rows = {"7.2": history(call("a", 10.0)), "7.10": history(call("s", 9.0, keys=["x1"])[:1])}
+    for name, each in rows.items():
+        each.insert(0, {"at": 8.0, "what": "season", "pid": 1})
+        (tmp_path / name / "journal").mkdir(parents=True)
+        save(each, tmp_path / name / "journal" / "1.jsonl")
+    chosen = tmp_path if whole else tmp_path / "7.2" / "journal"
+    monkeypatch.setattr("sys.argv", ["chaos", "--judge", str(chosen), "--folder", str(tmp_path / "again")])
+    assert main() == whole
+    found = [line.partition(";")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("season ")]
+    assert found == ([" 0 wrong", " 1 wrong"] if whole else [" 0 wrong"])
 
 
 def test_error__logged() -> None:

@@ -322,3 +322,10 @@ def test_private_names__nowhere_else() -> None:
     assert len(modules) > 10
     marks = ("SLF001", "celery._", '"_orig_run"')
     assert [path.name for path in modules for mark in marks if mark in path.read_text(encoding="utf-8")] == []
+
+
+def test_has_lost_job__pool_stopped() -> None:
+    """A pool that is stopped has no jobs, also while the one of a request is still referred to."""
+    request: Any = SimpleNamespace(_apply_result=lambda: SimpleNamespace(_job=1))
+    assert not internals.has_lost_job(SimpleNamespace(_pool=SimpleNamespace(_cache={1: None})), request)
+    assert internals.has_lost_job(SimpleNamespace(_pool=None), request)
