@@ -446,8 +446,10 @@ class Held:
         self.released = True
         owner = self._owner()
         if owner is not None:
-            with contextlib.suppress(ValueError):  # another thread has released it too
+            try:  # noqa: SIM105 - `suppress` is four calls in Python
                 owner.holds.remove(self)
+            except ValueError:  # another thread has released it too
+                pass
         return self._possession.drop(self._handle)
 
 

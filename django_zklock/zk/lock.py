@@ -64,7 +64,12 @@ class Lock:
     ) -> None:
         self.keys = _several(key) if isinstance(key, (list, tuple)) else (paths.check_key(key),)
         self.key = ", ".join(self.keys)
-        self.paths = tuple([f"{pool.options.root}/{paths.escape(key)}" for key in self.keys])
+        # The data of the lock's node is the whole key, if the node's name has room for a part of it only.
+        self._lock_paths = [
+            LockPath(f"{pool.options.root}/{name}", key.encode() if paths.HASH_MARK in name else b"")
+            for key, name in [(key, paths.escape(key)) for key in self.keys]
+        ]
+        self.paths = tuple([path for path, _data in self._lock_paths])
         self.pool = pool
         self.rule = rule
         self.reentrant = reentrant
@@ -96,11 +101,7 @@ class Lock:
         session = self.pool.session(min(self.paths))
         return Contender(
             session,
-            # The data of the lock's node is the whole key, if the node's name has room for a part of it only.
-            [
-                LockPath(path, key.encode() if paths.HASH_MARK in path[len(self.pool.options.root) :] else b"")
-                for path, key in zip(self.paths, self.keys, strict=True)
-            ],
+            self._lock_paths,
             self.rule,
             data=data,
             wait=wait,

@@ -215,18 +215,22 @@ def _served(found: Caller, frame: FrameType) -> Caller:
     # The function that runs what `sync_to_async` was given.
     call = None if module is None else module.SyncToAsync.thread_handler.__code__
     executors: Any = map(sys.modules.get, ("asgiref.current_thread_executor", "concurrent.futures.thread"))
+    # The functions that run a job of an executor. No generator over them or the frames: there are many frames.
     jobs = [executor._WorkItem.run.__code__ for executor in executors if hasattr(executor, "_WorkItem")]
+    first, last = (jobs[0], jobs[-1]) if jobs else (None, None)
     blocked = task = None
-    for each in _outwards(frame):
+    each: FrameType | None = frame
+    while each is not None:
         code = each.f_code
         if code is call:
             # The calls of other tasks have to wait for the end of a call that is thread-sensitive.
             blocks_all = getattr(each.f_locals.get("self"), "_thread_sensitive", True)
             blocked = blocked or (found.thread if blocks_all else None)
             task = task or _waiting_task(each)
-        elif any(code is job for job in jobs):
+        elif code is first or code is last:
             owner = _of(each.f_locals["self"])
             return Caller(owner, blocked) if task is None else _called(owner, blocked, _of_task(task))
+        each = each.f_back
     return found if task is None else _of_task(task)._replace(thread=blocked)
 
 

@@ -37,6 +37,9 @@ MAX_LIMIT = 10**9 - 1
 class Kind(enum.Enum):
     """What a contender asks for."""
 
+    # Enum's own is a Python function.
+    __hash__ = object.__hash__
+
     EXCLUSIVE = "exclusive"
     WRITE = "write"
     READ = "read"
@@ -237,9 +240,7 @@ class Queue:
 
     def _select(self, kinds: frozenset[Kind]) -> tuple[Sequence[int], list[Node]]:
         if kinds not in self._of:
-            # The hash of an enum member is computed in Python, so no set is used.
-            chosen = tuple(kinds)
-            positions = [position for position, node in enumerate(self._nodes) if node.kind in chosen]
+            positions = [position for position, node in enumerate(self._nodes) if node.kind in kinds]
             self._of[kinds] = positions, [self._nodes[position] for position in positions]
         return self._of[kinds]
 

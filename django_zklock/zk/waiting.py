@@ -8,7 +8,6 @@ that would be the thread of the connection. A plain lock is taken and released i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import threading
@@ -120,8 +119,10 @@ class AutoResetEvent:
 
     def set(self) -> None:
         """Wake the waiting thread, or the next that waits. Never blocks, never raises."""
-        with contextlib.suppress(RuntimeError):  # set already
+        try:  # noqa: SIM105 - `suppress` is four calls in Python
             self._unset.release()
+        except RuntimeError:  # set already
+            pass
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for at most ``timeout`` seconds and reset the event; return ``False`` if it was not set.

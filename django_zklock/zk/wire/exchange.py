@@ -6,7 +6,6 @@ of each request and answer.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import ssl
 from collections import deque
@@ -219,8 +218,10 @@ class Exchange(ConnectionHandler):
             return
         write_socket = self._write_sock
         if write_socket is not None:
-            with contextlib.suppress(OSError):
+            try:  # noqa: SIM105 - `suppress` is four calls in Python
                 write_socket.send(b"\0")
+            except OSError:
+                pass
             # Not before the byte is sent: this thread may be interrupted, by an exception or for long. If the loop has
             # read the byte meanwhile, this is an old count, and the next caller sends another one.
             self._woken_at = count
