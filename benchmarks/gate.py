@@ -89,7 +89,9 @@ def gaps(workshop: Workshop, count: int, *, locked: bool = True) -> list[float]:
 def consume(workshop: Workshop, *, wanted: bool) -> None:
     """Let the workers take tasks, or none."""
     command = workshop.control.add_consumer if wanted else workshop.control.cancel_consumer
-    command(workshop.queue, reply=True, timeout=PATIENCE, limit=workshop.workers)
+    # Workers of other workshops at this broker would take tasks of this queue too.
+    workers = [worker.node_name for worker in workshop.workers]
+    command(workshop.queue, destination=workers, reply=True, timeout=PATIENCE, limit=len(workers))
 
 
 def compare_gaps(open_one: Any, rounds: int) -> None:

@@ -57,12 +57,14 @@ class TinyTaskScenario:
         assert shop.worker is not None
         shop.board.flushdb()
         # The tasks are in the queue before the worker takes the first, so that sending them takes nothing from it.
-        shop.control.cancel_consumer(shop.queue, reply=True, timeout=TIMEOUT, limit=1)
+        # Without it the other worker would take tasks of this queue too.
+        worker = [shop.worker.node_name]
+        shop.control.cancel_consumer(shop.queue, destination=worker, reply=True, timeout=TIMEOUT, limit=1)
         run = uuid.uuid4().hex
         for number in range(self.tasks):
             shop.send(task, *([] if task == "last_unlocked" else [f"{run}-{number}"]), 0.0)
         children = children_of(shop.worker.pid)
-        shop.control.add_consumer(shop.queue)
+        shop.control.add_consumer(shop.queue, destination=worker)
         head, start = wait_results(shop, round(self.tasks * HEAD))
         main_cpu, children_cpu = cpu_seconds(shop.worker.pid), sum(map(cpu_seconds, children))
         done, end = wait_results(shop, self.tasks)

@@ -133,7 +133,7 @@ class Workshop:
         )
         self.stranger = Stranger(self.pool)
         self.worker: Worker | None = None
-        self._workers: list[Worker] = []
+        self.workers: list[Worker] = []
 
     def start(self, **options: Any) -> Worker:
         """Start the worker."""
@@ -144,17 +144,12 @@ class Workshop:
     def start_another(self, **options: Any) -> Worker:
         """Start one more worker, in the same environment."""
         worker = QuickWorker(app="workshop", queues=[self.queue], environment=self._environment, **options)
-        self._workers.append(worker)
+        self.workers.append(worker)
         return worker.start()
-
-    @property
-    def workers(self) -> int:
-        """How many workers have been started."""
-        return len(self._workers)
 
     def close(self) -> None:
         """Kill the workers: a warm shutdown takes seconds, and the tests about it end their workers themselves."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.kill()
             worker.close()
         self.pool.close(2.0)
