@@ -425,12 +425,10 @@ class Place:
         self.contender.session.post(self._list_again)
 
     def _list_again(self) -> None:
-        session = self.contender.session
         if self.turn is not Turn.OPEN or self._plan is None:
             return
-        if session.connected and session.lease_expired:
-            # A session that has only waited for long has no lease. The listing may grant the lock.
-            session.prove()
+        # A session that has only waited for long has no lease. The listing may grant the lock.
+        self.contender.session.prove()
         self.list_queue()
 
     def _clear(self, *, is_followed: bool) -> None:
@@ -446,6 +444,7 @@ class Place:
         if session.closing:
             # The holder was another contender of this process, in a session that has ended first.
             return
+        session.prove()
         self.end_turn(Turn.CLEAR)
         if is_followed and contender.rule.limit is not None:
             # The lease behind ours watches only our node, and must learn that we hold: then our deletion makes room for

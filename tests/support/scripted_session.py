@@ -72,7 +72,7 @@ class Script:
         self.connected = True
         self.pid = os.getpid()
         self.epoch = 0
-        self.lease_expired = False
+        self.lease_expired = self.lease_is_short = False
         self.closing = False
         self.ended: str | None = None
         self.restoring = False
@@ -148,6 +148,9 @@ class Script:
     def get(self, path: str, reply: Any) -> None:
         self.requests.append(("get", path, reply))
 
+    def confirm(self, paths: Sequence[str], reply: Any) -> None:
+        self.requests.append(("confirm", tuple(paths), reply))
+
     def watch(self, path: str, reply: Any, watcher: Any, *, children: bool = False) -> Any:
         place = f"{path}/" if children else path
         self.watches.setdefault(place, []).append(watcher)
@@ -196,7 +199,8 @@ class Script:
             self.put_off.append(call)
 
     def prove(self) -> None:
-        self.requests.append(("write", None, None))
+        if self.connected and (self.lease_expired or self.lease_is_short):
+            self.requests.append(("write", None, None))
 
     def regain(self, _reply: Any) -> None:
         """The contender wants another connection; the test breaks this one if it is to have it."""

@@ -267,6 +267,25 @@ def test_lease__renewed_with_the_listing(script: Script) -> None:
     assert (contender.state, script.asked) == (State.HELD, [])
 
 
+def test_lease__short_before_the_grant(script: Script) -> None:
+    """A waiter whose lease would end before the next heartbeat renews it when it lists again, and when it holds.
+
+    The third in a queue has waited for nearly a session timeout, in a session that keeps no lease; then the two before
+    it end shortly after each other. The lease ended after the grant, with nothing wrong anywhere.
+    """
+    contender, name = line_up(script, other(1), other(3))
+    settle(script, name)
+    script.lease_is_short = True
+    script.tell(f"/k/{other(1)}", deleted=True)
+    assert script.asked == ["get", "write", "children"]
+    settle(script, name)
+    script.answer("write")
+    script.answer("children", [other(3), name])
+    settle(script, name)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert (contender.state, script.asked) == (State.HELD, ["write"])
+
+
 def test_left__hears_nothing(script: Script) -> None:
     """Who gives up its place takes its watch off, and is not granted by what comes late."""
     contender, name = line_up(script, other(3))
