@@ -463,12 +463,15 @@ class Contender(Script):
         readable = [() if isinstance(each, Exception) else each for each in queues]
         found = [next((node.name for node in queue if node.guid == self.guid), None) for queue in readable]
         if all(found):
-            (value,) = yield [OrError(partial(wire_.get, f"{self.places[0].path}/{found[0]}"))]
-            if isinstance(value, tuple) and value[1].ephemeralOwner == self.session.id:
+            paths = [f"{place.path}/{name}" for place, name in zip(self.places, found, strict=True)]
+            # Some servers keep what a leader has written without a majority (see `delete_stray`): the node of this
+            # server may be one that no other has, and the leader knows.
+            value, confirmed = yield [OrError(partial(wire_.get, paths[0])), OrError(partial(wire_.confirm, paths))]
+            errors = [each for each in (value, confirmed) if isinstance(each, Exception)]
+            if not errors and value[1].ephemeralOwner == self.session.id:
                 self.token = value[1].czxid
                 return [name for name in found if name]
-            if isinstance(value, Exception) and not isinstance(value, wire.NoNodeError):
-                refusals.append(value)
+            refusals += (each for each in errors if not isinstance(each, wire.NoNodeError))
         # Some were deleted; or the session that created them has ended, and contenders would wait for them until the
         # server notices; or they cannot be read, so that the hold could never be verified.
         leftovers = {place: f"{place.path}/{name}" for place, name in zip(self.places, found, strict=True) if name}

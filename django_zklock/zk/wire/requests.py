@@ -262,6 +262,10 @@ class Requests:
             nodes = [Create(self._chroot + stem, data, self.acl, EPHEMERAL_SEQUENTIAL) for stem in stems]
             self._transact(nodes, created)
 
+    def confirm(self, paths: Sequence[str], reply: Reply) -> None:
+        """Ask the leader, in a transaction, whether these nodes exist; the error is ``NoNodeError`` if one does not."""
+        self._transact([CheckVersion(self._chroot + path, -1) for path in paths], reply)
+
     def delete_if_all_exist(self, path: str, others: Sequence[str], reply: Reply) -> None:
         """Delete a node of any version if all ``others`` exist in the same transaction; else change nothing."""
         checks = [CheckVersion(self._chroot + other, -1) for other in others]

@@ -266,6 +266,7 @@ def test_create__reply_lost(script: Script) -> None:
     name = f"{stem}0000000005"
     script.answer("children", [other(1), name])
     script.answer("get", (b"me", stat(50)))
+    script.answer("confirm")
     script.answer("children", [other(1), name])
     assert (contender.state, node_of(contender), contender.token) == (State.WAITING, name, 50)
 
@@ -286,6 +287,24 @@ def test_create__reply_lost_not_there(script: Script, left: bool) -> None:
     assert left or script.requests[0][1] != stem
 
 
+def test_create__reply_lost_of_one_server(script: Script) -> None:
+    """A node that the leader does not know, as one that a server has brought back, is never adopted.
+
+    Two contenders held one lock: the server of the first one alone had kept what the leader before had written without
+    a majority.
+    """
+    contend(script)
+    name = f"{script.requests[0][1].rpartition('/')[2]}0000000005"
+    script.break_connection()
+    script.reconnect()
+    script.answer("sync")
+    script.answer("children", [name])
+    script.answer("get", (b"me", stat(50)))
+    assert script.answer("confirm", error=NoNodeError()) == (f"/k/{name}",)
+    assert script.answer("delete", error=NoNodeError()) == f"/k/{name}"
+    assert script.asked == ["create", "children"]
+
+
 def test_create__reply_lost_other_session(script: Script) -> None:
     """A node of a session that is over is deleted and never adopted."""
     contend(script)
@@ -295,6 +314,7 @@ def test_create__reply_lost_other_session(script: Script) -> None:
     script.answer("sync")
     script.answer("children", [f"{stem}0000000005"])
     script.answer("get", (b"me", stat(50, owner=SESSION - 1)))
+    script.answer("confirm")
     assert script.answer("delete") == f"/k/{stem}0000000005"
     assert script.asked == ["create", "children"]
 

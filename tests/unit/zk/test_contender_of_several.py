@@ -375,6 +375,7 @@ def test_reply_lost__found(script: Script) -> None:
     names = lose_reply(script)
     answer_search(script, names, "abc")
     assert script.answer("get", (b"me", stat(4711))) in nodes_of(names)
+    script.answer("confirm")
     assert script.asked == ["children"] * 3
     list_all(script, names)
     assert (several.state, several.token) == (State.HELD, 4711)
@@ -387,6 +388,7 @@ def test_reply_lost__found_and_busy(script: Script) -> None:
     names = lose_reply(script)
     answer_search(script, names, "abc")
     script.answer("get", (b"me", stat(50)))
+    script.answer("confirm")
     list_all(script, names, b=other(1))
     assert several.state is State.WAITING
 
@@ -432,6 +434,7 @@ def test_reply_lost__other_session(script: Script) -> None:
     names = lose_reply(script)
     answer_search(script, names, "abc")
     script.answer("get", (b"me", stat(50, owner=SESSION - 1)))
+    script.answer("confirm")
     assert answer_deletes(script) == nodes_of(names)
     list_all(script, create(script, sequence=6))
     assert several.state is State.HELD
@@ -443,6 +446,7 @@ def test_reply_lost__gone_while_looking(script: Script) -> None:
     names = lose_reply(script)
     answer_search(script, names, "abc")
     script.answer("get", error=NoNodeError())
+    script.answer("confirm")
     assert answer_deletes(script) == nodes_of(names)
     list_all(script, create(script, sequence=6))
     assert several.state is State.HELD
@@ -495,6 +499,7 @@ def test_reply_lost__left_meanwhile(script: Script, found: str) -> None:
     answer_search(script, names, found)
     if found == "abc":
         script.answer("get", (b"me", stat(50)))
+        script.answer("confirm")
     assert several.state is (State.LEAVING if found else State.GONE)
     assert answer_deletes(script) == [f"{line}/{names[line]}" for line in LINES if line[1:] in found]
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
@@ -517,6 +522,7 @@ def test_reply_lost__cut_while_looking(script: Script, how_far: int) -> None:
     while script.asked[0] == "children":
         script.answer("children", [names[script.requests[0][1]]])
     script.answer("get", (b"me", stat(50)))
+    script.answer("confirm")
     list_all(script, names)
     assert several.state is State.HELD
 
@@ -528,6 +534,7 @@ def test_reply_lost__left_and_of_another_session(script: Script) -> None:
     several.leave()
     answer_search(script, names, "abc")
     script.answer("get", (b"me", stat(50, owner=SESSION - 1)))
+    script.answer("confirm")
     assert answer_deletes(script) == nodes_of(names)
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
 

@@ -271,6 +271,8 @@ def test_connection__several_lines(script: Script) -> None:
     script.answer("children", [all_of_it])
     script.answer_get(one, (b"", stat(50)))
     script.answer_get(all_of_it, (b"", stat(60)))
+    for _ in range(2):
+        script.answer("confirm")
     assert several.node_paths == {place.path: f"{place.path}/{all_of_it}" for place in places}
     assert "delete" not in script.asked
 
