@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -101,22 +102,38 @@ def test_trail__not_ours_to_write(
     assert caplog.text.count("event=not_in_trail ") == 2
 
 
-def test_break__never_sent_and_released(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A break whose request is lost with the connection, while the owner releases the lock, was not made."""
+@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("allowed", [Permissions.ALL, Permissions.READ])
+def test_break__released_before_it(
+    make_pool: MakePool, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch, allowed: int, is_lost: bool
+) -> None:
+    """A break that the owner's release comes before was not made: its request is refused, or lost and never sent.
+
+    Also where the trail, which tells the two apart, is not ours to write.
+    """
     breaker = make_pool()
     held = Lock("k", make_pool()).acquire(5)
+    outsider.create(trail.path(breaker), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
     wait_until(lambda: breaker.inspection().connected)
     wire = breaker.inspection().wire
+    write_all = wire.write_all
 
-    def lose(*_arguments: object, **_options: object) -> None:
+    def lose(writes: Any, *arguments: Any, **options: Any) -> None:
+        if allowed != Permissions.ALL and len(writes) > 1:
+            # The trail is refused first.
+            write_all(writes, *arguments, **options)
+            return
         monkeypatch.undo()
         held.release(wait=True)
-        wire.drop("the test says so")
+        if is_lost:
+            wire.drop("the test says so")
+        else:
+            write_all(writes, *arguments, **options)
 
     monkeypatch.setattr(wire, "write_all", lose)
     with pytest.raises(NotHeld, match="is gone"):
         actions.break_lock(breaker, held.node, token=held.token, why="it hangs", timeout=20)
-    assert trail.read(breaker, timeout=5) == []
+    assert allowed != Permissions.ALL or trail.read(breaker, timeout=5) == []
 
 
 def test_trail__at_the_same_time(make_pool: MakePool) -> None:

@@ -50,7 +50,9 @@ def revoke(pool: Pool, node: str, why: str, *, timeout: float, by: str = "") -> 
     _carry_out(pool, node, trail.REQUESTED, token=None, why=why, by=by, timeout=timeout)
 
 
-def _carry_out(pool: Pool, node: str, what: str, *, token: int | None, why: str, by: str, timeout: float) -> None:
+def _carry_out(  # noqa: PLR0915 - one script, with the ways on after each refusal
+    pool: Pool, node: str, what: str, *, token: int | None, why: str, by: str, timeout: float
+) -> None:
     """Delete ``node``, or write the request to release into it, and add that to the trail in the same transaction."""
     session = pool.inspection()
     lock, _, name = node.rpartition("/")
@@ -96,11 +98,18 @@ def _carry_out(pool: Pool, node: str, what: str, *, token: int | None, why: str,
                 )
                 before, version = (b"", None) if isinstance(found[0], Exception) else (found[0][0], found[0][1].version)
                 writes.append(wire.Write(trail.path(pool), trail.added(before, action), version))
-            sent = breaks
-            yield [partial(session.wire.write_all, writes, delete=(node, stat.version) if breaks else None)]
+            earlier, sent = sent, breaks
+            write = partial(session.wire.write_all, writes, delete=(node, stat.version) if breaks else None)
+            (answer,) = yield [scripts.or_error(write, wire.NoNodeError)]
+            if isinstance(answer, wire.NoNodeError):
+                # This one says that nothing was done; only an answer that was lost leaves that open.
+                sent = earlier
+                raise answer
         except wire.NoNodeError as error:
-            # The owner may have released the lock before the deletion whose answer was lost: the trail tells.
-            if not sent or (with_trail and not (yield from trail.has(pool, at, name))):
+            # The owner may have released the lock before the deletion whose answer was lost; what was written with that
+            # deletion tells.
+            record = trail.has(pool, at, name) if with_trail else _is_noted(pool, lock, name) if with_note else None
+            if not sent or (record is not None and not (yield from record)):
                 raise NotHeld(f"{node} is gone: its owner has released the lock, or its session has ended") from error
         except (wire.BadVersionError, wire.NodeExistsError):
             # The node was written meanwhile, by its owner or with a revoke request, or the trail by another client.
@@ -119,6 +128,13 @@ def _carry_out(pool: Pool, node: str, what: str, *, token: int | None, why: str,
         logger.warning("event=removed path=%s node=%s token=%s reason=%r", lock, name, token, reason)
     if not with_trail:
         logger.warning("event=not_in_trail path=%s node=%s", lock, name)
+
+
+def _is_noted(pool: Pool, lock: str, name: str) -> RequestScript[bool]:
+    """Return whether the lock node says that the node with that name was deleted, as a part of a script."""
+    (found,) = yield from scripts.read_many(pool.inspection(), [wire.Read(lock)])
+    note = node_data.decode_lock_node(found[0]) if isinstance(found, tuple) else None
+    return note is not None and note.removal is not None and note.removal.node == name
 
 
 def _key_in(data: bytes, lock: str) -> str | None:
