@@ -429,7 +429,7 @@ class GateRequest:
         return self._callbacks["on_success"](result, **options)
 
     def on_failure(self, failure: Any, *facts: Any, **options: Any) -> Any:
-        if self.verdict is Verdict.KILLED:
+        if not self._takes_report():
             return None
         # Celery may publish the request again, with its headers.
         self.request.request_dict.pop(HEADER, None)
@@ -439,10 +439,18 @@ class GateRequest:
         return self._callbacks["on_failure"](failure, *facts, **options)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:  # noqa: FBT001 - Celery's signature
+        if not soft and not self._takes_report():
+            return None
         # The child is killed after this call; the lock of a watched child is free when it has ended.
         if not soft and not self._is_watched:
             self.over()
         return self._callbacks["on_timeout"](soft, timeout)
+
+    def _takes_report(self) -> bool:
+        """Return whether Celery is to report this failure: a task fails once, by the pool's word or by a loss."""
+        with self._changing:
+            self._kills_child = False
+            return self.verdict is not Verdict.KILLED
 
     @property
     def _is_watched(self) -> bool:
@@ -472,8 +480,8 @@ class GateRequest:
 
     def on_child_exit(self) -> None:
         with self._changing:
-            # The child may find the loss first, and end itself.
-            is_lost = self.attempt is not None and self.attempt.contender.lost is not None
+            # The child may find the loss first, also before the session's thread does, and end itself.
+            is_lost = self.attempt is not None and self.attempt.expired
             if self._kills_child and is_lost and self.verdict is Verdict.GRANTED and self._is_claimed():
                 self._move(Phase.CLAIMED, Verdict.KILLED)
         self.over()

@@ -97,26 +97,52 @@ def test_lost__kills_no_later_task() -> None:
     assert len(workplace.watcher.killed) == 1
 
 
-@pytest.mark.parametrize("killed", [[71], []], ids=["killed", "faster"])
-def test_lost__the_loss_is_the_failure(killed: list[int]) -> None:
+@pytest.mark.parametrize("how", ["killed", "faster", "before the session"])
+def test_lost__the_loss_is_the_failure(how: str) -> None:
     """A task whose child was killed for its lost lock, or has found the loss first, fails with that.
 
-    What Celery finds out later changes nothing.
+    After a pause of the main process the child may have ended itself before the session's thread sees that the lease is
+    over. What Celery finds out later changes nothing.
     """
     workplace = Workplace()
     locked, in_child = workplace.running(on_lost="terminate")
     on_failure = locked.request.on_failure
     assert in_child.claim(71)
-    locked.attempts.contender.lost = "its node was deleted"
-    if killed:
+    if how == "before the session":
+        locked.attempts.lease_expired = True
+    else:
+        locked.attempts.contender.lost = "its node was deleted"
+    if how == "killed":
         locked._on_change()
         workplace.loop.fire()
-    assert workplace.watcher.killed == killed
+    assert workplace.watcher.killed == ([71] if how == "killed" else [])
+    on_timeout = locked.request.on_timeout
     workplace.gate._on_child_exit(71)
     workplace.loop.turn()
     on_failure(SimpleNamespace(exception=WorkerLostError("signal 9")))
+    on_timeout(soft=False, timeout=5)
     (failure,) = workplace.failures
     assert (type(failure.exception.exc).__name__, locked.phase) == ("LockLost", Phase.OVER)
+
+
+@pytest.mark.parametrize("by_time", [True, False])
+def test_lost__the_pool_was_first(by_time: bool) -> None:
+    """A task that has failed, by its time limit or with its child, does not fail once more for its lost lock."""
+    workplace = Workplace()
+    locked, in_child = workplace.running(on_lost="terminate")
+    assert in_child.claim(71)
+    if by_time:
+        locked._callbacks["on_timeout"] = lambda _soft, _limit: None
+        locked.request.on_timeout(soft=False, timeout=5)
+    else:
+        locked.request.on_failure(SimpleNamespace(exception=WorkerLostError("signal 9")))
+    failures = len(workplace.failures)
+    locked.attempts.contender.lost = "its node was deleted"
+    locked._on_change()
+    workplace.loop.fire()
+    workplace.gate._on_child_exit(71)
+    workplace.loop.turn()
+    assert (workplace.watcher.killed, len(workplace.failures), locked.phase) == ([], failures, Phase.OVER)
 
 
 def test_lost__before_the_body() -> None:

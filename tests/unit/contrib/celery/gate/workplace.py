@@ -68,7 +68,7 @@ class Attempts:
         )  # fmt: skip
         self.locked = locked
         self.contender: Any = contender
-        self.decided = False
+        self.decided = self.lease_expired = False
         self.starts = self.ends = 0
         self.followers: list[set[str]] = []
 
@@ -96,6 +96,8 @@ class Attempt:
 
     @property
     def expired(self) -> bool:
+        if self.contender.lost is not None or self._attempts.lease_expired:
+            return True
         return self._attempts.locked.phase is Phase.DECIDED and not self.granted
 
     def poll(self) -> bool:
