@@ -97,6 +97,12 @@ class Lock:
         work = None if self._work is None else self._work()
         thread = threading.current_thread().name
         data = node_data.encode_identity(os.getpid(), thread, work, self._data_room)
+        mark = None
+        if self._coalesces is not None:
+            # Tasks may share a function and do different work: the `run` of their base class, or that of a factory.
+            task = work.name if work is not None and work.kind == "task" else ""
+            call = work.id if work is not None and work.id else self._call_id
+            mark = Mark.of(f"{self._coalesces} {task} {self.rule}", call)
         # A transaction belongs to one session, so all nodes of a lock are in one. The contender may move to another.
         session = self.pool.session(min(self.paths))
         return Contender(
@@ -105,16 +111,10 @@ class Lock:
             self.rule,
             data=data,
             wait=wait,
-            coalesces=None if self._coalesces is None else self._mark(work),
+            coalesces=mark,
             stays=stays and not self._may_expire,
             notify=notify,
         )
-
-    def _mark(self, work: Work | None) -> Mark:
-        # Tasks may share a function and do different work: the `run` of their base class, or the function of a factory.
-        task = work.name if work is not None and work.kind == "task" else ""
-        call = work.id if work is not None and work.id else self._call_id
-        return Mark.of(f"{self._coalesces} {task} {self.rule}", call)
 
     def acquire(self, timeout: Timeout | Unset = UNSET) -> Held:
         """Wait for the lock and return the hold.

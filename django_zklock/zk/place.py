@@ -444,7 +444,9 @@ class Place:
         if session.closing:
             # The holder was another contender of this process, in a session that has ended first.
             return
-        session.prove()
+        if self._plan is not None:
+            # We have waited. Without a wait our creation, which is a write, has just renewed the lease.
+            session.prove()
         self.end_turn(Turn.CLEAR)
         if is_followed and contender.rule.limit is not None:
             # The lease behind ours watches only our node, and must learn that we hold: then our deletion makes room for

@@ -422,7 +422,7 @@ class Session:
                 self.retry_later(self._beat, error)
         elif not any(listener.needs_lease for listener in list(self.listeners)):
             self._read_held_nodes()
-        elif not is_proof and self._needs_proof:
+        elif not is_proof and self.lease_end - boottime() < ENOUGH * self.timeout:
             self.wire.write_nothing(partial(self._seen, is_proof=True))
         elif is_proof and self.lease_expired:
             # This process was stopped, and no recent answer is left to build a proof on. A new connection renews the
@@ -431,18 +431,15 @@ class Session:
         else:
             self._read_held_nodes()
 
-    @property
-    def _needs_proof(self) -> bool:
-        """Whether the lease may be too short until the next heartbeat comes."""
-        return self.lease_end - boottime() < ENOUGH * self.timeout
-
     def prove(self) -> None:
         """Renew a short lease by a write, whose answer comes before those to the requests that follow it.
 
-        T1 and T2 have waited for long, in a session whose lease nothing has needed, and are about to hold. Without this
-        the lease would end before the next heartbeat renews it.
+        T1 has waited for long, in a session whose lease nothing has needed, and is about to hold. Without this the
+        lease would end before the next heartbeat renews it.
         """
-        if self.connected and self._needs_proof and not self._is_proving:
+        lease = self.wire.lease
+        is_short = lease.timeout is not None and lease.end - boottime() < ENOUGH * lease.timeout
+        if is_short and self.connected and not self._is_proving:
             self._is_proving = True
             self.wire.write_nothing(self._on_proof)
 

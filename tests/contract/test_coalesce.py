@@ -219,7 +219,8 @@ def test_line__may_not_ask(make_pool: MakePool, outsider: KazooClient, onlooker:
     with Lock("k", make_pool()).acquire(timeout=5) as held:
         path = held.lock.paths[0]
         outsider.set_acls(held.node, [make_acl("world", "anyone", delete=True)])
-        guid = new_guid(coalescing(held.lock.pool)._mark(None))
+        waiter = coalescing(held.lock.pool)._new_contender(wait=True, notify=lambda: None, stays=True)
+        guid = new_guid(waiter.mark)
         outsider.create(f"{path}/{name_prefix(guid, Kind.EXCLUSIVE)}", ephemeral=True, sequence=True)
         with pytest.raises(ZkLockError, match="refused: NoAuthError"):
             coalescing(make_pool()).acquire(timeout=10)

@@ -259,15 +259,11 @@ class Wire(Requests):
             for watch in self.watches.triggered(event, path):
                 self.notify(watch.callback, event == DELETED_EVENT)
 
-    def session_replaced(self) -> None:
-        """Notify the listener that a new session is about to replace the current one."""
-        self._end_session("the servers refuse it: they have lost data that this process has seen", final=False)
-
     def connection_failed(self, reason: str) -> None:
         """Notify the listener, once, that this client will make no further session."""
         if not self._failed:
             self._failed = True
-            self._end_session(reason, final=True)
+            self.end_session(reason, final=True)
 
     def _state_changed(self, state: str) -> None:
         # kazoo calls this between the events of the old connection and those of the new.
@@ -301,11 +297,12 @@ class Wire(Requests):
         elif client_state == KeeperState.CLOSED:
             # kazoo also reports a failure as closed, some before we know why.
             if not self._failed:
-                self._end_session("the session was closed", final=True)
+                self.end_session("the session was closed", final=True)
         else:
-            self._end_session("the session expired", final=False)
+            self.end_session("the session expired", final=False)
 
-    def _end_session(self, reason: str, *, final: bool) -> None:
+    def end_session(self, reason: str, *, final: bool) -> None:
+        """Notify the listener that the session is gone, and every node of it; ``final`` if there will be no other."""
         with self.monitor:
             self.watches.clear()
         self.notify(partial(self.listener.on_ended, reason, final=final))

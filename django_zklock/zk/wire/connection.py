@@ -200,7 +200,8 @@ class Connection(Exchange):
                 raise _ServesError
             if self._renewing:
                 # Before the lease begins again: locks that were held in the old session must not be covered by it.
-                self._listener.session_replaced()
+                reason = "the servers refuse it: they have lost data that this process has seen"
+                self._listener.end_session(reason, final=False)
             self.sent.clear()
             self.pings.clear()
             self.received = boottime()

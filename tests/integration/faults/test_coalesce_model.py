@@ -199,7 +199,7 @@ class Model:
         """Die between the creation of the node and what follows."""
         call = Call(len(self.calls), self._chance.choice([*FUNCTIONS]), stays=True)
         call.came = next(self._clock)
-        mark = call.lock(self._pools[0])._mark(call.work)
+        mark = call.lock(self._pools[0])._new_contender(wait=True, notify=lambda: None, stays=True).mark
         stem = f"{self.queue}/{name_prefix(new_guid(mark), call.rule.kind, call.rule.limit)}"
         node = self._operator.client.create(stem, ephemeral=True, sequence=True, makepath=True)
         self.calls.append(call)
