@@ -57,7 +57,7 @@ class TinyTaskScenario:
         assert shop.worker is not None
         shop.board.flushdb()
         # The tasks are in the queue before the worker takes the first, so that sending them takes nothing from it.
-        # Without it the other worker would take tasks of this queue too.
+        # Without a destination the other worker would take tasks of this queue too.
         worker = [shop.worker.node_name]
         shop.control.cancel_consumer(shop.queue, destination=worker, reply=True, timeout=TIMEOUT, limit=1)
         run = uuid.uuid4().hex

@@ -215,7 +215,7 @@ def _served(found: Caller, frame: FrameType) -> Caller:
     # The function that runs what `sync_to_async` was given.
     call = None if module is None else module.SyncToAsync.thread_handler.__code__
     executors: Any = map(sys.modules.get, ("asgiref.current_thread_executor", "concurrent.futures.thread"))
-    # The functions that run a job of an executor. No generator over them or the frames: there are many frames.
+    # The functions that run a job of an executor, at most two; a thread may have many frames to compare them with.
     jobs = [executor._WorkItem.run.__code__ for executor in executors if hasattr(executor, "_WorkItem")]
     first, last = (jobs[0], jobs[-1]) if jobs else (None, None)
     blocked = task = None

@@ -73,6 +73,29 @@ def test_heartbeat__silence(
     assert bool(drops) is dropped
 
 
+@pytest.mark.parametrize(("left", "renewed"), [(0.5, True), (0.9, False)])
+def test_prove__a_short_lease(timers: Timers, monkeypatch: pytest.MonkeyPatch, left: float, renewed: bool) -> None:
+    """A lease that may not last until the next heartbeat is renewed by one write at a time, and only if it is short."""
+    session = connected(timers)
+    writes: list[Callable[[Any, Any], None]] = []
+    monkeypatch.setattr(session.wire, "write_nothing", writes.append)
+    session.prove()
+    assert writes == []
+    session.wire.lease.connected(TIMEOUT, boottime(), boottime(), moved=False)
+    session.wire.lease.end = boottime() + left * TIMEOUT
+    session.connected = False
+    session.prove()
+    assert writes == []
+    session.connected = True
+    session.prove()
+    session.prove()
+    assert len(writes) == renewed
+    for write in writes[:]:
+        write(None, None)
+        session.prove()
+    assert len(writes) == 2 * renewed
+
+
 def test_lease__over_in_an_outage(timers: Timers) -> None:
     """Holders are told when the lease is over, and not before, although nobody looks."""
     session, holder = connected(timers), Holder()

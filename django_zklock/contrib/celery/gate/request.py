@@ -447,8 +447,9 @@ class GateRequest:
         return self._callbacks["on_timeout"](soft, timeout)
 
     def _takes_report(self) -> bool:
-        """Return whether Celery is to report this failure: a task fails once, by the pool's word or by a loss."""
+        """Let the pool report the failure of the task, unless it has failed for its lost lock: it fails once."""
         with self._changing:
+            # From here on a loss is no reason any more to kill the child, or to fail.
             self._kills_child = False
             return self.verdict is not Verdict.KILLED
 
