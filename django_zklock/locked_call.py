@@ -163,6 +163,8 @@ class LockedCall:
                     await signals.asend(signal, **facts)
                 decision = self._decide(lock, args, kwargs, refusal)
                 return await decision if inspect.isawaitable(decision) else decision
+            if held is not None:
+                held.in_block = True
             body = self.function(*args, **kwargs)
             if held is not None and self.on_lost in {"interrupt", "terminate"}:
                 body = interrupt.arun(held, body)
@@ -181,6 +183,8 @@ class LockedCall:
             refusal = None
 
     def _run(self, held: Held | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if held is not None:
+            held.in_block = True
         body = functools.partial(self.function, *args, **kwargs)
         if self.atomic is None:
             return self._watch(held, body)

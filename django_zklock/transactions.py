@@ -183,6 +183,8 @@ class _TransactionHold:
     __slots__ = ("_held",)
 
     def __init__(self, held: Held) -> None:
+        # The transaction is its block: what was written after the loss is to be rolled back, not to go on anew.
+        held.in_block = True
         self._held = held
 
     def keeps(self, other: Held) -> bool:

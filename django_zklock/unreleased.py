@@ -26,13 +26,17 @@ def begin(**_facts: Any) -> None:
 
 
 def end(**_facts: Any) -> None:
-    """Warn of each lock that was acquired since the last call of ``begin`` and is still held."""
+    """Warn of each lock that was acquired since the last call of ``begin`` and is still held; forget what is lost."""
     owner = owners.caller().owner
     before = _before.pop(owner, None)
     if before is None:
         return
-    for held in owner.holds[:]:
-        if held not in before and not held.lost:
+    for held in [held for held in owner.holds if held not in before]:
+        # No block of this request or task goes on here.
+        held.in_block = False
+        if held.lost:
+            held._forget()
+        else:
             warnings.warn(
                 f"lock {held.key!r} was acquired in this request or task and not released: node {held.node} stays "
                 f"until this process ends, and what this thread does next takes the lock as its own; use `with`, or "

@@ -182,6 +182,9 @@ class Possession:
         """Report, once each and in the background, that the lock is lost or revoked, if the hold was not forgotten."""
         contender, held = self.contender, self.outermost()
         if held is None:
+            # Nothing refers to any hold, so none will be released. Other nodes than the lost one may still be there.
+            if contender.lost is not None:
+                contender.session.post(contender.leave)
             return
         if contender.lost is not None and contender.loss_reason_pending:
             # Keeps the hold alive until the reason is known: the block may end before.
@@ -228,7 +231,7 @@ class Held:
 
     __slots__ = (
         "__weakref__", "_handle", "_outermost", "_owner", "_possession",
-        "key", "keys", "lock", "node", "released", "rule", "since", "token", "waited",
+        "in_block", "key", "keys", "lock", "node", "released", "rule", "since", "token", "waited",
     )  # fmt: skip
 
     def __init__(
@@ -263,13 +266,19 @@ class Held:
             if thread.held_here is None:
                 thread.held_here = WeakSet()
             thread.held_here.add(self)
+        # A block, a function or a transaction has begun that releases this at its end.
+        self.in_block = False
         # From here on the hold counts.
         self.released = False
         owner.holds.append(self)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Nothing refers to this hold any more, so it can never be released. At exit this module may be empty.
-        if getattr(self, "released", True) or _is_finalizing() or self.lost:
+        if getattr(self, "released", True) or _is_finalizing():
+            return
+        if self.lost:
+            # Its node may still be there, and others wait for it.
+            self._possession.drop(self._handle)
             return
         warnings.warn(
             f"lock {self.key!r} was never released, and the task, thread or job that acquired it has ended: node "
@@ -378,12 +387,9 @@ class Held:
         return not self._possession.nodes.keys().isdisjoint(lock.paths) and self._counts_for(lock)
 
     def _counts_for(self, lock: LockValue) -> bool:
-        """Whether this is held, by this process, and in the tree of ``lock``."""
-        if self.released or self._possession.contender.session.pid != os.getpid():
-            return False
-        # A pool that was closed has lost all that it had, and another one may have taken its place.
-        pool = self.lock.pool
-        return pool is lock.pool or (pool.tree == lock.pool.tree and not self.lost)
+        """Whether this was acquired by this process, in the tree of ``lock``, and not released; it may be lost."""
+        is_ours = not self.released and self._possession.contender.session.pid == os.getpid()
+        return is_ours and self.lock.pool.tree == lock.pool.tree
 
     def _nest(self, lock: LockValue, owner: Owner) -> Held | None:
         """Return a nested hold on the same node; ``None`` if another thread has released the last one meanwhile."""
@@ -401,6 +407,7 @@ class Held:
         return None
 
     def __enter__(self) -> Self:
+        self.in_block = True
         return self
 
     def __exit__(
@@ -409,6 +416,7 @@ class Held:
         self._finish(raising=kind is None)
 
     async def __aenter__(self) -> Self:
+        self.in_block = True
         return self
 
     async def __aexit__(
@@ -436,6 +444,24 @@ class Held:
                 self.check()
         finally:
             await self.arelease()
+
+    def _forget(self) -> None:
+        """Drop this hold, which is lost, and which nothing may ever release; warn once.
+
+        It stays lost for those who have it: a check says so, and a release does nothing. May be repeated after an
+        exception has interrupted it.
+        """
+        self._possession.drop(self._handle)
+        owner = self._owner()
+        try:
+            if owner is not None:
+                owner.holds.remove(self)
+        except ValueError:  # another thread has released or forgotten it
+            return
+        logger.warning(
+            "event=forgotten key=%r token=%s reason=%s consequence=acquired_anew",
+            self.key, self.token, self._possession.loss(),
+        )  # fmt: skip
 
     def _let_go(self) -> bool:
         """Drop this handle; return ``True`` if that released the node too, for the first time.

@@ -200,6 +200,7 @@ class Lock:
         held = None
         try:
             held = self._acquire(caller, self.timeout)
+            held.in_block = True
             self._blocks[held] = None
             return held
         except BaseException:
@@ -259,6 +260,7 @@ class Lock:
             held = await acquire.aacquire(self, limit, caller)
         assert held is not None, "a taken lock is an error here"
         if is_block:
+            held.in_block = True
             self._blocks[held] = None
         return held
 
@@ -340,7 +342,7 @@ def _several(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _nested_hold(lock: LockValue, caller: Caller) -> Held | None:
-    """Return a hold nested in one that the caller has, ``None`` if it has none; raise ``LockConflict``.
+    """Return a hold nested in one that the caller has, ``None`` if it has none; raise ``LockConflict``, ``LockLost``.
 
     Another thread may release what the caller has at any moment, so each hold is looked at once, and the nesting itself
     decides.
@@ -348,15 +350,26 @@ def _nested_hold(lock: LockValue, caller: Caller) -> Held | None:
     overlapping: list[Held] = [held for held in reversed(caller.available()) if held._overlaps(lock)]
     if not overlapping:
         return None
+    # What goes on in a block has to hear that its lock is lost. Nothing may ever release a lost hold without a block.
+    lost = [held for held in overlapping if held.lost]
+    open_blocks = [held._possession for held in lost if held.in_block]
+    forgotten = [held for held in lost if held._possession not in open_blocks]
+    if forgotten:
+        for held in forgotten:
+            held._forget()
+        return _nested_hold(lock, caller)
     if not lock.reentrant:
         # Leases of a semaphore that has room for one more are no conflict.
         limits = [rule.limit for rule in (lock.rule, *(held.rule for held in overlapping))]
-        if any(limit is None or len(overlapping) >= limit for limit in limits):
-            raise LockConflict(
-                f"lock {lock.key!r} is held by this very thread or task, and reentrant=False: waiting would never end",
-                key=lock.key,
-            )
-        return None
+        if all(limit is not None and len(overlapping) < limit for limit in limits):
+            return None
+    if lost:
+        raise lost[0]._loss_error()
+    if not lock.reentrant:
+        raise LockConflict(
+            f"lock {lock.key!r} is held by this very thread or task, and reentrant=False: waiting would never end",
+            key=lock.key,
+        )
     outer = next((held for held in overlapping if held._possession.nodes.keys() >= set(lock.paths)), None)
     if outer is None:
         held_keys = [key for key in lock.keys if any(key in held.keys for held in overlapping)]
@@ -379,8 +392,6 @@ def _nested_hold(lock: LockValue, caller: Caller) -> Held | None:
             f"taken as {lock.rule} inside of that: it could wait for itself. Take the stronger one first",
             key=lock.key,
         )
-    if outer.lost:
-        raise outer._loss_error()
     # If another thread has released it meanwhile, the caller may have other holds, and else it has none.
     return outer._nest(lock, caller.owner) or _nested_hold(lock, caller)
 

@@ -298,6 +298,11 @@ def _forget_all() -> None:
         pool.forget()
 
 
+def pools_of(tree: Hashable) -> list[Pool]:
+    """Return the pools of this process whose locks are known to be in ``tree``."""
+    return [pool for pool in list(_pools) if pool.tree == tree]
+
+
 def close_all(timeout: float = CLOSE_TIMEOUT) -> None:
     """Close every pool of this process, within ``timeout`` seconds each."""
     for pool in list(_pools):

@@ -72,8 +72,8 @@ def run(
     with _common.as_command_errors():
         work = Work(kind="command", name=command[0])
         lock = Lock(key, connections[using], listener=signals.listener, work=lambda: work)
-    with _exiting_on_signals():
-        held = run_.acquire(lock, timeout, on_conflict, waiting=partial(_report_waiting, terminal, lock))
+    report = partial(_report_waiting, terminal, lock)
+    with _exiting_on_signals(), run_.acquire(lock, timeout, on_conflict, waiting=report) as held:
         try:
             interrupt.run(held, partial(loaded.run_from_argv, program))
             # The command may have kept the error for itself, or ended before it came.

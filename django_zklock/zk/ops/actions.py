@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from django_zklock.exceptions import NotHeld
 from django_zklock.zk import formatting, node_data, paths, scripts, wire
+from django_zklock.zk.contender import NODE_DELETED
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.ops import snapshots, trail
 from django_zklock.zk.ops.trail import Action
-from django_zklock.zk.pool import Pool
+from django_zklock.zk.place import Place, SharedListing
+from django_zklock.zk.pool import Pool, pools_of
 from django_zklock.zk.scripts import Request, RequestScript
-from django_zklock.zk.waiting import Deadline
+from django_zklock.zk.waiting import AutoResetEvent, Deadline
 
 logger = logging.getLogger("django_zklock.breaking")
 
@@ -30,8 +32,8 @@ def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float, b
     """Delete the node at the full path ``node`` for the reason ``why``, if it still has that fencing token.
 
     A holder loses its lock; the loss names the reason, and ``by`` if that is given, if the ACL lets us write it to the
-    lock node. A waiter joins the queue again, at its end. The break is added to the trail. Takes at most ``timeout``
-    seconds. Raises ``NotHeld`` if the node is gone, ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time,
+    lock node. A waiter joins the queue again, at its end. The break is added to the trail. A holder in this process has
+    lost its lock when this returns. Takes at most ``timeout`` seconds. Raises ``NotHeld`` if the node is gone, ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time,
     ``ZkLockError`` if it refuses, ``ValueError`` without a reason.
     """
     if not why.strip():
@@ -42,8 +44,8 @@ def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float, b
 def revoke(pool: Pool, node: str, why: str, *, timeout: float, by: str = "") -> None:
     """Request that the owner of the node at the full path ``node`` releases its lock, for the reason ``why``.
 
-    The owner reads the reason, and ``by`` if that is given. The request is added to the trail. Takes as long as
-    :func:`break_lock` and raises the same.
+    The owner reads the reason, and ``by`` if that is given; one in this process knows it when this returns. The request
+    is added to the trail. Takes as long as :func:`break_lock` and raises the same.
     """
     if not why.strip():
         raise ValueError("give a reason for the request to release")
@@ -54,6 +56,7 @@ def _carry_out(  # noqa: PLR0915 - one script, with the ways on after each refus
     pool: Pool, node: str, what: str, *, token: int | None, why: str, by: str, timeout: float
 ) -> None:
     """Delete ``node``, or write the request to release into it, and add that to the trail in the same transaction."""
+    deadline = Deadline.after(timeout)
     session = pool.inspection()
     lock, _, name = node.rpartition("/")
     breaks, at = what == trail.BROKEN, round(time.time(), 3)
@@ -124,10 +127,49 @@ def _carry_out(  # noqa: PLR0915 - one script, with the ways on after each refus
             yield from script()
 
     scripts.run(session, script, action=f"{'delete' if breaks else 'write'} {node}", timeout=timeout, mutates=True)
+    mark = partial(_mark_broken, reason) if breaks else partial(_mark_revoked, reason)
+    _mark_here(pool, node, mark, deadline)
     if breaks:
         logger.warning("event=removed path=%s node=%s token=%s reason=%r", lock, name, token, reason)
     if not with_trail:
         logger.warning("event=not_in_trail path=%s node=%s", lock, name)
+
+
+# T1 breaks a lock of its own process, and acquires it at once. The watch or the heartbeat that tells the holder may come
+# later than the answer to T1, and until then T1 would be told that the lock is held.
+
+
+def _mark_here(pool: Pool, node: str, mark: Callable[[Place], None], deadline: Deadline) -> None:
+    """Call ``mark`` for the place that has ``node``, if it is of this process, and wait for that."""
+    marked: list[AutoResetEvent] = []
+    _, lock, name = node.rsplit("/", 2)
+    for other in pools_of(pool.tree):
+        for session in other.sessions():
+            listing: SharedListing | None = session.shared.get(f"{other.options.root}/{lock}")
+            if listing is not None:
+                marked.append(AutoResetEvent())
+                session.post(partial(_mark_local, listing, name, mark, marked[-1].set))
+    for each in marked:
+        each.wait(deadline.remaining())
+
+
+def _mark_local(listing: SharedListing, name: str, mark: Callable[[Place], None], done: Callable[[], None]) -> None:
+    # Under the monitor of the session.
+    try:
+        place: Place | None = listing.local.get(name)
+        if place is not None:
+            mark(place)
+    finally:
+        done()
+
+
+def _mark_broken(reason: str, place: Place) -> None:
+    why = formatting.escape_controls(reason[: node_data.MAX_BREAK_REASON])
+    place.contender.lose(f"{NODE_DELETED}: {why}")
+
+
+def _mark_revoked(reason: str, place: Place) -> None:
+    place.contender.on_data(place, node_data.encode_revoke(b"{}", reason))
 
 
 def _is_noted(pool: Pool, lock: str, name: str) -> RequestScript[bool]:
