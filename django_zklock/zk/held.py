@@ -448,8 +448,8 @@ class Held:
     def _forget(self) -> None:
         """Drop this hold, which is lost, and which nothing may ever release; warn once.
 
-        It stays lost for those who have it: a check says so, and a release does nothing. May be repeated after an
-        exception has interrupted it.
+        A later check of it says that it is lost, and a later release does nothing. May be repeated after an exception
+        has interrupted it.
         """
         self._possession.drop(self._handle)
         owner = self._owner()
@@ -458,10 +458,7 @@ class Held:
                 owner.holds.remove(self)
         except ValueError:  # another thread has released or forgotten it
             return
-        logger.warning(
-            "event=forgotten key=%r token=%s reason=%s consequence=acquired_anew",
-            self.key, self.token, self._possession.loss(),
-        )  # fmt: skip
+        logger.warning("event=forgotten key=%r token=%s reason=%s", self.key, self.token, self._possession.loss())
 
     def _let_go(self) -> bool:
         """Drop this handle; return ``True`` if that released the node too, for the first time.

@@ -206,6 +206,35 @@ def test_every_instant__lost(pool: Pool, make_pool: MakePool) -> None:
 
 
 @by_instant
+def test_every_instant__lost_and_forgotten(pool: Pool, make_pool: MakePool) -> None:
+    """Wherever an exception strikes while a lost hold is replaced, its node and the new one go."""
+    other = make_pool()
+    lock = Lock("k", pool, timeout=LONG)
+
+    @contextlib.contextmanager
+    def one_is_lost() -> Iterator[None]:
+        # Its node is there, as after the end of a lease: without the release of that the next one waits for ever.
+        held = lock.acquire(timeout=LONG)
+        contender = held._possession.contender
+        with contender.session.monitor:
+            contender.lose("a test")
+        yield
+
+    def cycle() -> None:
+        with lock:
+            pass
+
+    def check() -> None:
+        # One that was interrupted before it was forgotten is forgotten now.
+        with lock as held:
+            assert held_stack() == [held]
+        probe(pool, other, "k")
+
+    struck = visit_all(cycle, check, around=one_is_lost, near=held_module.__file__)
+    assert struck >= codes(Held._forget, Possession.drop)
+
+
+@by_instant
 def test_every_instant__nested(pool: Pool, make_pool: MakePool) -> None:
     """The same for a nested hold: none is left on the node, which goes with the outer one."""
     other = make_pool()

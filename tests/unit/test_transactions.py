@@ -178,7 +178,13 @@ def test_release__lost(ensemble: Ensemble, caplog: pytest.LogCaptureFixture) -> 
         with pytest.raises(LockLost), zk_lock("k", release="commit") as held:
             lose(ensemble, held)
         assert "committed_without_lock" not in caplog.text
+        # What was written under the lost lock is a part of this transaction.
+        for take in (zk_lock("k", release="commit").acquire, zk_lock("k").try_acquire):
+            with pytest.raises(LockLost):
+                take()
     assert "event=committed_without_lock key='k'" in caplog.text
+    with transaction.atomic(), zk_lock("k", release="commit") as again:
+        again.check()
 
 
 @in_database

@@ -11,8 +11,9 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import Client
 from django.urls import path
 
-from django_zklock import current_lock, unreleased, zk_lock, zk_locked
+from django_zklock import LockLost, current_lock, unreleased, zk_lock, zk_locked
 from django_zklock.testing import Sandbox
+from django_zklock.zk.held import held_stack
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -77,10 +78,31 @@ def test_request__releases(client: Client, url: str) -> None:
 
 
 def test_request__lost(place: Sandbox) -> None:
-    """A lock that is lost is not held any more."""
+    """A lock that is lost is not held any more, and is nothing to what this thread does next."""
+    around = zk_lock("around").acquire()
     unreleased.begin()
-    place.lose(zk_lock("lost").acquire())
+    lost = zk_lock("lost").acquire()
+    # A block that is never left.
+    entered = zk_lock("entered").acquire().__enter__()
+    place.lose(lost)
+    assert entered.lost
+    assert around.lost
     unreleased.end()
+    assert held_stack() == [around]
+    with pytest.raises(LockLost):
+        lost.check()
+    around.release()
+
+
+def test_request__lost_later(place: Sandbox) -> None:
+    """What an earlier request has entered and never left does not keep this thread from the lock when it is lost."""
+    unreleased.begin()
+    entered = zk_lock("entered").acquire().__enter__()
+    with pytest.warns(ResourceWarning, match="lock 'entered' was acquired in this request or task"):
+        unreleased.end()
+    place.lose(entered)
+    with zk_lock("entered").acquire(timeout=20) as held:
+        assert held.token > entered.token
 
 
 def test_request__without_a_beginning(place: Sandbox) -> None:

@@ -32,9 +32,10 @@ def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float, b
     """Delete the node at the full path ``node`` for the reason ``why``, if it still has that fencing token.
 
     A holder loses its lock; the loss names the reason, and ``by`` if that is given, if the ACL lets us write it to the
-    lock node. A waiter joins the queue again, at its end. The break is added to the trail. A holder in this process has
-    lost its lock when this returns. Takes at most ``timeout`` seconds. Raises ``NotHeld`` if the node is gone, ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time,
-    ``ZkLockError`` if it refuses, ``ValueError`` without a reason.
+    lock node. A holder in this process has lost it when this returns. A waiter joins the queue again, at its end. The
+    break is added to the trail. Takes at most ``timeout`` seconds. Raises ``NotHeld`` if the node is gone,
+    ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, ``ZkLockError`` if it refuses, ``ValueError`` without
+    a reason.
     """
     if not why.strip():
         raise ValueError("say why the lock is taken away")
@@ -135,8 +136,8 @@ def _carry_out(  # noqa: PLR0915 - one script, with the ways on after each refus
         logger.warning("event=not_in_trail path=%s node=%s", lock, name)
 
 
-# T1 breaks a lock of its own process, and acquires it at once. The watch or the heartbeat that tells the holder may come
-# later than the answer to T1, and until then T1 would be told that the lock is held.
+# T1 breaks a lock of its own process, and acquires it at once. The watch or the heartbeat that tells the holder may
+# come later than the answer to T1, and until then T1 would be told that the lock is held.
 
 
 def _mark_here(pool: Pool, node: str, mark: Callable[[Place], None], deadline: Deadline) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from io import StringIO
@@ -106,6 +107,24 @@ def test_manage__lost(command: type[Command], ensemble: Ensemble, monkeypatch: p
     def lose(_self: Command) -> None:
         ensemble.end_session()
         wait_until(lambda: False)
+
+    monkeypatch.setattr(command, "work", lose)
+    assert failure("manage", "k", "--", "work").returncode == exit_codes.LOST
+
+
+def test_manage__lost_and_taken_again(
+    command: type[Command], ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command whose lock is lost cannot take it again by itself."""
+
+    def lose(_self: Command) -> None:
+        held = current_lock("k")
+        assert held is not None
+        ensemble.end_session()
+        with contextlib.suppress(LockLost):
+            wait_until(lambda: False)
+        with pytest.raises(LockLost):
+            zk_lock("k").acquire()
 
     monkeypatch.setattr(command, "work", lose)
     assert failure("manage", "k", "--", "work").returncode == exit_codes.LOST
