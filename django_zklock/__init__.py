@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from django_zklock.decorators import zk_locked
     from django_zklock.exceptions import (
         AsyncUnsafe,
+        LockCancelled,
         LockConflict,
         LockInTransaction,
         LockLost,
@@ -31,15 +32,18 @@ if TYPE_CHECKING:
     from django_zklock.zk.held import Held
     from django_zklock.zk.lock import Lock
     from django_zklock.zk.node_data import Identity
+    from django_zklock.zk.waiting import Cancellation
 
 __all__ = [
     "AsyncUnsafe",
     "Busy",
+    "Cancellation",
     "Conflict",
     "FencedModel",
     "Held",
     "Identity",
     "Lock",
+    "LockCancelled",
     "LockConflict",
     "LockInTransaction",
     "LockLost",
@@ -60,6 +64,7 @@ __all__ = [
 # import Django or kazoo, because a `conftest.py` may have to patch modules first, as for gevent.
 _MODULES = {
     "Busy": "django_zklock.conflict",
+    "Cancellation": "django_zklock.zk.waiting",
     "Conflict": "django_zklock.conflict",
     "FencedModel": "django_zklock.fencing",
     "Held": "django_zklock.zk.held",

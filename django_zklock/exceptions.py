@@ -52,6 +52,13 @@ class LockConflict(ZkLockError):  # noqa: N818
     """
 
 
+class LockCancelled(ZkLockError):  # noqa: N818
+    """The wait for the lock was ended from outside; the caller has left the queue.
+
+    Raised by ``acquire`` and ``aacquire`` with a ``cancellation`` that is cancelled, before the wait or during it.
+    """
+
+
 class AlreadyAwaited(LockConflict):
     """Another call waits for the lock already, and will run the same function (``on_conflict="coalesce"``)."""
 
@@ -59,9 +66,9 @@ class AlreadyAwaited(LockConflict):
 class LockLost(ZkLockError):  # noqa: N818
     """The lock was lost while it was held; another owner may hold it now.
 
-    Raised by ``Held.check``, at the end of a block or a decorated function, and by a nested acquisition of a lost lock.
-    If the lock was broken, it has the reason, or says that the reason could not be read in time; the signal ``lost``
-    has it then.
+    Raised by ``Held.check``, at the end of a block or a decorated function, and by an acquisition inside of a block
+    whose lock is lost. If the lock was broken, it has the reason, or says that the reason could not be read in time;
+    the signal ``lost`` has it then.
     """
 
 

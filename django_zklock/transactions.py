@@ -33,7 +33,7 @@ from django_zklock.exceptions import LockInTransaction
 from django_zklock.zk import owners
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.waiting import UNSET, Timeout, Unset
+from django_zklock.zk.waiting import UNSET, Cancellation, Timeout, Unset
 
 logger = logging.getLogger("django_zklock.transactions")
 
@@ -132,9 +132,9 @@ class CommitLock(Lock):
     # The holds of the transactions come first. What interrupts the acquisition after that, such as a time limit, leaves
     # the lock held until the transactions end, which is what it is for.
 
-    def acquire(self, timeout: Timeout | Unset = UNSET) -> Held:
-        self._keep(partial(super().acquire, timeout))
-        return super().acquire(timeout)
+    def acquire(self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None) -> Held:
+        self._keep(partial(super().acquire, timeout, cancellation=cancellation))
+        return super().acquire(timeout, cancellation=cancellation)
 
     def try_acquire(self) -> Held | None:
         return super().try_acquire() if self._keep(super().try_acquire) else None

@@ -11,12 +11,19 @@ import os
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
+from django_zklock.exceptions import (
+    AlreadyAwaited,
+    LockCancelled,
+    LockConflict,
+    LockTimeout,
+    ZkLockError,
+    ZooKeeperUnavailable,
+)
 from django_zklock.zk.contender import SessionUnavailable, State
 from django_zklock.zk.formatting import advise, format_silence
 from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.owners import Caller
-from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, boottime, monotonic
+from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, Cancellation, boottime, monotonic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,14 +45,15 @@ class Acquisition:
     ``timeout`` is in seconds; ``None`` waits for ever and 0 tries once. It also limits how long ZooKeeper may take to
     answer; with ``None`` and 0 that limit is the connect timeout of the pool. With ``may_be_taken`` a taken lock is a
     result, and not an error that names the holder. ``wants_holder`` says that the holder is needed while this waits;
-    by default it is if the listener is called with it. An error that names the holder reads it anew.
+    by default it is if the listener is called with it. An error that names the holder reads it anew. ``cancellation``
+    wakes the caller, whose next :meth:`poll` raises.
     """
 
     # Thousands may wait in one process.
     __slots__ = (
-        "__weakref__", "_asked_at", "_began", "_contention", "_deadline", "_holder_deadline", "_holder_reads",
-        "_in_queue", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_thread", "_wake",
-        "_wants_holder", "contender", "held", "is_waiting", "lock", "timeout",
+        "__weakref__", "_asked_at", "_began", "_cancellation", "_contention", "_deadline", "_holder_deadline",
+        "_holder_reads", "_in_queue", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_thread",
+        "_wake", "_wants_holder", "contender", "held", "is_waiting", "lock", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -57,7 +65,10 @@ class Acquisition:
         *,
         may_be_taken: bool = False,
         wants_holder: bool | None = None,
+        cancellation: Cancellation | None = None,
     ) -> None:
+        if cancellation is not None and not isinstance(cancellation, Cancellation):
+            raise TypeError(f"cancellation must be a django_zklock.Cancellation, got {cancellation!r}")
         self.lock = lock
         self.timeout = timeout
         self._may_be_taken = may_be_taken
@@ -72,6 +83,7 @@ class Acquisition:
             _nothing if caller is None or caller.thread is None else ref(caller.thread)
         )
         self._wake = wake
+        self._cancellation = cancellation
         # Moments on the monotonic clock; infinity is never.
         self._began = monotonic()
         self._deadline = math.inf if timeout is None else self._began + timeout
@@ -88,8 +100,12 @@ class Acquisition:
             caller.owner.acquisitions = [*known, ref(self)]
 
     def start(self) -> None:
-        """Let the contender join. Does not wait."""
+        """Let the contender join. Does not wait. Raises ``LockCancelled``, and then it has not joined."""
         self.is_waiting = True
+        if self._cancellation is not None:
+            self._cancellation._add(self, self._wake)
+            if self._cancellation.cancelled:
+                raise self._cancelled()
         self.contender.session.post(self.contender.join)
 
     def _new_contender(self) -> Contender:
@@ -106,7 +122,8 @@ class Acquisition:
     def poll(self) -> bool:
         """Return ``True`` when the acquisition is decided, ``False`` to sleep until :meth:`next_wakeup`.
 
-        Raises ``LockTimeout``, ``AlreadyAwaited``, ``ZooKeeperUnavailable`` or another ``ZkLockError``.
+        Raises ``LockTimeout``, ``AlreadyAwaited``, ``LockCancelled``, ``ZooKeeperUnavailable`` or another
+        ``ZkLockError``.
         """
         contender = self.contender
         if contender.session.pid != os.getpid():
@@ -117,6 +134,8 @@ class Acquisition:
                 key=self.lock.key,
                 timeout=self.timeout,
             )
+        if self._cancellation is not None and self._cancellation.cancelled:
+            raise self._cancelled()
         if self.expired:
             # This caller slept since the grant: it has to wait again, and nothing has happened under the lock.
             contender.session.post(contender.leave)
@@ -128,6 +147,8 @@ class Acquisition:
             assert owner is not None, "the caller of poll() has the owner"
             held = Held(self.lock, contender, waited=monotonic() - self._began, caller=Caller(owner, self._thread()))
             self.is_waiting = False
+            if self._cancellation is not None:
+                self._cancellation._remove(self)
             self._possession = held._possession
             self.held = self._possession.outermost
             # The lock may have been lost, or a release requested, before the assignment.
@@ -202,18 +223,23 @@ class Acquisition:
 
     def end(self) -> None:
         """Leave in any state. It may be called at any time and more than once."""
-        self.is_waiting = False
+        self._stop_waiting()
         for held in self._registered():
             held.release()
         self.contender.post(self.contender.leave)
 
     async def aend(self) -> None:
         """Leave like :meth:`end`, and wait for the receivers of signals."""
-        self.is_waiting = False
+        self._stop_waiting()
         registered = self._registered()
         self.contender.post(self.contender.leave)
         for held in registered:
             await held.arelease()
+
+    def _stop_waiting(self) -> None:
+        self.is_waiting = False
+        if self._cancellation is not None:
+            self._cancellation._remove(self)
 
     def _registered(self) -> list[Held]:
         # Not self.held: the exception may have come after the hold was registered with its owner and before attach().
@@ -230,6 +256,17 @@ class Acquisition:
             self.contender.session.post(self.contender.leave)
 
     # The errors: what happened, for how long, which contender holds the lock, and what to do.
+
+    def _cancelled(self) -> LockCancelled:
+        """Return the error of a wait that was ended from outside."""
+        holder = self.contender.holder
+        by = f", held by {holder.as_holder}," if holder else ""
+        return LockCancelled(
+            f"the wait for lock {self.lock.key!r}{by} was cancelled after {monotonic() - self._began:.1f} s",
+            key=self.lock.key,
+            timeout=self.timeout,
+            holder=holder,
+        )
 
     def _timed_out(self) -> LockTimeout | LockConflict:
         """Return the error of a lock that was not granted in time, or for which another call waits already."""
@@ -283,13 +320,20 @@ def _nothing() -> None:
     return None
 
 
-def acquire(lock: LockValue, timeout: float | None, caller: Caller, *, may_be_taken: bool = False) -> Held | None:
+def acquire(
+    lock: LockValue,
+    timeout: float | None,
+    caller: Caller,
+    *,
+    may_be_taken: bool = False,
+    cancellation: Cancellation | None = None,
+) -> Held | None:
     """Acquire ``lock``, blocking the calling thread; raise like :meth:`Acquisition.poll` if it is not granted.
 
     Return ``None`` only with ``may_be_taken``, if another contender holds the lock.
     """
     changed = AutoResetEvent()
-    acquisition = Acquisition(lock, timeout, changed.set, caller, may_be_taken=may_be_taken)
+    acquisition = Acquisition(lock, timeout, changed.set, caller, may_be_taken=may_be_taken, cancellation=cancellation)
     try:
         # A call, because in CPython the jump back of a loop is not covered by the `try` around it.
         return _wait(acquisition, changed)
@@ -323,10 +367,11 @@ async def aacquire(
     caller: Caller,
     *,
     may_be_taken: bool = False,
+    cancellation: Cancellation | None = None,
 ) -> Held | None:
     """Acquire ``lock`` like :func:`acquire`, without a thread."""
     changed = AsyncAutoResetEvent()
-    acquisition = Acquisition(lock, timeout, changed.set, caller, may_be_taken=may_be_taken)
+    acquisition = Acquisition(lock, timeout, changed.set, caller, may_be_taken=may_be_taken, cancellation=cancellation)
     listener = lock.listener
     try:
         acquisition.start()

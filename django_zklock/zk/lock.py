@@ -25,7 +25,7 @@ from django_zklock.zk.ops import snapshots
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, Mark, Rule
-from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
+from django_zklock.zk.waiting import UNSET, Cancellation, Timeout, Unset, seconds
 
 if TYPE_CHECKING:
     from django_zklock.zk.owners import Caller
@@ -116,25 +116,26 @@ class Lock:
             notify=notify,
         )
 
-    def acquire(self, timeout: Timeout | Unset = UNSET) -> Held:
+    def acquire(self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None) -> Held:
         """Wait for the lock and return the hold.
 
         ``timeout`` is in seconds or a ``timedelta``; ``None`` waits for ever, 0 tries once; without it, the lock's own
-        counts. Raises
-        ``LockTimeout`` if it was not granted in time, ``ZooKeeperUnavailable`` if ZooKeeper did not answer in
-        time (with ``None`` and 0: within the connect timeout), ``LockConflict`` if the caller itself is in the
-        way, so that waiting would never end (not reentrant; being acquired already; to write inside of one's own
-        read; some of several keys held already; held through another alias of the same ensemble; held by another
-        owner that needs this very thread to go on), ``AlreadyAwaited`` as said above, ``LockLost`` if the caller
-        holds it and has lost it, ``AsyncUnsafe`` in a thread whose event loop runs, unless the caller holds it
-        already, ``ValueError`` for a negative timeout.
+        counts. ``cancellation`` can end the wait from outside; a nested acquisition does not wait. Raises
+        ``LockTimeout`` if it was not granted in time, ``LockCancelled`` if the wait was cancelled,
+        ``ZooKeeperUnavailable`` if ZooKeeper did not answer in time (with ``None`` and 0: within the connect timeout),
+        ``LockConflict`` if the caller itself is in the way, so that waiting would never end (not reentrant; being
+        acquired already; to write inside of one's own read; some of several keys held already; held through another
+        alias of the same ensemble; held by another owner that needs this very thread to go on), ``AlreadyAwaited`` as
+        said above, ``LockLost`` inside of a block of the caller that has lost the lock (a lost hold without a block is
+        forgotten, with a log record), ``AsyncUnsafe`` in a thread whose event loop runs, unless the caller holds the
+        lock already, ``ValueError`` for a negative timeout.
         No way out leaves a node behind.
         """
         limit = self.timeout if timeout is UNSET else seconds(timeout)
         caller = owners.caller()
         owner, before = caller.owner, caller.owner.holds[:]
         try:
-            return self._acquire(caller, limit)
+            return self._acquire(caller, limit, cancellation)
         except BaseException:
             owner.release_since(self, before)
             raise
@@ -142,8 +143,8 @@ class Lock:
     def try_acquire(self) -> Held | None:
         """Return the hold, or ``None`` if another contender holds the lock; that takes one round trip and no write.
 
-        Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer within the connect timeout, and ``AsyncUnsafe``
-        as :meth:`acquire` does.
+        Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer within the connect timeout, and ``LockLost`` and
+        ``AsyncUnsafe`` as :meth:`acquire` does.
         """
         caller = owners.caller()
         owner, before = caller.owner, caller.owner.holds[:]
@@ -165,12 +166,15 @@ class Lock:
     # Not `async def`, so that the owner is found at the call. Another task may await the coroutine, such as the one
     # which asyncio.wait_for makes in Python 3.11.
 
-    def aacquire(self, timeout: Timeout | Unset = UNSET) -> Coroutine[Any, Any, Held]:
+    def aacquire(
+        self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None
+    ) -> Coroutine[Any, Any, Held]:
         """Acquire as :meth:`acquire` does, without a thread for the waiter; cancelling it leaves no node.
 
         The hold belongs to the task that makes the call, also if another one awaits the result.
         """
-        return self._aacquire(owners.caller(), self.timeout if timeout is UNSET else seconds(timeout))
+        limit = self.timeout if timeout is UNSET else seconds(timeout)
+        return self._aacquire(owners.caller(), limit, cancellation)
 
     def atry_acquire(self) -> Coroutine[Any, Any, Held | None]:
         """Acquire as :meth:`try_acquire` does; the hold belongs to the task that makes the call."""
@@ -241,23 +245,25 @@ class Lock:
             raise self._not_held(held)
         await held._afinish(raising=kind is None)
 
-    def _acquire(self, caller: Caller, limit: float | None) -> Held:
+    def _acquire(self, caller: Caller, limit: float | None, cancellation: Cancellation | None = None) -> Held:
         held = _nested_hold(self, caller)
         if held is None:
             if caller.in_loop:
                 self._check_no_loop("aacquire")
             if limit != 0:
                 _check_wait(self, caller)
-            held = acquire.acquire(self, limit, caller)
+            held = acquire.acquire(self, limit, caller, cancellation=cancellation)
         assert held is not None, "a taken lock is an error here"
         return held
 
-    async def _aacquire(self, caller: Caller, limit: float | None, *, is_block: bool = False) -> Held:
+    async def _aacquire(
+        self, caller: Caller, limit: float | None, cancellation: Cancellation | None = None, *, is_block: bool = False
+    ) -> Held:
         held = _nested_hold(self, caller)
         if held is None:
             if limit != 0:
                 _check_wait(self, caller)
-            held = await acquire.aacquire(self, limit, caller)
+            held = await acquire.aacquire(self, limit, caller, cancellation=cancellation)
         assert held is not None, "a taken lock is an error here"
         if is_block:
             held.in_block = True

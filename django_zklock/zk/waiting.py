@@ -189,6 +189,44 @@ class AsyncAutoResetEvent:
         self._is_set = False
 
 
+class Cancellation:
+    """Ends waits for locks from outside: ``lock.acquire(cancellation=…)``.
+
+    It is for any number of waits, of any locks, threads and tasks, at once and one after the other, and keeps nothing
+    of those that are over. ``cancelled`` says whether :meth:`cancel` was called; it stays true, and a wait that begins
+    later ends at once. What is held already is not touched.
+    """
+
+    __slots__ = ("_wakes", "cancelled")
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        # What wakes each wait. Only single operations change it, so that a signal handler needs no mutex.
+        self._wakes: dict[object, Callable[[], object]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Cancellation {'cancelled' if self.cancelled else f'of {len(self._wakes)} waits'}>"
+
+    def cancel(self) -> None:
+        """Let each wait raise :exc:`~django_zklock.exceptions.LockCancelled`, or return the hold that it has by now.
+
+        From any thread, a signal handler, a finalizer or another event loop. Never blocks, never raises; may be
+        repeated.
+        """
+        # T1 adds itself and then looks at the flag. So T2, here, finds T1, or T1 finds the flag.
+        self.cancelled = True
+        for wake in list(self._wakes.values()):
+            wake()
+
+    def _add(self, wait: object, wake: Callable[[], object]) -> None:
+        """Call ``wake``, which neither blocks nor raises, when this is cancelled, until ``wait`` is removed."""
+        self._wakes[wait] = wake
+
+    def _remove(self, wait: object) -> None:
+        """Forget ``wait``, if it was added."""
+        self._wakes.pop(wait, None)
+
+
 class DaemonCall(Generic[T]):
     """A call in a daemon thread, for what blocks and may have no time limit, such as the lookup of a host name.
 

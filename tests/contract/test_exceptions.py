@@ -16,8 +16,9 @@ import pytest
 from django.db import transaction
 
 from django_zklock import transactions
-from django_zklock.exceptions import LockLost, LockTimeout, ZooKeeperUnavailable
+from django_zklock.exceptions import LockCancelled, LockLost, LockTimeout, ZooKeeperUnavailable
 from django_zklock.transactions import CommitLock
+from django_zklock.zk import acquire as acquire_module
 from django_zklock.zk import held as held_module
 from django_zklock.zk import lock as lock_module
 from django_zklock.zk import owners
@@ -28,7 +29,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.place import Place as PlaceInQueue
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
-from django_zklock.zk.waiting import AutoResetEvent
+from django_zklock.zk.waiting import AutoResetEvent, Cancellation
 from tests.support.exception_injection import Injected, Injector, Place
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
@@ -360,6 +361,52 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
         onlooker.wait_count(lock.paths[0], 1)
         blocker.check()
     probe(pool, other, "k")
+
+
+@by_instant
+@pytest.mark.usefixtures("unhurried")
+def test_every_instant__cancellable(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+    """The same for waits that could be cancelled, and for one that was: nothing of them stays in what could cancel."""
+    other = make_pool()
+    lock = Lock("k", pool)
+    lock.acquire().release()
+    open_, cancelled = Cancellation(), Cancellation()
+    cancelled.cancel()
+
+    def check() -> None:
+        assert held_stack() == [blocker]
+        assert not open_._wakes
+        assert not cancelled._wakes
+        wait_until(lambda: not pool.sessions()[0].listeners, LONG)
+
+    with Lock("k", other).acquire(timeout=LONG) as blocker:
+        for cancellation in (open_, cancelled):
+
+            def run_out(cancellation: Cancellation = cancellation) -> None:
+                with lock.acquire(timeout=0.01, cancellation=cancellation):
+                    pass
+
+            struck = visit_all(run_out, check, expected=(LockTimeout, LockCancelled), near=acquire_module.__file__)
+            assert struck >= codes(Acquisition.__init__, Acquisition.start, Cancellation._add, Cancellation._remove)
+        blocker.check()
+    free = Lock("free", pool)
+    free.acquire().release()
+
+    def cycle() -> None:
+        held = None
+        try:
+            held = free.acquire(timeout=LONG, cancellation=open_)
+        finally:
+            if held is not None:
+                held.release()
+
+    def check_free() -> None:
+        assert held_stack() == []
+        assert not open_._wakes
+        probe(pool, other, "free")
+
+    struck = visit_all(cycle, check_free, near=acquire_module.__file__)
+    assert struck >= codes(Acquisition.poll, Cancellation._add, Cancellation._remove)
 
 
 def has_waiter(pool: Pool) -> bool:

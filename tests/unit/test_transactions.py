@@ -18,10 +18,21 @@ from django.db import transaction
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase, TransactionTestCase
 
-from django_zklock import LockInTransaction, LockLost, LockTimeout, ZkLockError, current_lock, zk_lock, zk_locked
+from django_zklock import (
+    Cancellation,
+    LockCancelled,
+    LockInTransaction,
+    LockLost,
+    LockTimeout,
+    ZkLockError,
+    current_lock,
+    zk_lock,
+    zk_locked,
+)
 from django_zklock.testing import Sandbox
 from django_zklock.zk.held import Held
 from tests.support.django_layer import Ensemble, Stranger
+from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
 
 if TYPE_CHECKING:
@@ -169,6 +180,28 @@ def test_release__taken(ensemble: Ensemble, stranger: Stranger) -> None:
         with pytest.raises(LockTimeout):
             zk_lock("k", release="commit").acquire(0)
         assert current_lock() is None
+
+
+@in_database
+def test_release__cancelled(ensemble: Ensemble, stranger: Stranger) -> None:
+    """A wait that is cancelled leaves nothing for the transaction."""
+    stranger.take("k")
+    cancellation = Cancellation()
+
+    def cancel() -> None:
+        ensemble.wait_count("k", 2)
+        cancellation.cancel()
+
+    with transaction.atomic():
+        canceller = Runner(cancel)
+        with pytest.raises(LockCancelled):
+            zk_lock("k", release="commit").acquire(cancellation=cancellation)
+        canceller.result()
+        assert current_lock() is None
+        with zk_lock("free", release="commit").acquire(cancellation=Cancellation()) as held:
+            held.check()
+    ensemble.wait_count("k", 1)
+    ensemble.wait_empty("free")
 
 
 @in_database

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 
 import pytest
 
-from django_zklock.exceptions import LockTimeout
+from django_zklock.exceptions import LockCancelled, LockTimeout
 from django_zklock.zk import owners
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
@@ -15,6 +16,7 @@ from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
+from django_zklock.zk.waiting import Cancellation
 from tests.support.loss_recorder import Losses
 from tests.support.queued_contenders import is_watching
 from tests.support.threads import Runner
@@ -41,6 +43,36 @@ def granted(lock: Lock) -> Acquisition:
     wait_until(lambda: attempt.contender.state is State.HELD)
     assert attempt.poll()
     return attempt
+
+
+@pytest.mark.parametrize("state", [State.JOINING, State.WAITING, State.HELD])
+def test_cancel__in_each_state(pool: Pool, make_pool: MakePool, state: State) -> None:
+    """Whatever its contender has got by then, a cancelled acquisition has no hold, and leaves no node."""
+    lock, cancellation, other = Lock("k", pool), Cancellation(), Lock("k", make_pool())
+    blocker = other.acquire() if state is State.WAITING else None
+    woken = threading.Event()
+    attempt = Acquisition(lock, None, woken.set, owners.caller(), cancellation=cancellation)
+    if state is State.JOINING:
+        # Nothing is answered meanwhile.
+        with pool.session(lock.paths[0]).monitor:
+            attempt.start()
+            cancellation.cancel()
+    else:
+        attempt.start()
+        wait_until(lambda: attempt.contender.state is state)
+        woken.clear()
+        cancellation.cancel()
+    assert woken.is_set()
+    with pytest.raises(LockCancelled):
+        attempt.poll()
+    attempt.end()
+    assert attempt.held() is None
+    assert owners.caller().owner.holds == [blocker] * (blocker is not None)
+    if blocker is not None:
+        blocker.release()
+    with other.acquire(timeout=20):
+        pass
+    wait_until(lambda: not pool.sessions()[0].listeners)
 
 
 def test_loss__told_when_the_reason_is_known(pool: Pool) -> None:
