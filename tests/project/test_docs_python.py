@@ -35,6 +35,8 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.doc_blocks import ROOT, Block, execute, runs
+from tests.support.threads import Runner
+from tests.support.tree_reader import wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -165,9 +167,9 @@ def test_celery(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> No
 
 
 @runs("docs/howto/commands.md", language="python")
-def test_commands(blocks: Blocks, names: dict[str, Any]) -> None:
-    """The commands run under their locks, and SIGTERM becomes an ordinary end."""
-    plain, with_option, at_the_end = blocks
+def test_commands(blocks: Blocks, names: dict[str, Any], ensemble: Ensemble, stranger: Stranger) -> None:
+    """The commands run under their locks, SIGTERM becomes an ordinary end, and ends what waits."""
+    plain, with_option, at_the_end, stopping = blocks
     assert execute([plain], names)["Command"]().handle() is None
     assert execute([with_option], names)["Command"]().handle(source="csv") is None
     before = signal.getsignal(signal.SIGTERM)
@@ -175,9 +177,18 @@ def test_commands(blocks: Blocks, names: dict[str, Any]) -> None:
         execute([at_the_end], names)
         with pytest.raises(SystemExit) as ended:
             signal.raise_signal(signal.SIGTERM)
+        turns: list[None] = []
+        work = execute([stopping], {"import_next": lambda: turns.append(None)})["work"]
+        waiter = Runner(work)
+        wait_until(lambda: turns)
+        stranger.take("import")
+        ensemble.wait_count("import", 2)
+        signal.raise_signal(signal.SIGTERM)
+        waiter.result()
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 143
+    ensemble.wait_count("import", 1)
 
 
 @runs("docs/howto/forking-servers.md", language="python")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import inspect
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_type
 
@@ -20,11 +21,13 @@ from opentelemetry.metrics import MeterProvider
 from django_zklock import (
     AsyncUnsafe,
     Busy,
+    Cancellation,
     Conflict,
     FencedModel,
     Held,
     Identity,
     Lock,
+    LockCancelled,
     LockConflict,
     LockLost,
     LockTimeout,
@@ -233,6 +236,13 @@ def block() -> None:
     assert_type(lock.acquire(timeout=5), Held)
     assert_type(lock.acquire(dt.timedelta(seconds=5)), Held)
     assert_type(lock.try_acquire(), Held | None)
+    cancellation = Cancellation()
+    assert_type(lock.acquire(cancellation=cancellation), Held)
+    assert_type(lock.acquire(5, cancellation=None), Held)
+    assert_type(cancellation.cancelled, bool)
+    cancellation.cancel()
+    lock.acquire(cancellation=threading.Event())  # type: ignore[arg-type]
+    lock.cancel()  # type: ignore[attr-defined]
     with lock.acquire(5) as held:
         held.release()
         held.release(wait=True)
@@ -267,6 +277,7 @@ async def ablock() -> None:
         assert_type(held, Held)
     assert_type(await lock.aacquire(), Held)
     assert_type(await lock.aacquire(timeout=5), Held)
+    assert_type(await lock.aacquire(cancellation=Cancellation()), Held)
     assert_type(await lock.atry_acquire(), Held | None)
     assert_type(await lock.aholders(), tuple[Identity | None, ...])
     held = await lock.aacquire()
@@ -281,7 +292,7 @@ async def ablock() -> None:
 def errors() -> None:
     try:
         block()
-    except (AsyncUnsafe, LockTimeout, LockConflict, LockLost, NotHeld, ZooKeeperUnavailable) as error:
+    except (AsyncUnsafe, LockCancelled, LockTimeout, LockConflict, LockLost, NotHeld, ZooKeeperUnavailable) as error:
         base: ZkLockError = error
         assert_type(base.key, str | None)
         assert_type(base.timeout, float | None)
