@@ -319,13 +319,13 @@ class Held:
         if self._possession.loss() is not None:
             raise self._loss_error()
 
-    def _loss_error(self) -> LockLost:
-        """Return the error that says how the lock was lost."""
+    def _loss_error(self, advice: str = "") -> LockLost:
+        """Return the error that says how the lock was lost, and what to do."""
         known = self._possession.wait_for_reason()
         later = "" if known else " (the signal `lost` will say why, if a reason was given)"
         return LockLost(
             f"lock {self.key!r} was lost after {time.time() - self.since:.1f} s: {self._possession.loss()}{later}; "
-            f"another process may hold it now, so stop, or fence with token {self.token}",
+            f"another process may hold it now, {advice or f'so stop, or fence with token {self.token}'}",
             key=self.key,
         )
 

@@ -370,7 +370,7 @@ def _nested_hold(lock: LockValue, caller: Caller) -> Held | None:
         if all(limit is not None and len(overlapping) < limit for limit in limits):
             return None
     if lost:
-        raise lost[0]._loss_error()
+        raise lost[0]._loss_error("and a block of it is open here: leave that before you take the lock again")
     if not lock.reentrant:
         raise LockConflict(
             f"lock {lock.key!r} is held by this very thread or task, and reentrant=False: waiting would never end",

@@ -20,6 +20,7 @@ from asgiref.sync import sync_to_async
 from django.core.management.base import BaseCommand
 
 from django_zklock import (
+    LockCancelled,
     LockConflict,
     LockLost,
     LockTimeout,
@@ -764,11 +765,11 @@ def test_unknown_holder__tries_again(make: Make, monkeypatch: pytest.MonkeyPatch
     failed: list[float | None] = []
 
     def fail_first(real: Callable[..., Any]) -> Callable[..., Any]:
-        def attempt(lock: Lock, timeout: float | None, caller: Any) -> Any:
+        def attempt(lock: Lock, timeout: float | None, caller: Any, **options: Any) -> Any:
             if not failed:
                 failed.append(timeout)
                 raise LockTimeout("held by an unknown owner", key=lock.key, timeout=timeout)
-            return real(lock, timeout, caller)
+            return real(lock, timeout, caller, **options)
 
         return attempt
 
@@ -797,7 +798,7 @@ def _errors() -> list[ZkLockError]:
     holder = node_data.current_identity(Work(kind="task", name="bill", id="1"))
     return [
         kind("a message", key="k", timeout=1.5, holder=holder)
-        for kind in (ZkLockError, LockTimeout, LockConflict, LockLost, NotHeld, ZooKeeperUnavailable)
+        for kind in (ZkLockError, LockTimeout, LockCancelled, LockConflict, LockLost, NotHeld, ZooKeeperUnavailable)
     ]
 
 

@@ -112,6 +112,29 @@ def test_request__without_a_beginning(place: Sandbox) -> None:
 
 
 @pytest.mark.celery
+def test_task__lost(place: Sandbox) -> None:
+    """What one task of a child has lost and not released is in the way of none that follows."""
+    from celery import Celery
+
+    from django_zklock.contrib.celery import install
+
+    install()
+    app = Celery("unreleased", broker="memory://", set_as_current=False)
+
+    def forgetful() -> None:
+        place.lose(zk_lock("shared").acquire())
+        place.lose(zk_lock("shared").acquire().__enter__())
+
+    @zk_locked("shared", template="shared", timeout=20)
+    def locked() -> str:
+        return "ran"
+
+    app.task(shared=False)(forgetful).apply().get()
+    assert held_stack() == []
+    assert app.task(shared=False)(locked).apply().get() == "ran"
+
+
+@pytest.mark.celery
 @pytest.mark.parametrize("forgets", [True, False])
 def test_task__forgets(place: Sandbox, forgets: bool) -> None:
     """The same for a task."""
