@@ -174,7 +174,7 @@ class Lock:
         The hold belongs to the task that makes the call, also if another one awaits the result.
         """
         limit = self.timeout if timeout is UNSET else seconds(timeout)
-        return self._aacquire(owners.caller(), limit, cancellation)
+        return self._aacquire(owners.caller(), limit, cancellation=cancellation)
 
     def atry_acquire(self) -> Coroutine[Any, Any, Held | None]:
         """Acquire as :meth:`try_acquire` does; the hold belongs to the task that makes the call."""
@@ -257,7 +257,7 @@ class Lock:
         return held
 
     async def _aacquire(
-        self, caller: Caller, limit: float | None, cancellation: Cancellation | None = None, *, is_block: bool = False
+        self, caller: Caller, limit: float | None, *, cancellation: Cancellation | None = None, is_block: bool = False
     ) -> Held:
         held = _nested_hold(self, caller)
         if held is None:
