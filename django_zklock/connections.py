@@ -70,8 +70,7 @@ class Connections:
         """
         session = pool.inspection()
         deadline = Deadline.after(timeout)
-        # Without a connection the name of the server has the reason after the ensemble.
-        while not (session.connected or deadline.passed) and session.wire.server == session.wire.hosts:
+        while not (session.connected or deadline.passed or session.wire.failure):
             time.sleep(POLL_INTERVAL)
         return session.connected
 

@@ -195,9 +195,10 @@ class Acquisition:
 
     def _is_normal_delay(self) -> bool:
         """Whether ZooKeeper seems healthy, and only the timeout was too short for an answer."""
-        if not self.timeout or self.contender.refusal is not None:
+        contender = self.contender
+        if not self.timeout or contender.refusal is not None or contender.session.wire.failure is not None:
             return False
-        return self._has_received or (self.contender.session.connected and self.timeout <= MAX_NORMAL_DELAY)
+        return self._has_received or (contender.session.connected and self.timeout <= MAX_NORMAL_DELAY)
 
     @property
     def _has_received(self) -> bool:

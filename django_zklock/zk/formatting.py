@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from django_zklock.zk.wire.options import NOT_ACCEPTED
+from django_zklock.zk.wire.options import AT_A_REQUEST, AUTH_REFUSED, NOT_ACCEPTED, NOT_RESOLVED
 
 _LOCAL_SERVER = re.compile(r"\s*(localhost|127(\.\d+){3}|\[::1\])(:\d+)?\s*")
 
@@ -38,7 +38,8 @@ def format_silence(server: str, waited: float, *, connected: bool, refusal: Exce
     if connected and refusal is not None:
         return f"ZooKeeper at {server} has refused for {seconds} s: {refusal!r}"
     what = "no answer from" if connected else "no connection to"
-    return f"{what} ZooKeeper at {server} within {seconds} s"
+    last = "" if refusal is None else f", whose last answer was {refusal!r}"
+    return f"{what} ZooKeeper at {server} within {seconds} s{last}"
 
 
 def advise(facts: str, hosts: str) -> str:
@@ -46,8 +47,12 @@ def advise(facts: str, hosts: str) -> str:
     doctor = "`manage.py zklock doctor` examines it"
     if "QuotaExceededError" in facts:
         return "raise the quota of ROOT or of a node above it, or delete empty queues by `manage.py zklock prune`"
+    if AUTH_REFUSED in facts or AT_A_REQUEST in facts:
+        return doctor
     if NOT_ACCEPTED in facts:
         return f"a server runs, but takes no session, as without a quorum, or where it expects TLS; {doctor}"
+    if NOT_RESOLVED in facts:
+        return f"are the names in HOSTS right, and does DNS answer this host?; {doctor}"
     if "no connection" not in facts:
         return doctor
     advice = "is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right?"

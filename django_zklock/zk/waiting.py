@@ -242,9 +242,15 @@ class DaemonCall(Generic[T]):
         self._over = AutoResetEvent()
         threading.Thread(target=self._run, name="zklock-call", daemon=True).start()
 
+    @property
+    def over(self) -> bool:
+        """Whether the call has returned or raised."""
+        return bool(self._outcome or self._failure)
+
     def result(self, deadline: Deadline) -> T:
-        """Wait, once, for what the call returns or raises; raise ``TimeoutError`` if it is not over at ``deadline``."""
-        self._over.wait(deadline.remaining())
+        """Wait for what the call returns or raises; raise ``TimeoutError`` if it is not over at ``deadline``."""
+        if not self.over:
+            self._over.wait(deadline.remaining())
         if self._failure:
             raise self._failure[0]
         if not self._outcome:

@@ -18,7 +18,7 @@ from functools import partial
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.waiting import DaemonCall, Deadline
 from django_zklock.zk.wire import ConnectionOptions
-from django_zklock.zk.wire.options import explain, tls_context
+from django_zklock.zk.wire.options import explain, join_address, tls_context
 
 WORDS = SUMMARY, COUNTERS, SETTINGS = "srvr", "mntr", "conf"
 ROLES = frozenset({"leader", "follower", "observer", "standalone", "read-only"})
@@ -96,7 +96,7 @@ def servers(options: ConnectionOptions, *, timeout: float) -> list[Server]:
                 answers[word] = TimeoutError(f"no answer within {timeout:g} s")
             except (OSError, ValueError) as error:  # the latter for a name that no host can have
                 answers[word] = error
-        found.append(_server(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", answers))
+        found.append(_server(join_address(host, port), answers))
     return found
 
 

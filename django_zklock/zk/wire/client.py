@@ -21,7 +21,7 @@ from kazoo.version import __version__ as kazoo_version
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire.connection import Connection, make_handler
-from django_zklock.zk.wire.options import HIDDEN, ConnectionOptions, parse_acl
+from django_zklock.zk.wire.options import AUTH_REFUSED, HIDDEN, ConnectionOptions, join_address, parse_acl
 from django_zklock.zk.wire.requests import Requests
 
 logger = DeferredLogger("django_zklock.wire")
@@ -163,22 +163,31 @@ class Wire(Requests):
         return boottime() - max(oldest, connection.received)
 
     @property
+    def failure(self) -> str | None:
+        """Why the last attempt to connect has failed, or why connections end again and again; else ``None``."""
+        return self._connection.failure or self._connection.repeated_end
+
+    @property
     def server(self) -> str:
-        """The server at the other end; without a connection, the ensemble and the last failure to connect."""
-        failure = self._connection.failure
-        if failure is not None:
-            # The next attempt may be under way, with a socket that is connected.
-            return f"{self.hosts} ({failure})"
-        try:
-            host, port = self._connection._socket.getpeername()[:2]
-        except (OSError, AttributeError):
-            return self.hosts
-        return f"{host}:{port}"
+        """The server at the other end; without a connection, the ensemble, and the last failure or what is tried."""
+        reason = self.failure
+        # After a failure the next attempt may be under way, with a socket that is connected.
+        if reason is None:
+            try:
+                return join_address(*self._connection._socket.getpeername()[:2])
+            except (OSError, AttributeError):
+                reason = self._connection.attempt
+        return f"{self.hosts} ({reason})" if reason else self.hosts
 
     @property
     def hosts(self) -> str:
         """All servers of the ensemble, without the chroot."""
-        return ",".join(f"{host}:{port}" for host, port in self._client.hosts)
+        return ",".join(join_address(host, port) for host, port in self._client.hosts)
+
+    @property
+    def addresses(self) -> int:
+        """How many addresses the servers had at the last attempt to connect; 0 before the first."""
+        return self._connection.addresses
 
     # Life.
 
@@ -293,7 +302,7 @@ class Wire(Requests):
                 self.watches.suspend(self._client.last_zxid)
             self.notify(self.listener.on_suspended)
         elif client_state == KeeperState.AUTH_FAILED:
-            self.connection_failed("authentication was refused, check AUTH and SASL in ZKLOCK")
+            self.connection_failed(AUTH_REFUSED)
         elif client_state == KeeperState.CLOSED:
             # kazoo also reports a failure as closed, some before we know why.
             if not self._failed:

@@ -6,6 +6,7 @@ The handlers are changed to wait by ``poll``, and to start no thread for callbac
 from __future__ import annotations
 
 import contextlib
+import random
 import select
 import ssl
 import sys
@@ -14,13 +15,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError, ConnectionDropped
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionExpiredError, ZookeeperError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import CloseInstance, Connect
 
 from django_zklock.zk.waiting import AutoResetEvent, Deadline, boottime
 from django_zklock.zk.wire.exchange import Exchange, StrangeAnswerError, UnsupportedServerError
-from django_zklock.zk.wire.options import NOT_ACCEPTED, ConnectionOptions, explain, tls_context
+from django_zklock.zk.wire.names import Address, Names
+from django_zklock.zk.wire.options import (
+    NOT_ACCEPTED,
+    NOT_RESOLVED,
+    ConnectionOptions,
+    explain,
+    join_address,
+    tls_context,
+)
+from django_zklock.zk.wire.requests import is_temporary
 
 if TYPE_CHECKING:
     from django_zklock.zk.wire.client import Wire
@@ -33,6 +43,8 @@ READABLE = 1
 
 # Seconds that an attempt to connect has at least, however little is left of the lease.
 MIN_ATTEMPT = 0.05
+# The share of the connect timeout for which a round waits for names to be looked up.
+LOOK_UP_SHARE = 1 / 5
 
 
 class _ServesError(Exception):
@@ -47,10 +59,16 @@ class Connection(Exchange):
     ) -> None:
         super().__init__(client, listener, sasl_options=sasl_options)
         self.retry_sleeper.sleep_func = lambda seconds: self.handler.sleep_func(self._within_lease(seconds))
-        # Seconds for one server in a round: first an equal share of the timeout, and later more.
         self._connect_timeout = connect_timeout
-        self._server_share = self.server_limit = connect_timeout / len(client.hosts)
-        # Why connecting has failed; None if it succeeded.
+        self._names = Names(client.hosts)
+        # How many addresses the last round has tried, 0 before the first.
+        self.addresses = 0
+        # How many equal shares of the connect timeout an address has: more after each round in vain.
+        self._shares = 1
+        # The address at which the session was accepted last.
+        self._home: Address | None = None
+        # What is being tried; and why connecting has failed, None if it succeeded.
+        self.attempt = ""
         self.failure: str | None = None
         # In this round over the servers: one has accepted the session; one has closed the connection instead; the
         # round must find out whether the session is over.
@@ -71,12 +89,28 @@ class Connection(Exchange):
         finally:
             self.close()
 
-    def _expand_client_hosts(self) -> Any:
-        found = super()._expand_client_hosts()
+    @property
+    def server_limit(self) -> float:
+        """Seconds that one address has to accept the session: an equal share of the connect timeout, and later more."""
+        return min(self._connect_timeout, self._shares * self._connect_timeout / max(1, self.addresses))
+
+    def _expand_client_hosts(self) -> list[Address]:
+        """Return the addresses of a round, in its order."""
+        self.attempt = f"no answer to the look-up of {', '.join(self._names.names)}" if self._names.names else ""
+        share = self._within_lease(LOOK_UP_SHARE * self._connect_timeout)
+        found, failures = self._names.look_up(Deadline.after(share))
+        for name, reason in failures.items():
+            self.report(f"Cannot resolve {name}: {reason}")
         if not found:
-            # kazoo then connects to no server, and only logs why.
-            names = ", ".join(host for host, _port in self.client.hosts)
-            self.failure = f"the host name cannot be resolved: {names}"
+            # kazoo then connects to no server, and says nothing of names.
+            reasons = ", ".join(f"{name} ({reason})" for name, reason in failures.items())
+            self.failure = f"{NOT_RESOLVED}: {reasons}"
+        if self.client.randomize_hosts:
+            random.shuffle(found)
+        if self._home is not None and self.client._session_id and self._home not in found:
+            # The answer may be wrong. A session lives in one ensemble, so it cannot be resumed at a wrong one.
+            found.append(self._home)
+        self.addresses = len(found)
         return found
 
     def _connect_loop(self, retry: Any) -> Any:
@@ -97,7 +131,7 @@ class Connection(Exchange):
         finally:
             if not self._accepted:
                 # Maybe because all are slow.
-                self.server_limit = min(self._connect_timeout, 2 * self.server_limit)
+                self._shares = min(2 * self._shares, max(1, self.addresses))
 
     def _within_lease(self, seconds: float) -> float:
         """Return at most half of what is left of the lease.
@@ -108,14 +142,20 @@ class Connection(Exchange):
         left = self.lease.end - boottime()
         return min(seconds, max(MIN_ATTEMPT, left / 2)) if left > 0 else seconds
 
-    def _connect(self, *arguments: Any) -> Any:
+    def _connect(self, host: str, hostip: str, port: int) -> Any:
+        connect = self._connect_in_doubt if self._doubting else self._shake_hands
+        # As ZooKeeper writes it. Where HOSTS is one address, an error names it anyway.
+        address = join_address(hostip, port) if host == hostip else f"{host}/{join_address(hostip, port)}"
+        is_alone = host == hostip and len(self.client.hosts) == 1
+        self.attempt = "" if is_alone else f"{address} has not accepted yet"
+        at = "" if is_alone else f"{address}: "
         try:
-            timeouts = self._connect_in_doubt(*arguments) if self._doubting else self._shake_hands(*arguments)
-        except RuntimeError as error:  # kazoo's, for an answer to another request
-            self.failure = f"the answer to the authentication came out of turn: {error}"
+            timeouts = connect(host, hostip, port)
+        except RuntimeError as error:  # kazoo's, for an answer to another request, or a code that it does not know
+            self.failure = f"{at}the answer to the authentication cannot be used: {error}"
             raise ConnectionDropped(self.failure) from error
         except Exception as error:
-            failure = explain(str(error) or type(error).__name__)
+            failure = at + explain(str(error) or type(error).__name__)
             # Without a quorum some servers are down, and the others close the connection. That says more, whichever
             # server was tried last; so it stays until no server has done so for a whole round.
             if NOT_ACCEPTED in failure or not (self._refused or self._refused_before):
@@ -123,9 +163,10 @@ class Connection(Exchange):
             raise
         self.failure = None
         self._accepted = True
+        self._home = host, hostip, port
         # Another round may follow on this one in the same loop.
         self._doubting = False
-        self.server_limit = self._server_share
+        self._shares = 1
         return timeouts
 
     def _connect_in_doubt(self, *arguments: Any) -> Any:
@@ -158,7 +199,13 @@ class Connection(Exchange):
         # kazoo allows each server the whole session timeout, and a server that is switched off would use all of it.
         limit = min(self.client._session_timeout / 1000.0, self.server_limit)
         self.handler.attempt = Deadline.after(self._within_lease(limit))
-        return super()._connect(*arguments)
+        try:
+            return super()._connect(*arguments)
+        except (AuthFailedError, SessionExpiredError):
+            raise
+        except ZookeeperError as error:  # the answer to the authentication
+            kind = ConnectionDropped if is_temporary(error) else AuthFailedError
+            raise kind(f"the answer to the authentication is {error!r}") from error
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
         try:

@@ -19,6 +19,7 @@ from kazoo.exceptions import (
     AuthFailedError,
     ConnectionDropped,
     ConnectionLoss,
+    SessionClosedRequireSaslError,
     SessionExpiredError,
     SessionMovedError,
     UnimplementedError,
@@ -29,7 +30,8 @@ from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.waiting import boottime, monotonic
-from django_zklock.zk.wire.requests import SEEN_BY_LEADER, WRITES, EncodingError, error_of
+from django_zklock.zk.wire.options import AT_A_REQUEST, AUTH_REFUSED
+from django_zklock.zk.wire.requests import NEWER, SEEN_BY_LEADER, WRITES, EncodingError, error_of, name_of
 
 if TYPE_CHECKING:
     from django_zklock.zk.wire.client import Wire
@@ -39,7 +41,14 @@ logger = DeferredLogger("django_zklock.wire")
 # Errors about the connection in the answer of a server. The next connection shows whether the session lives.
 _CONNECTION_CODES = frozenset({ConnectionLoss.code, SessionExpiredError.code, SessionMovedError.code})
 # Errors in the answers that are none to a request of ours.
-_NO_ANSWER = _CONNECTION_CODES | {UnimplementedError.code}
+_NO_ANSWER = _CONNECTION_CODES | {UnimplementedError.code, SessionClosedRequireSaslError.code}
+
+# In the place of a request: the connection has ended before one was sent.
+_HANDSHAKE = "the handshake"
+
+# The share of the session timeout after which a connection has served: its end says nothing about the requests under
+# way. It is shorter than any silence for which we end one ourselves.
+TRIAL = 1 / 5
 
 # The maximum of bytes in one read.
 MAX_READ = 65536
@@ -206,8 +215,14 @@ class Exchange(ConnectionHandler):
         # first.
         self.sent: deque[Sent] = deque()
         self.pings: deque[Sent] = deque()
-        # Why connections have failed since the last one.
+        # Why connections have failed since the last one that was of use.
         self._reported: set[str] = set()
+        # When the handshake of this connection was over, by the boot-time clock; None without a connection.
+        self._began: float | None = None
+        # Where the last connection has ended, if it had not served: at which requests, in the order of their sending.
+        # And at which of them the one before has ended too.
+        self._ended_at: list[str] = []
+        self._repeated: list[str] = []
         # Seconds for a write, when there is a connection, and the time of the last one (monotonic clock).
         self._write_timeout = self._written = 0.0
 
@@ -293,16 +308,15 @@ class Exchange(ConnectionHandler):
         client._session_callback(KeeperState.CONNECTING)
         try:
             read_timeout, connect_timeout = self._connect(host, hostip, port)
-            self._reported.clear()
-            retry.reset()
             self._write_timeout = connect_timeout / 1000.0
-            with self._socket_error_handling():
-                self._serve(read_timeout / 2000.0)
+            self._began = boottime()
+            try:
+                with self._socket_error_handling():
+                    self._serve(read_timeout / 2000.0)
+            finally:
+                self._on_end(retry)
         except (ConnectionDropped, self.handler.timeout_exception) as error:
-            # Once for each reason in an outage, in which there are attempts all the time.
-            level = logging.DEBUG if str(error) in self._reported else logging.WARNING
-            self._reported.add(str(error))
-            self.logger.log(level, "Connection dropped: %s", error)
+            self.report(f"Connection dropped: {error}")
             client._session_callback(KeeperState.CONNECTING)
             return None
         except AuthFailedError as error:
@@ -328,6 +342,47 @@ class Exchange(ConnectionHandler):
             if self._socket is not None:
                 self._socket.close()
         return STOP_CONNECTING
+
+    def report(self, message: str) -> None:
+        """Log why there is no connection: once in an outage, in which there are attempts all the time."""
+        self.logger.log(logging.DEBUG if message in self._reported else logging.WARNING, "%s", message)
+        self._reported.add(message)
+
+    def _on_end(self, retry: Any) -> None:
+        """Begin anew with pauses and with reasons to report, if the connection that has ended was of use.
+
+        A handshake shows nothing: a server may take the session, and close the connection at a request that it does not
+        know, or that is too long for it, each time. Requests before that one may be answered, and those after it may
+        not; so what counts is whether two connections end at the same request.
+        """
+        assert self._began is not None
+        lasted, has_answered = boottime() - self._began, self.received > self._began
+        self._began = None
+        ended_at: list[str] = []
+        if lasted < TRIAL * (self.lease.timeout or 0.0):
+            ended_at = list(dict.fromkeys(name_of(request) for request, _answer, _xid in self.client._pending))
+            if not ended_at and not has_answered:
+                ended_at = [_HANDSHAKE]
+        self._repeated = [each for each in self._ended_at if each in ended_at]
+        self._ended_at = ended_at
+        # One that lives longer than any pause is no more frequent than the attempts to connect.
+        if lasted > retry.max_delay or (has_answered and not self._repeated):
+            self._reported.clear()
+            retry.reset()
+
+    @property
+    def repeated_end(self) -> str | None:
+        """Where the server ends each connection, if it has ended the last ones so; any thread may read it."""
+        began, repeated = self._began, self._repeated
+        if not repeated or (began is not None and boottime() - began > TRIAL * (self.lease.timeout or 0.0)):
+            return None
+        if repeated == [_HANDSHAKE]:
+            return "the server takes the session and closes the connection"
+        # The answers to requests that it knows may be lost with the connection. So the one that it may not know is named
+        # first: of those that it may not know, it has closed the connection at the first that was sent.
+        names = sorted(repeated, key=lambda name: name not in NEWER)
+        requests = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        return f"the server closes the connection at {requests}: {AT_A_REQUEST}"
 
     def _serve(self, ping_interval: float) -> None:
         """Exchange messages until the session is closed; raise ``ConnectionDropped`` at the end of the connection."""
@@ -414,12 +469,14 @@ class Exchange(ConnectionHandler):
             self.logger.debug("Received %s", event)
             self._listener.on_event(event.type, event.path)
             return True
+        pending = self.client._pending
+        if error in _NO_ANSWER:
+            self._refuse_answer(xid, error)
         if xid == PING_XID:
             if self.pings:
                 self.lease.answered(self.pings.popleft(), self.received, proof=False)
             return True
-        pending = self.client._pending
-        if error in _NO_ANSWER or not pending or pending[0][2] != xid:
+        if not pending or pending[0][2] != xid:
             self._refuse_answer(xid, error)
         if zxid > 0:
             self.client.last_zxid = zxid
@@ -458,5 +515,9 @@ class Exchange(ConnectionHandler):
             reason = "the server does not know one of our requests; ZooKeeper 3.6 or newer is required"
             self._listener.connection_failed(reason)
             raise UnsupportedServerError(reason)
+        if error == SessionClosedRequireSaslError.code:
+            # So too (``AuthenticationHelper``). No other attempt has better credentials.
+            self._listener.connection_failed(f"{AUTH_REFUSED}: the server demands it of every client")
+            raise AuthFailedError(AUTH_REFUSED)
         # kazoo would end the session. A new connection is enough to match requests and answers again.
         raise ConnectionDropped(f"the answer to request {xid} came out of turn")

@@ -20,6 +20,11 @@ MAX_REQUEST = 0xFFFFF
 
 # Why a connect has failed: servers do so without a quorum.
 NOT_ACCEPTED = "the server has closed the connection instead of accepting"
+NOT_RESOLVED = "the host name cannot be resolved"
+# Why a session was refused for good.
+AUTH_REFUSED = "authentication was refused, check AUTH and SASL in ZKLOCK"
+# What to ask where a server ends each connection at the same request.
+AT_A_REQUEST = "is it ZooKeeper 3.6 or newer, is jute.maxbuffer the default?"
 # What OpenSSL says of a server that answers without TLS, and of one that closes the connection at what it cannot read.
 _NO_TLS = ("WRONG_VERSION_NUMBER", "EOF occurred in violation of protocol", "RECORD_LAYER_FAILURE")
 
@@ -36,6 +41,11 @@ def explain(failure: str) -> str:
     if any(words in failure for words in _NO_TLS):
         return f"the server does not seem to speak TLS at this port: {failure}"
     return failure
+
+
+def join_address(host: str, port: int) -> str:
+    """Return a host and a port as HOSTS has them: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Secret(str):
@@ -82,6 +92,19 @@ class ConnectionOptions:
         if not all(part.hostname for part in parts):
             raise ValueError(f"a server has no name: {self.hosts!r}")
         return [(part.hostname or "", part.port or DEFAULT_PORT) for part in parts]
+
+    def wrong_names(self) -> list[str]:
+        """Return the servers whose name no host can have, because it cannot be encoded for DNS."""
+        return [host for host, _port in self.addresses() if not _is_encodable(host)]
+
+
+def _is_encodable(host: str) -> bool:
+    # As the look-up of a name does it: a label has 1 to 63 characters.
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 class Subject(NamedTuple):

@@ -76,6 +76,18 @@ def error_of(code: int) -> KazooException:
     return EXCEPTIONS[code]() if code in EXCEPTIONS else KazooException(f"ZooKeeper's error {code}")
 
 
+def name_of(request: Any) -> str:
+    """Return what ZooKeeper calls a request in its logs and in ``ZooDefs.OpCode``."""
+    if isinstance(request, Transaction):
+        return "multi"
+    name = type(request).__name__
+    return name[0].lower() + name[1:]
+
+
+# The requests that ZooKeeper 3.4 did not know, and some servers of its protocol do not know either.
+NEWER = frozenset({"create2", "createContainer", "multiRead", "removeWatches"})
+
+
 # Many reads in one request.
 
 
