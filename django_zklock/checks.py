@@ -38,6 +38,12 @@ def _unreadable(error: ImproperlyConfigured) -> CheckMessage:
 
 def _check_alias(place: str, options: PoolOptions) -> Iterator[CheckMessage]:
     connection = options.connection
+    for host in connection.wrong_names():
+        yield checks.Error(
+            f'{place}["HOSTS"] has a name that no host can have: {host!r}',
+            hint="Between its dots a name has parts of 1 to 63 characters.",
+            id="django_zklock.E006",
+        )
     for name, path in (("CA", connection.tls_ca), ("CERT", connection.tls_cert), ("KEY", connection.tls_key)):
         if path and not (os.path.isfile(path) and os.access(path, os.R_OK)):  # noqa: PTH113 - the setting is a string
             yield checks.Error(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,8 +21,11 @@ from django_zklock.zk.wire import KAZOO_OPTIONS, ConnectionOptions, parse_acl
 
 DEFAULT_ALIAS = "default"
 
-# A name or an IPv4 address, or an IPv6 address in brackets; of what else kazoo makes another server, or an error.
-_SERVER = re.compile(r"([^\s;,:/?#@\\\[\]]+|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\])(:(?P<port>[0-9]{1,5}))?")
+# A name, which may have the letters of all scripts, or an IPv4 address, or an IPv6 address in brackets. Of what else
+# kazoo makes another server, or an error.
+_SERVER = re.compile(
+    r"((?P<name>[\w.\-\u0080-\U0010ffff]+)|\[(?P<ipv6>[0-9A-Fa-f:.]+(%[\w.-]+)?)\])(:(?P<port>[0-9]{1,5}))?"
+)
 
 # A fence is this number of bits of a token, below the generation: an epoch of ZooKeeper, one for each election, has
 # 24 of them, and its transactions 32. 63 bits are what a BigIntegerField has for a positive number.
@@ -64,7 +69,22 @@ def _hosts(place: str, value: object) -> str:
 
 def _is_server(text: str) -> bool:
     server = _SERVER.fullmatch(text)
-    return server is not None and 0 < int(server["port"] or 1) < 65536
+    if server is None or not 0 < int(server["port"] or 1) < 65536:
+        return False
+    if server["ipv6"]:
+        return _is_ipv6(server["ipv6"])
+    # Not what a look-up leaves out, such as a byte order mark, or reads as another sign, such as a raised digit.
+    return server["name"].isprintable() and not any(
+        not sign.isascii() and unicodedata.normalize("NFKC", sign).isascii() for sign in server["name"]
+    )
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _root(place: str, value: object) -> str:

@@ -134,7 +134,8 @@ def examine_sessions(pool: Pool, connected: Session | None, servers: Sequence[Se
     configurations = [server.configuration for server in servers if server.configuration]
     if pool.sessions():
         yield _pool(pool)
-    yield _connect_timeout(pool.options, len(servers))
+    # One name may have several addresses, of which each is tried.
+    yield _connect_timeout(pool.options, max([len(servers), *(each.wire.addresses for each in pool.sessions())]))
     if connected is not None:
         yield _session_timeout(connected, pool.options, configurations)
         yield _ticks(connected, servers, configurations)
@@ -145,10 +146,11 @@ def _pool(pool: Pool) -> Finding:
     size = pool.options.size
     noun = "session" if size == 1 else "sessions"
     examined = Examination("pool.sessions", f"{len(sessions) - len(overflow)} of at most {size} {noun} in this process")
-    disconnected = [session.wire.server for session in sessions if not session.connected]
+    # One whose connection ends at each request is connected in between.
+    disconnected = [session for session in sessions if not session.connected or session.wire.failure]
     if disconnected:
         return examined.error(
-            f"not connected: {', '.join(disconnected)}",
+            f"not connected: {', '.join(session.wire.server for session in disconnected)}",
             "Check the servers. Locks of a session are lost when it has been disconnected for its timeout.",
         )
     at = ", ".join(f"0x{session.id or 0:x} at {session.wire.server}" for session in sessions)
@@ -163,12 +165,14 @@ def _pool(pool: Pool) -> Finding:
     return examined.ok(f"connected: {at}")
 
 
-def _connect_timeout(options: PoolOptions, servers: int) -> Finding:
-    share = options.connect_timeout / servers
+def _connect_timeout(options: PoolOptions, addresses: int) -> Finding:
+    share = options.connect_timeout / addresses
     found = f"a call waits this long for ZooKeeper, so each server has {share:.2g} s to accept the connection"
     examined = Examination("pool.connect-timeout", f"CONNECT_TIMEOUT {options.connect_timeout:g} s")
     if share < MIN_CONNECT_SHARE:
-        advice = f"Set at least {MIN_CONNECT_SHARE * servers:g} s, or a call may fail before it has tried every server."
+        advice = (
+            f"Set at least {MIN_CONNECT_SHARE * addresses:g} s, or a call may fail before it has tried all of them."
+        )
         return examined.warning(found, advice)
     return examined.ok(found)
 

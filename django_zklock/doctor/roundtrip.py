@@ -24,7 +24,16 @@ from django_zklock.zk.scripts import RequestScript
 from django_zklock.zk.session import Session
 from django_zklock.zk.waiting import Deadline, monotonic
 from django_zklock.zk.wire import KazooException, NoNodeError, ZnodeStat
+from django_zklock.zk.wire.options import AT_A_REQUEST, AUTH_REFUSED, NOT_RESOLVED
 
+# What to do without an answer, by words of the error.
+ADVICE = {
+    AUTH_REFUSED: "Set AUTH or SASL to an identity that the servers know.",
+    NOT_RESOLVED: "Correct the names in HOSTS, or the resolver of this host.",
+    AT_A_REQUEST: "Read the server's log: ZooKeeper before 3.6 and some other programs do not know all requests of a "
+    "lock, and with a jute.maxbuffer below the default a server takes no long ones.",
+}
+UNREACHABLE = "Check the findings of the servers above, HOSTS, TLS, AUTH, and the network path to ZooKeeper."
 # Seconds to delete the parent node of the lock.
 CLEANUP_TIMEOUT = 1.0
 # The rows of a model that are looked at, the newest ones: a fence has no index.
@@ -45,7 +54,7 @@ def examine(pool: Pool) -> list[Finding]:
     except ZkLockError as error:
         advice = "Let these credentials create and delete nodes below ROOT, or correct AUTH and SASL."
         if isinstance(error, ZooKeeperUnavailable):
-            advice = "Check the findings of the servers above, HOSTS, TLS, AUTH, and the network path to ZooKeeper."
+            advice = next((advice for words, advice in ADVICE.items() if words in str(error)), UNREACHABLE)
         findings.append(Examination("lock.trial", pool.options.root).error(str(error), advice))
     finally:
         findings += _clean_up(session, lock)

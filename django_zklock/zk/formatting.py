@@ -52,7 +52,7 @@ def advise(facts: str, hosts: str) -> str:
     if NOT_ACCEPTED in facts:
         return f"a server runs, but takes no session, as without a quorum, or where it expects TLS; {doctor}"
     if NOT_RESOLVED in facts:
-        return f"are the names in HOSTS right, and does DNS answer this host?; {doctor}"
+        return f"are the names in HOSTS right, and does DNS answer this host? {doctor}"
     if "no connection" not in facts:
         return doctor
     advice = "is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right?"

@@ -15,10 +15,13 @@ THROTTLED, SYSTEM_ERROR, OPERATION_TIMEOUT, NO_AUTH, QUOTA_EXCEEDED, UNHEARD_OF 
 
 
 class Refusal:
-    """Refuses the next ``times`` requests of a kind with an error code; if ``done``, they are executed all the same."""
+    """Refuses the next ``times`` requests of a kind with an error code; if ``done``, they are executed all the same.
+
+    Without a code it closes the connection, after the answers to earlier requests.
+    """
 
     def __init__(
-        self, opcodes: Collection[Opcode], code: int, times: float, *, done: bool, session: int | None
+        self, opcodes: Collection[Opcode], code: int | None, times: float, *, done: bool, session: int | None
     ) -> None:
         self.opcodes = opcodes
         self.code = code
@@ -63,6 +66,8 @@ class Refusals:
             refusal = next((each for each in self._refusals if each.takes(client.session_id, opcode)), None)
             if refusal is None:
                 handle(client, frame)
+            elif refusal.code is None:
+                client._connection.close()
             elif refusal.done:
                 answering.append(refusal)
                 handle(client, frame)
@@ -81,7 +86,7 @@ class Refusals:
     def refuse(
         self,
         *opcodes: str,
-        code: int = THROTTLED,
+        code: int | None = THROTTLED,
         times: float = 2,
         done: bool = False,
         session: int | None = None,

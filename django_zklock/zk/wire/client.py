@@ -165,7 +165,7 @@ class Wire(Requests):
     @property
     def failure(self) -> str | None:
         """Why the last attempt to connect has failed, or why connections end again and again; else ``None``."""
-        return self._connection.failure or self._connection.repeated_end
+        return self._connection.failure or self._connection.endings.explain(boottime())
 
     @property
     def server(self) -> str:

@@ -6,6 +6,7 @@ The handlers are changed to wait by ``poll``, and to start no thread for callbac
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import select
 import ssl
@@ -103,7 +104,7 @@ class Connection(Exchange):
             self.report(f"Cannot resolve {name}: {reason}")
         if not found:
             # kazoo then connects to no server, and says nothing of names.
-            reasons = ", ".join(f"{name} ({reason})" for name, reason in failures.items())
+            reasons = ", ".join(f"{name}: {reason}" for name, reason in failures.items())
             self.failure = f"{NOT_RESOLVED}: {reasons}"
         if self.client.randomize_hosts:
             random.shuffle(found)
@@ -162,6 +163,7 @@ class Connection(Exchange):
                 self.failure = failure
             raise
         self.failure = None
+        self.endings.begin(boottime(), self.lease.timeout or 0.0)
         self._accepted = True
         self._home = host, hostip, port
         # Another round may follow on this one in the same loop.
@@ -267,14 +269,21 @@ class _InlineHandler:
 
     def create_connection(self, address: Any, timeout: float, hostname: str | None = None, **_tls: Any) -> Any:
         # kazoo's own TLS code leaks the socket if the handshake fails.
-        sock = super().create_connection(address, timeout=self.attempt.capped(timeout).remaining())  # type: ignore[misc]
-        if self.tls is None:
-            return sock
+        timeout = self.attempt.capped(timeout).remaining()  # type: ignore[assignment]
         try:
-            return self.tls().wrap_socket(sock, server_hostname=hostname)
-        except BaseException:
-            sock.close()
-            raise
+            sock = super().create_connection(address, timeout=timeout)  # type: ignore[misc]
+            if self.tls is None:
+                return sock
+            try:
+                return self.tls().wrap_socket(sock, server_hostname=hostname)
+            except BaseException:
+                sock.close()
+                raise
+        except OSError as error:
+            # kazoo reports what a system call says, and a timeout is none.
+            if error.strerror is not None:
+                raise
+            raise TimeoutError(errno.ETIMEDOUT, str(error) or "timed out") from error
 
     def poller(self, readers: list[Any], writers: Sequence[Any] = ()) -> Poller:
         """Return what waits until one of ``readers`` is readable, or one of ``writers`` writable."""

@@ -30,8 +30,9 @@ from kazoo.protocol.states import KeeperState
 
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.waiting import boottime, monotonic
-from django_zklock.zk.wire.options import AT_A_REQUEST, AUTH_REFUSED
-from django_zklock.zk.wire.requests import NEWER, SEEN_BY_LEADER, WRITES, EncodingError, error_of, name_of
+from django_zklock.zk.wire.endings import CLOSED, Endings
+from django_zklock.zk.wire.options import AUTH_REFUSED, join_address
+from django_zklock.zk.wire.requests import SEEN_BY_LEADER, WRITES, EncodingError, error_of, name_of
 
 if TYPE_CHECKING:
     from django_zklock.zk.wire.client import Wire
@@ -42,13 +43,6 @@ logger = DeferredLogger("django_zklock.wire")
 _CONNECTION_CODES = frozenset({ConnectionLoss.code, SessionExpiredError.code, SessionMovedError.code})
 # Errors in the answers that are none to a request of ours.
 _NO_ANSWER = _CONNECTION_CODES | {UnimplementedError.code, SessionClosedRequireSaslError.code}
-
-# In the place of a request: the connection has ended before one was sent.
-_HANDSHAKE = "the handshake"
-
-# The share of the session timeout after which a connection has served: its end says nothing about the requests under
-# way. It is shorter than any silence for which we end one ourselves.
-TRIAL = 1 / 5
 
 # The maximum of bytes in one read.
 MAX_READ = 65536
@@ -217,12 +211,7 @@ class Exchange(ConnectionHandler):
         self.pings: deque[Sent] = deque()
         # Why connections have failed since the last one that was of use.
         self._reported: set[str] = set()
-        # When the handshake of this connection was over, by the boot-time clock; None without a connection.
-        self._began: float | None = None
-        # Where the last connection has ended, if it had not served: at which requests, in the order of their sending.
-        # And at which of them the one before has ended too.
-        self._ended_at: list[str] = []
-        self._repeated: list[str] = []
+        self.endings = Endings()
         # Seconds for a write, when there is a connection, and the time of the last one (monotonic clock).
         self._write_timeout = self._written = 0.0
 
@@ -262,7 +251,7 @@ class Exchange(ConnectionHandler):
             except _WOULD_BLOCK as error:
                 self._wait(error, timeout)
             except OSError as error:
-                raise ConnectionDropped(f"socket connection error: {error.strerror or error}") from error
+                raise ConnectionDropped(f"{CLOSED} error: {error.strerror or error}") from error
 
     def _read(self, length: int, timeout: float) -> bytes:
         # Of the handshake. It reads no more than that: kazoo's loop waits for the socket next, and not for the buffer.
@@ -286,7 +275,7 @@ class Exchange(ConnectionHandler):
         except _WOULD_BLOCK:
             return False
         if not received:
-            raise ConnectionDropped("socket connection broken")
+            raise ConnectionDropped(f"{CLOSED} broken")
         self._read_at = boottime()
         self._buffer = self._buffer[self._position :] + received
         self._position = 0
@@ -309,14 +298,14 @@ class Exchange(ConnectionHandler):
         try:
             read_timeout, connect_timeout = self._connect(host, hostip, port)
             self._write_timeout = connect_timeout / 1000.0
-            self._began = boottime()
             try:
                 with self._socket_error_handling():
                     self._serve(read_timeout / 2000.0)
-            finally:
-                self._on_end(retry)
+            except (ConnectionDropped, self.handler.timeout_exception) as error:
+                self._on_end(str(error), retry)
+                raise
         except (ConnectionDropped, self.handler.timeout_exception) as error:
-            self.report(f"Connection dropped: {error}")
+            self.report(f"Connection dropped: {join_address(hostip, port)}: {error}")
             client._session_callback(KeeperState.CONNECTING)
             return None
         except AuthFailedError as error:
@@ -343,46 +332,17 @@ class Exchange(ConnectionHandler):
                 self._socket.close()
         return STOP_CONNECTING
 
+    def _on_end(self, reason: str, retry: Any) -> None:
+        """Begin anew with pauses, and with reasons to report, if the connection that has ended was of use."""
+        unanswered = [name_of(request) for request, _answer, _xid in self.client._pending]
+        if self.endings.end(boottime(), reason, unanswered, received=self.received, pause=retry.max_delay):
+            self._reported.clear()
+            retry.reset()
+
     def report(self, message: str) -> None:
         """Log why there is no connection: once in an outage, in which there are attempts all the time."""
         self.logger.log(logging.DEBUG if message in self._reported else logging.WARNING, "%s", message)
         self._reported.add(message)
-
-    def _on_end(self, retry: Any) -> None:
-        """Begin anew with pauses and with reasons to report, if the connection that has ended was of use.
-
-        A handshake shows nothing: a server may take the session, and close the connection at a request that it does not
-        know, or that is too long for it, each time. Requests before that one may be answered, and those after it may
-        not; so what counts is whether two connections end at the same request.
-        """
-        assert self._began is not None
-        lasted, has_answered = boottime() - self._began, self.received > self._began
-        self._began = None
-        ended_at: list[str] = []
-        if lasted < TRIAL * (self.lease.timeout or 0.0):
-            ended_at = list(dict.fromkeys(name_of(request) for request, _answer, _xid in self.client._pending))
-            if not ended_at and not has_answered:
-                ended_at = [_HANDSHAKE]
-        self._repeated = [each for each in self._ended_at if each in ended_at]
-        self._ended_at = ended_at
-        # One that lives longer than any pause is no more frequent than the attempts to connect.
-        if lasted > retry.max_delay or (has_answered and not self._repeated):
-            self._reported.clear()
-            retry.reset()
-
-    @property
-    def repeated_end(self) -> str | None:
-        """Where the server ends each connection, if it has ended the last ones so; any thread may read it."""
-        began, repeated = self._began, self._repeated
-        if not repeated or (began is not None and boottime() - began > TRIAL * (self.lease.timeout or 0.0)):
-            return None
-        if repeated == [_HANDSHAKE]:
-            return "the server takes the session and closes the connection"
-        # The answers to requests that it knows may be lost with the connection. So the one that it may not know is named
-        # first: of those that it may not know, it has closed the connection at the first that was sent.
-        names = sorted(repeated, key=lambda name: name not in NEWER)
-        requests = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-        return f"the server closes the connection at {requests}: {AT_A_REQUEST}"
 
     def _serve(self, ping_interval: float) -> None:
         """Exchange messages until the session is closed; raise ``ConnectionDropped`` at the end of the connection."""
@@ -469,15 +429,13 @@ class Exchange(ConnectionHandler):
             self.logger.debug("Received %s", event)
             self._listener.on_event(event.type, event.path)
             return True
-        pending = self.client._pending
-        if error in _NO_ANSWER:
-            self._refuse_answer(xid, error)
-        if xid == PING_XID:
+        pending, is_pong = self.client._pending, xid == PING_XID
+        if error in _NO_ANSWER or not (is_pong or (pending and pending[0][2] == xid)):
+            self._refuse_answer(error)
+        if is_pong:
             if self.pings:
                 self.lease.answered(self.pings.popleft(), self.received, proof=False)
             return True
-        if not pending or pending[0][2] != xid:
-            self._refuse_answer(xid, error)
         if zxid > 0:
             self.client.last_zxid = zxid
         request, answer, _xid = pending.popleft()
@@ -504,11 +462,12 @@ class Exchange(ConnectionHandler):
         answer(value, refusal)
         return True
 
-    def _refuse_answer(self, xid: int, error: int) -> NoReturn:
+    def _refuse_answer(self, error: int) -> NoReturn:
         """End the connection, because this does not answer the oldest request under way."""
         if error in _CONNECTION_CODES:
             # No reply is called for these errors; the end of the connection notifies all callers.
-            raise ConnectionDropped(f"the answer to request {xid} is {type(error_of(error)).__name__}")
+            asked = name_of(self.client._pending[0][0]) if self.client._pending else "a request"
+            raise ConnectionDropped(f"the answer to {asked} is {error_of(error)!r}")
         if error == UnimplementedError.code:
             # Such an answer overtakes those to earlier requests, and the server closes the connection after it
             # (``UnimplementedRequestProcessor``).
@@ -520,4 +479,4 @@ class Exchange(ConnectionHandler):
             self._listener.connection_failed(f"{AUTH_REFUSED}: the server demands it of every client")
             raise AuthFailedError(AUTH_REFUSED)
         # kazoo would end the session. A new connection is enough to match requests and answers again.
-        raise ConnectionDropped(f"the answer to request {xid} came out of turn")
+        raise ConnectionDropped("an answer came out of turn")

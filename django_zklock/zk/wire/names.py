@@ -39,20 +39,21 @@ class Names:
         """
         failures: dict[str, str] = {}
         for name in self.names:
-            try:
-                look_up = self._look_ups.get(name)
-                if look_up is None or look_up.over:
+            look_up = self._look_ups.get(name)
+            if look_up is None or look_up.over:
+                try:
                     self._look_ups[name] = DaemonCall(partial(_look_up, name))
-            except (RuntimeError, MemoryError) as error:  # no thread can be started
-                failures[name] = str(error)
+                except (RuntimeError, MemoryError) as error:  # no thread can be started
+                    failures[name] = str(error)
         for name in self.names:
             if name not in failures:
                 try:
                     self._look_ups[name].result(deadline)
                 except TimeoutError:
                     failures[name] = "no answer"
-                # gevent, eventlet and a codec raise errors of their own.
-                except Exception as error:  # noqa: BLE001
+                except UnicodeError:
+                    failures[name] = "no host can have this name"
+                except Exception as error:  # noqa: BLE001 - gevent and eventlet raise errors of their own
                     failures[name] = getattr(error, "strerror", None) or str(error) or repr(error)
         found = self._literals | {name: _known.get(name, ()) for name in self.names}
         return [(host, address, port) for host, port in self._servers for address in found[host]], failures

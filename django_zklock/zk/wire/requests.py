@@ -84,7 +84,7 @@ def name_of(request: Any) -> str:
     return name[0].lower() + name[1:]
 
 
-# The requests that ZooKeeper 3.4 did not know, and some servers of its protocol do not know either.
+# What ZooKeeper 3.4 did not know, and some other servers of its protocol do not know either.
 NEWER = frozenset({"create2", "createContainer", "multiRead", "removeWatches"})
 
 

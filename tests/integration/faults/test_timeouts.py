@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from services.port import free_port
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.ops import search, snapshots
+from django_zklock.zk.ops import search
 from django_zklock.zk.waiting import boottime
 from tests.support.queued_contenders import is_watching
 from tests.support.threads import Runner, waiting_in
@@ -213,21 +212,6 @@ def test_connecting__no_longer_than_the_patience(make_pool: MakePool) -> None:
     with pytest.raises(ZooKeeperUnavailable):
         Lock("k", pool).acquire(timeout=2)
     assert pool.sessions()[0].wire._connection.server_limit == pytest.approx(0.5)
-
-
-def test_host__cannot_be_resolved(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the hosts that have no address, for a lock and for reading locks."""
-
-    def refuse(*_arguments: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr("socket.getaddrinfo", refuse)
-    pool = make_pool(hosts="zk1.invalid:2181,zk2.invalid:2181")
-    cause = r"no connection to ZooKeeper at zk1\.invalid:2181,zk2\.invalid:2181 \(the host name cannot be resolved: "
-    with pytest.raises(ZooKeeperUnavailable, match=rf"lock 'k': {cause}zk1\.invalid, zk2\.invalid\) within "):
-        Lock("k", pool).acquire(2)
-    with pytest.raises(ZooKeeperUnavailable, match=f"^{cause}"):
-        snapshots.one_lock(pool, "k", timeout=2)
 
 
 def test_connecting__reason_logged_once(make_pool: MakePool, caplog: pytest.LogCaptureFixture) -> None:

@@ -306,10 +306,10 @@ def test_handshake__out_of_turn(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> 
     """An answer to another request than the authentication ends the attempt, and not the connection's thread."""
     ends.server.sendall(OUT_OF_TURN)
     monkeypatch.setattr(
-        ConnectionHandler, "_connect", lambda self: self._invoke(1.0, Auth(0, "digest", "a:b"), AUTH_XID)
+        ConnectionHandler, "_connect", lambda self, *_at: self._invoke(1.0, Auth(0, "digest", "a:b"), AUTH_XID)
     )
-    with pytest.raises(ConnectionDropped, match="out of turn"):
-        ends.connection._connect()
+    with pytest.raises(ConnectionDropped, match="the answer to the authentication cannot be used"):
+        ends.connection._connect("nowhere", "nowhere", 1)
     assert ends.connection.failure is not None
 
 

@@ -1,0 +1,98 @@
+"""A process with a network and a DNS server of its own, which fails when a connection breaks.
+
+``unshare --map-root-user --net --mount python away_dns.py MODE`` prints what became of a lock, as JSON. MODE says what
+DNS does: ``silent``, ``servfail``, ``nxdomain``, ``empty``, or ``elsewhere`` for an address where nothing listens.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from django_zklock.exceptions import ZkLockError
+from django_zklock.testing import ZooKeeperServer
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool, PoolOptions
+from django_zklock.zk.wire import ConnectionOptions
+
+NAME_SERVER, SERVER, ELSEWHERE = "127.0.0.53", "127.0.0.1", "127.0.0.9"
+HEADER = struct.Struct(">HHHHHH")
+ANSWERED, SERVFAIL, NXDOMAIN = 0x8180, 0x8182, 0x8183
+A = 1
+
+
+class NameServer:
+    """Answers every question for an address of IPv4, as its mode says."""
+
+    def __init__(self) -> None:
+        self.mode = "ok"
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind((NAME_SERVER, 53))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            query, client = self._socket.recvfrom(512)
+            if self.mode != "silent":
+                self._socket.sendto(self._answer(query), client)
+
+    def _answer(self, query: bytes) -> bytes:
+        (number,) = struct.unpack_from(">H", query)
+        # The name ends with an empty label; its type and class follow.
+        end = query.index(b"\0", HEADER.size) + 5
+        (kind,) = struct.unpack_from(">H", query, end - 4)
+        address = {"ok": SERVER, "elsewhere": ELSEWHERE}.get(self.mode)
+        record = b""
+        if address is not None and kind == A:
+            record = struct.pack(">HHHIH", 0xC000 | HEADER.size, A, 1, 0, 4) + socket.inet_aton(address)
+        flags = {"servfail": SERVFAIL, "nxdomain": NXDOMAIN}.get(self.mode, ANSWERED)
+        return HEADER.pack(number, flags, 1, bool(record), 0, 0) + query[HEADER.size : end] + record
+
+
+def use_own_network() -> None:
+    """Turn the loopback interface on, and let the system ask our server for each name but localhost."""
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    folder = Path(tempfile.mkdtemp())
+    for path, text in {
+        "/etc/resolv.conf": f"nameserver {NAME_SERVER}\n",
+        "/etc/hosts": "127.0.0.1 localhost\n",
+        "/etc/nsswitch.conf": "hosts: files dns\n",
+    }.items():
+        own = folder / Path(path).name
+        own.write_text(text)
+        subprocess.run(["mount", "--bind", own, path], check=True)
+
+
+def main(mode: str) -> None:
+    """Hold a lock, let DNS fail, reset the connection, and print the result."""
+    use_own_network()
+    name_server = NameServer()
+    with ZooKeeperServer() as server:
+        options = ConnectionOptions(hosts=f"zk.test:{server.address[1]}", session_timeout=15.0)
+        pool = Pool("apart", PoolOptions(connection=options, connect_timeout=5.0))
+        held = Lock("k", pool).acquire(timeout=30)
+        (session,) = pool.sessions()
+        number, epoch = session.id, session.epoch
+        name_server.mode = mode
+        server.faults.drop()
+        # Until it is lost, if it is not connected again.
+        while held.lost is False and not (session.epoch > epoch and session.connected):
+            time.sleep(0.05)
+        try:
+            other = Lock("other", pool).acquire(timeout=30).lost is False
+        except ZkLockError as error:
+            sys.stderr.write(str(error))
+            other = False
+        sys.stdout.write(json.dumps({"lost": held.lost, "other": other, "moved": session.id != number}))
+        pool.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
