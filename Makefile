@@ -174,7 +174,7 @@ os-browser:
 os-kazoo:
 	@.ci/os-packages zookeeper
 os-test:
-	@.ci/os-packages chromium curator faketime mariadb postgresql rabbitmq redis zkcli zookeeper
+	@.ci/os-packages chromium curator faketime haproxy mariadb postgresql rabbitmq redis zkcli zookeeper
 
 $(DEMO_READY): setup.cfg pyproject.toml
 	@$(if $(PYTHON),:,.ci/os-packages python)

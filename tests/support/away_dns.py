@@ -1,11 +1,13 @@
-"""A process with a network and a DNS server of its own, which fails when a connection breaks.
+"""A client in a network with a DNS server of its own, which fails when the client's connection breaks.
 
-``unshare --map-root-user --net --mount python away_dns.py MODE`` prints what became of a lock, as JSON. MODE says what
-DNS does: ``silent``, ``servfail``, ``nxdomain``, ``empty``, or ``elsewhere`` for an address where nothing listens.
+``unshare --map-root-user --net --mount python -m tests.support.away_dns MODE PATCH`` prints what became of a lock, as
+JSON. MODE says what DNS does: ``silent``, ``servfail``, ``nxdomain``, ``empty``, or ``elsewhere`` for an address where
+nothing listens. PATCH is what the client runs first, such as the monkey-patching of a library.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import socket
 import struct
@@ -16,16 +18,18 @@ import threading
 import time
 from pathlib import Path
 
-from django_zklock.exceptions import ZkLockError
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 
 NAME_SERVER, SERVER, ELSEWHERE = "127.0.0.53", "127.0.0.1", "127.0.0.9"
+PORT = 2181
 HEADER = struct.Struct(">HHHHHH")
 ANSWERED, SERVFAIL, NXDOMAIN = 0x8180, 0x8182, 0x8183
 A = 1
+# From the system's net/if.h and sockios.h.
+SET_FLAGS, UP, RUNNING = 0x8914, 0x1, 0x40
 
 
 class NameServer:
@@ -58,7 +62,8 @@ class NameServer:
 
 def use_own_network() -> None:
     """Turn the loopback interface on, and let the system ask our server for each name but localhost."""
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, SET_FLAGS, struct.pack("16sH14x", b"lo", UP | RUNNING))
     folder = Path(tempfile.mkdtemp())
     for path, text in {
         "/etc/resolv.conf": f"nameserver {NAME_SERVER}\n",
@@ -70,29 +75,38 @@ def use_own_network() -> None:
         subprocess.run(["mount", "--bind", own, path], check=True)
 
 
-def main(mode: str) -> None:
-    """Hold a lock, let DNS fail, reset the connection, and print the result."""
+def main(mode: str, patch: str) -> None:
+    """Serve the client until it has ended, and let DNS fail and its connection break when it says so."""
     use_own_network()
     name_server = NameServer()
-    with ZooKeeperServer() as server:
-        options = ConnectionOptions(hosts=f"zk.test:{server.address[1]}", session_timeout=15.0)
-        pool = Pool("apart", PoolOptions(connection=options, connect_timeout=5.0))
-        held = Lock("k", pool).acquire(timeout=30)
-        (session,) = pool.sessions()
-        number, epoch = session.id, session.epoch
-        name_server.mode = mode
-        server.faults.drop()
-        # Until it is lost, if it is not connected again.
-        while held.lost is False and not (session.epoch > epoch and session.connected):
-            time.sleep(0.05)
-        try:
-            other = Lock("other", pool).acquire(timeout=30).lost is False
-        except ZkLockError as error:
-            sys.stderr.write(str(error))
-            other = False
-        sys.stdout.write(json.dumps({"lost": held.lost, "other": other, "moved": session.id != number}))
-        pool.close()
+    with ZooKeeperServer(port=PORT) as server:
+        command = [sys.executable, "-c", f"{patch}\nfrom tests.support.away_dns import client; client()"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            name_server.mode = mode
+            server.faults.drop()
+            sys.stdout.write(process.stdout.read())
+        sys.exit(process.returncode)
+
+
+def client() -> None:
+    """Hold a lock over a reset of the connection, take another one after it, and print the result."""
+    options = ConnectionOptions(hosts=f"zk.test:{PORT}", session_timeout=15.0)
+    pool = Pool("apart", PoolOptions(connection=options, connect_timeout=5.0))
+    held = Lock("k", pool).acquire(timeout=30)
+    (session,) = pool.sessions()
+    number, epoch = session.id, session.epoch
+    sys.stdout.write("held\n")
+    sys.stdout.flush()
+    # Until it is lost, if it is not connected again.
+    while not held.lost and not (session.epoch > epoch and session.connected):
+        time.sleep(0.05)
+    lost = held.lost
+    Lock("other", pool).acquire(timeout=30).release(wait=True)
+    sys.stdout.write(json.dumps({"lost": lost, "same session": session.id == number}))
+    pool.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -21,8 +21,9 @@ from django_zklock.testing import Opcode, ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
 from tests.support.refusing_server import Refusals
+from tests.support.servers.haproxy import HAProxy
 from tests.support.tcp_proxy import Proxy
-from tests.support.threads import Runner
+from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, LONG_SESSION
 from tests.support.tree_reader import MakePool, wait_until
 
@@ -155,6 +156,29 @@ def test_idle(server: ZooKeeperServer, make_pool: MakePool) -> None:
         assert session.wire.failure is None
         Lock("other", pool).acquire(timeout=GRACE).release(wait=True)
         held.release(wait=True)
+
+
+def test_load_balancer(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """Behind a load balancer that closes idle connections the lock is kept, and locks are taken meanwhile."""
+    with HAProxy(server.hosts, idle=500) as balancer:
+        # A pause is shorter than the time for which a connection may be idle, as with the defaults.
+        pool = make_pool(balancer.hosts, session_timeout=8.0)
+        held = Lock("k", pool).acquire(timeout=GRACE)
+        waiter = waiting_in(Lock("k", pool))
+        (session,) = pool.sessions()
+        number = session.id
+        for count in range(5):
+            Lock(f"other-{count}", pool).acquire(timeout=GRACE).release(wait=True)
+            ended = session.epoch + 1
+            wait_until(partial(lambda epoch: session.epoch >= epoch and session.connected, ended))
+        held.check()
+        assert session.id == number
+        held.release()
+        waiter.result().release(wait=True)
+        # A session without a lock is idle between two heartbeats.
+        ended = session.epoch + 3
+        wait_until(lambda: session.epoch >= ended)
+        Lock("k", pool).acquire(timeout=GRACE).release(wait=True)
 
 
 def test_proxy_without_server(make_pool: MakePool) -> None:
