@@ -26,6 +26,7 @@ from django_zklock.zk.ops import trail
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
+from tests.support.error_codes import CODES_OF_ZOOKEEPER, UNKNOWN
 from tests.support.reference_pages import REFERENCE, sections
 
 
@@ -226,3 +227,15 @@ def test_api__each_public_name_is_described(name: str) -> None:
     """Every name that the package offers is somewhere in the reference."""
     text = "".join(page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
     assert re.search(rf"\b(django_zklock\.)?{name}\b", text)
+
+
+def test_errors__codes() -> None:
+    """The table has every code of ZooKeeper, with the name in messages and what becomes of the request."""
+    page = (REFERENCE / "errors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (-\d+|others) \| `([^`]+)` \| (\w+) \|", page, re.MULTILINE)
+    documented = {UNKNOWN if code == "others" else int(code): (name, kind) for code, name, kind in rows}
+    assert set(documented) == set(CODES_OF_ZOOKEEPER)
+    for code, meaning in CODES_OF_ZOOKEEPER.items():
+        name, kind = documented[code]
+        assert name in meaning.name
+        assert kind == meaning.kind

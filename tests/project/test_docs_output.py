@@ -307,7 +307,7 @@ def message_of(call: Callable[[], object]) -> str:
 def test_unreachable(blocks: Blocks, settings: Settings) -> None:
     """The error of the first lock names the servers, as the page shows."""
     (block,) = blocks
-    settings.ZKLOCK = {"default": {"HOSTS": f"{LOOPBACK}:{free_port()}"}}
+    settings.ZKLOCK = {"default": {"HOSTS": f"localhost:{free_port()}"}}
     message = message_of(lambda: zk_lock("hello").acquire(timeout=0.3))
     # The servers of the page are not on this machine.
     assert message.replace(" `manage.py zklock devserver` starts one for development;", "") == masked(block.text)

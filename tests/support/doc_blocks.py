@@ -28,6 +28,7 @@ MASKS = (
     (re.compile(r"_c_[0-9a-f-]+…?-(lock|__READ__|__WRIT__|lease)-\d{10}"), r"_c_GUID-\1-NUMBER"),
     (re.compile(r"\bworker [\w.-]+@[\w.-]+"), "worker NAME@HOST"),
     (re.compile(r"pid \d+ on [\w.-]+"), "pid PID on HOST"),
+    (re.compile(r"(localhost/(127\.0\.0\.1|\[::1\])|zk\d/10\.0\.0\.\d+):\d+"), "ADDRESS"),
     (re.compile(r"(127\.0\.0\.1|localhost):\d+|zk1:2[12]81(,zk2:2[12]81,zk3:2[12]81)?"), "HOSTS"),
     # The ROOT of a test, before its number is masked.
     (re.compile(r"/test-\d+"), "/django_zklock"),

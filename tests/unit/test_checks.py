@@ -63,6 +63,26 @@ def test_checks__each_message_helps(check: Check) -> None:
         assert message.hint
 
 
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [
+        ("zk..test", ["django_zklock.E006"]),
+        (f"{'x' * 64}.test", ["django_zklock.E006"]),
+        (".", ["django_zklock.E006"]),
+        ("zk1.test.", []),
+        ("x" * 63, []),
+        ("bücher.test", []),
+        ("127.1", []),
+        ("[fe80::1%lo]", []),
+    ],
+)
+def test_hosts__unencodable(check: Check, host: str, found: list[str]) -> None:
+    """A name that DNS cannot be asked for is an error, which names it; the other servers can be used all the same."""
+    messages = check(HOSTS=f"zk1:2181,{host}:2181/app")
+    assert ids(messages) == found
+    assert all(repr(host) in message.msg for message in messages)
+
+
 @pytest.mark.parametrize("value", [None, {}, [HOSTS]])
 def test_e001__no_setting(settings: Settings, value: object) -> None:
     """Without a usable ZKLOCK E001 is the only message, and no other check fails."""

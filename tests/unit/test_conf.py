@@ -106,6 +106,20 @@ WRONG: list[tuple[str, list[Any]]] = [
         ["zk1:2181;zk2:2181", "zk1:2181 zk2:2181", "zk1;zk2", "zk1 zk2", "zk1\tzk2:1", "::1", "[::1:2181", "zk@zk1"],
     ),
     ("HOSTS", ["zk1:²", "zk1:2181#a", "zk1:2181?a", "http://zk1:2181", "[zk1]:2181", "zk1:21810:1"]),
+    ("HOSTS", ["*:2181", "$ZK_HOST:2181", "{{ zk }}:2181", "server.1=zk1:2181", "zk1:2181'", "(zk1)", "%s:2181"]),
+    (
+        "HOSTS",
+        [
+            "127.0.0.1²:2181",
+            "\ufeffzk1:2181",
+            "zk1\u200b:2181",
+            "z\u212a1",
+            "\uff5ak1",
+            "\u2100",
+            "[1:2]:2181",
+            "[1.2.3.4]",
+        ],
+    ),
     ("HOSTS", ["zk1:2181/a/../b", "zk1:2181/.", "zk1:2181//a", "zk1:2181/zookeeper", "zk1:2181/a\0b"]),
     ("ROOT", ["", "django_zklock", "/", "/locks/", "/a//b", None, 1]),
     ("ROOT", ["/zookeeper", "/zookeeper/locks", "/a/../b", "/./a", "/a/..", "/a\0b", "/a\ud800", "/a\U0001f389"]),
@@ -242,7 +256,13 @@ def test_setting_changed__another_setting(settings: Settings) -> None:
 
 @pytest.mark.parametrize(
     "hosts",
-    ["zk1", " zk1:2181 , zk_2.example.org:1 ", "10.0.0.1:2181,[::1]:2182,[fe80::1%eth0]", "ünïcode:21/app/x;y"],
+    [
+        "zk1",
+        " zk1:2181 , zk_2.example.org:1 ",
+        "10.0.0.1:2181,[::1]:2182,[fe80::1%eth0]",
+        "ünïcode:21/app/x;y",
+        "u\u0308x,हिन्दी.test",
+    ],
 )
 def test_hosts__as_kazoo_reads_them(settings: Settings, hosts: str) -> None:
     """What is accepted can be read by kazoo, and by our own client of four-letter words in the same way."""

@@ -107,7 +107,7 @@ def _send(options: ConnectionOptions, address: tuple[str, int], word: str, deadl
     system resolves the host name, which may take longer.
     """
     with ExitStack() as stack:
-        sock = stack.enter_context(socket.create_connection(address, deadline.remaining()))
+        sock = stack.enter_context(_connect(address, deadline))
         if options.use_tls:
             sock = stack.enter_context(tls_context(options).wrap_socket(sock, server_hostname=address[0]))
         sock.sendall(word.encode("ascii"))
@@ -122,6 +122,24 @@ def _send(options: ConnectionOptions, address: tuple[str, int], word: str, deadl
                 break
             answer += chunk
         return answer[:MAX_ANSWER].decode(errors="replace")
+
+
+def _connect(address: tuple[str, int], deadline: Deadline) -> socket.socket:
+    """Connect to the first address of a host that accepts, each in an equal share of what is left."""
+    entries = socket.getaddrinfo(*address, 0, socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _name, sockaddr) in enumerate(entries, start=1):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            left = deadline.remaining()
+            sock.settimeout(None if left is None else left / (len(entries) + 1 - number))
+            sock.connect(sockaddr)
+        except OSError:
+            sock.close()
+            if number == len(entries):
+                raise
+        else:
+            return sock
+    raise OSError("the host name has no address")
 
 
 # Parsing. Malformed values are left out.

@@ -19,8 +19,11 @@ caller counts connections to find out; a request that has no answer when its con
   are set again on the next one, in few requests. (kazoo forgets them.)
 - An ensemble that has lost its data refuses a client that has seen more; then a new session begins. (kazoo retries with
   the old session for ever.)
-- The time that one server gets to accept a connection grows from round to round, but is never more than half of what
+- Names are looked up in the background, and known addresses are tried while DNS fails. (kazoo looks up all names before
+  each round, without a limit.)
+- The time that one address gets to accept a connection grows from round to round, but is never more than half of what
   is left of the lease.
+- A server that closes each connection at the same request is asked after pauses. (For kazoo a handshake is a success.)
 - A connection can be dropped from another thread, closed within a timeout, and abandoned after a fork.
 """
 

@@ -45,7 +45,7 @@ READABLE = 1
 # Seconds that an attempt to connect has at least, however little is left of the lease.
 MIN_ATTEMPT = 0.05
 # The share of the connect timeout for which a round waits for names to be looked up.
-LOOK_UP_SHARE = 1 / 5
+RESOLVE_SHARE = 1 / 5
 
 
 class _ServesError(Exception):
@@ -98,8 +98,8 @@ class Connection(Exchange):
     def _expand_client_hosts(self) -> list[Address]:
         """Return the addresses of a round, in its order."""
         self.attempt = f"no answer to the look-up of {', '.join(self._names.names)}" if self._names.names else ""
-        share = self._within_lease(LOOK_UP_SHARE * self._connect_timeout)
-        found, failures = self._names.look_up(Deadline.after(share))
+        share = self._within_lease(RESOLVE_SHARE * self._connect_timeout)
+        found, failures = self._names.resolve(Deadline.after(share))
         for name, reason in failures.items():
             self.report(f"Cannot resolve {name}: {reason}")
         if not found:
@@ -162,7 +162,7 @@ class Connection(Exchange):
             if NOT_ACCEPTED in failure or not (self._refused or self._refused_before):
                 self.failure = failure
             raise
-        self.failure = None
+        self.failure, self.attempt = None, ""
         self.endings.begin(boottime(), self.lease.timeout or 0.0)
         self._accepted = True
         self._home = host, hostip, port

@@ -25,30 +25,30 @@ class Names:
     def __init__(self, servers: Sequence[tuple[str, int]]) -> None:
         self._servers = servers
         self._literals = {host: found for host, _port in servers if (found := _read_literal(host))}
-        self._look_ups: dict[str, DaemonCall[tuple[str, ...]]] = {}
+        self._calls: dict[str, DaemonCall[tuple[str, ...]]] = {}
 
     @property
     def names(self) -> list[str]:
         """The hosts that are no addresses."""
         return list(dict.fromkeys(host for host, _port in self._servers if host not in self._literals))
 
-    def look_up(self, deadline: Deadline) -> tuple[list[Address], dict[str, str]]:
+    def resolve(self, deadline: Deadline) -> tuple[list[Address], dict[str, str]]:
         """Return the addresses of all servers, and why names could not be looked up until ``deadline``.
 
         Such a name has its last known addresses. A look-up that takes longer goes on, and its result is known later.
         """
         failures: dict[str, str] = {}
         for name in self.names:
-            look_up = self._look_ups.get(name)
-            if look_up is None or look_up.over:
+            call = self._calls.get(name)
+            if call is None or call.over:
                 try:
-                    self._look_ups[name] = DaemonCall(partial(_look_up, name))
+                    self._calls[name] = DaemonCall(partial(_resolve, name))
                 except (RuntimeError, MemoryError) as error:  # no thread can be started
                     failures[name] = str(error)
         for name in self.names:
             if name not in failures:
                 try:
-                    self._look_ups[name].result(deadline)
+                    self._calls[name].result(deadline)
                 except TimeoutError:
                     failures[name] = "no answer"
                 except UnicodeError:
@@ -59,7 +59,7 @@ class Names:
         return [(host, address, port) for host, port in self._servers for address in found[host]], failures
 
 
-def _look_up(name: str) -> tuple[str, ...]:
+def _resolve(name: str) -> tuple[str, ...]:
     """Look up a name, which may block for long, and remember its addresses."""
     found = _addresses(socket.getaddrinfo(name, None, 0, socket.SOCK_STREAM))
     if not found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -206,3 +207,31 @@ def test_authentication_demanded(server: ZooKeeperServer, make_pool: MakePool, r
         with pytest.raises(LockLost, match=words):
             held.check()
     assert connections(server) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (-115, "authentication was refused"),
+        (-124, "authentication was refused"),
+        (-102, "authentication was refused"),
+        (-127, r"the answer to the authentication is ThrottledOpError\(\)"),
+        (-4711, "the answer to the authentication cannot be used"),
+    ],
+)
+def test_authentication_answered(
+    server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, reason: str
+) -> None:
+    """What a server answers to the credentials ends the session if it refuses them, and else the attempt."""
+    refusal = refusals.refuse("auth", code=code, times=math.inf)
+    pool = make_pool(session_timeout=LONG_SESSION, auth=[("digest", "shop:secret")])
+    if reason == "authentication was refused":
+        error = Runner(lambda: Lock("k", pool).acquire(LONG_SESSION)).outcome(GRACE)
+        assert reason in str(error)
+        assert refusal.count == 1
+    else:
+        waiter = waiting_in(Lock("k", pool))
+        refusal.wait_for(2)
+        assert re.search(reason, pool.sessions()[0].wire.failure or "")
+        refusal.end()
+        waiter.result().release(wait=True)

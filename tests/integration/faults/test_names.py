@@ -20,7 +20,7 @@ from django_zklock.connections import connections
 from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.ops import snapshots
+from django_zklock.zk.ops import ensemble, snapshots
 from django_zklock.zk.pool import Pool
 from tests.support.fake_dns import EMPTY, NXDOMAIN, SERVFAIL, SILENCE, Answer, FakeDns
 from tests.support.timing import GRACE, LONG_SESSION
@@ -204,6 +204,14 @@ def test_doctor(server: ZooKeeperServer, settings: Settings, dns: FakeDns, timeo
     (finding,) = [each for each in doctor.run("default") if each.id == "pool.connect-timeout"]
     assert finding.level == level
     assert f"each server has {timeout / 4:.2g} s" in finding.found
+
+
+def test_doctor__dead_address(server: ZooKeeperServer, settings: Settings, dns: FakeDns, dead: str) -> None:
+    """The doctor and the admin ask a server at each of its addresses."""
+    dns.answer(NAME, [dead, LOOPBACK, LOOPBACK])
+    settings.ZKLOCK = {"default": {"HOSTS": named(server)}}
+    (found,) = ensemble.servers(connections["default"].options.connection, timeout=6.0)
+    assert (found.role, found.problem) == ("standalone", "")
 
 
 # The resolver of the system.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import pytest
 from kazoo.exceptions import EXCEPTIONS
@@ -21,6 +19,7 @@ from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
 from django_zklock.zk.wire.requests import EncodingError, error_of, is_temporary
+from tests.support.error_codes import CODES_OF_ZOOKEEPER, UNKNOWN
 from tests.support.refusing_server import (
     NO_AUTH,
     OPERATION_TIMEOUT,
@@ -65,70 +64,13 @@ def end(server: ZooKeeperServer, pool: Pool, lock: LockValue) -> None:
     assert [path for each in lock.paths for path in server.paths(each)] == []
 
 
-@dataclass(frozen=True)
-class Meaning:
-    """What an error of ZooKeeper 3.6 to 3.9 means: the name that messages have, and what a caller gets."""
-
-    name: str
-    kind: Literal["passes", "final", "connection", "identity", "version"]
-
-
-def passing(name: str) -> Meaning:
-    return Meaning(name, "passes")
-
-
-def final(name: str) -> Meaning:
-    return Meaning(name, "final")
-
-
-def of_connection(name: str) -> Meaning:
-    return Meaning(name, "connection")
-
-
-# All of ``KeeperException.Code``, and one of a later version.
-CODES_OF_ZOOKEEPER = {
-    -1: passing("SystemZookeeperError()"),
-    -2: passing("RuntimeInconsistency()"),
-    -3: passing("DataInconsistency()"),
-    -4: of_connection("ConnectionLoss()"),
-    -5: passing("MarshallingError()"),
-    -6: Meaning("ZooKeeper 3.6 or newer is required", "version"),
-    -7: passing("OperationTimeoutError()"),
-    -8: final("BadArgumentsError()"),
-    -12: passing("UnknownSessionError()"),
-    -13: passing("NewConfigNoQuorumError()"),
-    -14: passing("ReconfigInProcessError()"),
-    -100: passing("APIError()"),
-    -101: final("NoNodeError()"),
-    -102: final("NoAuthError()"),
-    -103: final("BadVersionError()"),
-    -108: final("NoChildrenForEphemeralsError()"),
-    -110: final("NodeExistsError()"),
-    -111: final("NotEmptyError()"),
-    -112: of_connection("SessionExpiredError()"),
-    -113: final("InvalidCallbackError()"),
-    -114: final("InvalidACLError()"),
-    -115: final("AuthFailedError()"),
-    -118: of_connection("SessionMovedError()"),
-    -119: passing("NotReadOnlyCallError()"),
-    -120: final("EphemeralOnLocalSessionError()"),
-    -121: final("NoWatcherError()"),
-    -122: passing("RequestTimeoutError()"),
-    -123: final("ReconfigDisabledError()"),
-    -124: Meaning("authentication was refused", "identity"),
-    -125: passing("QuotaExceededError()"),
-    -127: passing("ThrottledOpError()"),
-    UNHEARD_OF: passing('KazooException("ZooKeeper\'s error -4711")'),
-}
-
-
 @pytest.mark.parametrize("code", CODES_OF_ZOOKEEPER)
 def test_code(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int) -> None:
     """What a server answers to the creation of a node reaches the error; the request is repeated only if that helps."""
     meaning, lock = CODES_OF_ZOOKEEPER[code], Lock("k", make_pool(session_timeout=30))
     refusal = refusals.refuse("create2", code=code, times=math.inf)
     caller = Runner(lambda: lock.acquire(timeout=3))
-    if meaning.kind in {"passes", "connection"}:
+    if meaning.kind in {"passing", "connection"}:
         refusal.wait_for(3)
     error = caller.outcome()
     assert meaning.name in str(error)
@@ -139,19 +81,19 @@ def test_code(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, 
         assert isinstance(error, ZooKeeperUnavailable)
     if meaning.kind == "connection":
         assert f"(the connection ends at create2 or getChildren: the answer to create2 is {meaning.name})" in str(error)
-    if meaning.kind in {"version", "identity"}:
+    if meaning.kind == "session":
         assert refusal.count == 1
 
 
 def test_code__all() -> None:
     """The table has every error that kazoo knows, except the codes that only mark the parts of a transaction."""
-    assert set(CODES_OF_ZOOKEEPER) - {UNHEARD_OF} == {code for code in EXCEPTIONS if code < 0}
+    assert set(CODES_OF_ZOOKEEPER) - {UNKNOWN} == {code for code in EXCEPTIONS if code < 0}
 
 
 def test_is_temporary() -> None:
     """What passes is repeated, also after an error in a part of a transaction; our own errors of encoding are final."""
     for code, meaning in CODES_OF_ZOOKEEPER.items():
-        is_repeated = meaning.kind in {"passes", "connection"}
+        is_repeated = meaning.kind in {"passing", "connection"}
         assert is_temporary(error_of(code)) == is_repeated, meaning
     assert not is_temporary(EncodingError())
     assert not is_temporary(ValueError())

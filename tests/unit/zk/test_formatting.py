@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_zklock.zk import formatting
+from django_zklock.zk.wire import options
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,28 @@ def test_local(hosts: str, local: bool) -> None:
     """Only for servers on this machine is the development server an answer."""
     advice = formatting.advise("no connection to ZooKeeper: Connection refused", hosts)
     assert ("devserver" in advice) is local
+
+
+def test_silence() -> None:
+    """The last refusal is told, whether there is a connection or not."""
+    error = TimeoutError("busy")
+    silence = formatting.format_silence
+    assert silence("zk1:1", 2, connected=True, refusal=error) == f"ZooKeeper at zk1:1 has refused for 2.0 s: {error!r}"
+    assert silence("zk1:1", 2, connected=True) == "no answer from ZooKeeper at zk1:1 within 2.0 s"
+    assert silence("zk1:1", 2, connected=False) == "no connection to ZooKeeper at zk1:1 within 2.0 s"
+    last = silence("zk1:1", 2, connected=False, refusal=error)
+    assert last == f"no connection to ZooKeeper at zk1:1 within 2.0 s, whose last answer was {error!r}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "advice"),
+    [
+        (f"no connection to ZooKeeper at zk1:1 ({options.NOT_RESOLVED}: zk1: no answer)", "does DNS answer this host"),
+        (f"no connection to ZooKeeper at zk1:1 ({options.AT_A_REQUEST})", "`manage.py zklock doctor` examines it"),
+        (f"ZooKeeper at zk1:1: {options.AUTH_REFUSED}", "`manage.py zklock doctor` examines it"),
+    ],
+)
+def test_advice(facts: str, advice: str) -> None:
+    """The advice is about the fact, and does not ask again what the fact has asked."""
+    assert advice in formatting.advise(facts, "zk1:1")
+    assert "reachable" not in formatting.advise(facts, "zk1:1")

@@ -34,7 +34,7 @@ def test_names(dns: FakeDns) -> None:
     """A round has all addresses of all names, of both families, in the order of HOSTS and of the answers."""
     dns.answer("zk1", ["::1", "127.0.0.1"])
     dns.answer("zk2", ["127.0.0.2"])
-    found, failures = Names([("zk1", 2181), ("127.0.0.9", 1), ("zk2", 2182), ("zk1", 2183)]).look_up(patient())
+    found, failures = Names([("zk1", 2181), ("127.0.0.9", 1), ("zk2", 2182), ("zk1", 2183)]).resolve(patient())
     assert failures == {}
     assert found == [
         ("zk1", "::1", 2181),
@@ -51,9 +51,9 @@ def test_names__changed(dns: FakeDns) -> None:
     """A new answer replaces what was known: the old address may belong to another program."""
     names = Names([("zk1", 2181)])
     dns.answer("zk1", ["127.0.0.1", "127.0.0.2"])
-    names.look_up(patient())
+    names.resolve(patient())
     dns.answer("zk1", ["127.0.0.2", "127.0.0.3"])
-    assert names.look_up(patient()) == ([("zk1", "127.0.0.2", 2181), ("zk1", "127.0.0.3", 2181)], {})
+    assert names.resolve(patient()) == ([("zk1", "127.0.0.2", 2181), ("zk1", "127.0.0.3", 2181)], {})
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_names__dns_fails(dns: FakeDns, answer: Answer, reason: str) -> None:
     """What was known stays, for other connections of the process too; a name that was never known has no address."""
     dns.answer("zk1", ["127.0.0.1"])
     dns.answer("zk2", ["127.0.0.2"])
-    Names([("zk1", 2181)]).look_up(patient())
+    Names([("zk1", 2181)]).resolve(patient())
     dns.answer("zk1", answer)
     dns.answer("zk3", answer)
     names = Names([("zk1", 2181), ("zk2", 2181), ("zk3", 2181)])
     # Silence is waited for until the deadline, and the answer of another name may take a while.
     for _ in range(2):
-        found, failures = names.look_up(Deadline.after(0.2) if answer is SILENCE else patient())
+        found, failures = names.resolve(Deadline.after(0.2) if answer is SILENCE else patient())
         wait_until(lambda: dns.answered["zk2"] >= dns.asked["zk2"])
     assert failures == {"zk1": reason, "zk3": reason}
     assert found == [("zk1", "127.0.0.1", 2181), ("zk2", "127.0.0.2", 2181)]
@@ -88,26 +88,26 @@ def test_names__late_answer(dns: FakeDns) -> None:
     dns.answer("zk1", SILENCE)
     before = set(threading.enumerate())
     for _ in range(10):
-        assert names.look_up(SOON) == ([], {"zk1": "no answer"})
+        assert names.resolve(SOON) == ([], {"zk1": "no answer"})
     assert [thread.name for thread in set(threading.enumerate()) - before] == ["zklock-call"]
     wait_until(lambda: dns.asked["zk1"] == 1)
     dns.answer("zk1", ["127.0.0.1"])
-    assert names.look_up(patient()) == ([("zk1", "127.0.0.1", 2181)], {})
+    assert names.resolve(patient()) == ([("zk1", "127.0.0.1", 2181)], {})
     # A later look-up asks anew, also where the last one has ended unnoticed.
     dns.answer("zk1", SILENCE)
-    names.look_up(SOON)
+    names.resolve(SOON)
     wait_until(lambda: dns.asked["zk1"] == 2)
     dns.answer("zk1", ["127.0.0.2"])
-    wait_until(lambda: names._look_ups["zk1"].over)
+    wait_until(lambda: names._calls["zk1"].over)
     dns.answer("zk1", SILENCE)
-    assert names.look_up(SOON) == ([("zk1", "127.0.0.2", 2181)], {"zk1": "no answer"})
+    assert names.resolve(SOON) == ([("zk1", "127.0.0.2", 2181)], {"zk1": "no answer"})
     wait_until(lambda: dns.asked["zk1"] == 3)
 
 
 @pytest.mark.parametrize("name", ["zk..bad", f"{'a' * 64}.test", "."])
 def test_names__unencodable(name: str) -> None:
     """A name that DNS cannot be asked for is one bad name."""
-    found, failures = Names([(name, 1), ("127.0.0.1", 2)]).look_up(patient())
+    found, failures = Names([(name, 1), ("127.0.0.1", 2)]).resolve(patient())
     assert (found, failures) == ([("127.0.0.1", "127.0.0.1", 2)], {name: "no host can have this name"})
 
 
@@ -126,7 +126,7 @@ def test_names__literal(host: str, address: str, monkeypatch: pytest.MonkeyPatch
     names = Names([(host, 2181)])
     monkeypatch.setattr(threading.Thread, "start", lambda _self: pytest.fail("a thread"))
     assert names.names == []
-    assert names.look_up(SOON) == ([(host, address, 2181)], {})
+    assert names.resolve(SOON) == ([(host, address, 2181)], {})
 
 
 def test_names__no_thread(dns: FakeDns, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +134,13 @@ def test_names__no_thread(dns: FakeDns, monkeypatch: pytest.MonkeyPatch) -> None
     names = Names([("zk1", 2181), ("zk2", 2181)])
     dns.answer("zk1", ["127.0.0.1"])
     dns.answer("zk2", NXDOMAIN)
-    names.look_up(patient())
+    names.resolve(patient())
 
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    found, failures = names.look_up(patient())
+    found, failures = names.resolve(patient())
     assert found == [("zk1", "127.0.0.1", 2181)]
     assert failures == dict.fromkeys(("zk1", "zk2"), "can't start new thread")
 
@@ -150,9 +150,9 @@ def test_names__fork(dns: FakeDns) -> None:
     """A forked child knows what its parent knew, and waits for no look-up of the parent."""
     dns.answer("zk1", ["127.0.0.1"])
     names = Names([("zk1", 2181)])
-    names.look_up(patient())
+    names.resolve(patient())
     dns.answer("zk1", SILENCE)
-    names.look_up(SOON)
+    names.resolve(SOON)
     wait_until(lambda: dns.asked["zk1"] == 2)
-    with forked_child.fork(lambda report: report(Names([("zk1", 2181)]).look_up(Deadline.after(0.1)))) as child:
+    with forked_child.fork(lambda report: report(Names([("zk1", 2181)]).resolve(Deadline.after(0.1)))) as child:
         assert child.hear() == ([("zk1", "127.0.0.1", 2181)], {"zk1": "no answer"})
