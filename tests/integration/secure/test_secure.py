@@ -33,6 +33,7 @@ from django_zklock.connections import connections
 from django_zklock.doctor import Finding
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.wire.connection import ThreadingHandler
+from django_zklock.zk.wire.names import Names
 from tests.support.certificates import Authority, Issued
 from tests.support.servers.ensemble import Ensemble
 from tests.support.tcp_proxy import DOWN, UP, Proxy
@@ -607,11 +608,16 @@ def test_acl__stranger(
     zk_lock("k", using="owner").acquire(timeout=5).release(wait=True)
 
 
-def test_connection__ended_by_the_unexpected(configure: Configure) -> None:
+def test_connection__ended_by_the_unexpected(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that ends kazoo's thread before there was any connection is told at once, again and again."""
-    configure("zk..example:2181")
+
+    def fail(_names: Names, _deadline: object) -> None:
+        raise LookupError("nobody expects it")
+
+    monkeypatch.setattr(Names, "resolve", fail)
+    configure(f"{LOOPBACK}:2181")
     for _ in range(2):
-        refused("the connection failed: Unicode", within=LONG / 2)
+        refused("the connection failed: LookupError", within=LONG / 2)
 
 
 # An ensemble with servers that do not answer.
