@@ -324,8 +324,7 @@ class Contender(Script):
 
     def heartbeat(self) -> None:
         for place in self.places:
-            if place.turn is Turn.CLEAR:
-                place.verify()
+            place.heartbeat()
         if not self._blocked:
             # By now all watches may be set again.
             self.wake()

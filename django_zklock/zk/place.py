@@ -175,14 +175,18 @@ class Place:
         session.deleting.add(self.node)
         session.wire.delete(f"{self.path}/{self.node}", reply)
 
-    def verify(self) -> None:
-        """Read our node at a heartbeat: the answer proves that it exists and belongs to our session."""
-        read = f"{self.path}/{self.node}", partial(self._verified, self.node)
-        self.contender.session.heartbeat_reads.append(read)
+    def heartbeat(self) -> None:
+        """Have our node watched, if it blocks others and is not watched yet: most locks are not held that long."""
+        if self.turn is Turn.CLEAR and self._own_watch is None:
+            self.contender.session.to_watch[self._watch_if_clear] = None
 
-    def _verified(self, node: str | None, value: Any, error: Exception | None) -> None:
+    def _watch_if_clear(self) -> None:
+        if self.turn is Turn.CLEAR:
+            self.watch_own_node()
+
+    def _verified(self, value: Any, error: Exception | None) -> None:
         contender = self.contender
-        if node != self.node or self.turn in LEFT:
+        if self.turn in LEFT:
             return
         if value is not None and value[1].ephemeralOwner == contender.session.id:
             contender.on_data(self, value[0])
@@ -342,7 +346,7 @@ class Place:
             # Without a value the server has no watch.
             self._own_watch = None if value is None else watch
             watch.session_id = None if value is None else value[1].ephemeralOwner
-            self._verified(self.node, value, error)
+            self._verified(value, error)
             if self.turn is Turn.CLEAR:
                 self.contender.on_own_node_watched(error)
             else:

@@ -14,16 +14,17 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger, TimerHandle, TimerThread
 from django_zklock.zk.waiting import boottime, monotonic
-from django_zklock.zk.wire import MAX_READS_PER_REQUEST, ConnectionOptions
+from django_zklock.zk.wire import ConnectionOptions
 
 if TYPE_CHECKING:
     from django_zklock.zk.wire import KazooException, Reply
@@ -37,14 +38,19 @@ HEARTBEATS_PER_SESSION = 7
 # The share of the session timeout that a heartbeat leaves as it is. A busy process sends heartbeats late, so this is
 # less than the 0.69 that are left one heartbeat after a proof.
 ENOUGH = 0.66
-# The share of the session timeout after which silence means a dead link. It is checked at each heartbeat, so a request
-# of one heartbeat is found unanswered at the second one after it; a quarter of the timeout is left to reconnect.
+# The share of the session timeout after which silence means a dead link: nothing has come, not even a part of an
+# answer. It is checked at each heartbeat, so a request of one heartbeat is found unanswered at the second one after it;
+# a quarter of the timeout is left to reconnect.
 MAX_SILENCE = 0.25
 # Where the loss of a connection is the loss of its locks, silence is tolerated for one heartbeat more. The lease allows
 # that.
 STRICT_MAX_SILENCE = 0.4
-# With this number of reads or more they share requests. A request costs ten times as much as a read in it.
-MIN_SHARED_READS = 16
+# How many held nodes are watched in one write. The next proof of the lease waits for the answers: some 20 kB, half a
+# second on a link of 40 kB/s.
+MAX_WATCHES_PER_WRITE = 64
+
+# The share of the session timeout after which an answer is late: that of a heartbeat, nearly.
+SLOW = 0.13
 
 # Seconds of the pause after a refusal that passes. It doubles from the first to the last while refusals continue. Half
 # of it is random, so that the clients of an overloaded server do not all come back at once.
@@ -53,6 +59,8 @@ LAST_PAUSE = 0.5
 
 # Why a connection is dropped when a write was answered and the lease is over all the same.
 LEASE_OVER = "the lease ran out"
+# Why a hold is lost whose lease ends while there is a connection.
+STOOD_STILL = f"{LEASE_OVER}: this process or its connection stood still for too long"
 
 
 class SessionListener:
@@ -79,7 +87,7 @@ class SessionListener:
         """There has been no connection for too long, or the session has ended for good."""
 
     def heartbeat(self) -> None:
-        """Time to read the held nodes: there is a connection again, or it is the end of a heartbeat (each T/7)."""
+        """Time to look after what is held: there is a connection again, or it is the end of a heartbeat (each T/7)."""
 
     def lose(self, reason: str, /) -> None:
         """What is held can no longer be trusted."""
@@ -151,8 +159,12 @@ class Session:
         # Whether the server has caught up since this connection began; None as long as that was not requested.
         self._caught_up: bool | None = None
         self._when_caught_up: list[Callable[[], object]] = []
-        # What listeners have read at this heartbeat, together: paths, and replies as for `wire.get`.
-        self.heartbeat_reads: list[tuple[str, Reply]] = []
+        # Calls that each watch a held node, in the order of the heartbeats at which listeners have added them.
+        self.to_watch: dict[Callable[[], object], None] = {}
+        # When the heartbeat that is not answered yet was sent, and when one was last found to take too long, both on
+        # the clock of leases.
+        self._beat_at: float | None = None
+        self._slow_at = float("-inf")
         # What waits for the end of the pause, see `retry_later`. A dict keeps the order, and the same call once.
         self._refused: dict[Callable[[], object], None] = {}
         self._pause = 0.0
@@ -297,8 +309,8 @@ class Session:
             self._timer_thread.call_later(self.timeout / HEARTBEATS_PER_SESSION, self._heartbeat)
         if self.listeners and self.wire.lease.handshake is not None:
             self.catch_up()
-        # Held nodes are read before anything else.
-        self._read_held_nodes()
+        # Held nodes come before anything else.
+        self._look_after_holds()
         self._restore_watches()
         self._call_listeners(lambda listener: listener.resumed())
 
@@ -355,6 +367,8 @@ class Session:
             self._pause_timer.cancel()
             self._pause_timer = None
         self._is_proving = False
+        self._beat_at = None
+        self.to_watch.clear()
         self._caught_up = None
         self._when_caught_up.clear()
         self._cancel_timers()
@@ -395,6 +409,9 @@ class Session:
             self._timer_thread.call_later(self.timeout / HEARTBEATS_PER_SESSION, self._heartbeat)
             if not self.connected:
                 return
+            if self.lease_expired:
+                # On a thin link an answer may be on its way for that long.
+                self._call_listeners(lambda listener: listener.lose(STOOD_STILL))
             if self.wire.unanswered_for() > self.timeout * self._max_silence:
                 self.wire.drop("nothing has been received for too long")
             else:
@@ -411,17 +428,43 @@ class Session:
         """Send a request that the leader sees, and behind its answer a write if the lease is needed and short.
 
         The first keeps the session alive, and any later write is a proof by it. So a session that only waits sends no
-        writes: the one that lets it hold a lock renews its lease too.
+        writes: the one that lets it hold a lock renews its lease too. What depends on the answer is sent for one
+        heartbeat at a time. On a link on which an answer takes longer than that, it would pile up before the lease.
         """
-        if self.connected:
+        if not self.connected:
+            return
+        if self._beat_at is None:
+            self._beat_at = boottime()
             self.wire.sync("/", self._seen)
+        else:
+            self._note_delay(boottime() - self._beat_at)
+            # The server hears of us all the same.
+            self.wire.sync("/")
+
+    def _note_delay(self, seconds: float) -> None:
+        """Warn of a heartbeat that is not answered when the next one is due: once while that goes on."""
+        # After a stop of this process several heartbeats come at once.
+        if seconds < SLOW * self.timeout:
+            return
+        now = boottime()
+        level = logging.DEBUG if now < self._slow_at + self.timeout else logging.WARNING
+        self._slow_at = now
+        logger.log(
+            level,
+            "event=slow_answers session=%s server=%s unanswered_for=%.1f lease_left=%.1f",
+            self.name,
+            self.wire.server,
+            seconds,
+            max(0.0, self.lease_end - now),
+        )
 
     def _seen(self, _value: object, error: KazooException | None, *, is_proof: bool = False) -> None:
         if error is not None:
+            self._beat_at = None
             if wire.is_temporary(error):
                 self.retry_later(self._beat, error)
         elif not any(listener.needs_lease for listener in list(self.listeners)):
-            self._read_held_nodes()
+            self._look_after_holds()
         elif not is_proof and self.lease_end - boottime() < ENOUGH * self.timeout:
             self.wire.write_nothing(partial(self._seen, is_proof=True))
         elif is_proof and self.lease_expired:
@@ -429,7 +472,21 @@ class Session:
             # lease at once, and every contender asks again on it.
             self.wire.drop(LEASE_OVER)
         else:
-            self._read_held_nodes()
+            self._look_after_holds()
+
+    def _look_after_holds(self) -> None:
+        """Watch held nodes that are not watched yet, so many that the lease need not wait long for the answers.
+
+        A held node is watched from the first heartbeat on: its deletion, and what is written to it, come as an event.
+        """
+        self._beat_at = None
+        self._call_listeners(lambda listener: listener.heartbeat())
+        for watch in list(islice(self.to_watch, MAX_WATCHES_PER_WRITE)):
+            del self.to_watch[watch]
+            watch()
+        if self.to_watch:
+            # The others follow when these are answered, and the lease is renewed before if that is due.
+            self._beat()
 
     def prove(self) -> None:
         """Renew a short lease by a write, whose answer comes before those to the requests that follow it.
@@ -482,30 +539,6 @@ class Session:
         calls, self._when_caught_up = self._when_caught_up, []
         for call in calls:
             self.post(call)
-
-    def _read_held_nodes(self) -> None:
-        self._call_listeners(lambda listener: listener.heartbeat())
-        reads, self.heartbeat_reads = self.heartbeat_reads, []
-        if len(reads) < MIN_SHARED_READS:
-            for path, reply in reads:
-                self.wire.get(path, reply)
-            return
-        for start in range(0, len(reads), MAX_READS_PER_REQUEST):
-            chunk = reads[start : start + MAX_READS_PER_REQUEST]
-            self.wire.read_many([wire.Read(path) for path, _reply in chunk], partial(self._on_held_nodes, chunk))
-
-    def _on_held_nodes(
-        self, reads: Sequence[tuple[str, Reply]], outcomes: list[Any] | None, error: KazooException | None
-    ) -> None:
-        if outcomes is None:
-            # The next heartbeat reads them again.
-            logger.warning("event=unverified nodes=%d error=%r", len(reads), error)
-            return
-        for (_path, reply), outcome in zip(reads, outcomes, strict=True):
-            refusal = wire.NoNodeError() if outcome is None else outcome
-            refusal = refusal if isinstance(refusal, wire.KazooException) else None
-            # An error in one reply is logged there, so that the others are called too.
-            self.wire.notify(reply, outcome if refusal is None else None, refusal)
 
     # Pauses. All calls of a session share one, so an overloaded server is not asked more often because there are more.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 
 import pytest
 from kazoo.client import KazooClient
@@ -12,11 +13,13 @@ from django_zklock.testing.protocol import Opcode
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.wire import MAX_READS_PER_REQUEST
+from django_zklock.zk.session import MAX_WATCHES_PER_WRITE
+from tests.support.tcp_proxy import DOWN, Proxy
 from tests.support.threads import Runner
+from tests.support.timing import LONG_SESSION
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
-MANY = 2 * MAX_READS_PER_REQUEST + 3
+MANY = 2 * MAX_WATCHES_PER_WRITE + 3
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def test_heartbeat__finds_what_is_gone(
 ) -> None:
     """Each lock whose node is gone is found to be lost, wherever it stands among the many, and no other."""
     pool, holds = hold_many()
-    gone = {0, MAX_READS_PER_REQUEST - 1, MAX_READS_PER_REQUEST, MANY - 1}
+    gone = {0, MAX_WATCHES_PER_WRITE - 1, MAX_WATCHES_PER_WRITE, MANY - 1}
     for number in gone:
         outsider.delete(holds[number].node)
     wait_until(lambda: all(holds[number].lost for number in gone))
@@ -47,24 +50,33 @@ def test_heartbeat__finds_what_is_gone(
 def test_heartbeat__revoked(hold_many: Callable[[], tuple[Pool, list[Held]]], outsider: KazooClient) -> None:
     """What is written into a node is heard by the one whose node it is."""
     _pool, holds = hold_many()
-    outsider.set(holds[MAX_READS_PER_REQUEST + 1].node, b"__REVOKE__")
-    wait_until(lambda: holds[MAX_READS_PER_REQUEST + 1].revoked)
-    assert [held.key for held in holds if held.revoked] == [f"k{MAX_READS_PER_REQUEST + 1}"]
+    outsider.set(holds[MAX_WATCHES_PER_WRITE + 1].node, b"__REVOKE__")
+    wait_until(lambda: holds[MAX_WATCHES_PER_WRITE + 1].revoked)
+    assert [held.key for held in holds if held.revoked] == [f"k{MAX_WATCHES_PER_WRITE + 1}"]
 
 
 def test_heartbeat__few_requests(testserver: ZooKeeperServer, make_pool: MakePool) -> None:
-    """Many locks share a few requests; a few locks have one each."""
-    pool = make_pool(testserver.hosts, session_timeout=4.0)
-    holds = [Lock(f"k{number}", pool).acquire(5) for number in range(MANY)]
-    testserver.requests.clear()
-    testserver.requests.wait_for("multiRead", 6)
-    counts = testserver.requests.counts()
-    assert counts.get("getData", 0) == 0
-    for held in holds[3:]:
-        held.release()
-    testserver.requests.clear()
-    testserver.requests.wait_for("getData", 6)
-    assert testserver.requests.count("multiRead") == 0
+    """Each held node is read once, with a watch; later heartbeats cost the same for any number of locks."""
+    with Proxy(testserver.address) as proxy:
+        pool = make_pool(proxy.hosts, session_timeout=LONG_SESSION)
+        holds = [Lock(f"k{number}", pool).acquire(5) for number in range(MANY)]
+        (session,) = pool.sessions()
+        testserver.requests.clear()
+        # All answers come late and together, those to several heartbeats too.
+        proxy.pause(DOWN)
+        session.post(session._beat)
+        session.post(session._beat)
+        testserver.requests.wait_for("sync", 2)
+        proxy.resume()
+        testserver.requests.wait_for("getData", MANY)
+        session.post(session._beat)
+        testserver.requests.wait_for("sync", 5)
+        kinds = [each.opcode for each in testserver.requests.all() if each.opcode in {Opcode.SYNC, Opcode.GET_DATA}]
+        portions = [len(list(run)) for opcode, run in groupby(kinds) if opcode is Opcode.GET_DATA]
+        assert portions == [MAX_WATCHES_PER_WRITE, MAX_WATCHES_PER_WRITE, 3]
+        assert testserver.requests.count("getData") == MANY
+        for held in holds:
+            held.check()
 
 
 def written_by(server: ZooKeeperServer, pool: Pool, beats: int) -> int:

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from kazoo.protocol.states import ZnodeStat
@@ -91,8 +90,7 @@ class Script:
         # The node of the contender of `contend` takes one of the budget.
         self.path_overhead = 1 - len(f"/k/{name_prefix(ANY_GUID, Kind.EXCLUSIVE)}")
         self.listeners: dict[Any, None] = {}
-        # They are sent at once.
-        self.heartbeat_reads = SimpleNamespace(append=lambda read: self.get(*read))
+        self.to_watch: dict[Callable[[], object], None] = {}
         self.requests: list[tuple[str, Any, Any]] = []
         self.watches: dict[str, list[Callable[[bool], None]]] = {}
         # Those among them that are not answered yet, so that they end with the connection.
@@ -266,10 +264,17 @@ class Script:
 
     def reconnect(self) -> None:
         self.connected = True
-        for listener in list(self.listeners):
-            listener.heartbeat()
+        self.heartbeat()
         for listener in list(self.listeners):
             listener.resumed()
+
+    def heartbeat(self) -> None:
+        """Let the listeners look after what they hold; a real session also limits how much is asked at once."""
+        for listener in list(self.listeners):
+            listener.heartbeat()
+        calls, self.to_watch = self.to_watch, {}
+        for call in calls:
+            call()
 
     def end_session(self, reason: str = "expired") -> None:
         """End the session; :meth:`reconnect` begins the next one."""

@@ -151,7 +151,7 @@ class Wire(Requests):
         return self._connection.received
 
     def unanswered_for(self) -> float:
-        """Return the seconds since the oldest unanswered request was sent or anything was received, if that is later.
+        """Return the seconds since the oldest unanswered request was sent or any bytes moved, if that is later.
 
         It is 0 if every request is answered.
         """
@@ -160,7 +160,7 @@ class Wire(Requests):
             oldest = min(queue[0].at for queue in (connection.sent, connection.pings) if queue)
         except (ValueError, IndexError):  # all are answered, the last one maybe just now
             return 0.0
-        return boottime() - max(oldest, connection.received)
+        return boottime() - max(oldest, connection.moved)
 
     @property
     def failure(self) -> str | None:

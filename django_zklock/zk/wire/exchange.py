@@ -191,8 +191,9 @@ class Exchange(ConnectionHandler):
     def __init__(self, client: KazooClient, listener: Wire, **options: Any) -> None:
         super().__init__(client, client._conn_retry.copy(), logger=client.logger, **options)
         self._listener = listener
-        # When the last message was complete, by the boot-time clock, and when anything was read last.
-        self.received = self._read_at = NEVER
+        # When the last message was complete, by the boot-time clock, and when the last bytes of any were read, or taken
+        # by a socket that had been full: on a thin link a long message may take longer than an outage is tolerated.
+        self.received = self.moved = NEVER
         # What was received, and how much of it was handled.
         self._buffer = b""
         self._position = 0
@@ -250,6 +251,7 @@ class Exchange(ConnectionHandler):
                 left = left[sent:]
             except _WOULD_BLOCK as error:
                 self._wait(error, timeout)
+                self.moved = boottime()
             except OSError as error:
                 raise ConnectionDropped(f"{CLOSED} error: {error.strerror or error}") from error
 
@@ -276,7 +278,7 @@ class Exchange(ConnectionHandler):
             return False
         if not received:
             raise ConnectionDropped(f"{CLOSED} broken")
-        self._read_at = boottime()
+        self.moved = boottime()
         self._buffer = self._buffer[self._position :] + received
         self._position = 0
         return True
@@ -352,7 +354,7 @@ class Exchange(ConnectionHandler):
             ready = wait(max(0.0, self._written + ping_interval - monotonic()) * 1000)
             if ready:
                 self._exchange(ready)
-            elif self.pings:
+            elif self.pings and self.moved < self.pings[-1].at:
                 raise ConnectionDropped("outstanding heartbeat ping not received")
             else:
                 self.pings.append(Sent(boottime()))
@@ -418,7 +420,7 @@ class Exchange(ConnectionHandler):
         if len(buffer) < start or len(buffer) < (end := start + _SIZE.unpack_from(buffer, self._position)[0]):
             return False
         self._position = end
-        self.received = self._read_at
+        self.received = self.moved
         message = buffer[start:end]
         try:
             xid, zxid, error = _ANSWER_HEADER.unpack_from(message)

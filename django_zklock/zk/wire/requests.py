@@ -372,26 +372,23 @@ class Requests:
         self._send(Transaction([CheckVersion(self._chroot or "/", -1)]), reply)
 
     def restore_watches(self, reply: Callable[[None, Any], None]) -> None:
-        """Set the watches of the last connection again.
+        """Set the watches of the last connection again, some after the other.
 
         Those whose nodes changed meanwhile are called before the reply.
         """
-        requests = self.watches.set_requests()
-        errors: list[KazooException] = []
-
-        def answered(request: Any, _value: Any, error: KazooException | None) -> None:
-            if error is not None:
-                errors.append(error)
-            # Replies come in the order of the requests.
-            if request is requests[-1]:
-                if not errors:
-                    self.watches.lost.clear()
-                reply(None, errors[0] if errors else None)
-
-        for request in requests:
-            self._send(request, partial(answered, request))
-        if not requests:
+        keys = self.watches.next_lost()
+        if not keys:
             reply(None, None)
+            return
+
+        def answered(_value: Any, error: KazooException | None) -> None:
+            if error is not None:
+                reply(None, error)
+                return
+            self.watches.restored(keys)
+            self.restore_watches(reply)
+
+        self._send(self.watches.set_request(keys), answered)
 
     def _send(self, request: Any, reply: Reply) -> None:
         self._client._queue.append((request, Delivery(self.notify, reply)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -24,8 +24,9 @@ _ENDED_BY = {
     DELETED_EVENT: (GetData.type, GetChildren.type),
 }
 
-# ZooKeeper's own client puts as many bytes of paths into one request; a server takes no request above jute.maxbuffer.
-MAX_PATHS = 128 * 1024
+# The bytes of paths in one request to set watches again. The next one leaves when it is answered, so that on a thin link
+# the lease has not to wait for all; ZooKeeper's own client sends requests of 128 kB, all at once.
+MAX_PATHS = 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ class WatchRegistry:
     def __init__(self) -> None:
         # In the order of their requests.
         self._watches: dict[WatchKey, dict[Watch, None]] = {}
-        # The watches of the last connection that are not yet set on this one, and the newest transaction whose events
-        # that connection has delivered.
-        self.lost: set[Watch] = set()
+        # The keys of watches of the last connection that are not yet set on this one, and the newest transaction whose
+        # events that connection has delivered.
+        self.lost: dict[WatchKey, None] = {}
         self._seen = 0
 
     def add(self, key: WatchKey, callback: Watcher) -> Watch:
@@ -108,7 +109,7 @@ class WatchRegistry:
         del same[watch]
         if not same:
             del self._watches[watch.key]
-        self.lost.discard(watch)
+            self.lost.pop(watch.key, None)
         return True
 
     def __iter__(self) -> Iterator[Watch]:
@@ -147,19 +148,25 @@ class WatchRegistry:
                 self.discard(watch)
         if not self.lost:
             self._seen = seen
-        self.lost = set(self)
+        self.lost = dict.fromkeys(self._watches)
 
-    def set_requests(self) -> list[SetWatches]:
-        """Return the requests that set the watches of the last connection again."""
-        requests = []
-        keys = sorted({watch.key for watch in self.lost})
-        while keys:
-            size = count = 0
-            while count < len(keys) and size < MAX_PATHS:
-                size += len(keys[count][1].encode())
-                count += 1
-            batch, keys = keys[:count], keys[count:]
-            data = tuple(path for kind, path in batch if kind == GetData.type)
-            children = tuple(path for kind, path in batch if kind == GetChildren.type)
-            requests.append(SetWatches(self._seen, data, children))
-        return requests
+    def next_lost(self) -> list[WatchKey]:
+        """Return as many keys of lost watches as one request may set again."""
+        keys, size = [], 0
+        for key in self.lost:
+            keys.append(key)
+            size += len(key[1].encode())
+            if size >= MAX_PATHS:
+                break
+        return keys
+
+    def set_request(self, keys: Sequence[WatchKey]) -> SetWatches:
+        """Return the request that sets the watches with these keys again."""
+        data = tuple(path for kind, path in keys if kind == GetData.type)
+        children = tuple(path for kind, path in keys if kind == GetChildren.type)
+        return SetWatches(self._seen, data, children)
+
+    def restored(self, keys: Iterable[WatchKey]) -> None:
+        """Note that the server has the watches with these keys again."""
+        for key in keys:
+            self.lost.pop(key, None)

@@ -19,7 +19,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ, Rule, semaphore
 from django_zklock.zk.session import Session
-from django_zklock.zk.wire.watches import Watch
+from django_zklock.zk.wire.watches import MAX_PATHS, WatchKey
 from tests.support.loss_recorder import Losses
 from tests.support.queued_contenders import is_watching
 from tests.support.refusing_server import Refusals
@@ -94,6 +94,9 @@ def test_reconnect__four_hundred_waiters(server: ZooKeeperServer, make_pool: Mak
 
     waiters = [Runner(take_a_turn) for _ in range(WAITERS)]
     wait_until(lambda: settled(pool, WAITERS), 120, "all wait")
+    # What is held is watched from the first heartbeat on.
+    session_of(pool).post(session_of(pool)._beat)
+    wait_until(lambda: len(watches(server)) == WAITERS + 1 + HOLDS)
     before, seen = watches(server), len(server.requests.all())
     drop(server, pool)
     caught_up(pool)
@@ -101,18 +104,14 @@ def test_reconnect__four_hundred_waiters(server: ZooKeeperServer, make_pool: Mak
     assert watches(server) == before
     mine = [request for request in server.requests.all()[seen:] if request.session == session_of(pool).id]
     kinds = Counter(request.opcode for request in mine)
-    # That of the lock held by the other session is read by nobody; those held here by one request.
     assert kinds[Opcode.CONNECT] >= 1
+    size = sum(len(path) for path in before.elements())
     assert {opcode: count for opcode, count in kinds.items() if opcode not in {Opcode.CONNECT, Opcode.PING}} == {
         Opcode.MULTI: 1,
-        Opcode.MULTI_READ: 1,
-        Opcode.SET_WATCHES: 1,
+        Opcode.SET_WATCHES: math.ceil(size / MAX_PATHS),
     }
-    # What is held is read before anything else.
-    order = [
-        request.opcode for request in mine if request.opcode in {Opcode.MULTI, Opcode.MULTI_READ, Opcode.SET_WATCHES}
-    ]
-    assert order == [Opcode.MULTI, Opcode.MULTI_READ, Opcode.SET_WATCHES]
+    # The lease comes first.
+    assert next(each.opcode for each in mine if each.opcode in {Opcode.MULTI, Opcode.SET_WATCHES}) is Opcode.MULTI
     for each in holds:
         each.check()
         each.release()
@@ -123,8 +122,20 @@ def test_reconnect__four_hundred_waiters(server: ZooKeeperServer, make_pool: Mak
     assert tokens == sorted(set(tokens))
 
 
+def test_reconnect__young_holds(server: ZooKeeperServer, make_pool: MakePool) -> None:
+    """What is held for less than a heartbeat is read after a reconnect, and its loss is found."""
+    pool = make_pool(session_timeout=LONG)
+    kept, gone = (Lock(key, pool).acquire(timeout=60) for key in ("kept", "gone"))
+    with server.faults.refuse():
+        server.faults.drop(session_of(pool).id)
+        server.call(lambda: server.service.commit(Deleted(gone.node)))
+    wait_until(lambda: gone.lost)
+    kept.check()
+    assert watches(server) == {kept.node: 1}
+
+
 def test_reconnect__in_chunks(server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No request with watches is larger than a server takes: more of them are sent instead."""
+    """No request with watches is larger than what a thin link carries soon: more of them are sent instead."""
     monkeypatch.setattr("django_zklock.zk.wire.watches.MAX_PATHS", 200)
     pool = make_pool(session_timeout=LONG)
     held = Lock("k", make_pool(session_timeout=LONG)).acquire(timeout=60)
@@ -232,18 +243,18 @@ def test_reconnect__given_up_while_away(server: ZooKeeperServer, make_pool: Make
     held.release(wait=True)
 
 
-class Contended(set[Watch]):
+class Contended(dict[WatchKey, None]):
     """Watches that another thread wants to give up as soon as the first of them has been gone through."""
 
-    def __init__(self, watches: set[Watch], give_up: Callable[[], None]) -> None:
+    def __init__(self, watches: dict[WatchKey, None], give_up: Callable[[], None]) -> None:
         super().__init__(watches)
         self.iterations = 0
         self._give_up = give_up
 
-    def __iter__(self) -> Iterator[Watch]:
+    def __iter__(self) -> Iterator[WatchKey]:
         self.iterations += 1
-        for number, watch in enumerate(super().__iter__()):
-            yield watch
+        for number, key in enumerate(super().__iter__()):
+            yield key
             if number == 0:
                 Runner(self._give_up).result()
 

@@ -557,14 +557,12 @@ def test_list__reply_lost(script: Script, told: list[None]) -> None:
     script.answer("children", [names["/b"]])
     script.break_connection()
     script.reconnect()
-    # The one that was seen to be first is looked at by itself, and watched.
+    # The one that was seen to be first is watched.
     assert [(name, what) for name, what, _ in script.requests] == [
-        ("get", f"/b/{names['/b']}"),
         ("children", "/a"),
         ("children", "/c"),
         ("get", f"/b/{names['/b']}"),
     ]
-    script.answer("get", (b"me", stat(50)))
     for line in LINES[1:]:
         script.answer("children", [names[line]])
     assert not told
@@ -605,11 +603,15 @@ def test_place_lost__seen_in_the_list(script: Script) -> None:
 
 def test_place_lost__first_in_line(script: Script) -> None:
     """A place at the head of a line can be lost too, as long as another lock is waited for; that is no loss yet."""
-    several, names = wait_in(script, "a")
-    for member in list(script.listeners):
-        member.heartbeat()
-    assert sorted(what for _, what, _ in script.requests) == [f"/b/{names['/b']}", f"/c/{names['/c']}"]
-    script.answer_get(names["/c"], error=NoNodeError())
+    several = contend(script)
+    names = create(script)
+    for line in ("/b", "/a"):
+        script.answer("children", [names[line]])
+    # A heartbeat comes before all are listed.
+    script.heartbeat()
+    assert [what for name, what, _ in script.requests if name == "get"] == [f"/b/{names['/b']}", f"/a/{names['/a']}"]
+    script.answer("children", [names["/c"], other(1)])
+    script.answer_get(names["/a"], error=NoNodeError())
     assert (several.state, several.lost) == (State.JOINING, None)
     settle(script, names["/b"])
     answer_deletes(script)
@@ -661,14 +663,11 @@ def test_place_lost__first_in_line_and_away(script: Script) -> None:
     script.break_connection()
     script.restoring = True
     script.reconnect()
-    for _ in LINES[1:]:
-        script.answer("get", (b"me", stat(50)))
     script.tell(f"/a/{other(1)}", deleted=True)
     script.answer("children", list(names.values()))
     assert (several.state, script.asked) == (State.WAITING, [])
     script.restoring = False
-    for listener in list(script.listeners):
-        listener.heartbeat()
+    script.heartbeat()
     assert several.state is State.HELD
 
 
@@ -677,9 +676,7 @@ def test_place_lost__while_away(script: Script) -> None:
     several, names = wait_in(script, "a")
     script.break_connection()
     script.reconnect()
-    for _ in LINES[1:]:
-        script.answer("get", (b"me", stat(50)))
-    script.tell(f"/a/{names['/a']}", deleted=True)
+    script.tell(f"/b/{names['/b']}", deleted=True)
     answer_deletes(script)
     assert script.asked == ["create_all"] + ["children"] * 3
     assert several.state is State.JOINING
@@ -687,18 +684,16 @@ def test_place_lost__while_away(script: Script) -> None:
 
 def test_place__kept_over_a_suspension(script: Script) -> None:
     """A place at the head of a line is no hold: where suspension is loss, it is kept all the same."""
-    several, _names = wait_in(script, "a")
+    several, names = wait_in(script, "a")
     script.break_connection()
     for tenant in list(script.listeners):
         tenant.lose("the connection was suspended")
     assert (several.state, several.lost) == (State.WAITING, None)
     script.reconnect()
-    for _ in LINES[1:]:
-        script.answer("get", (b"me", stat(50)))
     script.tell(f"/a/{other(1)}", deleted=True)
     assert (several.state, several.token) == (State.HELD, 50)
-    for tenant in list(script.listeners):
-        tenant.heartbeat()
+    script.heartbeat()
+    script.tell(f"/b/{names['/b']}", deleted=False)
     script.answer("get", (b'{"v":1,"revoke":"maintenance"}', stat(50)))
     assert (several.lost, several.revoked) == (None, "maintenance")
 
@@ -832,8 +827,7 @@ def test_node_deleted__holding(script: Script, told: list[None]) -> None:
     """If one node is removed all is lost, since the others alone are not what was asked for; they stay till the end."""
     several, names = hold(script, told)
     told.clear()
-    for tenant in list(script.listeners):
-        tenant.heartbeat()
+    script.heartbeat()
     assert [what for _, what, _ in script.requests] == nodes_of(names)
     script.answer("get", (b"me", stat(50)))
     script.answer("get", error=NoNodeError())
@@ -855,8 +849,7 @@ def test_node_deleted__holding(script: Script, told: list[None]) -> None:
 def test_node_deleted__and_then_the_connection(script: Script) -> None:
     """Whether somebody has said why is not worth waiting for a connection."""
     several, _ = hold(script)
-    for tenant in list(script.listeners):
-        tenant.heartbeat()
+    script.heartbeat()
     script.answer("get", error=NoNodeError())
     assert (several.lost, several.loss_reason_pending) == ("its node was deleted", True)
     script.break_connection()
@@ -866,8 +859,7 @@ def test_node_deleted__and_then_the_connection(script: Script) -> None:
 def test_node_deleted__and_let_go(script: Script) -> None:
     """Who lets go before it is known why one node was removed is told of the loss all the same."""
     several, names = hold(script)
-    for tenant in list(script.listeners):
-        tenant.heartbeat()
+    script.heartbeat()
     script.answer("get", error=NoNodeError())
     script.answer("get", (b"me", stat(50)))
     script.answer("get", (b"me", stat(50)))
@@ -881,8 +873,7 @@ def test_revoked__one_of_them(script: Script, told: list[None]) -> None:
     """Who is asked to let go of one of the locks is asked to let go."""
     several, _ = hold(script, told)
     told.clear()
-    for tenant in list(script.listeners):
-        tenant.heartbeat()
+    script.heartbeat()
     script.answer("get", (b"me", stat(50)))
     assert (several.revoked, told) == (None, [])
     script.answer("get", (b'{"v":1,"revoke":"maintenance"}', stat(50)))

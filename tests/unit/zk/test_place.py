@@ -131,14 +131,57 @@ def test_own_node__gone_after_the_last(script: Script) -> None:
     assert contender.state is State.GONE
 
 
-def test_own_node__gone_before_a_heartbeat_is_answered(script: Script) -> None:
-    """What a heartbeat finds of a node that is known to be gone does not come before the reason."""
-    contender, name = line_up(script, other(3))
-    settle(script, name)
-    script.tell(f"/k/{other(3)}", deleted=True)
-    contender.heartbeat()
+def test_own_node__watched_from_the_first_heartbeat(script: Script) -> None:
+    """Who holds without a wait watches its node at the first heartbeat, and a heartbeat asks nothing after that."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [name])
+    assert (contender.state, script.asked) == (State.HELD, [])
+    script.heartbeat()
+    script.heartbeat()
+    assert script.answer("get", (data(), stat())) == f"/k/{name}"
+    script.heartbeat()
+    assert (script.asked, list(script.watches)) == ([], [f"/k/{name}"])
+    script.tell(f"/k/{name}", deleted=False)
+    script.answer("get", (b"__REVOKE__", stat(version=1)))
+    assert contender.revoked
     script.tell(f"/k/{name}", deleted=True)
+    assert (contender.state, contender.lost) == (State.HELD, "its node was deleted")
+
+
+def test_own_node__left_before_it_is_watched(script: Script) -> None:
+    """A node that is to be watched, and deleted before its turn comes, is not watched."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [name])
+    contender.heartbeat()
+    contender.leave()
+    script.heartbeat()
+    assert script.asked == ["delete"]
+    script.answer("delete")
+    assert (contender.state, script.watches) == (State.GONE, {})
+
+
+def test_own_node__unreadable_at_a_heartbeat(script: Script, caplog: pytest.LogCaptureFixture) -> None:
+    """A node that cannot be read is no loss, is told of, and is asked about at each heartbeat."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [name])
+    for count in (1, 2):
+        script.heartbeat()
+        script.answer("get", error=NoAuthError())
+        assert (contender.state, contender.lost) == (State.HELD, None)
+        assert sum("event=unverified" in each.message for each in caplog.records) == count
+
+
+def test_own_node__gone_before_a_heartbeat_is_answered(script: Script) -> None:
+    """What a heartbeat finds of a node that is gone is told with the reason, which comes later."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [name])
+    script.heartbeat()
     script.answer("get", error=NoNodeError())
+    script.heartbeat()
     assert (contender.state, contender.loss_reason_pending) == (State.HELD, True)
     script.answer("get", (LockNodeData(removal=Removal(node=name, why="ada did it")).encode(), stat()))
     assert contender.lost == "its node was deleted: ada did it"

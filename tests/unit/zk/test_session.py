@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
+from kazoo.exceptions import NoAuthError, OperationTimeoutError
 
-from django_zklock.zk.session import Session, SessionListener
+from django_zklock.zk.session import (
+    HEARTBEATS_PER_SESSION,
+    MAX_WATCHES_PER_WRITE,
+    STOOD_STILL,
+    Session,
+    SessionListener,
+)
 from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import ConnectionOptions
 
@@ -35,6 +43,41 @@ class Holder(SessionListener):
 
     def lose(self, reason: str, /) -> None:
         self.losses.append(reason)
+
+
+class Many(Holder):
+    """Holds that many locks, each of which is to be watched once."""
+
+    needs_lease = True
+
+    def __init__(self, session: Session, count: int) -> None:
+        super().__init__()
+        self.watched: list[int] = []
+        self._session = session
+        self._calls = [partial(self.watched.append, number) for number in range(count)]
+
+    def heartbeat(self) -> None:
+        self._session.to_watch.update(dict.fromkeys(self._calls[len(self.watched) :]))
+
+
+class Requests:
+    """Takes the requests of a heartbeat in place of the wire; the first one is answered first."""
+
+    def __init__(self, session: Session, patch: pytest.MonkeyPatch) -> None:
+        self.sent: list[tuple[str, Callable[[Any, Any], None] | None]] = []
+        patch.setattr(session.wire, "sync", lambda _path, reply=None: self.sent.append(("sync", reply)))
+        patch.setattr(session.wire, "write_nothing", lambda reply: self.sent.append(("write", reply)))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _reply in self.sent]
+
+    def answer(self, name: str, error: Exception | None = None) -> None:
+        """Answer the first request, which is that one."""
+        kind, reply = self.sent.pop(0)
+        assert kind == name
+        if reply is not None:
+            reply(None, error)
 
 
 @pytest.fixture
@@ -109,3 +152,115 @@ def test_lease__over_in_an_outage(timers: Timers) -> None:
     for call in timers.calls:
         call()
     assert holder.losses == ["the lease ran out while ZooKeeper could not be reached"]
+
+
+def test_heartbeat__lease_over_on_an_open_connection(timers: Timers) -> None:
+    """Holders are told when the lease is over although the connection lives, on which an answer is still coming."""
+    session, holder = connected(timers), Holder()
+    session.add_listener(holder)
+    session.wire.lease.connected(TIMEOUT, boottime(), boottime(), moved=False)
+    session._heartbeat()
+    assert holder.losses == []
+    session.wire.lease.end = boottime()
+    session._heartbeat()
+    assert holder.losses == [STOOD_STILL]
+
+
+# The heartbeat of a session that holds many locks, and what it sends on a link on which answers are late.
+
+
+@pytest.fixture
+def session(timers: Timers) -> Session:
+    """Return a session whose lease is long."""
+    session = connected(timers)
+    session.wire.lease.connected(TIMEOUT, boottime(), boottime(), moved=False)
+    return session
+
+
+def test_beat__one_at_a_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as a heartbeat is unanswered, the next ones only show the server that the client lives."""
+    requests, many = Requests(session, monkeypatch), Many(session, MAX_WATCHES_PER_WRITE)
+    session.add_listener(many)
+    for _ in range(3):
+        session._beat()
+    assert (requests.names, many.watched) == (["sync"] * 3, [])
+    for left in (2, 1, 0):
+        requests.answer("sync")
+        assert (requests.names, len(many.watched)) == (["sync"] * left, MAX_WATCHES_PER_WRITE)
+    session._beat()
+    requests.answer("sync")
+    # Each is watched once.
+    assert many.watched == list(range(MAX_WATCHES_PER_WRITE))
+
+
+def test_beat__some_after_the_other(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held nodes are watched in small portions, and the lease is renewed before a portion if that is due."""
+    requests, many = Requests(session, monkeypatch), Many(session, 2 * MAX_WATCHES_PER_WRITE + 1)
+    session.add_listener(many)
+    session._beat()
+    requests.answer("sync")
+    assert (len(many.watched), requests.names) == (MAX_WATCHES_PER_WRITE, ["sync"])
+    # The next heartbeat comes before this portion is answered.
+    session._beat()
+    session.wire.lease.end = boottime() + 0.5 * TIMEOUT
+    requests.answer("sync")
+    assert (len(many.watched), requests.names) == (MAX_WATCHES_PER_WRITE, ["sync", "write"])
+    requests.answer("sync")
+    session.wire.lease.end = boottime() + 0.9 * TIMEOUT
+    requests.answer("write")
+    assert (len(many.watched), requests.names) == (2 * MAX_WATCHES_PER_WRITE, ["sync"])
+    requests.answer("sync")
+    assert (many.watched, requests.names) == (list(range(2 * MAX_WATCHES_PER_WRITE + 1)), [])
+
+
+def test_beat__refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat that is refused, for now or for good, is over: the next one is a whole one."""
+    requests, many = Requests(session, monkeypatch), Many(session, 1)
+    session.add_listener(many)
+    for error in (OperationTimeoutError(), NoAuthError()):
+        session._beat()
+        requests.answer("sync", error)
+    assert many.watched == []
+    session._beat()
+    requests.answer("sync")
+    assert many.watched == [0]
+
+
+def test_beat__connection_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat ends with its connection, and what was to be watched is found anew."""
+    requests, many = Requests(session, monkeypatch), Many(session, 2 * MAX_WATCHES_PER_WRITE)
+    session.add_listener(many)
+    session._beat()
+    requests.answer("sync")
+    session.on_suspended()
+    assert session.to_watch == {}
+    requests.sent.clear()
+    session.connected = True
+    session._beat()
+    requests.answer("sync")
+    assert len(many.watched) == 2 * MAX_WATCHES_PER_WRITE
+
+
+def test_beat__late_answers(
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Answers that take longer than a heartbeat are warned of, while the locks are held, and once."""
+    requests, now = Requests(session, monkeypatch), boottime()
+    monkeypatch.setattr("django_zklock.zk.session.boottime", lambda: now)
+    session.wire.lease.end = now + 10.0
+    session._beat()
+    # Of a process that was stopped: several heartbeats at one moment.
+    session._beat()
+    assert caplog.records == []
+    for _ in range(3):
+        now += TIMEOUT / HEARTBEATS_PER_SESSION
+        session._beat()
+    (record,) = (each for each in caplog.records if each.levelname == "WARNING")
+    assert record.message == "event=slow_answers session=s server=nowhere:1 unanswered_for=1.7 lease_left=8.3"
+    # It has been over for a session timeout.
+    requests.answer("sync")
+    now += 2 * TIMEOUT
+    session._beat()
+    now += TIMEOUT / HEARTBEATS_PER_SESSION
+    session._beat()
+    assert [each.levelname for each in caplog.records] == ["WARNING", "WARNING"]

@@ -128,16 +128,38 @@ def test_messages__in_pieces(ends: Ends, size: int) -> None:
     stream = b"".join(messages)
     ends_at = list(itertools.accumulate(map(len, messages)))
     for start in range(0, len(stream), size):
-        before = ends.connection.received
+        before, moved = ends.connection.received, ends.connection.moved
         ends.server.sendall(stream[start : start + size])
         ends.exchange()
         complete = bisect.bisect_right(ends_at, start + size)
         assert ends.listener.deleted == paths[: complete // 2]
-        # A part of a message says nothing about the server.
+        # A part of a message is no answer, but shows that the link lives.
         assert (ends.connection.received > before) == (complete > bisect.bisect_right(ends_at, start))
+        assert ends.connection.moved > moved
     assert ends.listener.deleted == paths
     # The next handshake reads no message of this connection.
     assert ends.connection._position == len(ends.connection._buffer)
+
+
+def test_write__longer_than_the_socket_takes(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long write to a thin link is no silence as long as the other end takes more of it."""
+    connection, message = ends.connection, bytes(8 * 1024 * 1024)
+    moved: list[float] = []
+    real_wait = connection._wait
+
+    def wait(error: OSError | None, timeout: float) -> None:
+        moved.append(connection.moved)
+        # All that the socket has taken.
+        with contextlib.suppress(BlockingIOError):
+            while ends.server.recv(65536):
+                pass
+        real_wait(error, timeout)
+
+    monkeypatch.setattr(connection, "_wait", wait)
+    ends.server.setblocking(False)
+    connection._write(message, 60.0)
+    assert len(moved) > 2
+    assert moved == sorted(set(moved))
 
 
 def test_messages__none(ends: Ends) -> None:
@@ -396,6 +418,26 @@ def test_ping__unanswered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
         ends.connection._serve(100.0)
     assert ends.server.recv(100) == message(int_struct.pack(PING_XID) + int_struct.pack(Ping.type))
     assert [round(milliseconds / 1000) for milliseconds in waits] == [100, 100]
+
+
+def test_ping__answer_on_its_way(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as a long answer arrives, the connection lives although it is in the way of the ping's answer."""
+    waits: list[float] = []
+
+    def poller(_sockets: list[Any], _writers: Any = ()) -> Any:
+        def wait(milliseconds: float) -> list[Any]:
+            waits.append(milliseconds)
+            if len(waits) == 2:
+                ends.server.sendall(int_struct.pack(1000) + b"the first part of it")
+                ends.connection._receive(1000)
+            return []
+
+        return wait
+
+    monkeypatch.setattr(ends.connection.handler, "poller", poller)
+    with pytest.raises(ConnectionDropped, match="ping"):
+        ends.connection._serve(100.0)
+    assert len(waits) > 2
 
 
 def test_ping__not_needed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,18 +97,18 @@ def test_suspend__keeps_what_is_set(registry: WatchRegistry) -> None:
     registry.suspend(7)
     assert requested not in registry
     assert registry.lost
-    (request,) = registry.set_requests()
+    request = registry.set_request(registry.next_lost())
     assert (request.seen, request.data, request.children) == (7, ("/k",), ())
     # A second connection ends before they are set again, so events after the first one may still be missing.
     add(registry, CHILDREN)
     registry.suspend(9)
-    (request,) = registry.set_requests()
+    request = registry.set_request(registry.next_lost())
     assert (request.seen, request.data, request.children) == (7, ("/k",), ("/k",))
-    registry.lost.clear()
-    assert registry.set_requests() == []
+    registry.restored([DATA, CHILDREN])
+    assert registry.next_lost() == []
     assert kept in registry
     registry.suspend(11)
-    assert registry.set_requests()[0].seen == 11
+    assert registry.set_request([]).seen == 11
 
 
 def test_suspend__event_before_the_answer(registry: WatchRegistry) -> None:
