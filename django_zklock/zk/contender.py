@@ -365,6 +365,8 @@ class Contender(Script):
         queues = yield [place.listing.list_queue for place in self.places]
         for place, queue in zip(self.places, queues, strict=True):
             if self.rule.must_wait(queue):
+                blockers = tuple([f"{place.path}/{node.name}" for node in self.rule.blockers(queue)])
+                self.session.strays.taken(place.path, blockers, self.session.timeout)
                 self.refused_busy, self._holder_of, self.state = True, place, State.LEAVING
                 return
 

@@ -135,6 +135,8 @@ class Place:
     # The place of our session right before ours, and the one right behind ours; see :meth:`pass_on`.
     _ahead: Place | None = None
     behind: Place | None = None
+    # The nodes that proved that another contender waits, until a transaction found one of them missing.
+    _refuted: tuple[str, ...] = ()
     # The lease before ours whose client may have written to it before we watched, so the children are watched too.
     _unreliable: str | None = None
 
@@ -148,6 +150,12 @@ class Place:
             return False
         watches = [self._watches.get(node.name) for node in plan.watch]
         return all(watch is not None and watch.session_id is not None for watch in watches)
+
+    @property
+    def blockers(self) -> tuple[str, ...]:
+        """The paths of the nodes that block ours until they are deleted, as far as they are watched here."""
+        plan = self._plan
+        return () if plan is None else tuple([f"{self.path}/{node.name}" for node in plan.watch or plan.leases])
 
     @property
     def _is_sure(self) -> bool:
@@ -241,19 +249,21 @@ class Place:
 
     def _wait_or_leave(self, plan: WatchPlan, proof: tuple[str, ...]) -> None:
         """Wait, or leave while the nodes of ``proof`` exist, which prove that another contender waits."""
-        if not proof:
+        # What was found missing is here still: only this server has it, and it will not go.
+        if not proof or proof == self._refuted:
             self._wait(plan)
             return
         # Check and delete in one transaction: the other waiter may be granted or leave in between.
         others = [f"{self.path}/{name}" for name in proof]
         own, delete = f"{self.path}/{self.node}", self.contender.session.wire.delete_if_all_exist
-        self.contender.ask(partial(delete, own, others), self._left)
+        self.contender.ask(partial(delete, own, others), partial(self._left, proof))
 
-    def _left(self, _value: object, error: Exception | None) -> None:
+    def _left(self, proof: tuple[str, ...], _value: object, error: Exception | None) -> None:
         if error is None:
             self.forget()
             self.contender.leave_as_taken(self)
         elif isinstance(error, wire.NoNodeError):
+            self._refuted = proof
             self.list_queue()
         else:
             # The reason may be a node of another user that we may not check, and could not watch either.
@@ -506,6 +516,12 @@ class SharedListing:
         self._under_way: list[OnQueue] | None = None
         # The nodes of the newest listing, because the next one has mostly the same names.
         self._nodes: dict[str, Node] = {}
+
+    @property
+    def blockers(self) -> tuple[str, ...]:
+        """The paths of the nodes that block the first place of our session that waits; the others are behind it."""
+        waiting = [place for place in self.local.values() if place.turn is Turn.OPEN]
+        return min(waiting, key=lambda place: place.contender.token).blockers if waiting else ()
 
     def list_queue(self, use: OnQueue) -> None:
         """Request the queue; that of a lock without a node is empty."""

@@ -30,6 +30,8 @@ SEQUENCE_END = 2**31 - 1
 # Sequence numbers are trusted as far as this from the end of the 32-bit counter. Beyond the end, ZooKeeper 3.6 and
 # newer assign the same number repeatedly (ZOOKEEPER-2719; Programmer's Guide, "Sequence Nodes").
 SEQUENCE_MARGIN = 2**20
+# Of more nodes than these that block together it is not asked whether they really exist.
+MAX_BLOCKERS = 128
 # A larger limit is no limit in practice, and would make the name longer.
 MAX_LIMIT = 10**9 - 1
 
@@ -263,7 +265,8 @@ class WatchPlan:
     - With ``grants_on_delete`` these are all blockers: the lock is granted when the last of them is deleted.
     - Otherwise the deletion of a watched node means: list again. The watched node is the one before the last blockers,
       so this happens before the last ones are deleted; ``watch_next`` has these.
-    - With ``watch_children`` the whole queue is watched instead, because any of several leases may be released first.
+    - With ``watch_children`` the whole queue is watched instead, because any of several leases may be released first:
+      ``leases`` has these, as far as that is of use.
     - With ``woken_by_predecessor`` the watched node is the lease right before ours. It waits too, and its client writes
       to it when it is granted.
     """
@@ -274,6 +277,7 @@ class WatchPlan:
     grants_on_delete: bool = False
     watch_children: bool = False
     woken_by_predecessor: bool = False
+    leases: tuple[Node, ...] = ()
 
 
 GRANTED = WatchPlan()
@@ -303,6 +307,10 @@ class Rule:
         leases = queue.of(LEASES)
         return len(leases) >= min([self.limit, *(node.limit for node in leases if node.limit is not None)])
 
+    def blockers(self, queue: Queue) -> list[Node]:
+        """Return nodes for which :meth:`must_wait` is true: without them it may be false."""
+        return queue.of(self.conflicts)[:1] or queue.of(LEASES)[:MAX_BLOCKERS]
+
     def holds(self, own: str, queue: Queue) -> bool:
         """Whether the node ``own`` holds; raise ``LookupError`` if it is not in ``queue``."""
         return not queue.count_before(own, self.conflicts) and self.has_room(own, queue)
@@ -318,7 +326,7 @@ class Rule:
         leases = queue.before(own, LEASES)
         # If the lease before ours holds, or its client does not write when it is granted, only the children wake us.
         if len(leases) == queue.room or leases[-1].limit is None:
-            return WatchPlan(queue.first, watch_children=True)
+            return WatchPlan(queue.first, watch_children=True, leases=tuple(leases[:MAX_BLOCKERS]))
         return WatchPlan(queue.first, (leases[-1],), woken_by_predecessor=True)
 
     def proof_of_waiter(self, own: str, queue: Queue, mark: Mark) -> tuple[str, ...]:

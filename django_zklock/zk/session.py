@@ -14,7 +14,7 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 
 from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger, TimerHandle, TimerThread
+from django_zklock.zk.strays import Strays
 from django_zklock.zk.waiting import boottime, monotonic
 from django_zklock.zk.wire import ConnectionOptions
 
@@ -159,6 +160,7 @@ class Session:
         # Whether the server has caught up since this connection began; None as long as that was not requested.
         self._caught_up: bool | None = None
         self._when_caught_up: list[Callable[[], object]] = []
+        self.strays = Strays(self.wire, found=self._leave_server, retry=self.retry_later)
         # Calls that each watch a held node, in the order of the heartbeats at which listeners have added them.
         self.to_watch: dict[Callable[[], object], None] = {}
         # When the heartbeat that is not answered yet was sent, and when one was last found to take too long, both on
@@ -310,7 +312,7 @@ class Session:
         if self.listeners and self.wire.lease.handshake is not None:
             self.catch_up()
         # Held nodes come before anything else.
-        self._look_after_holds()
+        self._look_around()
         self._restore_watches()
         self._call_listeners(lambda listener: listener.resumed())
 
@@ -369,6 +371,7 @@ class Session:
         self._is_proving = False
         self._beat_at = None
         self.to_watch.clear()
+        self.strays.disconnected()
         self._caught_up = None
         self._when_caught_up.clear()
         self._cancel_timers()
@@ -464,7 +467,7 @@ class Session:
             if wire.is_temporary(error):
                 self.retry_later(self._beat, error)
         elif not any(listener.needs_lease for listener in list(self.listeners)):
-            self._look_after_holds()
+            self._look_around()
         elif not is_proof and self.lease_end - boottime() < ENOUGH * self.timeout:
             self.wire.write_nothing(partial(self._seen, is_proof=True))
         elif is_proof and self.lease_expired:
@@ -472,12 +475,13 @@ class Session:
             # lease at once, and every contender asks again on it.
             self.wire.drop(LEASE_OVER)
         else:
-            self._look_after_holds()
+            self._look_around()
 
-    def _look_after_holds(self) -> None:
-        """Watch held nodes that are not watched yet, so many that the lease need not wait long for the answers.
+    def _look_around(self) -> None:
+        """Watch held nodes that are not watched yet, and ask about nodes that have blocked us for long.
 
         A held node is watched from the first heartbeat on: its deletion, and what is written to it, come as an event.
+        Only so many are watched in one write that the lease need not wait long for the answers.
         """
         self._beat_at = None
         self._call_listeners(lambda listener: listener.heartbeat())
@@ -487,6 +491,16 @@ class Session:
         if self.to_watch:
             # The others follow when these are answered, and the lease is renewed before if that is due.
             self._beat()
+        listings = [listing for get in self.shared.valuerefs() if (listing := get()) is not None]
+        waits = ((listing.path, listing.blockers) for listing in listings)
+        self.strays.look(((path, nodes) for path, nodes in waits if nodes), self.timeout)
+
+    def _leave_server(self, strays: Sequence[str]) -> None:
+        """Go to another server: of these nodes, behind which we wait, one is at this server alone."""
+        logger.warning("event=stray_found session=%s server=%s among=%s", self.name, self.wire.server, " ".join(strays))
+        # Where the loss of a connection is the loss of its locks, no holder pays for a waiter.
+        if not (self._strict and any(listener.needs_lease for listener in list(self.listeners))):
+            self.wire.drop("it has a node that the leader does not know", avoid=True)
 
     def prove(self) -> None:
         """Renew a short lease by a write, whose answer comes before those to the requests that follow it.

@@ -14,6 +14,8 @@ from django_zklock.zk.contender import ANY_GUID, Contender, State
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath, Place, SharedListing
 from django_zklock.zk.queue import EXCLUSIVE, Kind, Node, Rule, name_prefix, parse_name, sort_by_sequence
+from django_zklock.zk.strays import Strays
+from django_zklock.zk.wire import Read
 
 logger = logging.getLogger("tests.scripted_session")
 
@@ -90,7 +92,11 @@ class Script:
         # The node of the contender of `contend` takes one of the budget.
         self.path_overhead = 1 - len(f"/k/{name_prefix(ANY_GUID, Kind.EXCLUSIVE)}")
         self.listeners: dict[Any, None] = {}
+        self.strays_found: list[tuple[str, ...]] = []
         self.to_watch: dict[Callable[[], object], None] = {}
+        self.timeout = 15.0
+        wire: Any = self
+        self.strays = Strays(wire, found=lambda nodes: self.strays_found.append(tuple(nodes)), retry=self.retry_later)
         self.requests: list[tuple[str, Any, Any]] = []
         self.watches: dict[str, list[Callable[[bool], None]]] = {}
         # Those among them that are not answered yet, so that they end with the connection.
@@ -149,6 +155,9 @@ class Script:
     def confirm(self, paths: Sequence[str], reply: Any) -> None:
         self.requests.append(("confirm", tuple(paths), reply))
 
+    def read_many(self, reads: Sequence[Read], reply: Any) -> None:
+        self.requests.append(("read_many", [(read.path, read.children) for read in reads], reply))
+
     def watch(self, path: str, reply: Any, watcher: Any, *, children: bool = False) -> Any:
         place = f"{path}/" if children else path
         self.watches.setdefault(place, []).append(watcher)
@@ -168,6 +177,9 @@ class Script:
 
     def delete(self, path: str, reply: Any) -> None:
         self.requests.append(("delete", path, reply))
+
+    def delete_if_all_exist(self, path: str, others: Sequence[str], reply: Any) -> None:
+        self.requests.append(("delete_if_all_exist", path, reply))
 
     def catch_up(self, call: Callable[[], object] | None = None) -> None:
         # As a session does it: once for each connection.
@@ -259,6 +271,7 @@ class Script:
         self.epoch += 1
         self._forget()
         self.deleting.clear()
+        self.strays.disconnected()
         for listener in list(self.listeners):
             listener.suspended()
 
@@ -275,6 +288,8 @@ class Script:
         calls, self.to_watch = self.to_watch, {}
         for call in calls:
             call()
+        waits = ((each.path, each.blockers) for each in self.shared.values())
+        self.strays.look(((path, nodes) for path, nodes in waits if nodes), self.timeout)
 
     def end_session(self, reason: str = "expired") -> None:
         """End the session; :meth:`reconnect` begins the next one."""

@@ -197,12 +197,18 @@ class Wire(Requests):
             logger.warning("event=kazoo_untested version=%s tested=%s", _warnings.pop(), TESTED_KAZOO)
         self._client.start_async()
 
-    def drop(self, reason: str) -> None:
-        """End the connection, not the session; kazoo then reconnects. Any thread."""
+    def drop(self, reason: str, *, avoid: bool = False) -> None:
+        """End the connection, not the session; kazoo then reconnects. Any thread.
+
+        With ``avoid`` it tries this server last, from now on.
+        """
         logger.warning("event=connection_dropped server=%s reason=%s", self.server, reason)
         sock = self._connection._socket
         if sock is None:
             return
+        if avoid:
+            with contextlib.suppress(OSError):
+                self._connection.avoided = sock.getpeername()[:2]
         # The shutdown of a TLS socket also discards its TLS state; then the connection's thread, if it is just reading,
         # would take encrypted bytes for plain answers. gevent keeps the plain socket inside.
         plain: Any = getattr(sock, "_sock", sock)

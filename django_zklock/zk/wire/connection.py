@@ -74,6 +74,8 @@ class Connection(Exchange):
         # In this round over the servers: one has accepted the session; one has closed the connection instead; the
         # round must find out whether the session is over.
         self._accepted = self._refused = self._doubting = False
+        # The address and port of the server to which a connection is made only if no other one accepts it.
+        self.avoided: tuple[str, int] | None = None
         # In the round before, one has closed the connection instead.
         self._refused_before = False
         # The handshake under way tests whether a server accepts new sessions, or it replaces the session.
@@ -112,7 +114,7 @@ class Connection(Exchange):
             # The answer may be wrong. A session lives in one ensemble, so it cannot be resumed at a wrong one.
             found.append(self._home)
         self.addresses = len(found)
-        return found
+        return sorted(found, key=lambda each: each[1:] == self.avoided)
 
     def _connect_loop(self, retry: Any) -> Any:
         """Try all servers, one after the other, and use the first that accepts the session.

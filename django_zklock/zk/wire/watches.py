@@ -24,8 +24,8 @@ _ENDED_BY = {
     DELETED_EVENT: (GetData.type, GetChildren.type),
 }
 
-# The bytes of paths in one request to set watches again. The next one leaves when it is answered, so that on a thin link
-# the lease has not to wait for all; ZooKeeper's own client sends requests of 128 kB, all at once.
+# The bytes of paths in one request to set watches again. The next one leaves when it is answered, so that on a thin
+# link the lease has not to wait for all. ZooKeeper's own client sends requests of 128 kB, all at once.
 MAX_PATHS = 16 * 1024
 
 

@@ -169,8 +169,8 @@ def test_heartbeat__lease_over_on_an_open_connection(timers: Timers) -> None:
 # The heartbeat of a session that holds many locks, and what it sends on a link on which answers are late.
 
 
-@pytest.fixture
-def session(timers: Timers) -> Session:
+@pytest.fixture(name="session")
+def long_leased(timers: Timers) -> Session:
     """Return a session whose lease is long."""
     session = connected(timers)
     session.wire.lease.connected(TIMEOUT, boottime(), boottime(), moved=False)
