@@ -322,6 +322,11 @@ class Contender(Script):
             # What the lists have shown before the outage may be over before the last of them is answered.
             self._watch_clear_places()
 
+    def resumed(self) -> None:
+        super().resumed()
+        for place in self.places:
+            place.resumed()
+
     def heartbeat(self) -> None:
         for place in self.places:
             place.heartbeat()

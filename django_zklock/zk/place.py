@@ -408,6 +408,16 @@ class Place:
         else:
             self._list_soon()
 
+    def resumed(self) -> None:
+        """List the queue again if its children are watched: the watch is set again, but an event may be missing.
+
+        The server sends one if the newest change of the children came later than what we have seen. So it sends none
+        if all that differs is that the server before had nodes that no other has (see :mod:`.strays`).
+        """
+        watch = self._watches.get(CHILDREN)
+        if watch is not None and watch.session_id is not None:
+            self._list_soon()
+
     def advance(self) -> None:
         """Be clear without a listing, if what has happened proves as much as a listing would; else list again.
 

@@ -264,3 +264,17 @@ def test_beat__late_answers(
     now += TIMEOUT / HEARTBEATS_PER_SESSION
     session._beat()
     assert [each.levelname for each in caplog.records] == ["WARNING", "WARNING"]
+
+
+# A node that only the server of this connection has.
+
+
+@pytest.mark.parametrize(("strict", "holds", "leaves"), [(False, True, True), (True, True, False), (True, False, True)])
+def test_leave_server(timers: Timers, monkeypatch: pytest.MonkeyPatch, strict: bool, holds: bool, leaves: bool) -> None:
+    """A session leaves a server that has such a node, but not where that would cost another of its locks."""
+    session = connected(timers, strict=strict)
+    drops: list[bool] = []
+    monkeypatch.setattr(session.wire, "drop", lambda _reason, *, avoid: drops.append(avoid))
+    session.add_listener(Many(session, 0) if holds else Holder())
+    session.strays._found(["/k/n"])
+    assert drops == [True] * leaves
