@@ -173,6 +173,8 @@ class Place:
             self.contender.session.deleting.discard(self.node)
             self.listing.local.pop(self.node, None)
         self.node = self._own_watch = None
+        # It may have been our own node that was missing.
+        self._refuted = ()
         if self.behind is not None:
             self.pass_on()
 
