@@ -17,6 +17,8 @@ from typing import Self
 UP = "up"
 DOWN = "down"
 INT = struct.Struct("!i")
+# Bytes that a throttled direction passes on together.
+PACKET = 1400
 
 
 @dataclass(eq=False)
@@ -183,9 +185,12 @@ class Proxy:
                 now = time.monotonic()
                 due = now + self.lag[direction]
                 if self.rate[direction] < math.inf:
-                    due = max(due, link.free_at[direction]) + len(chunk) / self.rate[direction]
-                    link.free_at[direction] = due
-                if due > now or link.under_way[direction]:
+                    for start in range(0, len(chunk), PACKET):
+                        packet = chunk[start : start + PACKET]
+                        due = max(due, link.free_at[direction]) + len(packet) / self.rate[direction]
+                        link.free_at[direction] = due
+                        link.under_way[direction].append((due, packet))
+                elif due > now or link.under_way[direction]:
                     link.under_way[direction].append((due, chunk))
                 else:
                     self._arrive(link, direction, chunk)
