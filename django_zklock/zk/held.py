@@ -17,6 +17,7 @@ from weakref import WeakSet, ref
 from django_zklock.exceptions import AsyncUnsafe, LockLost, NotHeld
 from django_zklock.zk import owners
 from django_zklock.zk.contender import State
+from django_zklock.zk.session import STOOD_STILL
 from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Possession:
         if self._seen_loss is None and contender.lost is None:
             if lease_expired:
                 # Kept, because the caller acts on it: a late answer must not take it back.
-                self._seen_loss = "the lease ran out: this process or its connection stood still for too long"
+                self._seen_loss = STOOD_STILL
                 contender.session.post(partial(self._lose, self._seen_loss, self.outermost()))
             elif state is not State.HELD and self._change()[0]:
                 # The last handle goes before the contender leaves, so something else has made it leave.

@@ -186,7 +186,7 @@ class Place:
         session.wire.delete(f"{self.path}/{self.node}", reply)
 
     def heartbeat(self) -> None:
-        """Have our node watched, if it blocks others and is not watched yet: most locks are not held that long."""
+        """Let the session watch our node, if that blocks others. Most locks are not held until a heartbeat."""
         if self.turn is Turn.CLEAR and self._own_watch is None:
             self.contender.session.to_watch[self._watch_if_clear] = None
 

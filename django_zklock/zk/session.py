@@ -61,7 +61,7 @@ LAST_PAUSE = 0.5
 # Why a connection is dropped when a write was answered and the lease is over all the same.
 LEASE_OVER = "the lease ran out"
 # Why a hold is lost whose lease ends while there is a connection.
-STOOD_STILL = f"{LEASE_OVER}: this process or its connection stood still for too long"
+STOOD_STILL = "the lease ran out: this process or its connection stood still for too long"
 
 
 class SessionListener:
@@ -312,7 +312,7 @@ class Session:
         if self.listeners and self.wire.lease.handshake is not None:
             self.catch_up()
         # Held nodes come before anything else.
-        self._look_around()
+        self._check_nodes()
         self._restore_watches()
         self._call_listeners(lambda listener: listener.resumed())
 
@@ -467,7 +467,7 @@ class Session:
             if wire.is_temporary(error):
                 self.retry_later(self._beat, error)
         elif not any(listener.needs_lease for listener in list(self.listeners)):
-            self._look_around()
+            self._check_nodes()
         elif not is_proof and self.lease_end - boottime() < ENOUGH * self.timeout:
             self.wire.write_nothing(partial(self._seen, is_proof=True))
         elif is_proof and self.lease_expired:
@@ -475,9 +475,9 @@ class Session:
             # lease at once, and every contender asks again on it.
             self.wire.drop(LEASE_OVER)
         else:
-            self._look_around()
+            self._check_nodes()
 
-    def _look_around(self) -> None:
+    def _check_nodes(self) -> None:
         """Watch held nodes that are not watched yet, and ask about nodes that have blocked us for long.
 
         A held node is watched from the first heartbeat on: its deletion, and what is written to it, come as an event.
@@ -493,7 +493,7 @@ class Session:
             self._beat()
         listings = [listing for get in self.shared.valuerefs() if (listing := get()) is not None]
         waits = ((listing.path, listing.blockers) for listing in listings)
-        self.strays.look(((path, nodes) for path, nodes in waits if nodes), self.timeout)
+        self.strays.check(((path, nodes) for path, nodes in waits if nodes), self.timeout)
 
     def _leave_server(self, strays: Sequence[str]) -> None:
         """Go to another server: of these nodes, behind which we wait, one is at this server alone."""

@@ -1,9 +1,9 @@
 """Nodes that only the server of this connection has, and how a session finds that it waits behind one.
 
-A leader that has lost its majority writes a node, and nobody confirms it. Some servers keep what they have written as
-such a leader (ZOOKEEPER-4712). The node is then a stray: it exists at this server alone, no client can delete it, and
-whoever is connected to this server waits behind it for ever, while contenders at other servers pass. An operator sees
-that nobody holds, or that ``break`` finds no node.
+A leader that has lost its majority writes a node, and no other server confirms it. Some servers keep what they have
+written as such a leader (ZOOKEEPER-4712). The node is then a stray: it exists at this server alone, and no client can
+delete it. The contenders that are connected to this server wait behind it for ever, while those at other servers pass.
+An operator sees a queue without a holder, and ``break`` finds no node.
 
 The proof that a node is a stray. A transaction asks the leader whether the node exists, and the leader says no. The
 server of this connection gives that answer in the order of all transactions: by then it has applied whatever has
@@ -11,8 +11,8 @@ deleted the node elsewhere. It is read after that, and is still there.
 
 That costs a write, so it is done for few nodes, and late: for what blocks a session's first waiter in a queue, when
 that has not changed for a session timeout, and once on each connection. A node that the leader knows is no stray, and
-its deletion will come. The other waiters of the session are behind the first one. Whoever is told for a session
-timeout that a lock is taken, by the same nodes, asks too.
+its deletion will come. The other waiters of the session are behind the first one. A try asks too, if it finds a lock
+taken by the same nodes as a session timeout ago.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_TAKEN = 10_000
 # After a connection that leads to the same server again, as through one address, the next time comes later: at most
 # after as many session timeouts.
-MAX_PATIENCE = 64
+MAX_TIMEOUTS = 64
 
 
 @dataclass(slots=True)
@@ -67,13 +67,13 @@ class Strays:
         self._taken: dict[str, _Blockage] = {}
         # The server that had a stray last, and how many session timeouts a blockage must last.
         self._server: str | None = None
-        self._patience = 1
+        self._timeouts = 1
 
     def disconnected(self) -> None:
         """The next server is another one, or knows more."""
         self._waits, self._taken = {}, {}
 
-    def look(self, waits: Iterable[tuple[str, tuple[str, ...]]], timeout: float) -> None:
+    def check(self, waits: Iterable[tuple[str, tuple[str, ...]]], timeout: float) -> None:
         """Ask about what blocks the first waiter of each queue, where that has not changed for long; at heartbeats."""
         before, self._waits = self._waits, {}
         due: list[str] = []
@@ -93,7 +93,7 @@ class Strays:
         return known if known is not None and known.nodes == nodes else _Blockage(nodes, boottime())
 
     def _if_due(self, blockage: _Blockage, timeout: float) -> tuple[str, ...]:
-        if blockage.is_asked or boottime() < blockage.since + self._patience * timeout:
+        if blockage.is_asked or boottime() < blockage.since + self._timeouts * timeout:
             return ()
         blockage.is_asked = True
         return blockage.nodes
@@ -124,6 +124,6 @@ class Strays:
             self._ask(there)
         elif is_missing:
             server = self._wire.server
-            self._patience = min(2 * self._patience, MAX_PATIENCE) if server == self._server else 1
+            self._timeouts = min(2 * self._timeouts, MAX_TIMEOUTS) if server == self._server else 1
             self._server = server
             self._found(nodes)

@@ -289,7 +289,7 @@ class Script:
         for call in calls:
             call()
         waits = ((each.path, each.blockers) for each in self.shared.values())
-        self.strays.look(((path, nodes) for path, nodes in waits if nodes), self.timeout)
+        self.strays.check(((path, nodes) for path, nodes in waits if nodes), self.timeout)
 
     def end_session(self, reason: str = "expired") -> None:
         """End the session; :meth:`reconnect` begins the next one."""

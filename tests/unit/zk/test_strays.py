@@ -8,7 +8,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 from django_zklock.zk import strays
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.queue import READ, WRITE, Kind, Mark, Rule, name_prefix, new_guid, semaphore
-from django_zklock.zk.strays import MAX_PATIENCE, MAX_TAKEN
+from django_zklock.zk.strays import MAX_TAKEN, MAX_TIMEOUTS
 from tests.support.scripted_session import SESSION, Script, contend, create, line_up, other, settle
 
 
@@ -172,12 +172,12 @@ def test_wait__the_first_of_a_session(script: Script, clock: Clock) -> None:
     assert script.asked == []
 
 
-def test_look__many_queues(script: Script, clock: Clock) -> None:
+def test_check__many_queues(script: Script, clock: Clock) -> None:
     """Many queues share transactions; the ones whose nodes were deleted meanwhile are left out of the next one."""
     waits = [(f"/{number}", (f"/{number}/n",)) for number in range(130)]
-    script.strays.look(waits, 15.0)
+    script.strays.check(waits, 15.0)
     clock.now += 15.0
-    script.strays.look(waits, 15.0)
+    script.strays.check(waits, 15.0)
     assert [len(what) for _, what, _ in script.requests] == [128, 2]
     script.answer("confirm", error=NoNodeError())
     script.answer("confirm", [None] * 2)
@@ -188,10 +188,10 @@ def test_look__many_queues(script: Script, clock: Clock) -> None:
     assert found == tuple(nodes[0] for _, nodes in waits[1:128])
 
 
-def test_look__another_blocker(script: Script, clock: Clock) -> None:
+def test_check__another_blocker(script: Script, clock: Clock) -> None:
     """A queue that moves is asked about never: each of its holders ends before a session timeout is over."""
     for number in range(30):
-        script.strays.look([("/k", (f"/k/{number}",))], 15.0)
+        script.strays.check([("/k", (f"/k/{number}",))], 15.0)
         clock.now += 10.0
     assert script.requests == []
 
@@ -251,26 +251,26 @@ def test_taken__many(script: Script, clock: Clock) -> None:
 def test_found__the_same_server_again(script: Script, clock: Clock) -> None:
     """Who comes to a server with a stray again and again, as through one address, goes on less and less often."""
     waits = [("/k", ("/k/n",))]
-    patience = 1
+    timeouts = 1
     for found in range(12):
         script.strays.disconnected()
-        script.strays.look(waits, 1.0)
-        clock.now += patience - 0.5
-        script.strays.look(waits, 1.0)
+        script.strays.check(waits, 1.0)
+        clock.now += timeouts - 0.5
+        script.strays.check(waits, 1.0)
         assert len(script.strays_found) == found
         clock.now += 0.5
-        script.strays.look(waits, 1.0)
+        script.strays.check(waits, 1.0)
         deny(script, True)
-        patience = min(2 * patience, MAX_PATIENCE) if found else 1
-    assert patience == MAX_PATIENCE
+        timeouts = min(2 * timeouts, MAX_TIMEOUTS) if found else 1
+    assert timeouts == MAX_TIMEOUTS
     script.server = "elsewhere"
-    clock.now += MAX_PATIENCE
+    clock.now += MAX_TIMEOUTS
     script.strays.disconnected()
-    script.strays.look(waits, 1.0)
-    clock.now += MAX_PATIENCE
-    script.strays.look(waits, 1.0)
+    script.strays.check(waits, 1.0)
+    clock.now += MAX_TIMEOUTS
+    script.strays.check(waits, 1.0)
     deny(script, True)
-    assert script.strays._patience == 1
+    assert script.strays._timeouts == 1
 
 
 # A call that would leave for a waiter.
