@@ -673,6 +673,17 @@ def test_drop__same_session(plugs: Any) -> None:
     assert plug.ask("children", "/")[1] is None
 
 
+def test_drop__avoid(zookeeper: ZooKeeper, plugs: Any) -> None:
+    """A server is avoided after a drop that says so, and serves all the same if it is the only one."""
+    plug = plugs().connected()
+    plug.wire.drop("for the test")
+    wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
+    assert plug.wire._connection.avoided is None
+    plug.wire.drop("for the test", avoid=True)
+    wait_until(lambda: plug.listener.events[3:] == ["suspended", "connected"])
+    assert plug.wire._connection.avoided == zookeeper.address
+
+
 def test_answers__lost(zookeeper: ZooKeeper, plugs: Any) -> None:
     """Requests under way when the connection ends are never answered, and never sent again."""
     with Proxy(zookeeper.address) as proxy:

@@ -484,3 +484,13 @@ def test_poller__decrypted_bytes() -> None:
             assert wait(0.0) == []
             far.send(b"x")
             assert wait(10_000.0) == readable
+
+
+def test_servers__one_is_avoided(ends: Ends) -> None:
+    """A server that is to be avoided is tried after all others, and not left out."""
+    client = ends.connection.client
+    client.hosts = [("127.0.0.1", 1), ("127.0.0.1", 2), ("127.0.0.1", 3)]
+    for avoided in (1, 2, 3):
+        ends.connection.avoided = ("127.0.0.1", avoided)
+        ports = [port for _host, _address, port in ends.connection._expand_client_hosts()]
+        assert (sorted(ports), ports[-1]) == ([1, 2, 3], avoided)
