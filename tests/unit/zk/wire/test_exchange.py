@@ -32,6 +32,7 @@ from kazoo.protocol.states import KeeperState
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.connection import READABLE, Connection, make_handler
 from django_zklock.zk.wire.exchange import Exchange
+from django_zklock.zk.wire.names import Names
 from django_zklock.zk.wire.requests import Delivery, EncodingError
 from tests.support.threads import Runner
 
@@ -488,8 +489,7 @@ def test_poller__decrypted_bytes() -> None:
 
 def test_servers__one_is_avoided(ends: Ends) -> None:
     """A server that is to be avoided is tried after all others, and not left out."""
-    client = ends.connection.client
-    client.hosts = [("127.0.0.1", 1), ("127.0.0.1", 2), ("127.0.0.1", 3)]
+    ends.connection._names = Names([("127.0.0.1", 1), ("127.0.0.1", 2), ("127.0.0.1", 3)])
     for avoided in (1, 2, 3):
         ends.connection.avoided = ("127.0.0.1", avoided)
         ports = [port for _host, _address, port in ends.connection._expand_client_hosts()]
