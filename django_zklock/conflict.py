@@ -25,8 +25,9 @@ class Conflict:
     """A call whose lock was not granted: the argument of a callable as ``on_conflict`` or ``on_unavailable``.
 
     ``function`` is the name of the function that did not run, and ``args`` and ``kwargs`` are those of the call.
-    ``waited`` is the timeout of the call in seconds, ``None`` for no limit. ``holder`` is the owner that holds the
-    lock, where known. ``unavailable`` is the error if ZooKeeper could not be reached; ``on_unavailable`` decides then.
+    ``waited`` is the timeout of the call in seconds, ``None`` for no limit, and ``elapsed`` is for how many seconds it
+    has waited, those at Celery's gate included. ``holder`` is the owner that holds the lock, where known.
+    ``unavailable`` is the error if ZooKeeper could not be reached; ``on_unavailable`` decides then.
     """
 
     key: str
@@ -36,6 +37,7 @@ class Conflict:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     unavailable: ZooKeeperUnavailable | None = None
+    elapsed: float = 0.0
 
     def error(self) -> LockConflict | ZooKeeperUnavailable:
         """Return the error that describes the conflict, for a policy that raises it."""

@@ -140,7 +140,7 @@ class LockedCall:
                 waited = monotonic() - began + (offer.waited if offer is not None else 0.0)
                 for signal, facts in self._refusal_signals(lock, refusal, waited):
                     signals.send(signal, **facts)
-                return self._decide(lock, args, kwargs, refusal)
+                return self._decide(lock, args, kwargs, refusal, waited)
             result = self._run(held, args, kwargs)
             self._reject_coroutine(result)
             if held is not None:
@@ -159,9 +159,10 @@ class LockedCall:
         try:
             held, refusal = await self._aacquire(lock)
             if refusal is not None and not self._may_run_unprotected(refusal):
-                for signal, facts in self._refusal_signals(lock, refusal, monotonic() - began):
+                waited = monotonic() - began
+                for signal, facts in self._refusal_signals(lock, refusal, waited):
                     await signals.asend(signal, **facts)
-                decision = self._decide(lock, args, kwargs, refusal)
+                decision = self._decide(lock, args, kwargs, refusal, waited)
                 return await decision if inspect.isawaitable(decision) else decision
             if held is not None:
                 held.in_block = True
@@ -297,8 +298,10 @@ class LockedCall:
             return self.on_unavailable
         return "skip" if isinstance(refusal, AlreadyAwaited) else self.on_conflict
 
-    def _decide(self, lock: Lock, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: ZkLockError) -> Any:
-        """Skip a call without a lock, or apply its policy."""
+    def _decide(
+        self, lock: Lock, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: ZkLockError, waited: float
+    ) -> Any:
+        """Skip a call without a lock, which has waited for ``waited`` seconds, or apply its policy."""
         policy = self._policy_for(refusal)
         if policy == "skip":
             return self._skip(lock, args, kwargs, refusal)
@@ -314,6 +317,7 @@ class LockedCall:
             args=args,
             kwargs=kwargs,
             unavailable=unavailable,
+            elapsed=waited,
         )
         if callable(policy):
             return policy(conflict)

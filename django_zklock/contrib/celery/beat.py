@@ -178,6 +178,8 @@ class ClaimingSchedulerMixin(Scheduler):
     failure: OperationalError | TakenOver | None = None
     # The entry that is claimed and not sent yet.
     _claimed: str | None = None
+    # RedBeat would take a lock of its own by this name. It sets it, and the lead stands for that lock.
+    lock_key = property(lambda _self: None, lambda _self, _key: None)
 
     def populate_heap(self, *args: Any, **options: Any) -> None:
         """Make the heap from the last runs of all leaders."""
@@ -301,6 +303,9 @@ def connect_once(connection: Connection) -> Any:
 
 class LeaderScheduler(Scheduler):
     """One of several beats leads and sends; the others wait in the queue of the lead's lock, and send no requests."""
+
+    # RedBeat looks for it in the scheduler of each beat that starts, and takes a lock of its own if there is a name.
+    lock_key = None
 
     def __init__(self, app: Celery, max_interval: int | None = None, lazy: bool = False, **options: Any) -> None:  # noqa: ARG002, FBT001, FBT002 - Celery's
         self._scheduler: ClaimingSchedulerMixin | None = None

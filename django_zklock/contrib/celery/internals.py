@@ -38,6 +38,7 @@ What is used                                              Without it
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -56,6 +57,8 @@ from celery.app.task import Context
 from kombu import Connection, Producer
 from kombu.pools import producers
 
+from django_zklock.contrib.celery.headers import own
+
 if TYPE_CHECKING:
     from celery.worker.request import Request
 
@@ -68,8 +71,8 @@ CONFIRM_TIMEOUT = 5.0
 # The largest number that AMQP can encode, in two bytes.
 MAX_PREFETCH = 65535
 
-# Headers about one delivery, or about the encoding of the body.
-_OF_A_DELIVERY = {"compression", "x-delivery-count", "x-acquired-count"}
+# What Celery writes before the routing key of a message that RabbitMQ is to delay: the seconds, in binary digits.
+_DELAY = re.compile(r"(?:[01]\.){28}")
 # Of the pool: what its children do.
 _OF_CHILDREN = (
     "_all_inqueues", "_busy_workers", "outbound_buffer", "_processes", "_fileno_to_inq", "_on_ready_counters",
@@ -95,7 +98,7 @@ prefork, thread = _OfWorkers("celery.concurrency.prefork"), _OfWorkers("celery.c
 # Tasks.
 
 
-# Returns the task that runs here, in a worker or not; `None` if there is none.
+# Returns the task that runs here, in a worker or not; `None` if there is none. It may be a proxy, see `registered`.
 current_task: Callable[[], Any] = get_current_task
 # Calls a function with each app when it makes its tasks, also with apps that come later.
 on_app_finalize: Callable[[Callable[[Any], object]], object] = connect_on_app_finalize
@@ -110,13 +113,21 @@ def keep_headers(facts: dict[str, Any]) -> None:
         facts["headers"] = Context(facts).headers or {}
 
 
+def registered(task: Any) -> Any:
+    """Return the task of this name in its app, where a worker's main process finds it.
+
+    An agent may let a proxy run in its place, with a body of its own.
+    """
+    return task.app.tasks.get(task.name, task)
+
+
 def delivered_task() -> tuple[Any, Any] | None:
     """Return the task that a worker runs here and its request, whatever tasks its body has called or applied."""
     for task in reversed(_task_stack.stack):
         # A task that calls itself has several.
         for request in reversed(task.request_stack.stack):
             if request.id and not (request.called_directly or request.is_eager):
-                return task, request
+                return registered(task), request
     return None
 
 
@@ -531,9 +542,11 @@ def is_better_published(consumer: Any, request: Request) -> bool:
         exchange = (request.message.delivery_info or {}).get("exchange")
         bound = _bound(consumer, exchange)
         return bool(exchange) and (not bound or any(queue.exchange.type != "direct" for queue in bound))
-    if "x-delivery-count" in (request.message.headers or {}):
-        return True
-    queues = consumer.app.amqp.queues
+    return "x-delivery-count" in (request.message.headers or {}) or _has_quorum_queue(consumer.app)
+
+
+def _has_quorum_queue(app: Any) -> bool:
+    queues = app.amqp.queues
     return any((queues[name].queue_arguments or {}).get("x-queue-type") == "quorum" for name in queues)
 
 
@@ -560,6 +573,26 @@ def _bound(consumer: Any, exchange: str | None) -> list[Any]:
     return [queue for queue in queues if queue.exchange is not None and queue.exchange.name == exchange]
 
 
+def shortest_delay(app: Any) -> float:
+    """Return the seconds that the delay of a message must have at least.
+
+    RabbitMQ delays the messages of an app with a quorum queue itself, since Celery 5.5, and counts whole seconds; less
+    than one is an error. Elsewhere a worker has the message during its delay.
+    """
+    driver = app.connection_for_write().transport.driver_type
+    return 1.0 if driver == "amqp" and _has_quorum_queue(app) else 0.0
+
+
+def signature_again(task: Any, request: Any, *, countdown: float, headers: dict[str, Any]) -> Any:
+    """Return the signature that sends ``request`` of ``task`` to its queue again, with these ``headers`` alone."""
+    again = task.signature_from_request(request, countdown=countdown, retries=request.retries, headers=headers)
+    # RabbitMQ delivers a message that it has delayed with the delay in its routing key. Before kombu 5.7 the key would
+    # grow with each delay, and the fifth one would not fit.
+    if key := again.options.get("routing_key"):
+        again.options["routing_key"] = _DELAY.sub("", key, count=1) if _DELAY.match(key) else key
+    return again
+
+
 def give_back(request: Request) -> None:
     """Let the broker deliver the message of ``request`` again."""
     state.task_ready(request)
@@ -573,7 +606,6 @@ def publish_again(request: Request, queue: str, headers: dict[str, Any], confirm
     confirmed the new message, and acknowledges nothing then. If the worker dies between the two, the broker has both.
     """
     message = request.message
-    kept = {name: value for name, value in (message.headers or {}).items() if name not in _OF_A_DELIVERY}
     properties = {name: message.properties[name] for name in _PROPERTIES if message.properties.get(name) is not None}
     if message.properties.get("expiration"):
         # Milliseconds in a message, seconds in publish().
@@ -583,7 +615,7 @@ def publish_again(request: Request, queue: str, headers: dict[str, Any], confirm
             message.body,
             exchange="",
             routing_key=queue,
-            headers={**kept, **headers},
+            headers={**own(message.headers), **headers},
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             timeout=CONFIRM_TIMEOUT,

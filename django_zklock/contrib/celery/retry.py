@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery.exceptions import Retry
 
 from django_zklock.conflict import Conflict
-from django_zklock.contrib.celery import internals
+from django_zklock.contrib.celery import headers, internals
+from django_zklock.contrib.celery.headers import CONFLICTS, OUTAGES
 from django_zklock.contrib.celery.tasks import running_task
 from django_zklock.exceptions import LockConflict, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.waiting import seconds
@@ -20,25 +20,18 @@ from django_zklock.zk.waiting import seconds
 logger = logging.getLogger("django_zklock.celery")
 
 
-class Budget(NamedTuple):
-    """The names of the headers that a message carries to its next delivery: tries, time of the first, attempt."""
-
-    tries: str
-    since: str
-    attempt: str
-
-
-CONFLICTS = Budget("zklock_conflicts", "zklock_conflict_since", "zklock_conflict_attempt")
-OUTAGES = Budget("zklock_outages", "zklock_outage_since", "zklock_outage_attempt")
+# Seconds. Less is no time at all, but what rounding leaves of a budget.
+MIN_REST = 0.001
 
 
 @dataclass(frozen=True)
 class RetryLater:
     """Send the task to the broker again, with a growing random delay.
 
-    ``max_wait`` (seconds or ``timedelta``) bounds the whole time since the first conflict; after it the task
-    fails with ``LockConflict``. The delay is ``delay`` seconds, doubled with each conflict up to ``max_delay``,
-    times a random factor between one half and one, which keeps tasks that conflicted from conflicting again.
+    ``max_wait`` (seconds or ``timedelta``) bounds the delays and the waits since the first conflict; after it the
+    task fails with ``LockConflict``. The delay is ``delay`` seconds, doubled with each conflict up to ``max_delay``,
+    times a random factor between one half and one, which keeps tasks that conflicted from conflicting again. Where
+    RabbitMQ delays messages itself, in whole seconds, it is not shorter than one.
 
     As ``on_unavailable`` it does the same while ZooKeeper cannot be reached, and the task finally fails with
     ``ZooKeeperUnavailable``. Conflicts and outages have one budget each; a conflict ends an outage.
@@ -61,24 +54,25 @@ class RetryLater:
         if task is None:
             raise conflict.error()
         request = task.request
-        headers = dict(request.headers or {})
+        carried = headers.own(request.headers)
         budget = CONFLICTS if conflict.unavailable is None else OUTAGES
-        count, since = 0, time.time()
-        # In another attempt the task itself has failed and was retried.
-        if int(headers.get(budget.attempt, -1)) == request.retries:
-            count, since = int(headers.get(budget.tries, 0)), float(headers.get(budget.since, since))
-        waited = max(0.0, time.time() - since)
+        count, waited = budget.read(carried, request.retries)
+        if count:
+            waited += conflict.elapsed
+        shortest = internals.shortest_delay(task.app)
+        # Twice the shortest one at least: half of it may be left, and two tasks must not come back together.
+        longest = max(min(self.max_delay, self.delay * 2.0 ** min(count, 30)), 2 * shortest)
+        countdown = longest * random.uniform(0.5, 1.0)  # noqa: S311
         limit = seconds(self.max_wait)
-        countdown = min(self.max_delay, self.delay * 2.0 ** min(count, 30)) * random.uniform(0.5, 1.0)  # noqa: S311
         if limit is not None:
-            if waited >= limit:
+            if (rest := limit - waited) < MIN_REST:
                 raise self._final_error(conflict, count, waited, limit)
-            countdown = min(countdown, limit - waited)
+            countdown = max(min(countdown, rest), shortest)
         if budget is CONFLICTS:
             # ZooKeeper has answered, so the outage is over.
-            headers = {name: value for name, value in headers.items() if name not in OUTAGES}
-        headers |= {budget.tries: count + 1, budget.since: since, budget.attempt: request.retries}
-        again = task.signature_from_request(request, countdown=countdown, retries=request.retries, headers=headers)
+            carried = {name: value for name, value in carried.items() if name not in OUTAGES}
+        carried |= budget.write(request.retries, count + 1, waited, countdown)
+        again = internals.signature_again(task, request, countdown=countdown, headers=carried)
         # No child of this request. With the result of a child the request would be garbage in a cycle, and Celery's
         # result uses the network when it is finalized: in the garbage collector, at any line of any greenlet.
         # The message of this delivery may be acknowledged, so a broker that refuses the next one fails the task.

@@ -146,7 +146,7 @@ def running_task() -> Any:
     task = internals.current_task()
     if task is None or task.request.called_directly or task.request.is_eager:
         return None
-    return task
+    return internals.registered(task)
 
 
 def outermost_lock(task: Any) -> tuple[LockedCall | None, tuple[Any, ...]]:
@@ -244,12 +244,13 @@ def _exclude_from_autoretry(sender: Any, **_facts: Any) -> None:
     ``autoretry_for=(Exception,)`` means failed attempts. A conflict is not a failed attempt, and must not use up the
     retries.
     """
-    if not internals.has_autoretry(sender):
+    task = internals.registered(sender)
+    if not internals.has_autoretry(task):
         return
     # Celery reads these options once, when it makes the task: before a lock is put above it.
-    run, options = internals.autoretry_options(_wrappers(sender.run))
+    run, options = internals.autoretry_options(_wrappers(task.run))
     if not {"autoretry_for", "dont_autoretry_for"} <= options.keys():
-        logger.warning("event=autoretry_unknown task=%s consequence=conflicts_are_retried", sender.name)
+        logger.warning("event=autoretry_unknown task=%s consequence=conflicts_are_retried", task.name)
         return
     # The wrapper has copied the signature of the body with its `self`, and Task.retry would require that argument.
     vars(run).pop("__signature__", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,8 @@ from celery.exceptions import Retry
 
 from django_zklock import LockConflict, ZooKeeperUnavailable
 from django_zklock.conflict import Conflict
-from django_zklock.contrib.celery import RetryLater, retry
+from django_zklock.contrib.celery import RetryLater, internals, retry
+from django_zklock.contrib.celery.headers import CONFLICTS
 from django_zklock.testing import ZooKeeperServer
 from tests.support.tree_reader import wait_until
 
@@ -77,20 +78,30 @@ class Delivery:
     def __init__(self) -> None:
         self.request = SimpleNamespace(headers={}, retries=0, id="4711")
         self.countdown = 0.0
-        redis = SimpleNamespace(transport=SimpleNamespace(driver_type="redis"))
-        self.app = SimpleNamespace(connection_for_write=lambda: redis)
+        self.options: dict[str, str] = {}
+        broker = SimpleNamespace(transport=SimpleNamespace(driver_type="redis"))
+        self.app: Any = SimpleNamespace(connection_for_write=lambda: broker)
 
     def signature_from_request(self, request: Any, *, countdown: float, retries: int, headers: Any) -> Any:
         assert retries == request.retries
         self.countdown = countdown
-        return SimpleNamespace(apply_async=lambda **_options: setattr(request, "headers", headers))
+        return SimpleNamespace(
+            options=self.options, apply_async=lambda **_options: setattr(request, "headers", headers)
+        )
 
-    def meet(self, later: RetryLater, refusal: str) -> dict[str, Any]:
+    def use_rabbitmq(self, kind: str) -> None:
+        """Let the app have a queue of that kind at RabbitMQ."""
+        broker = SimpleNamespace(transport=SimpleNamespace(driver_type="amqp"))
+        queue = SimpleNamespace(queue_arguments={"x-queue-type": kind})
+        self.app = SimpleNamespace(connection_for_write=lambda: broker, amqp=SimpleNamespace(queues={"celery": queue}))
+
+    def meet(self, later: RetryLater, refusal: str, elapsed: float = 0.0) -> dict[str, Any]:
         """Return the headers of the message that is sent after a conflict or an outage."""
         unavailable = ZooKeeperUnavailable("lock 'k': no connection", key="k") if refusal == "outage" else None
         conflict = Conflict(
-            key="k", function="shop.bill", holder=None, waited=None, args=(), kwargs={}, unavailable=unavailable
-        )
+            key="k", function="shop.bill", holder=None, waited=None, args=(), kwargs={}, unavailable=unavailable,
+            elapsed=elapsed,
+        )  # fmt: skip
         with pytest.raises(Retry) as caught:
             later(conflict)
         assert isinstance(caught.value.exc, ZooKeeperUnavailable if unavailable else LockConflict)
@@ -101,6 +112,7 @@ class Delivery:
 def delivery(monkeypatch: pytest.MonkeyPatch) -> Delivery:
     delivery = Delivery()
     monkeypatch.setattr(retry, "running_task", lambda: delivery)
+    monkeypatch.setattr(internals, "confirming_producer", lambda _app: nullcontext())
     return delivery
 
 
@@ -110,7 +122,10 @@ def test_budget__one_each(delivery: Delivery) -> None:
     headers = [delivery.meet(later, refusal) for refusal in ("conflict", "outage", "outage", "conflict", "outage")]
     assert [each["zklock_conflicts"] for each in headers] == [1, 1, 1, 2, 2]
     assert [each.get("zklock_outages") for each in headers] == [None, 1, 2, None, 1]
-    assert headers[0]["zklock_conflict_since"] == headers[-1]["zklock_conflict_since"]
+    # The delay of the first message is in the second one, and the outage changes nothing.
+    waited = [each["zklock_conflict_waited"] for each in headers]
+    assert [tries for tries, _seconds in waited] == [1, 1, 1, 2, 2]
+    assert 0 < waited[0][1] == waited[1][1] == waited[2][1] < waited[3][1] == waited[4][1]
 
 
 def test_budget__delays(delivery: Delivery) -> None:
@@ -136,10 +151,12 @@ def test_budget__new_with_the_next_attempt(delivery: Delivery) -> None:
 @pytest.mark.parametrize(
     ("refusal", "error"), [("conflict", "lock 'k' is taken"), ("outage", "lock 'k': no connection")]
 )
-def test_budget__over(delivery: Delivery, refusal: str, error: str) -> None:
-    """When one budget is spent the task fails, whatever is left of the other."""
+@pytest.mark.parametrize("earlier", [False, True], ids=["this version", "an earlier version"])
+def test_budget__over(delivery: Delivery, refusal: str, error: str, earlier: bool) -> None:
+    """When one budget is spent the task fails, whatever is left of the other, and whichever version has counted."""
     delivery.request.headers = {
-        f"zklock_{refusal}s": 7, f"zklock_{refusal}_since": time.time() - 60, f"zklock_{refusal}_attempt": 0
+        f"zklock_{refusal}s": 7, f"zklock_{refusal}_since": time.time() - 60, f"zklock_{refusal}_attempt": 0,
+        **({} if earlier else {f"zklock_{refusal}_waited": [7, 60.0]}),
     }  # fmt: skip
     unavailable = ZooKeeperUnavailable(error, key="k") if refusal == "outage" else None
     conflict = Conflict(
@@ -150,3 +167,77 @@ def test_budget__over(delivery: Delivery, refusal: str, error: str) -> None:
     assert str(caught.value).startswith(error)
     assert "shop.bill gave up after 7" in str(caught.value)
     assert caught.value.timeout == 10
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+def test_budget__another_clock(delivery: Delivery, monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+    """A host whose clock differs counts the delays and the waits alone: no task gives up early, and none goes on."""
+    later = RetryLater(max_wait=60, delay=5, max_delay=5)
+    true_time = time.time
+
+    def go_to_host(number: int) -> None:
+        monkeypatch.setattr(time, "time", lambda: true_time() + ahead * (number % 2))
+
+    def try_until_the_end() -> None:
+        for number in range(100):
+            go_to_host(number)
+            delivery.meet(later, "conflict")
+
+    with pytest.raises(LockConflict, match="gave up after"):
+        try_until_the_end()
+    # Delays of 2.5 to 5 seconds.
+    assert 60 / 5 <= delivery.request.headers["zklock_conflicts"] <= 60 / 2.5 + 1
+
+
+def test_budget__waits_of_the_calls(delivery: Delivery) -> None:
+    """What a task has waited for its lock in each delivery counts too, from the second conflict on."""
+    later = RetryLater(max_wait=100, delay=0.001, max_delay=0.001)
+    headers = [delivery.meet(later, "conflict", elapsed=30.0) for _ in range(4)]
+    assert [round(each["zklock_conflict_waited"][1]) for each in headers] == [0, 30, 60, 90]
+    with pytest.raises(LockConflict, match="gave up after 4 conflicts in 120 s"):
+        delivery.meet(later, "conflict", elapsed=30.0)
+
+
+def test_budget__what_rounding_leaves(delivery: Delivery) -> None:
+    """A budget of which next to nothing is left is spent: no task comes back at once, again and again."""
+    delivery.request.headers = CONFLICTS.write(0, 3, 59.9999, 0.0)
+    with pytest.raises(LockConflict, match="gave up after 3"):
+        delivery.meet(RetryLater(max_wait=60), "conflict")
+
+
+@pytest.mark.parametrize(
+    ("later", "waited"),
+    [(RetryLater(), 0.0), (RetryLater(delay=0.1, max_delay=0.2), 0.0), (RetryLater(max_wait=60), 59.9)],
+)
+def test_delay__of_a_quorum_queue(delivery: Delivery, later: RetryLater, waited: float) -> None:
+    """Where RabbitMQ delays messages, a delay is a second or more, also the last one, and no two need to be equal."""
+    delivery.use_rabbitmq("quorum")
+    delays = set()
+    for _ in range(20):
+        delivery.request.headers = CONFLICTS.write(0, 1, waited, 0.0) if waited else {}
+        delivery.meet(later, "conflict")
+        delays.add(delivery.countdown)
+    assert all(1 <= delay <= 2 for delay in delays)
+    assert len(delays) == 1 if waited else len(delays) > 1
+
+
+def test_delay__of_a_classic_queue(delivery: Delivery) -> None:
+    """Where a worker has the message during its delay, it may be a part of a second."""
+    delivery.use_rabbitmq("classic")
+    delivery.meet(RetryLater(delay=0.1, max_delay=0.2), "conflict")
+    assert delivery.countdown <= 0.1
+
+
+def test_headers__of_one_delivery(delivery: Delivery) -> None:
+    """A message that follows another one does not say how that one came here."""
+    delivery.request.headers = {"x-death": [{"count": 1}], "x-first-death-queue": "celery_delayed_0", "tenant": "north"}
+    headers = delivery.meet(RetryLater(), "conflict")
+    assert {name for name in headers if not name.startswith("zklock_")} == {"tenant"}
+
+
+@pytest.mark.parametrize("prefix", ["", "0." * 27 + "1."], ids=["at once", "delayed"])
+def test_routing_key__without_the_delay(delivery: Delivery, prefix: str) -> None:
+    """The delay that RabbitMQ leaves in the routing key of a message is not in that of the next one."""
+    delivery.options = {"exchange": "shop", "routing_key": f"{prefix}0.shop.1"}
+    delivery.meet(RetryLater(), "conflict")
+    assert delivery.options["routing_key"] == "0.shop.1"

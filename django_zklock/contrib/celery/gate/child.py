@@ -17,7 +17,6 @@ import selectors
 import signal
 import struct
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +27,7 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
 
 from django_zklock.api import current_work
+from django_zklock.contrib.celery import headers
 from django_zklock.contrib.celery.gate.scoreboard import Cell, InheritedContender, InheritedDescriptor
 from django_zklock.contrib.celery.tasks import locked_call_in, running_task, task_body
 from django_zklock.exceptions import LockConflict, LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
@@ -38,6 +38,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.owners import Caller
+from django_zklock.zk.waiting import monotonic
 from django_zklock.zk.wire import BadVersionError
 
 if TYPE_CHECKING:
@@ -45,11 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_zklock.celery")
 
-HEADER = "zklock_hold"
-# In a message that is published again: the number of the task's retries, and the deadline of its wait in that attempt.
-DEADLINE_HEADER = "zklock_deadline"
-# Both are about one delivery of a task, and a retry must not copy them.
-DELIVERY_HEADERS = frozenset({HEADER, DEADLINE_HEADER})
+# What is about one delivery of a task, and a retry must not copy: the ticket, and the rest of a timeout.
+HEADER, DELIVERY_HEADERS = headers.HOLD, headers.OF_ONE_DELIVERY
 
 # The gates of the workers of this process, by their origin. A child has inherited those of its parent.
 gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
@@ -57,13 +55,14 @@ gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """What a task needs to know about its lock; times are in seconds since the Unix epoch."""
+    """What a task needs to know about its lock."""
 
     # The main process, and the cell of its scoreboard.
     origin: str
     cell: int
     hold_id: int
     keys: list[str]
+    # When the lock was decided, in seconds since the Unix epoch.
     since: float
     # Seconds; and whether another contender was in the way, and which.
     waited: float
@@ -73,7 +72,8 @@ class Ticket:
     # By the paths of the queues.
     nodes: Mapping[str, str] = field(default_factory=dict)
     token: int = 0
-    # Why there is no lock. Without that and without nodes the task acquires it itself, and may wait until then.
+    # Why there is no lock. Without that and without nodes the task acquires it itself, and may wait until then, on the
+    # monotonic clock, which all processes of a host share.
     refusal: ZkLockError | None = None
     deadline: float | None = None
 
@@ -86,13 +86,13 @@ def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any])
     gate = gates.get(ticket.origin) if isinstance(ticket, Ticket) else None
     if gate is None:
         reason = "it is not of this worker"
-    elif _is_for(ticket, task, call, args, kwargs):
+    elif (difference := _difference(ticket, task, call, args, kwargs)) is None:
         return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work), task.request.id)
     else:
         if ticket.nodes:
             # The task cannot use the hold that the main process has for it.
             gate.release(ticket.hold_id)
-        reason = f"it is for the body and arguments of the message, not for this {call.name}"
+        reason = difference
     logger.warning("event=header_refused task=%s reason=%r", task.request.id, reason)
     return None
 
@@ -119,16 +119,24 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_take_ticket)
 
 
-def _is_for(ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether the lock of ``ticket`` is that of this call: the outermost one of the body, with the same key."""
+def _difference(
+    ticket: Ticket, task: Any, call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """Return why the lock of ``ticket`` is not that of this call; ``None`` if it is.
+
+    It is if the call is the outermost one of the body, and has the same key.
+    """
     if locked_call_in(task_body(task)[0])[0] is not call:
-        return False
+        return f"it is for the body of the task {task.name}, and the call of {call.name} is another one"
     try:
         # Since the message a `__call__`, a signal or `pydantic` may have changed the arguments.
         key = call.key(args, kwargs)
-    except Exception:  # noqa: BLE001 - the call will raise it
-        return False
-    return ([key] if isinstance(key, str) else list(key)) == ticket.keys
+    except Exception as error:  # noqa: BLE001 - the call will raise it
+        return f"the arguments of the body give no key: {error!r}"
+    keys = [key] if isinstance(key, str) else list(key)
+    if keys != ticket.keys:
+        return f"the arguments of the message give the key {ticket.keys!r}, and those of the body give {keys!r}"
+    return None
 
 
 @dataclass
@@ -154,7 +162,7 @@ class TicketOffer:
             raise refusal
         if ticket.nodes and (held := self._take_hold(caller)) is not None:
             return held, None
-        return max(0.0, ticket.deadline - time.time()) if ticket.deadline is not None else None
+        return max(0.0, ticket.deadline - monotonic()) if ticket.deadline is not None else None
 
     def _take_hold(self, caller: Caller) -> Held | None:
         ticket, lock = self.ticket, self.lock

@@ -20,9 +20,9 @@ from celery.signals import task_received
 from celery.worker.request import Request
 
 from django_zklock import locked_call
-from django_zklock.contrib.celery import internals
+from django_zklock.contrib.celery import headers, internals
 from django_zklock.contrib.celery.gate import child
-from django_zklock.contrib.celery.gate.child import DEADLINE_HEADER, HEADER, ChildWatcher
+from django_zklock.contrib.celery.gate.child import HEADER, ChildWatcher
 from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, MAX_READY, GateRequest, Phase
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
 from django_zklock.contrib.celery.tasks import message_key, outermost_lock
@@ -38,8 +38,8 @@ STOP_INTERVAL = 0.1
 MAX_PARKED = 300
 # Seconds for which messages are rejected after the broker has not taken one.
 PUBLISH_PAUSE = 30.0
-# Deadlines that a worker keeps for later deliveries. With more it forgets them.
-MAX_DEADLINES = 10_000
+# Tasks whose timeouts a worker keeps for later deliveries. With more it forgets them.
+MAX_KEPT = 10_000
 # Requests ask ahead of their turn if each slot, on average, got free twice in as many seconds.
 SHORT = 0.2
 
@@ -64,8 +64,8 @@ class Gate:
         self.max_parked = MAX_PARKED if parked is None else max(0, int(parked))
         # Events that should not happen, by name.
         self.counts: Counter[str] = Counter()
-        # Of tasks whose messages the broker delivers again unchanged, in seconds since the Unix epoch.
-        self.deadlines: dict[tuple[Any, ...], float] = {}
+        # The seconds that are left of timeouts, of tasks whose messages the broker delivers again unchanged.
+        self.rests: dict[tuple[Any, ...], float] = {}
         # By `hold_id`, in the order of their arrival; added and removed by several threads, one operation each.
         self.requests: dict[int, GateRequest] = {}
         # Those of them that are DECIDED, in that order; and that wait in addition to Celery's window.
@@ -179,38 +179,35 @@ class Gate:
         if self.requests:
             self.start_checks()
 
-    def give_back(self, request: Request, attempt: tuple[Any, ...], deadline: float | None) -> None:
-        """Let the broker deliver ``request`` again: at the end of its queue, or where it was."""
+    def give_back(self, request: Request, attempt: tuple[Any, ...], rest: float | None) -> None:
+        """Let the broker deliver ``request`` again for the rest of its wait: at the end of its queue, or where it was."""
         self.counts["given_back"] += 1
-        headers = {DEADLINE_HEADER: [attempt[1], deadline]} if deadline is not None else {}
-        is_published = headers or internals.is_better_published(self.consumer, request)
+        more = headers.with_rest(attempt[1], rest) if rest is not None else {}
+        is_published = more or internals.is_better_published(self.consumer, request)
         queue = internals.queue_of(self.consumer, request) if is_published else None
         if queue is not None and monotonic() >= self._publishes_from:
             try:
                 self._confirming = self._confirming or internals.confirming_connection(self.consumer.connection)
-                internals.publish_again(request, queue, headers, self._confirming)
+                internals.publish_again(request, queue, more, self._confirming)
                 return
             except Exception as error:  # noqa: BLE001 - the broker's, of many kinds
                 logger.warning("event=not_published task=%s error=%r consequence=rejected", request.id, error)
                 # A broker that does not answer must not keep Celery's loop from its heartbeats, once for each message.
                 self._publishes_from = monotonic() + PUBLISH_PAUSE
-        self.keep_deadline(attempt, deadline)
+        self.keep_rest(attempt, rest)
         internals.give_back(request)
 
-    def keep_deadline(self, attempt: tuple[Any, ...], deadline: float | None) -> None:
-        """Keep ``deadline`` for the next delivery of the same message."""
-        if deadline is not None:
-            if len(self.deadlines) >= MAX_DEADLINES:
-                self.deadlines.clear()
-            self.deadlines[attempt] = deadline
+    def keep_rest(self, attempt: tuple[Any, ...], rest: float | None) -> None:
+        """Keep the ``rest`` of a timeout, in seconds, for the next delivery of the same message."""
+        if rest is not None:
+            if len(self.rests) >= MAX_KEPT:
+                self.rests.clear()
+            self.rests[attempt] = rest
 
-    def read_deadline(self, request: Request, attempt: tuple[Any, ...]) -> float | None:
-        """Return until when the task waits, from its message or from the last delivery."""
-        try:
-            number, deadline = (request.message.headers or {})[DEADLINE_HEADER]
-            return float(deadline) if number == attempt[1] else None
-        except (KeyError, TypeError, ValueError):
-            return self.deadlines.pop(attempt, None)
+    def read_rest(self, request: Request, attempt: tuple[Any, ...]) -> float | None:
+        """Return the seconds for which the task may wait yet, from its message or from the last delivery."""
+        rest = headers.read_rest(request.message.headers, attempt[1])
+        return self.rests.pop(attempt, None) if rest is None else rest
 
     @property
     def max_wait(self) -> float:

@@ -31,7 +31,7 @@ from django_zklock.conflict import AcquireRetries
 from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.child import DELAY, HEADER, ChildNote, Ticket, ended_child_failure
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentCell
-from django_zklock.contrib.celery.retry import CONFLICTS, OUTAGES
+from django_zklock.contrib.celery.headers import CONFLICTS, OUTAGES
 from django_zklock.exceptions import ZkLockError
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.acquire import Acquisition
@@ -152,9 +152,11 @@ class GateRequest:
         self.attempt: GateAcquisition | None = None
         self.refusal: ZkLockError | None = None
         self.began = math.inf
-        # Until when the task waits (Unix epoch), in this delivery and in others.
-        self.deadline = gate.read_deadline(request, self.attempt_id) if call.timeout else None
         self._retries = AcquireRetries(lock, call.timeout, Work(kind="task", name=request.task.name, id=request.id))
+        # What earlier deliveries have left of the timeout, in seconds; and until when the task waits in this delivery
+        # (monotonic clock), which is not known before it asks.
+        self._rest = gate.read_rest(request, self.attempt_id) if call.timeout else None
+        self.deadline: float | None = None
         self._is_retry = False
         # Another contender was in the way. And this one asks ahead of its turn, which it waits for if no other one is.
         self.contended = self.is_ahead = False
@@ -214,16 +216,22 @@ class GateRequest:
 
     def _start_attempt(self) -> None:
         self._end_attempt()
-        timeout = self._retries.timeout
+        timeout, now = self._retries.timeout, monotonic()
         if timeout and not self._is_retry:
             if self.deadline is None:
-                self.deadline = time.time() + timeout
-            else:
-                timeout = max(0.0, self.deadline - time.time())
+                rest = timeout if self._rest is None else min(timeout, self._rest)
+                # With what earlier deliveries have waited.
+                self.began, self.deadline = now - (timeout - rest), now + rest
+            timeout = max(0.0, self.deadline - now)
         # `celery inspect zklocks` names the holder.
         self.attempt = GateAcquisition(self.lock, timeout, self._on_change, wants_holder=True)
         self.attempt.start()
-        self.began = min(self.began, monotonic())
+        self.began = min(self.began, now)
+
+    @property
+    def rest(self) -> float | None:
+        """The seconds that are left of the timeout; ``None`` without one, and before any delivery has asked."""
+        return self._rest if self.deadline is None else max(0.0, self.deadline - monotonic())
 
     def _end_attempt(self) -> None:
         """Leave the queue, or release the lock; any thread, more than once."""
@@ -528,7 +536,7 @@ class GateRequest:
         try:
             # What waits in the queue of threads or greenlets is ended when one of them takes it.
             if self.phase not in IN_POOL or self.is_queued:
-                self.gate.keep_deadline(self.attempt_id, self.deadline)
+                self.gate.keep_rest(self.attempt_id, self.rest)
                 self.over()
         finally:
             self._changing.release()
@@ -536,7 +544,7 @@ class GateRequest:
 
     def _go_back(self) -> None:
         self.over()
-        self.gate.loop.post(partial(self.gate.give_back, self.request, self.attempt_id, self.deadline))
+        self.gate.loop.post(partial(self.gate.give_back, self.request, self.attempt_id, self.rest))
 
     def _step_in_time(self) -> None:
         """Look at the attempt when its timeout is over, if that comes before the next check."""

@@ -95,6 +95,12 @@ def come_back(key: str, run: str) -> dict[str, Any]:
 
 
 @shared_task
+@zk_locked("{key}", on_conflict="retry", on_unavailable="retry")
+def come_back_by_default(key: str) -> dict[str, Any]:
+    return facts(outages=(current_task.request.headers or {}).get("zklock_outages", 0))
+
+
+@shared_task
 @zk_locked("{key}", timeout=15, on_conflict=RetryLater(max_wait=60, delay=0.1, max_delay=0.3))
 def wait_and_come_back(key: str) -> dict[str, Any]:
     return facts()

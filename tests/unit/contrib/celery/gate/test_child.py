@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from celery.app.task import Context
 
 from django_zklock import zk_locked
 from django_zklock.contrib.celery.gate import child
-from django_zklock.contrib.celery.gate.child import HEADER, Ticket, TicketOffer, _is_for
+from django_zklock.contrib.celery.gate.child import HEADER, Ticket, TicketOffer, _difference
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.exceptions import LockTimeout
@@ -21,7 +22,7 @@ from django_zklock.zk import owners
 from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.queue import EXCLUSIVE
-from django_zklock.zk.waiting import boottime
+from django_zklock.zk.waiting import boottime, monotonic
 
 
 def ticket_for(*keys: str, **facts: Any) -> Ticket:
@@ -37,7 +38,8 @@ class Delivery:
     """A task that runs here, with the ticket that the main process has made of the message's arguments."""
 
     def __init__(self, body: Any, *args: Any, **kwargs: Any) -> None:
-        self.task = SimpleNamespace(run=body, request=SimpleNamespace(args=list(args), kwargs=kwargs))
+        request = SimpleNamespace(args=list(args), kwargs=kwargs)
+        self.task = SimpleNamespace(name="shop.bill", run=body, request=request)
         call, own = outermost_lock(self.task)
         assert call is not None
         self.call = call
@@ -45,7 +47,10 @@ class Delivery:
         self.ticket = ticket_for(*([key] if isinstance(key, str) else key))
 
     def fits(self, *args: Any, call: Any = None, **kwargs: Any) -> bool:
-        return _is_for(self.ticket, self.task, call or self.call, args, kwargs)
+        return self.difference(*args, call=call, **kwargs) == ""
+
+    def difference(self, *args: Any, call: Any = None, **kwargs: Any) -> str:
+        return _difference(self.ticket, self.task, call or self.call, args, kwargs) or ""
 
 
 @zk_locked("{key}")
@@ -86,6 +91,34 @@ def test_ticket__for_the_message() -> None:
     assert not delivery.fits()
 
 
+def test_ticket__what_differs() -> None:
+    """The log says what differs: the call, or the key of the arguments, with both keys."""
+
+    @zk_locked("{key}")
+    def other(key: str) -> None: ...
+
+    delivery = Delivery(body, "a")
+    another, _own = outermost_lock(SimpleNamespace(run=other))
+    of_the_call = delivery.difference("a", call=another)
+    assert of_the_call.startswith("it is for the body of the task shop.bill, and the call of ")
+    assert "other is another one" in of_the_call
+    assert (
+        delivery.difference("b") == "the arguments of the message give the key ['a'], and those of the body give ['b']"
+    )
+    assert delivery.difference().startswith("the arguments of the body give no key: TypeError(")
+
+
+def test_take__rest_of_the_timeout() -> None:
+    """A task that acquires the lock itself has what is left of its timeout, on the clock that its host has for it."""
+    hold = Hold()
+    for deadline, least, most in ((monotonic() + 100, 1, 100), (monotonic() - 100, 0, 0)):
+        offer = replace(hold.offer, ticket=ticket_for("a", nodes={}, deadline=deadline))
+        rest = offer.take(owners.caller())
+        assert isinstance(rest, float)
+        assert least <= rest <= most
+    assert replace(hold.offer, ticket=ticket_for("a", nodes={})).take(owners.caller()) is None
+
+
 def test_ticket__arguments_changed_in_place() -> None:
     """Arguments that were changed between the message and the body count, also if they are the same objects."""
 
@@ -105,6 +138,7 @@ def test_ticket__bound() -> None:
     """The task itself is the first argument of a bound body."""
 
     class Bill:
+        name = "shop.bill"
         request = SimpleNamespace(args=["a"], kwargs={})
 
         @zk_locked("{key}")
@@ -114,8 +148,8 @@ def test_ticket__bound() -> None:
     call, own = outermost_lock(task)
     assert call is not None
     assert own == (task,)
-    assert _is_for(ticket_for("a"), task, call, (task, "a"), {})
-    assert not _is_for(ticket_for("a"), task, call, (task, "b"), {})
+    assert _difference(ticket_for("a"), task, call, (task, "a"), {}) is None
+    assert _difference(ticket_for("a"), task, call, (task, "b"), {}) is not None
 
 
 def test_ticket__is_pickled() -> None:

@@ -58,10 +58,10 @@ def test_back__broker_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Workplace().gate
     for name in ("first", "second"):
         request: Any = SimpleNamespace(id=name, message=SimpleNamespace(headers={}))
-        gate.give_back(request, (name, 0, 0, 0), 1234.5)
+        gate.give_back(request, (name, 0, 0, 0), 12.5)
     assert (tried, rejected) == (["first"], ["first", "second"])
-    # Its deadline cannot travel with the message.
-    assert gate.read_deadline(request, ("second", 0, 0, 0)) == 1234.5
+    # The rest of its timeout cannot travel with the message.
+    assert gate.read_rest(request, ("second", 0, 0, 0)) == 12.5
 
 
 def test_event__has_the_facts_of_the_task() -> None:

@@ -437,16 +437,17 @@ def test_followed__beside_requests_without_a_node() -> None:
 
 
 @pytest.mark.parametrize(("phase", "leaves"), [(Phase.WAITING, True), (Phase.SUBMITTED, False)])
-def test_leave__deadline(phase: Phase, leaves: bool) -> None:
-    """At a cut a waiting task keeps its deadline for its next delivery; one that runs keeps its lock."""
+def test_leave__rest_of_the_timeout(phase: Phase, leaves: bool) -> None:
+    """At a cut a waiting task keeps the rest of its timeout for its next delivery; one that runs keeps its lock."""
     workplace = Workplace()
     locked = workplace.request()
     put(locked, phase, Verdict.NONE if leaves else Verdict.GRANTED)
-    locked.deadline = 1234.5
+    locked.deadline = monotonic() + 100
     assert locked.leave()
     message: Any = SimpleNamespace(message=SimpleNamespace(headers={}))
-    read = [workplace.gate.read_deadline(message, locked.attempt_id) for _ in range(2)]
-    assert (locked.phase, read) == (Phase.OVER if leaves else phase, [1234.5 if leaves else None, None])
+    read = [workplace.gate.read_rest(message, locked.attempt_id) for _ in range(2)]
+    assert locked.phase is (Phase.OVER if leaves else phase)
+    assert [each is not None and 0 < each <= 100 for each in read] == [leaves, False]
 
 
 def test_ticket() -> None:

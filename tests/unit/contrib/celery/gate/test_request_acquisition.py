@@ -5,16 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from django_zklock.contrib.celery import headers
+from django_zklock.contrib.celery.gate import request as request_module
 from django_zklock.contrib.celery.gate.request import GateAcquisition
 from django_zklock.zk.contender import State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.waiting import monotonic
+from tests.support.timing import GRACE
 from tests.support.tree_reader import wait_until
 
+from .workplace import Workplace
+
 pytestmark = pytest.mark.celery
+
+# Seconds by which a busy machine may be late.
+LATE = GRACE
 
 
 def test_grant__while_the_gate_looks(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +62,55 @@ def test_unanswered__without_a_deadline(pool: Pool, timeout: float | None) -> No
     """An attempt that waits for ever, or tries once, leaves it to its request how long ZooKeeper may not answer."""
     acquisition = GateAcquisition(Lock("k", pool), timeout, lambda: None, wants_holder=True)
     assert acquisition.next_wakeup() is None
+
+
+# The timeout of a task, over several deliveries.
+
+
+class Attempt:
+    """An attempt that is asked for, with its timeout."""
+
+    is_waiting = False
+
+    def __init__(self, _lock: object, timeout: float | None, *_more: object, **_facts: object) -> None:
+        self.timeout = timeout
+
+    def start(self) -> None: ...
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, *, left: float | None, timeout: float | None = 30.0) -> Any:
+    """Return a request whose message says what is left of its timeout, and that has asked for its lock."""
+    monkeypatch.setattr(request_module, "GateAcquisition", Attempt)
+    locked = Workplace().request(timeout=timeout, headers=headers.with_rest(0, left) if left is not None else None)
+    request_module.GateRequest._start_attempt(locked)
+    return locked
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 0.0, 3600.0])
+def test_timeout__what_is_left(monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+    """A task waits for the rest of its timeout, whatever the clock says, and what it has waited is known."""
+    true_time = time.time
+    monkeypatch.setattr(headers, "time", SimpleNamespace(time=lambda: true_time() + ahead))
+    before = monotonic()
+    locked = ask(monkeypatch, left=24.0)
+    monkeypatch.setattr(headers, "time", time)
+    assert 24.0 - LATE < locked.attempt.timeout <= 24.0
+    assert before - 6.0 <= locked.began <= monotonic() - 6.0
+    assert 24.0 - LATE < locked.rest <= 24.0
+
+
+def test_timeout__never_more_than_that_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message cannot lengthen the wait: its sender may have had a clock far ahead."""
+    assert ask(monkeypatch, left=3600.0).attempt.timeout <= 30.0
+
+
+def test_timeout__nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose timeout is used up looks once whether the lock is free."""
+    assert ask(monkeypatch, left=0.0).attempt.timeout == 0.0
+
+
+def test_rest__before_it_has_asked() -> None:
+    """A task that goes back before it has asked keeps what its message says."""
+    assert Workplace().request(timeout=30.0).rest is None
+    assert Workplace().request(timeout=30.0, headers=headers.with_rest(0, 24.0)).rest == 24.0
+    assert Workplace().request(headers=headers.with_rest(0, 24.0)).rest is None

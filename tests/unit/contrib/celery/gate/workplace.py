@@ -162,7 +162,7 @@ class Workplace:
         )
         self.gate: Any = Gate.__new__(Gate)
         vars(self.gate).update(
-            consumer=consumer, loop=self.loop, counts=Counter(), requests={}, decided={}, deadlines={},
+            consumer=consumer, loop=self.loop, counts=Counter(), requests={}, decided={}, rests={},
             outside_window=set(), origin="worker", scoreboard=Scoreboard(), forks=forks, _checks=False,
             _publishes_from=0.0, _confirming=None,
             child_watcher=self.watcher, max_parked=300,
@@ -170,7 +170,14 @@ class Workplace:
         )  # fmt: skip
         self.gate.slots = Slots(self.gate)
 
-    def request(self, name: str = "id", *, on_lost: str = "raise") -> Any:
+    def request(
+        self,
+        name: str = "id",
+        *,
+        on_lost: str = "raise",
+        timeout: float | None = None,
+        headers: dict[str, Any] | None = None,
+    ) -> Any:
         """Return a request that has not entered the line, and that the pool takes when it has a slot."""
 
         def take(_pool: object) -> None:
@@ -178,14 +185,14 @@ class Workplace:
             self.submitted.append(name)
 
         request: Any = SimpleNamespace(
-            id=name, task=SimpleNamespace(name="bill"), request_dict={}, message=SimpleNamespace(headers={}),
+            id=name, task=SimpleNamespace(name="bill"), request_dict={}, message=SimpleNamespace(headers=headers or {}),
             revoked=lambda: False, execute_using_pool=take, on_accepted=lambda *_facts: None,
             on_success=lambda *_facts: None, on_failure=self.failures.append, on_timeout=lambda *_facts: None,
         )  # fmt: skip
         lock: Any = SimpleNamespace(
             key="k", keys=("k",), template="{key}", pool=SimpleNamespace(name="default"), rule=EXCLUSIVE
         )
-        call: Any = SimpleNamespace(timeout=None, on_lost=on_lost)
+        call: Any = SimpleNamespace(timeout=timeout, on_lost=on_lost)
         locked: Any = request_module.GateRequest(self.gate, request, call, lock)
         # The real ones need a lock with a session.
         attempts = locked.attempts = Attempts(locked)
