@@ -1,0 +1,101 @@
+"""Agents that let a proxy run in a task's place: gate and errors are the same as without them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services.project import PROJECT
+
+from django_zklock import LockConflict, LockTimeout
+from tests.support.projects import PROJECTS
+
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+
+# Longer than every wait here: a lock is free before that only if the gate has held it.
+SESSION_TIMEOUT = 50.0
+# Seconds, enough for a busy machine.
+SOON = 25.0
+# The discard port of this host: nothing listens there, and nothing is sent in the developer mode.
+NOWHERE = {"NEW_RELIC_HOST": "127.0.0.1", "NEW_RELIC_PORT": "9"}
+
+
+def new_relic() -> dict[str, str]:
+    """Return the environment in which Python starts New Relic's agent, as `newrelic-admin run-program` does it."""
+    spec = importlib.util.find_spec("newrelic")
+    assert spec is not None
+    assert spec.origin is not None
+    bootstrap = str(Path(spec.origin).parent / "bootstrap")
+    clouds = ("AWS", "AZURE", "AZURE_FUNCTIONS", "GCP", "PCF", "DOCKER", "KUBERNETES")
+    return {
+        "PYTHONPATH": os.pathsep.join([bootstrap, str(PROJECTS), str(PROJECT), *filter(None, sys.path)]),
+        "NEW_RELIC_PYTHON_PREFIX": str(Path(sys.prefix).resolve()),
+        "NEW_RELIC_PYTHON_VERSION": ".".join(map(str, sys.version_info[:2])),
+        "NEW_RELIC_DEVELOPER_MODE": "true",
+        "NEW_RELIC_APP_NAME": "workshop",
+        "NEW_RELIC_LICENSE_KEY": "0" * 40,
+        "NEW_RELIC_LOG": "stderr",
+        "NEW_RELIC_LOG_LEVEL": "debug",
+        # The address of a cloud for its machines is on no machine of a developer.
+        **{f"NEW_RELIC_UTILIZATION_DETECT_{cloud}": "false" for cloud in clouds},
+        **NOWHERE,
+    }
+
+
+@pytest.fixture(scope="module", params=["proxy", "newrelic"])
+def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
+    environment = {"WORKSHOP_PROXIES": "1"} if request.param == "proxy" else new_relic()
+    environment["WORKSHOP_LOST_WAIT"] = "0.5"
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
+        yield workshop
+        if request.param == "newrelic":
+            log = workshop.worker.log.read_text()
+            assert "instrument_celery_app_trace" in log, "the agent was there"
+
+
+@pytest.mark.parametrize("name", ["shared_below", "app_bound_retrying_above", "class_based_run"])
+def test_gate__has_the_task(workshop: Any, key: str, name: str) -> None:
+    """A task that waits takes no slot, and runs under the hold of the main process."""
+    workshop.stranger.take(key)
+    task = workshop.send(name, key)
+    workshop.wait_count(key, 2)
+    workshop.result(workshop.send("idle"))
+    workshop.stranger.release(key)
+    assert workshop.result(task)["key"] == key
+    assert f"event=header_refused task={task.id}" not in workshop.worker.log.read_text()
+
+
+def test_killed_child__lock_is_free(workshop: Any, key: str) -> None:
+    """The lock of a killed child is free when the child has ended, and not when a session has."""
+    workshop.send("hold", key, f"{key}:gate")
+    facts = workshop.entered(f"{key}:gate")
+    (holder,) = workshop.holders(key)
+    assert holder.pid == workshop.worker.pid != facts["pid"]
+    os.kill(facts["pid"], signal.SIGKILL)
+    workshop.wait_empty(key, SOON)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("refuse_below", LockConflict), ("time_out", LockTimeout)])
+def test_autoretry__conflict_is_no_failed_attempt(workshop: Any, key: str, name: str, kind: type[Exception]) -> None:
+    """`autoretry_for=(Exception,)` does not retry a conflict."""
+    workshop.stranger.take(key)
+    task = workshop.send(name, key, f"{key}:run")
+    assert type(workshop.outcome(task)) is kind
+    log = workshop.worker.log.read_text()
+    assert "event=autoretry_unknown" not in log
+    assert f"{name}[{task.id}] retry" not in log
+
+
+def test_retry__comes_back(workshop: Any, key: str) -> None:
+    """A task that goes back to the broker comes back, and its conflicts are counted."""
+    workshop.stranger.take(key)
+    task = workshop.send("come_back", key, f"{key}:run")
+    workshop.wait_log(f"id={task.id} reason=conflict count=3", SOON)
+    workshop.stranger.release(key)
+    assert workshop.result(task)["conflicts"] >= 3
