@@ -22,8 +22,6 @@ pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 SESSION_TIMEOUT = 50.0
 # Seconds, enough for a busy machine.
 SOON = 25.0
-# The discard port of this host: nothing listens there, and nothing is sent in the developer mode.
-NOWHERE = {"NEW_RELIC_HOST": "127.0.0.1", "NEW_RELIC_PORT": "9"}
 
 
 def new_relic() -> dict[str, str]:
@@ -32,19 +30,11 @@ def new_relic() -> dict[str, str]:
     assert spec is not None
     assert spec.origin is not None
     bootstrap = str(Path(spec.origin).parent / "bootstrap")
-    clouds = ("AWS", "AZURE", "AZURE_FUNCTIONS", "GCP", "PCF", "DOCKER", "KUBERNETES")
     return {
         "PYTHONPATH": os.pathsep.join([bootstrap, str(PROJECTS), str(PROJECT), *filter(None, sys.path)]),
         "NEW_RELIC_PYTHON_PREFIX": str(Path(sys.prefix).resolve()),
         "NEW_RELIC_PYTHON_VERSION": ".".join(map(str, sys.version_info[:2])),
-        "NEW_RELIC_DEVELOPER_MODE": "true",
-        "NEW_RELIC_APP_NAME": "workshop",
-        "NEW_RELIC_LICENSE_KEY": "0" * 40,
-        "NEW_RELIC_LOG": "stderr",
-        "NEW_RELIC_LOG_LEVEL": "debug",
-        # The address of a cloud for its machines is on no machine of a developer.
-        **{f"NEW_RELIC_UTILIZATION_DETECT_{cloud}": "false" for cloud in clouds},
-        **NOWHERE,
+        "NEW_RELIC_CONFIG_FILE": str(PROJECTS / "workshop" / "newrelic.ini"),
     }
 
 

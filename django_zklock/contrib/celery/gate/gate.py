@@ -180,7 +180,7 @@ class Gate:
             self.start_checks()
 
     def give_back(self, request: Request, attempt: tuple[Any, ...], rest: float | None) -> None:
-        """Let the broker deliver ``request`` again, at the end of its queue or where it was, with ``rest`` seconds left."""
+        """Let the broker deliver ``request`` again, at the end of its queue or where it was; it waits ``rest`` more."""
         self.counts["given_back"] += 1
         more = headers.with_rest(attempt[1], rest) if rest is not None else {}
         is_published = more or internals.is_better_published(self.consumer, request)
