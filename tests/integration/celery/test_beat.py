@@ -316,6 +316,22 @@ def test_beats__without_zookeeper(beatshop: Beatshop) -> None:
     assert beat.written.count("event=beat_cannot_stand") == 2, "told once an outage"
 
 
+def test_beats__redbeat(beatshop: Beatshop) -> None:
+    """RedBeat itself runs behind the lead: without its own lock, which would keep the next leader waiting."""
+    first = beatshop.beat(scheduler="redbeat.RedBeatScheduler")
+    beatshop.wait_sent(first)
+    second = beatshop.beat(scheduler="redbeat.RedBeatScheduler")
+    beatshop.wait_line(first, second)
+    assert beatshop.board.exists(f"{beatshop.root}::schedule")
+    assert not beatshop.board.exists(f"{beatshop.root}::lock")
+    first.signal(signal.SIGTERM)
+    assert first.wait(TIMEOUT) == 0
+    beatshop.wait_sent(second, timeout=LONG / 2)
+    for beat in (first, second):
+        assert "Signal handler" not in beat.written
+        assert "Traceback" not in beat.written
+
+
 @pytest.mark.slow
 def test_beats__embedded_in_a_worker(beatshop: Beatshop) -> None:
     """A worker's own beat takes part, and gives up the lead at once when its worker is stopped."""

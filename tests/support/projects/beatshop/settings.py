@@ -24,3 +24,6 @@ CELERY_RESULT_BACKEND = None
 CELERY_BEAT_SCHEDULER = "django_zklock.contrib.celery.beat:LeaderScheduler"
 if "BEATSHOP_SCHEDULER" in os.environ:
     CELERY_ZKLOCK_BEAT_SCHEDULER = os.environ["BEATSHOP_SCHEDULER"]
+# Of RedBeat, where that is the scheduler.
+CELERY_REDBEAT_REDIS_URL = os.environ["CELERY_BROKER_URL"]
+CELERY_REDBEAT_KEY_PREFIX = f"{os.environ['BEATSHOP_ROOT']}:"
