@@ -19,6 +19,7 @@ from tests.support.tree_reader import wait_until
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
 SESSION_TIMEOUT = 50.0
+HOUR = 3600.0
 # What a producer raises if the broker does not confirm its message; kombu may wrap that of its client.
 REFUSED = (MessageNacked, OperationalError)
 
@@ -129,6 +130,50 @@ def test_timeout__over_all_deliveries(
         unprotected = workshop.send("give_up_or_run_without", key)
         assert type(workshop.outcome(unprotected)).__name__ == "LockTimeout"
         broker_audit.assert_as_before(workshop, key, prefetch=10, slots=1)
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
+@pytest.mark.parametrize("broker_name", BROKERS)
+def test_timeout__another_clock(
+    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, ahead: float, key: str
+) -> None:
+    """A timeout that goes on at a host whose clock differs ends when it is used up: not before, and not never."""
+    with open_workshop(
+        concurrency=1,
+        session_timeout=SESSION_TIMEOUT,
+        rabbitmq=broker_audit.broker_of(request, broker_name),
+        environment=broker_audit.settings(CELERY_ZKLOCK_GATE_MAX_WAIT=1),
+    ) as workshop:
+        workshop.stranger.take(key)
+        first = workshop.worker
+        tasks = [
+            workshop.send(f"workshop.journal.{name}", key, f"{key}:{name}") for name in ("very_patient", "bounded")
+        ]
+        workshop.wait_count(key, 3)
+        broker_audit.consume(workshop, first, wanted=False)
+        second = workshop.start(environment={"WORKSHOP_AHEAD": str(ahead)})
+        patient, bounded = tasks
+        wait_until(lambda: "event=given_back" in second.log.read_text(), TIMEOUT, "the second worker has waited too")
+        assert type(workshop.outcome(bounded)).__name__ == "LockTimeout"
+        assert patient.state == "PENDING"
+        workshop.stranger.release(key)
+        broker_audit.wait_runs(workshop, f"{key}:very_patient", 1)
+        assert broker_audit.entries(workshop, f"{key}:bounded") == []
+
+
+@WITH_AND_WITHOUT
+def test_retry__another_clock(open_workshop: Any, gate: bool, key: str) -> None:
+    """A task that comes back to a host whose clock is ahead has waited no longer for that, and is sent again."""
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
+        workshop.stranger.take(key)
+        first = workshop.worker
+        task = workshop.send("come_back", key, f"{key}:run")
+        wait_until(lambda: task.state == "RETRY", TIMEOUT, "the task has met the lock")
+        broker_audit.consume(workshop, first, wanted=False)
+        workshop.start(environment={"WORKSHOP_AHEAD": str(HOUR)})
+        workshop.wait_log(f"id={task.id} reason=conflict")
+        workshop.stranger.release(key)
+        assert workshop.result(task)["key"] == key
 
 
 @WITH_AND_WITHOUT

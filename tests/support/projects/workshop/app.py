@@ -6,14 +6,34 @@ import gc
 import json
 import os
 import sys
+import time
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Celery
 from celery.app import trace
 from celery.result import AsyncResult
 from celery.signals import celeryd_init, worker_init, worker_process_init
+from kombu.asynchronous import timer
 
-app = Celery("workshop", include=["workshop.tasks", "workshop.journal", "workshop.changed"])
+# Seconds by which the clock of this host is ahead of the right one.
+AHEAD = float(os.environ.get("WORKSHOP_AHEAD", "0"))
+_true_time = time.time
+if AHEAD:
+    time.time = lambda: _true_time() + AHEAD
+    # It has a name of its own, for countdowns.
+    vars(timer)["_time"] = time.time
+
+
+class Shop(Celery):
+    """An app on a host whose clock may not be right."""
+
+    def now(self) -> datetime:
+        """Return what the clock shows."""
+        return super().now() + timedelta(seconds=AHEAD)
+
+
+app = Shop("workshop", include=["workshop.tasks", "workshop.journal", "workshop.changed"])
 app.config_from_object("django.conf:settings", namespace="CELERY")
 
 kept: list[Any] = []
