@@ -20,6 +20,7 @@ What is used                                              Without it
 ``Request.__dict__``: ``on_accepted``, ``on_success``,    no gate
 ``on_failure``, ``on_timeout`` of one request
 ``Request._apply_result``, ``Pool._cache``                a job that Celery drops keeps its lock until the worker ends
+``Request._on_reject``                                    with Redis messages that go back together change their order
 ``Consumer._active_tags`` of kombu                        a message of a topic exchange is rejected, not published
 ``QoS.restore_unacked`` of kombu's Redis transport        waiting tasks are delivered in reverse order after a shutdown
 ``Channel.visibility_timeout`` of a virtual transport     half an hour is assumed
@@ -45,7 +46,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from celery._state import (  # type: ignore[attr-defined]
     _get_active_apps,
@@ -596,6 +597,10 @@ def signature_again(task: Any, request: Any, *, countdown: float, headers: dict[
 def give_back(request: Request) -> None:
     """Let the broker deliver the message of ``request`` again."""
     state.task_ready(request)
+    if threading.current_thread() is threading.main_thread():
+        # Celery leaves it to the next turn of its loop, which makes such calls in any order, and with Redis that is the
+        # order in which the messages come back.
+        cast("Any", request)._on_reject = request.message.reject_log_error  # noqa: SLF001
     request.reject(requeue=True)
 
 

@@ -212,6 +212,30 @@ def test_warm_shutdown__order_of_waiting_tasks(
         broker_audit.assert_as_before(workshop, key, prefetch=1, slots=1)
 
 
+@pytest.mark.parametrize("broker_name", BROKERS)
+def test_come_of_age__order_of_waiting_tasks(
+    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, key: str
+) -> None:
+    """Tasks that have waited too long go back together in the order in which they have come."""
+    count = 10
+    with open_workshop(
+        concurrency=1,
+        session_timeout=SESSION_TIMEOUT,
+        rabbitmq=broker_audit.broker_of(request, broker_name),
+        environment=broker_audit.settings(CELERY_ZKLOCK_GATE_MAX_WAIT=3),
+    ) as workshop:
+        workshop.stranger.take(key)
+        for number in range(count):
+            workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
+        workshop.wait_count(key, count + 1)
+        broker_audit.consume(workshop, workshop.worker, wanted=False)
+        workshop.wait_count(key, 1)
+        workshop.stranger.release(key)
+        broker_audit.consume(workshop, workshop.worker, wanted=True)
+        broker_audit.wait_runs(workshop, f"{key}:journal", count)
+        assert [entry["number"] for entry in broker_audit.entries(workshop, f"{key}:journal")] == list(range(count))
+
+
 @pytest.mark.slow
 def test_timeout__of_a_later_message(open_workshop: Any, key: str) -> None:
     """A task that comes back by `RetryLater` waits for its whole timeout, also where an earlier message has waited."""

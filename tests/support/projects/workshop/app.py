@@ -87,7 +87,7 @@ class ProxiedTask:
 def put_proxies(**_: Any) -> None:
     """Let each child trace a proxy of the task, where an agent would put one."""
     if "WORKSHOP_PROXIES" in os.environ:
-        build = trace.build_tracer
+        build: Any = trace.build_tracer
         trace.build_tracer = lambda name, task, *args, **options: build(name, ProxiedTask(task), *args, **options)
 
 

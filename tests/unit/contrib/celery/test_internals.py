@@ -222,7 +222,7 @@ def test_window__without_limit_and_at_the_limit() -> None:
 
 def test_names() -> None:
     """All names that the gate looks up exist."""
-    assert "__dict__" in Request.__dict__["__slots__"]
+    assert {"__dict__", "_on_reject"} <= set(Request.__dict__["__slots__"])
     assert {"on_accepted", "on_success", "on_failure", "on_timeout", "_apply_result"} <= set(dir(Request))
     assert {"_process_task_sem", "process_task", "wait_for_soft_shutdown"} & set(dir(WorkController))
     assert {"reserved_requests", "active_requests", "task_ready"} <= set(dir(state))
@@ -299,6 +299,39 @@ def test_published__what_would_go_to_other_queues() -> None:
     assert not is_better_published(consumer_of(direct, driver="amqp"), own)
     assert is_better_published(consumer_of(quorum, driver="amqp"), own)
     assert is_better_published(consumer_of(direct, driver="sqs"), own)
+
+
+def test_publish_again__headers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that goes back has no header about the way of the one before, and its others and the body are kept."""
+    monkeypatch.setattr(internals.state, "task_ready", lambda _request: None)
+    acknowledged: list[str] = []
+    with Connection("memory://") as connection:
+        channel = connection.default_channel
+        bound = Queue("back", Exchange("back"), routing_key="back").bind(channel)
+        bound.declare()
+        message = SimpleNamespace(
+            body=b"[1]", content_type="application/json", content_encoding="utf-8", channel=channel,
+            properties={"correlation_id": "4711", "priority": 3},
+            headers={"id": "4711", "x-death": [{"count": 2}], "x-last-death-queue": "q", "zklock_rest": [1.0, 2.0]},
+        )  # fmt: skip
+        request: Any = SimpleNamespace(message=message, acknowledge=lambda: acknowledged.append("4711"))
+        internals.publish_again(request, "back", {"mine": 1}, None)
+        sent = cast("Any", bound.get(no_ack=True))
+        bound.delete()
+    assert (sent.headers, sent.body) == ({"id": "4711", "mine": 1}, b"[1]")
+    assert (sent.properties["correlation_id"], acknowledged) == ("4711", ["4711"])
+
+
+def test_give_back__at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that go back together go in this order: Celery's loop would let them go in any order."""
+    monkeypatch.setattr(internals.state, "task_ready", lambda _request: None)
+    order: list[object] = []
+    for number in range(20):
+        message = SimpleNamespace(reject_log_error=lambda *_facts, number=number: order.append(number))
+        request = SimpleNamespace(id=str(number), message=message, _on_reject=lambda *_facts: order.append("later"))
+        request.reject = lambda request=request, **_options: request._on_reject()
+        internals.give_back(cast("Any", request))
+    assert order == list(range(20))
 
 
 def test_confirming__of_its_own() -> None:
