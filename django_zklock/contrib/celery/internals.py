@@ -73,7 +73,7 @@ CONFIRM_TIMEOUT = 5.0
 MAX_PREFETCH = 65535
 
 # What Celery writes before the routing key of a message that RabbitMQ is to delay: the seconds, in binary digits.
-_DELAY = re.compile(r"(?:[01]\.){28}")
+_DELAY = re.compile(r"^(?:[01]\.){28}")
 # Of the pool: what its children do.
 _OF_CHILDREN = (
     "_all_inqueues", "_busy_workers", "outbound_buffer", "_processes", "_fileno_to_inq", "_on_ready_counters",
@@ -587,10 +587,15 @@ def shortest_delay(app: Any) -> float:
 def signature_again(task: Any, request: Any, *, countdown: float, headers: dict[str, Any]) -> Any:
     """Return the signature that sends ``request`` of ``task`` to its queue again, with these ``headers`` alone."""
     again = task.signature_from_request(request, countdown=countdown, retries=request.retries, headers=headers)
-    # RabbitMQ delivers a message that it has delayed with the delay in its routing key. Before kombu 5.7 the key would
-    # grow with each delay, and the fifth one would not fit.
-    if key := again.options.get("routing_key"):
-        again.options["routing_key"] = _DELAY.sub("", key, count=1) if _DELAY.match(key) else key
+    options = again.options
+    if "queue" not in options and shortest_delay(task.app):
+        # Celery lets RabbitMQ delay a message on its way to a queue, and takes the default one if none is named. What
+        # RabbitMQ has delayed before has that delay in its routing key.
+        consumed = list(task.app.amqp.queues.consume_from.values())
+        key = _DELAY.sub("", options.get("routing_key") or "", count=1)
+        found = [queue.name for queue in consumed if queue.routing_key == key or len(consumed) == 1]
+        if len(found) == 1:
+            options["queue"] = found[0]
     return again
 
 

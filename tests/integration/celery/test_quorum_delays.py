@@ -10,7 +10,6 @@ import pytest
 from kombu import Exchange, Queue
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support import broker_audit
 from tests.support.broker_audit import TIMEOUT
 from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.tree_reader import wait_until
@@ -45,16 +44,13 @@ def workshop(
     open_workshop: Any, rabbitmq: RabbitMQ, server: ZooKeeperServer, request: pytest.FixtureRequest
 ) -> Iterator[Any]:
     """Return a worker with a quorum queue that is bound to a topic exchange, without which RabbitMQ delays nothing."""
-    environment = broker_audit.settings(
-        CELERY_TASK_DEFAULT_QUEUE_TYPE="quorum", CELERY_TASK_DEFAULT_EXCHANGE_TYPE="topic"
-    )
     with open_workshop(
         concurrency=2,
         session_timeout=SESSION_TIMEOUT,
         gate=request.param,
         rabbitmq=rabbitmq,
         server=server,
-        environment={**environment, "WORKSHOP_CONNECT_TIMEOUT": "0.5"},
+        environment={"WORKSHOP_QUORUM": "1", "WORKSHOP_CONNECT_TIMEOUT": "0.5"},
     ) as workshop:
         name = workshop.queue
         arguments = {"x-queue-type": "quorum"}

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.app.amqp import Queues
 from celery.exceptions import Retry
+from kombu import Queue
 
 from django_zklock import LockConflict, ZooKeeperUnavailable
 from django_zklock.conflict import Conflict
@@ -89,11 +91,12 @@ class Delivery:
             options=self.options, apply_async=lambda **_options: setattr(request, "headers", headers)
         )
 
-    def use_rabbitmq(self, kind: str) -> None:
-        """Let the app have a queue of that kind at RabbitMQ."""
+    def use_rabbitmq(self, kind: str, *names: str) -> None:
+        """Let the worker consume queues of that kind at RabbitMQ."""
         broker = SimpleNamespace(transport=SimpleNamespace(driver_type="amqp"))
-        queue = SimpleNamespace(queue_arguments={"x-queue-type": kind})
-        self.app = SimpleNamespace(connection_for_write=lambda: broker, amqp=SimpleNamespace(queues={"celery": queue}))
+        arguments = {"x-queue-type": kind}
+        queues = Queues([Queue(name, routing_key=name, queue_arguments=arguments) for name in names or ("celery",)])
+        self.app = SimpleNamespace(connection_for_write=lambda: broker, amqp=SimpleNamespace(queues=queues))
 
     def meet(self, later: RetryLater, refusal: str, elapsed: float = 0.0) -> dict[str, Any]:
         """Return the headers of the message that is sent after a conflict or an outage."""
@@ -235,9 +238,37 @@ def test_headers__of_one_delivery(delivery: Delivery) -> None:
     assert {name for name in headers if not name.startswith("zklock_")} == {"tenant"}
 
 
-@pytest.mark.parametrize("prefix", ["", "0." * 27 + "1."], ids=["at once", "delayed"])
-def test_routing_key__without_the_delay(delivery: Delivery, prefix: str) -> None:
-    """The delay that RabbitMQ leaves in the routing key of a message is not in that of the next one."""
-    delivery.options = {"exchange": "shop", "routing_key": f"{prefix}0.shop.1"}
+@pytest.mark.parametrize("prefix", ["", "0." * 27 + "1."], ids=["sent", "delayed"])
+def test_queue__where_rabbitmq_delays(delivery: Delivery, prefix: str) -> None:
+    """A task goes back to the queue that it came from, which Celery is told, and not to the default one."""
+    delivery.use_rabbitmq("quorum", "celery", "reports", "0.mail")
+    delivery.options = {"exchange": "shop", "routing_key": f"{prefix}0.mail"}
     delivery.meet(RetryLater(), "conflict")
-    assert delivery.options["routing_key"] == "0.shop.1"
+    assert delivery.options["queue"] == "0.mail"
+
+
+@pytest.mark.parametrize(
+    ("queues", "options"),
+    [
+        (("news",), {"exchange": "shop", "routing_key": "news.sport"}),
+        (("mail", "news"), {"queue": "news"}),
+    ],
+    ids=["only one", "named"],
+)
+def test_queue__known_otherwise(delivery: Delivery, queues: tuple[str, ...], options: dict[str, str]) -> None:
+    """The only queue of a worker is that of all its tasks, and a message that was sent to a queue names it."""
+    delivery.use_rabbitmq("quorum", *queues)
+    delivery.options = options
+    delivery.meet(RetryLater(), "conflict")
+    assert delivery.options["queue"] == "news"
+
+
+def test_queue__unknown(delivery: Delivery) -> None:
+    """Where several queues may be meant, or no broker delays messages, Celery decides."""
+    delivery.use_rabbitmq("quorum", "mail", "news")
+    delivery.options = {"exchange": "shop", "routing_key": "news.sport"}
+    delivery.meet(RetryLater(), "conflict")
+    assert "queue" not in delivery.options
+    delivery.use_rabbitmq("classic", "mail")
+    delivery.meet(RetryLater(), "conflict")
+    assert "queue" not in delivery.options

@@ -6,7 +6,10 @@ import json
 import os
 import sys
 
+from kombu import Exchange, Queue
+
 from tests.support.projects.pageless import *  # noqa: F403 - derived settings
+from tests.support.projects.pageless import CELERY_TASK_DEFAULT_QUEUE
 
 ZKLOCK = {
     "default": {
@@ -26,5 +29,12 @@ CELERY_ZKLOCK_GATE = os.environ["WORKSHOP_GATE"] == "1"
 if "WORKSHOP_MAX_WAIT" in os.environ:
     CELERY_ZKLOCK_GATE_MAX_WAIT = float(os.environ["WORKSHOP_MAX_WAIT"])
 CELERY_WORKER_LOST_WAIT = float(os.environ.get("WORKSHOP_LOST_WAIT", "10"))
+if "WORKSHOP_QUORUM" in os.environ:
+    # RabbitMQ delays messages of topic exchanges alone. The queue of this worker is not the default one.
+    CELERY_TASK_QUEUES = [
+        Queue(name, Exchange(name, type="topic"), routing_key=name, queue_arguments={"x-queue-type": "quorum"})
+        for name in (f"{CELERY_TASK_DEFAULT_QUEUE}-default", CELERY_TASK_DEFAULT_QUEUE)
+    ]
+    CELERY_TASK_DEFAULT_QUEUE = CELERY_TASK_QUEUES[0].name
 # Settings of one test, by their names.
 globals().update(json.loads(os.environ.get("WORKSHOP_SETTINGS", "{}")))
