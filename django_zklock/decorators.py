@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Literal, Never, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
+from django.apps import apps
 from django.core.management.base import BaseCommand
 from django.db import DEFAULT_DB_ALIAS
 from django.http import HttpRequest, HttpResponse
@@ -331,9 +332,12 @@ def _celery() -> Any:
     """Return the module that knows Celery's tasks; ``None`` if Celery is not imported, so that there are no tasks."""
     if sys.modules.get("celery") is None:
         return None
-    from django_zklock.contrib.celery import tasks
+    from django_zklock.contrib import celery
 
-    return tasks
+    if apps.ready and apps.is_installed("django_zklock"):
+        # Celery may have been imported after Django was set up.
+        celery.install()
+    return celery.tasks
 
 
 def _is_django_task(target: object) -> bool:

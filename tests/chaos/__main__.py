@@ -40,6 +40,11 @@ def main() -> int:
         help="who takes locks, with commas between (%(default)s)",
     )
     parser.add_argument("--without-gate", action="store_true", help="the control: tasks wait in their slots")
+    parser.add_argument(
+        "--queues",
+        choices=["classic", "quorum"],
+        help="of RabbitMQ in each season; by default the seed of a season says",
+    )
     parser.add_argument("--folder", type=Path, help="where histories and pictures are left")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="where figures and a picture of all are left")
     parser.add_argument("--judge", type=Path, metavar="HISTORY", help="judge an earlier run, or one season, again")
@@ -64,6 +69,7 @@ def main() -> int:
                 clients={each: kind for each, kind in CLIENTS.items() if each in who},
                 celery="celery" in who,
                 gate=not arguments.without_gate,
+                quorum=None if arguments.queues is None else arguments.queues == "quorum",
             )
         )
     return run.end(arguments.report)
@@ -84,6 +90,7 @@ def judge_again(arguments: argparse.Namespace) -> int:
 def again(arguments: argparse.Namespace) -> str:
     """Return what has to be said beside the seed to draw the same turns and faults again."""
     said = f"--season {arguments.season:g} --clients {arguments.clients}"
+    said += f" --queues {arguments.queues}" if arguments.queues else ""
     return f"{said} --without-gate" if arguments.without_gate else said
 
 

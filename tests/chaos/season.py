@@ -128,17 +128,20 @@ def season(
     clients: Mapping[str, str] = CLIENTS,
     celery: bool = True,
     gate: bool = True,
+    quorum: bool | None = None,
 ) -> Outcome:
     """Run the season of ``seed`` with faults for ``seconds``, one after ``pace`` seconds on average, and judge it.
 
     ``clients`` are names and kinds of clients, and with ``celery`` there are workers too. Without ``gate`` their tasks
-    wait in their slots.
+    wait in their slots. With ``quorum`` the queues at RabbitMQ are quorum queues; by default those of half the seasons.
     """
     journal = folder / "journal"
     journal.mkdir(parents=True)
     os.environ[FOLDER] = str(journal)
     # What the clients of this program meet is no news.
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
+    if quorum is None:
+        quorum = random.Random(f"{seed} queues").random() < 0.5
     dice = random.Random(f"{seed} season")
     linked = dice.random() < 0.75
     sync_limit, tick_time = dice.choice((5, 10, 20)), 0.5
@@ -155,7 +158,9 @@ def season(
         # First: they take long to start, and longer beside busy clients.
         if workers_:
             populations.append(
-                workers_.Workers(cluster, seed=seed, seconds=seconds, journal=journal, root=ROOT, gate=gate)
+                workers_.Workers(
+                    cluster, seed=seed, seconds=seconds, journal=journal, root=ROOT, gate=gate, quorum=quorum
+                )
             )
         if clients:
             populations.append(Clients(cluster, clients, seed=seed, session_timeouts=timeouts, journal=journal))

@@ -45,6 +45,36 @@ print("django_zklock.contrib.celery" in sys.modules, len(worker_process_shutdown
     assert run(code) == "True True\n"
 
 
+@pytest.mark.celery
+def test_celery__imported_later() -> None:
+    """Where Celery is imported after Django was set up, as in some tests, the first locked function connects to it."""
+    code = f"""
+{SETUP}
+from celery.signals import task_prerun, worker_init, worker_process_shutdown
+from django_zklock import zk_locked
+signals = task_prerun, worker_init, worker_process_shutdown
+before = [len(each.receivers or ()) for each in signals]
+for _ in range(2):
+    zk_locked("{{key}}")(lambda key: None)
+print([len(each.receivers) - count for each, count in zip(signals, before)])
+"""
+    assert run(code) == "[2, 1, 1]\n"
+
+
+@pytest.mark.celery
+def test_celery__app_not_installed() -> None:
+    """A project without the app in INSTALLED_APPS has no gate, whenever it imports Celery."""
+    code = f"""
+{SETUP.replace('["django_zklock"]', "[]")}
+from celery.signals import worker_init
+from django_zklock import zk_locked
+before = len(worker_init.receivers or ())
+zk_locked("{{key}}")(lambda key: None)
+print(len(worker_init.receivers or ()) - before)
+"""
+    assert run(code) == "0\n"
+
+
 def test_ready__registers_the_checks() -> None:
     """`manage.py check` knows the checks by their tag."""
     code = (

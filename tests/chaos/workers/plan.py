@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kombu import Exchange, Queue
+
 REDIS, RABBITMQ = BROKERS = ("redis", "rabbitmq")
 POLICIES = ("none", "wait", "timeout", "raise", "skip", "retry", "coalesce")
 KINDS = ("exclusive", "read", "write", "semaphore", "several")
@@ -65,6 +67,11 @@ class Send:
         return cls(**{**facts, "keys": tuple(facts["keys"])})
 
 
+def make_queue(name: str, exchange: str, arguments: dict[str, Any]) -> Queue:
+    """Return a queue with an exchange of its own, of the type ``exchange``, as workers and senders declare it."""
+    return Queue(name, Exchange(name, type=exchange), routing_key=name, queue_arguments=arguments)
+
+
 def task_name(policy: str, kind: str, *, late: bool, retrying: bool) -> str:
     """Return the name of the task of these properties."""
     return f"chaos.{policy}.{kind}.{'late' if late else 'early'}{'.retrying' if retrying else ''}"
@@ -113,7 +120,8 @@ def _draw_send(chance: random.Random, at: float, number: int) -> Send:
         failures=chance.choice((1, 1, 2)) if chance.random() < 0.12 else 0,
         keys=_draw_keys(chance, policy, kind),
         lasts=chance.uniform(*chance.choices(_LENGTHS, _LENGTH_WEIGHTS)[0]),
-        countdown=chance.uniform(0.3, 6.0) if chance.random() < 0.1 else None,
+        # Where RabbitMQ delays messages, Celery refuses less than a second.
+        countdown=chance.uniform(1.0, 6.0) if chance.random() < 0.1 else None,
         expires=chance.uniform(0.3, 8.0) if chance.random() < 0.08 else None,
         revoked=chance.uniform(0.0, 2.0) if chance.random() < 0.08 else None,
         terminate=chance.random() < 0.3,

@@ -7,7 +7,8 @@ import os
 import sys
 
 from config.settings import *  # noqa: F403 - derived settings
-from kombu import Queue
+
+from .plan import make_queue
 
 ZKLOCK = {
     "default": {
@@ -31,6 +32,6 @@ CELERY_WORKER_PROC_ALIVE_TIMEOUT = 60.0
 CELERY_ZKLOCK_GATE = os.environ["CHAOS_GATE"] == "1"
 CELERY_ZKLOCK_GATE_MAX_WAIT = float(os.environ["CHAOS_MAX_WAIT"])
 CELERY_TASK_QUEUES = [
-    Queue(name, routing_key=name, queue_arguments=json.loads(os.environ["CHAOS_QUEUE_ARGUMENTS"]))
+    make_queue(name, os.environ["CHAOS_EXCHANGE"], json.loads(os.environ["CHAOS_QUEUE_ARGUMENTS"]))
     for name in os.environ["CHAOS_QUEUES"].split(",")
 ]

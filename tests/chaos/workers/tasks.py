@@ -111,7 +111,7 @@ def define(policy: str, kind: str, *, late: bool, retrying: bool) -> None:
         locked = zk_locked(key, **_RULES[kind], **_ON_CONFLICT[policy])(body)
     options: dict[str, Any] = {"name": task_name(policy, kind, late=late, retrying=retrying)}
     if retrying:
-        options |= {"autoretry_for": (Hiccup,), "retry_kwargs": {"countdown": 0.3, "max_retries": 5}}
+        options |= {"autoretry_for": (Hiccup,), "retry_kwargs": {"countdown": 1.0, "max_retries": 5}}
     task: Any = app.task(acks_late=late, reject_on_worker_lost=late, **options)
     task(locked)
 

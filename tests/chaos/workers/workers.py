@@ -34,7 +34,7 @@ from tests.chaos.nemesis import Act, Fault, Kind, again
 from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.servers.redis import Redis
 
-from .plan import BROKERS, RABBITMQ, REDIS, Send, draw
+from .plan import BROKERS, RABBITMQ, REDIS, Send, draw, make_queue
 
 ROOT_OF_TESTS = Path(__file__).resolve().parents[3]
 
@@ -164,13 +164,16 @@ class Sender:
 class Workers:
     """All that belongs to Celery in a season: brokers, workers, senders."""
 
-    def __init__(self, cluster: Cluster, *, seed: str, seconds: float, journal: Path, root: str, gate: bool) -> None:
+    def __init__(
+        self, cluster: Cluster, *, seed: str, seconds: float, journal: Path, root: str, gate: bool, quorum: bool
+    ) -> None:
         self._cluster = cluster
         self._seed = seed
         self._seconds = seconds
         self._journal = journal
         self._root = root
         self._gate = gate
+        self._quorum = quorum
         self._stack = contextlib.ExitStack()
         self.name = f"chaos-{uuid.uuid4().hex[:8]}"
         self.all: dict[str, ChaosWorker] = {}
@@ -187,7 +190,7 @@ class Workers:
         """Start all of it, let each worker load and lose once what it needs, and begin to send tasks."""
         self._start_servers()
         self._warm_up()
-        write("sends", gate=self._gate, workers=len(self.all))
+        write("sends", gate=self._gate, quorum=self._quorum, workers=len(self.all))
         for work, name in ((self._send_all, "sender"), (self._watch, "watcher")):
             thread = threading.Thread(target=self._told, args=(work,), name=name, daemon=True)
             self._threads.append(thread)
@@ -221,7 +224,13 @@ class Workers:
             RABBITMQ: {"confirm_publish": True},
         }
         for broker, url in ((REDIS, self._redis.url), (RABBITMQ, self._rabbitmq.url)):
-            arguments = {"x-max-priority": 10} if broker == RABBITMQ else {}
+            arguments: dict[str, Any] = {}
+            exchange = "direct"
+            if broker == RABBITMQ and self._quorum:
+                # RabbitMQ delays messages itself, which come by way of a topic exchange. There are no priorities.
+                arguments, exchange = {"x-queue-type": "quorum"}, "topic"
+            elif broker == RABBITMQ:
+                arguments = {"x-max-priority": 10}
             mine = [(number, name) for number, name in enumerate(names()) if name.startswith(broker)]
             queues = [self.name, *(f"{self.name}-{number}" for number, _ in mine)]
             for number, name in mine:
@@ -232,6 +241,7 @@ class Workers:
                     FOLDER: str(self._journal),
                     "CHAOS_QUEUES": ",".join(queues),
                     "CHAOS_QUEUE_ARGUMENTS": json.dumps(arguments),
+                    "CHAOS_EXCHANGE": exchange,
                     "CHAOS_TRANSPORT": json.dumps(options[broker]),
                     "CHAOS_RECORDS": records.url,
                     "CHAOS_ROOT": self._root,
@@ -243,7 +253,7 @@ class Workers:
                     "PYTHONPATH": os.pathsep.join([str(ROOT_OF_TESTS), str(PROJECT), *filter(None, sys.path)]),
                 }
                 self.all[name] = ChaosWorker(name, number, broker, self.name, environment)
-            listed = [Queue(name, routing_key=name, queue_arguments=arguments) for name in queues]
+            listed = [make_queue(name, exchange, arguments) for name in queues]
             self._senders[broker] = Sender(broker, url, options[broker], listed)
             self._stack.callback(self._senders[broker].app.close)
         for worker in self.all.values():
@@ -535,7 +545,9 @@ class Workers:
         keys = [key for key in self._broker.scan_iter(f"{self.name}*") if self._broker.type(key) == "list"]
         found[REDIS] = sum(self._broker.llen(key) for key in keys) + self._broker.hlen("unacked")
         listed = self._rabbitmq.list_messages()
-        found[RABBITMQ] = sum(count for queue, count in listed.items() if queue.startswith(self.name))
+        # Those of RabbitMQ's delays have the messages of all queues.
+        mine = (self.name, "celery_delayed")
+        found[RABBITMQ] = sum(count for queue, count in listed.items() if queue.startswith(mine))
         return found
 
     def _probe(self) -> None:

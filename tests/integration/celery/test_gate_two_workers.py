@@ -42,6 +42,8 @@ def test_two_workers__each_has_its_own_gate(zookeeper: ZooKeeper, broker: Redis,
     assert told["ran"] == keys
     if gate:
         assert told["waiting"] == {name: [each] for name, each in keys.items()}
+        # A task that waits when its worker ends does not run in the next test.
+        assert told["left"] == "PENDING"
     # A task that finds no hold of its worker's gate says so, and acquires for itself.
     assert "locks_for_itself" not in process.stderr
     assert "header_refused" not in process.stderr
