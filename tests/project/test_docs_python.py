@@ -147,6 +147,7 @@ def test_celery(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> No
     (shown,) = (eval(block.text) for block in blocks if block.text.startswith("{"))
     assert tasks["settle"](17) is None
     assert tasks["load"]("csv") is None
+    assert tasks["send_report"]("monday") is None
     stranger.take("import:csv")
     assert tasks["load"]("csv").startswith("import:csv is busy: label the stranger (pid ")
     stranger.take("account:17")
