@@ -230,6 +230,20 @@ def test_key__of_the_request(workshop: Any, key: str) -> None:
     assert result["key"] == f"{key}:{result['root']}"
 
 
+def test_key__of_a_header(workshop: Any, key: str) -> None:
+    """A key of a tenant that the producer has put into a header is the same at the gate, in the body and in a retry."""
+    workshop.stranger.take(f"north:{key}")
+    task = workshop.send("of_tenant", key, headers={"tenant": "north"})
+    workshop.wait_count(f"north:{key}", 2)
+    other = workshop.result(workshop.send("of_tenant", key, headers={"tenant": "south"}))
+    assert (other["key"], other["retries"]) == (f"south:{key}", 1)
+    workshop.stranger.release(f"north:{key}")
+    result = workshop.result(task)
+    assert (result["key"], result["retries"]) == (f"north:{key}", 1)
+    for each in (result, other):
+        assert f"event=header_refused task={each['id']}" not in workshop.worker.log.read_text()
+
+
 def test_key__of_other_arguments(workshop: Any, key: str) -> None:
     """A task whose `__call__` changes the arguments acquires their lock itself, and the gate's hold is released."""
     result = workshop.result(workshop.send("alter", key))

@@ -30,11 +30,12 @@ if "WORKSHOP_MAX_WAIT" in os.environ:
     CELERY_ZKLOCK_GATE_MAX_WAIT = float(os.environ["WORKSHOP_MAX_WAIT"])
 CELERY_WORKER_LOST_WAIT = float(os.environ.get("WORKSHOP_LOST_WAIT", "10"))
 if "WORKSHOP_QUORUM" in os.environ:
-    # RabbitMQ delays messages of topic exchanges alone. The queue of this worker is not the default one.
+    # RabbitMQ delays messages of topic exchanges alone. The queue of this worker is not the default one, which nobody
+    # declares; Celery 5.5 binds no queue that comes after it.
     CELERY_TASK_QUEUES = [
         Queue(name, Exchange(name, type="topic"), routing_key=name, queue_arguments={"x-queue-type": "quorum"})
-        for name in (f"{CELERY_TASK_DEFAULT_QUEUE}-default", CELERY_TASK_DEFAULT_QUEUE)
+        for name in (CELERY_TASK_DEFAULT_QUEUE, f"{CELERY_TASK_DEFAULT_QUEUE}-default")
     ]
-    CELERY_TASK_DEFAULT_QUEUE = CELERY_TASK_QUEUES[0].name
+    CELERY_TASK_DEFAULT_QUEUE = CELERY_TASK_QUEUES[1].name
 # Settings of one test, by their names.
 globals().update(json.loads(os.environ.get("WORKSHOP_SETTINGS", "{}")))
