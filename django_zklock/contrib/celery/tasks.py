@@ -41,8 +41,8 @@ _ASYNC_TASK = (
 
 def is_task(target: object) -> bool:
     """Return whether ``target`` is a Celery task or the proxy of one, without evaluating the proxy."""
-    # A proxy reports the class of its task, and to ask for that evaluates the proxy.
-    return issubclass(type(target), (Proxy, Task))
+    # A proxy reports the class of its task, and to ask for that evaluates a proxy of Celery; one of an agent is a task.
+    return issubclass(type(target), (Proxy, Task)) or isinstance(target, Task)
 
 
 def is_task_class(target: type) -> bool:
@@ -66,7 +66,8 @@ def lock_task(target: Any, wrap: Wrap) -> Any:
         # Made by `@app.task`: evaluated when its app is finalized, or now if the app is.
         internals.when_evaluated(target, lambda: lock(maybe_evaluate(target)))
     elif not issubclass(type(target), Proxy):
-        lock(target)
+        # An agent may have put a proxy in the task's place.
+        lock(target if issubclass(type(target), Task) else internals.registered(target))
 
     # Celery's decorators make one task in each app: now in finalized apps, later in the others. The proxy of
     # `@shared_task` looks up the task of the current app. At the end of an app's finalization its task exists.

@@ -234,6 +234,27 @@ def test_unknown_argument__above_a_task(app: Celery) -> None:
         zk_locked("{nobody}")(app.task(name="calling.unknown")(work))
 
 
+def test_proxy__of_an_agent(app: Celery, ensemble: Ensemble) -> None:
+    """A lock above what an agent has put in a task's place goes into the task, however the task is sent."""
+    task = app.task(name="calling.proxied")(work)
+    app.finalize()
+
+    class Proxied:
+        """What seems to be the task."""
+
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            return Task
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(app.tasks["calling.proxied"], name)
+
+    proxied = Proxied()
+    assert zk_locked("{number}")(proxied) is proxied
+    assert task(1) == "1"
+    assert app.tasks["calling.proxied"].apply((2,)).get() == "2"
+
+
 def test_class__without_a_body(app: Celery) -> None:
     """A class of tasks without a `run` of its own is refused."""
 
