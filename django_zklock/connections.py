@@ -13,7 +13,7 @@ from django.core.signals import setting_changed
 from django.dispatch import receiver
 
 from django_zklock import conf
-from django_zklock.zk import background
+from django_zklock.zk import background, owners
 from django_zklock.zk.pool import CLOSE_TIMEOUT, Pool, PoolOptions
 from django_zklock.zk.waiting import Deadline
 
@@ -49,11 +49,12 @@ class Connections:
     def close_all(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End every session of this process and so release its locks, in at most ``timeout`` seconds for each pool.
 
-        Pending log records are written.
+        Pending log records are written, and the threads have ended; that takes at most ``timeout`` seconds too.
         """
+        owners.check_may_wait("the sessions cannot be closed")
         for pool in self.pools():
             pool.close(timeout)
-        background.flush_log(timeout)
+        background.end_threads(timeout)
 
     def reset(self) -> None:
         """Close all pools, so that the next use reads the settings again."""
@@ -68,6 +69,7 @@ class Connections:
 
         Return whether there is a connection. A server that is down refuses at once, and one that is cut off is silent.
         """
+        owners.check_may_wait("ZooKeeper's answer cannot be waited for")
         session = pool.inspection()
         deadline = Deadline.after(timeout)
         while not (session.connected or deadline.passed or session.wire.failure):

@@ -19,11 +19,21 @@ from django_zklock.exceptions import (
     ZkLockError,
     ZooKeeperUnavailable,
 )
+from django_zklock.zk import owners
 from django_zklock.zk.contender import SessionUnavailable, State
 from django_zklock.zk.formatting import advise, format_silence
 from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.owners import Caller
-from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, Cancellation, boottime, monotonic
+from django_zklock.zk.waiting import (
+    RETRY_INTERVAL,
+    AsyncAutoResetEvent,
+    AutoResetEvent,
+    Cancellation,
+    boottime,
+    get_ident,
+    monotonic,
+    serving_threads,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +123,13 @@ class Acquisition:
         self._response_deadline = self._deadline
         if not self.timeout:
             self._response_deadline = monotonic() + self.lock.pool.options.connect_timeout
-        contender = self.lock._new_contender(wait=self.timeout != 0, notify=self._changed, stays=self.timeout is None)
+        lock = self.lock
+        try:
+            contender = lock._new_contender(wait=self.timeout != 0, notify=self._changed, stays=self.timeout is None)
+        except ZooKeeperUnavailable as error:  # this process can have no session
+            raise ZooKeeperUnavailable(
+                f"lock {lock.key!r}: {error}", key=lock.key, timeout=self.timeout
+            ) from error.__cause__
         # A timeout also limits the wait for ZooKeeper during an outage.
         contender.has_deadline = bool(self.timeout)
         contender.wants_holder = self._wants_holder
@@ -155,7 +171,7 @@ class Acquisition:
             self._possession.on_change()
             return True
         if contender.error is not None:
-            raise self._refused(contender.error) from contender.error
+            raise self._refused(contender.error) from contender.session.start_failure or contender.error
         if contender.refused_busy and self._may_be_taken:
             self.is_waiting = False
             return True
@@ -172,6 +188,8 @@ class Acquisition:
 
     def _check_deadlines(self) -> None:
         contender, now = self.contender, monotonic()
+        if contender.session.start_failure is not None:
+            contender.session.start_wire()
         if self._holder_deadline < math.inf:
             if contender.holder_reads != self._holder_reads:
                 raise self._timed_out()
@@ -215,6 +233,8 @@ class Acquisition:
         deadline = self._deadline if self.contender.answered else self._response_deadline
         if self._holder_deadline < math.inf:
             deadline = self._holder_deadline
+        if self.contender.session.start_failure is not None:
+            deadline = min(deadline, monotonic() + RETRY_INTERVAL)
         return None if deadline == math.inf else max(0.0, deadline - monotonic())
 
     def newly_contended(self) -> bool:
@@ -312,9 +332,11 @@ class Acquisition:
 
     def _unavailable(self, facts: str) -> ZooKeeperUnavailable:
         advice = advise(facts, self.lock.pool.options.connection.hosts)
-        return ZooKeeperUnavailable(
+        error = ZooKeeperUnavailable(
             f"lock {self.lock.key!r}: {facts}; {advice}", key=self.lock.key, timeout=self.timeout
         )
+        error.__cause__ = self.contender.session.start_failure
+        return error
 
 
 def _nothing() -> None:
@@ -331,8 +353,11 @@ def acquire(
 ) -> Held | None:
     """Acquire ``lock``, blocking the calling thread; raise like :meth:`Acquisition.poll` if it is not granted.
 
-    Return ``None`` only with ``may_be_taken``, if another contender holds the lock.
+    Return ``None`` only with ``may_be_taken``, if another contender holds the lock. Raises ``AsyncUnsafe`` in a thread
+    in which nothing may wait.
     """
+    if get_ident() in serving_threads:  # mostly not, so this is no call
+        owners.check_may_wait(f"lock {lock.key!r} cannot be acquired", key=lock.key)
     changed = AutoResetEvent()
     acquisition = Acquisition(lock, timeout, changed.set, caller, may_be_taken=may_be_taken, cancellation=cancellation)
     try:
@@ -371,6 +396,8 @@ async def aacquire(
     cancellation: Cancellation | None = None,
 ) -> Held | None:
     """Acquire ``lock`` like :func:`acquire`, without a thread."""
+    if get_ident() in serving_threads:
+        owners.check_may_wait(f"lock {lock.key!r} cannot be acquired", key=lock.key)
     changed = AsyncAutoResetEvent()
     acquisition = Acquisition(lock, timeout, changed.set, caller, may_be_taken=may_be_taken, cancellation=cancellation)
     listener = lock.listener

@@ -1,4 +1,4 @@
-"""What runs in the background of a process: calls that may be slow, log records, and timers.
+"""What runs in the background of a process: its threads, calls that may be slow, log records, and timers.
 
 Log records of threads that must not wait are written in the background. Heartbeats are sent by the thread of a
 connection, and replies and timers run under the monitor of its session: a slow log handler there, such as a mail or a
@@ -22,20 +22,61 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from django_zklock.zk.waiting import AutoResetEvent, monotonic
+from django_zklock.zk.waiting import (
+    NO_THREAD,
+    RETRY_INTERVAL,
+    AutoResetEvent,
+    Deadline,
+    monotonic,
+    serve,
+)
 
 logger = logging.getLogger("django_zklock.background")
 log_logger = logging.getLogger("django_zklock.logs")
 
 # Seconds after which an idle thread ends.
 LINGER = 1.0
-# Seconds to the next attempt where no thread can be started.
-RETRY_INTERVAL = 0.5
 # The maximum number of records that wait for a blocked handler. Later ones are counted and dropped.
 MAX_RECORDS = 10_000
 EXIT_TIMEOUT = 2.0
 
 Call = Callable[[], object]
+
+# Threads that were told to end, and some that have ended.
+_ending: set[threading.Thread] = set()
+
+
+def note_end(thread: object) -> None:
+    """Note that ``thread`` was told to end, for :func:`end_threads`. A greenlet does not count."""
+    if isinstance(thread, threading.Thread):
+        _ending.difference_update([each for each in list(_ending) if not each.is_alive()])
+        _ending.add(thread)
+
+
+def end_threads(timeout: float = EXIT_TIMEOUT) -> bool:
+    """Write all log records, and wait for the threads of pools that were closed; ``False`` if that takes too long.
+
+    An interpreter other than the first must not end before its threads: from Python 3.13 on that aborts the process.
+    What a thread has to do it does, and a listener may be slow.
+    """
+    deadline = Deadline.after(timeout)
+    written = flush_log(timeout)
+    joined = _join_threads(deadline)
+    if (writer := _writers.pop(os.getpid(), None)) is not None:
+        # It writes what these threads have logged.
+        writer.stop()
+    return _join_threads(deadline) and joined and written
+
+
+def _join_threads(deadline: Deadline) -> bool:
+    if type(threading.Lock()).__module__ != "_thread":
+        return True  # greenlets, which end with their thread
+    # One thread may give another one something to do.
+    while running := [each for each in list(_ending) if each.is_alive() and each is not threading.current_thread()]:
+        if deadline.passed:
+            return False
+        running[0].join(deadline.remaining())
+    return True
 
 
 class BackgroundCalls:
@@ -44,29 +85,38 @@ class BackgroundCalls:
     Any thread may submit one, also under a monitor: :meth:`submit` neither waits nor raises. Calls that block delay the
     others only when all ``threads`` of them block. Threads start when they are needed. If none can be started the calls
     stay queued, and each later :meth:`submit` tries again. So does ``call_later``, if it is given, which calls a
-    function after a number of seconds.
+    function after a number of seconds. Only with ``may_wait`` the calls may wait for a lock, or for ZooKeeper.
 
     Make it in the process that uses it, and not before that process is monkey-patched.
     """
 
     def __init__(
-        self, name: str, *, threads: int = 1, call_later: Callable[[float, Callable[[], None]], object] | None = None
+        self,
+        name: str,
+        *,
+        threads: int = 1,
+        may_wait: bool = False,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
         self._name = name
         self._threads = threads
+        self._main = self._work if may_wait else partial(serve, self._work)
         self._call_later = call_later
         # Written in C, in CPython: an exception that is raised in a thread cannot leave it locked.
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        # Guards the three below. Reentrant, for a signal handler; taken and released in C, see AutoResetEvent.
+        # Guards the two below. Reentrant, for a signal handler; taken and released in C, see AutoResetEvent.
         self._guard = threading.RLock()
         self._workers: set[threading.Thread] = set()
         self._idle = 0
+        # Whoever has the guard looks again whether a thread is needed.
+        self._has_news = False
         self._retrying = False
+        self._stopped = False
 
     def submit(self, call: Call) -> None:
         """Make ``call`` soon, in a background thread."""
         self._calls.put(call)
-        self._start_or_retry()
+        self._start_what_is_needed()
 
     @property
     def waiting(self) -> int:
@@ -86,50 +136,71 @@ class BackgroundCalls:
                     self._make(self._calls.get_nowait())
         return done.wait(timeout)
 
-    def _start_or_retry(self, *, is_retry: bool = False) -> None:
-        with self._guard:
-            if is_retry:
-                self._retrying = False
-            self._start_what_is_needed()
-            if self._workers or self._calls.empty() or self._retrying or self._call_later is None:
-                return
-            # If the timer has no thread either, the next submit() tries again.
-            with contextlib.suppress(RuntimeError):
-                self._call_later(RETRY_INTERVAL, partial(self._start_or_retry, is_retry=True))
-                self._retrying = True
+    def stop(self) -> None:
+        """Let each thread end when there is nothing to do, instead of a while later."""
+        self._stopped = True
+        for worker in list(self._workers):
+            note_end(worker)
+            # Wakes one that is idle.
+            self._calls.put(_do_nothing)
 
     def _start_what_is_needed(self) -> None:
-        """Start one more thread, unless the idle threads are enough; under the guard."""
-        if self._calls.qsize() <= self._idle or len(self._workers) >= self._threads:
-            return
-        worker = threading.Thread(target=self._work, name=self._name, daemon=True)
-        self._workers.add(worker)
+        """Start one more thread, unless the idle threads are enough; if none can be started, try again later.
+
+        T1 is in here when a finalizer or a signal handler interrupts it and waits for a lock. T2, the thread of the
+        connection that has to bring the lock, submits a call. T2 must not wait for T1, so it leaves the rest to T1.
+        """
+        self._has_news = True
+        while self._has_news and self._guard.acquire(blocking=False):
+            try:
+                self._has_news = False
+                if self._calls.qsize() > self._idle and len(self._workers) < self._threads:
+                    self._start()
+                if not self._workers and not self._calls.empty() and not self._retrying and self._call_later:
+                    self._retrying = True
+                    self._call_later(RETRY_INTERVAL, self._retry)
+            finally:
+                self._guard.release()
+
+    def _retry(self) -> None:
+        self._retrying = False
+        self._start_what_is_needed()
+
+    def _start(self) -> None:
+        worker = None
         try:
+            worker = threading.Thread(target=self._main, name=self._name, daemon=True)
+            self._workers.add(worker)
             worker.start()
-        except RuntimeError:  # there are too many threads, or the interpreter is about to exit
+        except NO_THREAD:
             pass
         finally:
-            if worker.ident is None:
+            if worker is not None and worker.ident is None:
                 self._workers.discard(worker)
+        if self._stopped:
+            note_end(worker)
 
     def _work(self) -> None:
         while True:
             with self._guard:
                 self._idle += 1
             try:
-                call = self._calls.get(timeout=LINGER)
+                call = self._calls.get(timeout=0 if self._stopped else LINGER)
             except queue.Empty:
                 with self._guard:
                     self._idle -= 1
-                    # Read under the guard: a later call finds one thread less, and starts another.
-                    if self._calls.empty():
+                    is_over = self._calls.empty()
+                    if is_over:
                         self._workers.discard(threading.current_thread())
-                        return
+                if is_over:
+                    # The caller of a later call may have found the guard taken.
+                    self._start_what_is_needed()
+                    return
                 continue
             with self._guard:
                 self._idle -= 1
-                # A new call may have counted on this thread, which may be busy for long.
-                self._start_what_is_needed()
+            # A new call may have counted on this thread, which may be busy for long.
+            self._start_what_is_needed()
             self._make(call)
             # Its references must not live until the next call.
             del call
@@ -139,6 +210,10 @@ class BackgroundCalls:
             call()
         except BaseException:  # the calls behind it must be made
             logger.exception("event=call_failed call=%r", call)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 # Log records.
@@ -210,7 +285,7 @@ if hasattr(os, "register_at_fork"):
     # A child may have the number of its parent, in another container.
     os.register_at_fork(after_in_child=_writers.clear)
 # Registered before the code that closes connections at exit, so it is called after that.
-atexit.register(flush_log)
+atexit.register(end_threads)
 
 
 # Timers.
@@ -234,7 +309,8 @@ class TimerHandle:
 class TimerThread:
     """Calls functions later, one after the other, on a daemon thread that the first call starts.
 
-    Any thread may call :meth:`call_later`; the functions must not block.
+    Any thread may call :meth:`call_later`, which neither waits nor raises; the functions must not block. If the thread
+    cannot be started the calls are kept, and the next :meth:`call_later` tries again.
     """
 
     def __init__(self) -> None:
@@ -250,17 +326,16 @@ class TimerThread:
         self._starting = threading.RLock()
 
     def call_later(self, delay: float, call: Callable[[], None]) -> TimerHandle:
-        """Call ``call`` after ``delay`` seconds (monotonic clock).
-
-        Raises ``RuntimeError`` if the thread cannot be started; the next call tries again, for this one too.
-        """
+        """Call ``call`` after ``delay`` seconds (monotonic clock)."""
         timer, due = TimerHandle(call), monotonic() + delay
         self._incoming.append((due, next(self._counter), timer))
-        with self._starting:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="zklock-timers", daemon=True)
-                thread.start()
-                self._thread = thread
+        # T1 starts the thread, and is interrupted by a finalizer that waits for a lock. T2, which brings it, must not
+        # wait for T1, whose thread will see the call of T2.
+        if self._thread is None and self._starting.acquire(blocking=False):
+            try:
+                self._start()
+            finally:
+                self._starting.release()
         if due < self._asleep_until:
             self._changed.set()
         return timer
@@ -268,7 +343,24 @@ class TimerThread:
     def stop(self) -> None:
         """Make the calls that are due and drop the others; after that only calls without a delay are made."""
         self._stopped = True
+        note_end(self._thread)
         self._changed.set()
+
+    def _start(self) -> None:
+        """Start the thread if there is none, and that is possible; under ``_starting``."""
+        if self._thread is None:
+            with contextlib.suppress(*NO_THREAD):
+                thread = threading.Thread(target=partial(serve, self._run), name="zklock-timers", daemon=True)
+                thread.start()
+                self._thread = thread
+        if self._stopped:
+            note_end(self._thread)
+
+    def _takes_over(self) -> bool:
+        """Make this the thread, if there is none."""
+        with self._starting:
+            self._thread = self._thread or threading.current_thread()
+            return self._thread is threading.current_thread()
 
     def _run(self) -> None:
         # The heap is local: an exception raised in call_later() can start a second thread, which has its own.
@@ -282,10 +374,10 @@ class TimerThread:
             while heap and heap[0][2].call is None:
                 heapq.heappop(heap)
             if self._stopped:
-                with self._starting:
-                    if not self._incoming:
-                        self._thread = None
-                        return
+                # Before the last look: what is added from now on starts another thread.
+                self._thread = None
+                if not (self._incoming and self._takes_over()):
+                    return
                 continue
             # Before the last look at what is incoming: a timer that is added after that sees it, and wakes this thread.
             self._asleep_until = heap[0][0] if heap else math.inf

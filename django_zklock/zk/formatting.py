@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from django_zklock.zk.wire.options import AT_A_REQUEST, AUTH_REFUSED, NOT_ACCEPTED, NOT_RESOLVED
+from django_zklock.zk.wire.options import AT_A_REQUEST, AUTH_REFUSED, NOT_ACCEPTED, NOT_RESOLVED, NOT_STARTED
 
 _LOCAL_SERVER = re.compile(r"\s*(localhost|127(\.\d+){3}|\[::1\])(:\d+)?\s*")
 
@@ -53,6 +53,8 @@ def advise(facts: str, hosts: str) -> str:
         return f"a server runs, but takes no session, as without a quorum, or where it expects TLS; {doctor}"
     if NOT_RESOLVED in facts:
         return f"are the names in HOSTS right, and does DNS answer this host? {doctor}"
+    if NOT_STARTED in facts:
+        return "raise its limits of open files (`ulimit -n`), threads or memory, or find what uses them up"
     if "no connection" not in facts:
         return doctor
     advice = "is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right?"

@@ -18,7 +18,7 @@ from django_zklock.exceptions import AsyncUnsafe, LockLost, NotHeld
 from django_zklock.zk import owners
 from django_zklock.zk.contender import State
 from django_zklock.zk.session import STOOD_STILL
-from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent
+from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, is_serving
 
 if TYPE_CHECKING:
     from typing import Self
@@ -130,11 +130,11 @@ class Possession:
         self.contender.lose(reason)
 
     def wait_for_reason(self) -> bool:
-        """Wait for the reason of a loss if it is being read, unless that would block an event loop.
+        """Wait for the reason of a loss if it is being read, unless nothing may wait in this thread.
 
         Return ``False`` if it is still not known.
         """
-        if self.contender.loss_reason_pending and owners.running_loop() is None:
+        if self.contender.loss_reason_pending and owners.running_loop() is None and not is_serving():
             known = AutoResetEvent()
             forget = self.when_lost(known.set)
             known.wait(REASON_TIMEOUT)
@@ -143,7 +143,7 @@ class Possession:
 
     async def await_reason(self) -> None:
         """Wait for the reason of a loss if it is being read, in a task."""
-        if self.contender.loss_reason_pending:
+        if self.contender.loss_reason_pending and not is_serving():
             known = AsyncAutoResetEvent()
             forget = self.when_lost(known.set)
             await known.wait(REASON_TIMEOUT)
@@ -347,7 +347,7 @@ class Held:
 
         With ``wait`` the call returns when the server has confirmed, or after the connect timeout of the connection.
         Never raises because of the server; releasing twice does nothing. In a process that inherited the hold over a
-        fork it only forgets the hold. In a thread whose event loop runs, ``wait`` raises
+        fork it only forgets the hold. In a thread whose event loop runs, or in which nothing may wait, ``wait`` raises
         :exc:`~django_zklock.exceptions.AsyncUnsafe` after the release, instead of waiting.
         """
         contender = self._possession.contender
@@ -364,6 +364,7 @@ class Held:
         root.lock.listener.notify("released", root.lock, held=root)
         if not wait or is_gone:
             return
+        owners.check_may_wait(f"lock {self.key!r} is released, but the confirmation cannot be waited for", key=self.key)
         if owners.must_not_block():
             raise AsyncUnsafe(
                 f"lock {self.key!r} is released, but blocking code cannot wait for the confirmation in the thread of "

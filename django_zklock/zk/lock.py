@@ -128,7 +128,7 @@ class Lock:
         alias of the same ensemble; held by another owner that needs this very thread to go on), ``AlreadyAwaited`` as
         said above, ``LockLost`` inside of a block of the caller that has lost the lock (a lost hold without a block is
         forgotten, with a log record), ``AsyncUnsafe`` in a thread whose event loop runs, unless the caller holds the
-        lock already, ``ValueError`` for a negative timeout.
+        lock already, and in one in which nothing may wait, ``ValueError`` for a negative timeout.
         No way out leaves a node behind.
         """
         limit = self.timeout if timeout is UNSET else seconds(timeout)
@@ -188,13 +188,15 @@ class Lock:
         the past when it arrives: to act on a free lock, acquire it.
 
         Raise ``ZooKeeperUnavailable`` if ZooKeeper does not answer within the connect timeout, and ``AsyncUnsafe`` in
-        a thread whose event loop runs.
+        a thread whose event loop runs, or in which nothing may wait.
         """
         self._check_no_loop("aholders")
         return snapshots.holders(self.pool, self.keys, timeout=self.pool.options.connect_timeout)
 
     async def aholders(self) -> tuple[Identity | None, ...]:
         """Return the same as :meth:`holders`, without blocking the event loop."""
+        # In another thread this one would not be seen.
+        owners.check_may_wait(f"the holders of lock {self.key!r} cannot be read", key=self.key)
         timeout = self.pool.options.connect_timeout
         return await asyncio.to_thread(snapshots.holders, self.pool, self.keys, timeout=timeout)
 

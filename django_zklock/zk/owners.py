@@ -25,7 +25,8 @@ from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 from weakref import WeakSet, ref
 
-from django_zklock.zk.waiting import AutoResetEvent
+from django_zklock.exceptions import AsyncUnsafe
+from django_zklock.zk.waiting import AutoResetEvent, is_serving
 
 # Django's own switch, for shells and notebooks that run an event loop.
 ASYNC_UNSAFE = "DJANGO_ALLOW_ASYNC_UNSAFE"
@@ -169,6 +170,17 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 def must_not_block() -> bool:
     """Whether waiting in the calling thread would stop an event loop."""
     return running_loop() is not None and not os.environ.get(ASYNC_UNSAFE)
+
+
+def check_may_wait(what: str, *, key: str | None = None) -> None:
+    """Raise ``AsyncUnsafe``, which begins with ``what``, in a thread in which nothing may wait."""
+    if is_serving():
+        raise AsyncUnsafe(
+            f"{what} in a thread of django_zklock, on which heartbeats or reports of losses depend: it would wait for "
+            f"itself, or make others wait. Python runs finalizers and callbacks of weak references in any thread, and "
+            f"log handlers run in one of these; let them put the work into a queue.SimpleQueue, for a thread of yours",
+            key=key,
+        )
 
 
 def _of(what: Any, frame: FrameType | None = None) -> Owner:

@@ -15,11 +15,14 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 
-from django_zklock.zk import background, paths
+from django_zklock.exceptions import ZooKeeperUnavailable
+from django_zklock.zk import background, owners, paths
 from django_zklock.zk.background import BackgroundCalls, DeferredLogger, TimerThread
+from django_zklock.zk.formatting import advise
 from django_zklock.zk.session import Session
-from django_zklock.zk.waiting import monotonic
+from django_zklock.zk.waiting import can_start_threads, monotonic
 from django_zklock.zk.wire import MAX_REQUEST, ConnectionOptions
+from django_zklock.zk.wire.options import NOT_STARTED
 
 logger = DeferredLogger("django_zklock.pool")
 
@@ -84,6 +87,9 @@ class Pool:
     def session(self, path: str | None) -> Session:
         """Return the home session of ``path``, and start it if necessary. Does not wait for a connection.
 
+        If it cannot be started at this moment, for want of a descriptor, a thread or memory, the session has a
+        ``start_failure``, and begins when that is possible. Raises ``ZooKeeperUnavailable`` if it never will be.
+
         A contender of ``path`` may be in another session; its ``session`` says in which. Without a path this is
         :meth:`inspection`.
         """
@@ -91,7 +97,7 @@ class Pool:
         while True:
             state = self._states.get(os.getpid()) or self._of_this_process()
             session = state.sessions.get(slot)
-            if session is None or session.ended is not None or slot == INSPECTION:
+            if session is None or session.ended is not None or session.start_failure is not None or slot == INSPECTION:
                 session = self._open_session(state, slot)
             if session is not None:
                 return session
@@ -131,8 +137,11 @@ class Pool:
         """End every session, which frees every lock held through it; the pool may be used again.
 
         Waits at most ``timeout`` seconds for the servers. Returns ``False`` if one has not answered by then; its locks
-        are freed when the session times out.
+        are freed when the session times out. The threads of the pool end soon after.
+
+        Raises ``AsyncUnsafe`` in a thread in which nothing may wait.
         """
+        owners.check_may_wait(f"the sessions of {self.name!r} cannot be closed")
         pid = os.getpid()
         self.forget(keep=pid)
         state = self._states.pop(pid, None)
@@ -149,7 +158,8 @@ class Pool:
         for session in sessions:
             session.wire.begin_close()
         closed = [session.close(max(0.0, end - monotonic())) for session in sessions]
-        state.timers.stop()
+        for threads in (state.timers, state.actions, state.listeners):
+            threads.stop()
         if not all(closed):
             logger.warning("event=close_unconfirmed pool=%s timeout=%s", self.name, timeout)
         return all(closed)
@@ -185,6 +195,8 @@ class Pool:
             session = state.sessions.get(slot)
             if session is None or session.ended is not None:
                 session = self._start_session(state, slot, home=slot)
+            elif session.start_failure is not None:
+                session.start_wire()
             session.used_at = monotonic()
             return session
 
@@ -221,19 +233,28 @@ class Pool:
             # Its thread is about to end, and this closes its descriptors. In the background, because an event loop may
             # wait for this call.
             state.actions.submit(partial(ended.close, CLOSE_TIMEOUT))
-        session = Session(
-            self.options.connection,
-            timers=state.timers,
-            name=f"{self.name}-{slot}",
-            connect_timeout=self.options.connect_timeout,
-            budget=self.options.budget,
-            overflow=partial(self._overflow, state, home),
-            # No lock depends on the connection of the session for inspection.
-            strict=self.options.strict and slot != INSPECTION,
-        )
+        try:
+            session = Session(
+                self.options.connection,
+                timers=state.timers,
+                name=f"{self.name}-{slot}",
+                connect_timeout=self.options.connect_timeout,
+                budget=self.options.budget,
+                overflow=partial(self._overflow, state, home),
+                # No lock depends on the connection of the session for inspection.
+                strict=self.options.strict and slot != INSPECTION,
+            )
+        except (OSError, MemoryError) as error:  # the first one imports kazoo
+            facts = f"{NOT_STARTED}: {error}"
+            raise ZooKeeperUnavailable(f"{facts}; {advise(facts, self.options.connection.hosts)}") from error
         known = None
         try:
             session.start()
+            if (failure := session.start_failure) is not None and not can_start_threads():
+                raise ZooKeeperUnavailable(
+                    f"{NOT_STARTED}, now or later: {failure}; use locks before the interpreter exits, and only in one "
+                    f"that allows daemon threads"
+                ) from failure
             # T1 is interrupted here by a signal handler, which takes a lock and starts the session of the same slot.
             known = state.sessions.setdefault(slot, session)
         finally:
@@ -253,7 +274,13 @@ class Pool:
     def _close_if_idle(self, state: _ProcessState, slot: str, session: Session) -> None:
         # Under the session's monitor, so that no contender joins meanwhile: one that was given the session before this
         # finds no room in it later, and asks again. Guarded, so that no caller is given a session that is closed.
-        with state.home_guard if slot == INSPECTION else state.overflow_guard:
+        guard = state.home_guard if slot == INSPECTION else state.overflow_guard
+        # T1, a thread of a user, has the guard, and is interrupted by a finalizer that waits for a lock. T1 may need
+        # this thread, which must not wait for it.
+        if not guard.acquire(blocking=False):
+            self._end_when_idle(state, slot, session)
+            return
+        try:
             if state.sessions.get(slot) is not session:
                 return
             now = monotonic()
@@ -264,6 +291,8 @@ class Pool:
                 return
             session.closing = True
             del state.sessions[slot]
+        finally:
+            guard.release()
         state.actions.submit(partial(session.close, CLOSE_TIMEOUT))
 
 
@@ -284,8 +313,9 @@ class _ProcessState:
         # Homes are "0", "1", …, and the overflow sessions of "0" are "0+1", "0+2", …
         self.sessions: dict[str, Session] = {}
         self.actions = BackgroundCalls("zklock-actions", threads=ACTION_THREADS, call_later=self.timers.call_later)
+        # Receivers of signals may take other locks. No heartbeat and no other lock depends on these threads.
         self.listeners = BackgroundCalls(
-            "zklock-listeners", threads=LISTENER_THREADS, call_later=self.timers.call_later
+            "zklock-listeners", threads=LISTENER_THREADS, may_wait=True, call_later=self.timers.call_later
         )
 
 

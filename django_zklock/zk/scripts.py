@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import wire
+from django_zklock.zk import owners, wire
 from django_zklock.zk.formatting import advise, format_silence
 from django_zklock.zk.session import Session, SessionListener
-from django_zklock.zk.waiting import AutoResetEvent
+from django_zklock.zk.waiting import RETRY_INTERVAL, AutoResetEvent, Deadline
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST
 
 if TYPE_CHECKING:
@@ -226,12 +226,13 @@ def run(
 
     ``action`` is what the error message says after "refused to". With ``mutates`` it says that the outcome is unknown
     if no answer comes. Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, ``ZkLockError`` if it
-    refuses, and what the script raises.
+    refuses, ``AsyncUnsafe`` in a thread in which nothing may wait, and what the script raises.
     """
+    owners.check_may_wait(f"ZooKeeper cannot be asked to {action}")
     blocking = _BlockingRun(session, script, has_deadline=timeout is not None)
     session.post(blocking.join)
     try:
-        if not blocking.done.wait(timeout):
+        if not _wait(session, blocking.done, Deadline.after(timeout)):
             connected, refusal = session.connected, blocking.refusal
             silence = format_silence(session.wire.server, timeout or 0.0, connected=connected, refusal=refusal)
             blocking.error = TimeoutError(silence)
@@ -250,8 +251,19 @@ def run(
         raise ZooKeeperUnavailable(
             f"{facts}{doubt}; {advise(facts, session.wire.hosts)}",
             timeout=timeout,
-        ) from error
+        ) from session.start_failure or error
     raise error
+
+
+def _wait(session: Session, done: AutoResetEvent, deadline: Deadline) -> bool:
+    """Wait for the event until the deadline, and start the session again where that has failed."""
+    while session.start_failure is not None:
+        if done.wait(deadline.capped(RETRY_INTERVAL).remaining()):
+            return True
+        if deadline.passed:
+            return False
+        session.start_wire()
+    return done.wait(deadline.remaining())
 
 
 def read_many(session: Session, reads: Sequence[Read]) -> RequestScript[list[Any]]:

@@ -8,7 +8,6 @@ cannot leave a transition half done, and a signal handler may release a lock.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import random
@@ -24,7 +23,7 @@ from weakref import WeakValueDictionary
 from django_zklock.zk import wire
 from django_zklock.zk.background import DeferredLogger, TimerHandle, TimerThread
 from django_zklock.zk.strays import Strays
-from django_zklock.zk.waiting import boottime, monotonic
+from django_zklock.zk.waiting import NOT_STARTABLE, boottime, monotonic
 from django_zklock.zk.wire import ConnectionOptions
 
 if TYPE_CHECKING:
@@ -128,6 +127,8 @@ class Session:
         self.epoch = 0
         self.ended: str | None = None
         self.closing = False
+        # Why this process cannot connect at all, as long as that is so.
+        self.start_failure: Exception | None = None
         self.wire = wire.Wire(options, self, connect_timeout=connect_timeout)
         self.budget = budget
         self.overflow = overflow
@@ -187,7 +188,24 @@ class Session:
         """Begin to connect, without waiting."""
         with self.monitor:
             self._start_outage_timer()
-        self.wire.start()
+        self.start_wire()
+
+    def start_wire(self) -> None:
+        """Begin to connect, unless the process has no descriptor, thread or memory for it, as ``start_failure`` says.
+
+        To a caller it is the same whether ZooKeeper is away or this process cannot ask it. So one that waits calls this
+        again, about every :data:`~django_zklock.zk.waiting.RETRY_INTERVAL`, until its time is up.
+        """
+        if self.closing or self.ended is not None:
+            return
+        try:
+            self.wire.start()
+        except RecursionError:
+            raise
+        except NOT_STARTABLE as error:
+            self.start_failure = error
+        else:
+            self.start_failure = None
 
     def post(self, call: Callable[[], object]) -> None:
         """Run ``call`` under the monitor, soon and in the order of the calls. Never blocks, never raises.
@@ -203,8 +221,7 @@ class Session:
         else:
             # At the exit of the interpreter, from Python 3.12 on, no thread can be started any more. If the pool is
             # closed by then, its timer thread has ended, and its nodes are gone with the session.
-            with contextlib.suppress(RuntimeError):
-                self._timer_thread.call_later(0, self._run_inbox_offline)
+            self._timer_thread.call_later(0, self._run_inbox_offline)
 
     @property
     def timeout(self) -> float:

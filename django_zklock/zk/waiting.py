@@ -1,4 +1,4 @@
-"""Deadlines, the clock of leases, and events that no exception can break.
+"""Deadlines, the clock of leases, events that no exception can break, and the threads in which nothing may wait.
 
 ``threading.Event`` and ``threading.Condition`` take their inner lock in Python code. If a time limit or Ctrl-C is
 raised in a thread at that point, the lock stays taken for ever, and the next thread that sets the event hangs; here
@@ -8,6 +8,7 @@ that would be the thread of the connection. A plain lock is taken and released i
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import os
 import threading
@@ -17,8 +18,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Timeout = float | timedelta | None
@@ -41,6 +43,14 @@ UNSET: Final = Unset.UNSET
 # that the system delivers to another thread: its handler runs when the main thread wakes up.
 # https://docs.python.org/3/library/signal.html#execution-of-python-signal-handlers
 SIGNAL_CHECK_INTERVAL = 1.0
+
+# Why a thread cannot be started: there are too many, the interpreter is about to exit, it allows no daemon threads, or
+# no memory is left.
+NO_THREAD = (RuntimeError, MemoryError)
+# Why a connection cannot be started: also, no descriptor is left.
+NOT_STARTABLE = (OSError, *NO_THREAD)
+# Seconds to the next attempt.
+RETRY_INTERVAL = 0.5
 
 
 def seconds(timeout: Timeout, name: str = "timeout") -> float | None:
@@ -227,10 +237,21 @@ class Cancellation:
         self._wakes.pop(wait, None)
 
 
+def can_start_threads() -> bool:
+    """Whether it makes sense to try again later where a thread could not be started."""
+    try:
+        threading.Thread(daemon=True)
+    except RuntimeError:  # not in this interpreter
+        return False
+    # The interpreter is about to exit when its main thread has ended.
+    return threading.main_thread().is_alive()
+
+
 class DaemonCall(Generic[T]):
     """A call in a daemon thread, for what blocks and may have no time limit, such as the lookup of a host name.
 
-    It begins at once. A call that does not return is abandoned, and does not keep the interpreter from exiting.
+    It begins at once. A call that does not return is abandoned, and does not keep the interpreter from exiting. If no
+    thread can be started the call is not made, and fails with the error that says so.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -240,7 +261,11 @@ class DaemonCall(Generic[T]):
         self._failure: list[Exception] = []
         # Thread.join raises an error of eventlet's own when it times out.
         self._over = AutoResetEvent()
-        threading.Thread(target=self._run, name="zklock-call", daemon=True).start()
+        try:
+            threading.Thread(target=partial(serve, self._run), name="zklock-call", daemon=True).start()
+        except NO_THREAD as error:
+            self._failure.append(error)
+            self._over.set()
 
     @property
     def over(self) -> bool:
@@ -263,3 +288,43 @@ class DaemonCall(Generic[T]):
         except Exception as error:  # noqa: BLE001 - raised again by result()
             self._failure.append(error)
         self._over.set()
+
+
+# Threads in which nothing may wait.
+#
+# T1 is the thread of a connection, and T2 waits for a lock. T1 allocates memory, so Python's garbage collector runs
+# there, and with it a finalizer of the application that takes a lock. Only T1 could read the answer. So T1 would stop
+# for as long as the timeout of that lock: no heartbeat is sent, and every lock of the process is lost. A weak
+# reference's callback, a callback of the collector and a log handler may wait there just so.
+
+# The same one at each use, whatever is monkey-patched later.
+get_ident = threading.get_ident
+
+serving_threads: list[int] = []
+"""The numbers of the threads in :func:`serve`, once for each call.
+
+They are a hint. Greenlets may share the number of their thread, and a forked child inherits the list. The stack, which
+may be long, is looked at only where the number is in the list, and says for certain who runs the calling code.
+"""
+
+
+def serve(main: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run the main function of a thread, or a greenlet, of this package in which nothing may wait."""
+    number = get_ident()
+    serving_threads.append(number)
+    try:
+        return main(*args, **kwargs)
+    finally:
+        serving_threads.remove(number)
+
+
+def is_serving() -> bool:
+    """Whether the calling code runs in a thread of this package in which nothing may wait."""
+    if get_ident() not in serving_threads:
+        return False
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is serve.__code__:
+            return True
+        frame = frame.f_back
+    return False

@@ -15,8 +15,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from django_zklock.zk import owners
 from django_zklock.zk.formatting import escape_controls
-from django_zklock.zk.waiting import DaemonCall, Deadline
+from django_zklock.zk.waiting import NO_THREAD, DaemonCall, Deadline
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.options import explain, join_address, tls_context
 
@@ -81,6 +82,7 @@ def servers(options: ConnectionOptions, *, timeout: float) -> list[Server]:
 
     Raises ``ValueError`` if ``hosts`` is no list of servers. What fails with one server is its ``problem``.
     """
+    owners.check_may_wait("the servers cannot be asked")
     deadline = Deadline.after(timeout)
     asked = [
         (address, {word: DaemonCall(partial(_send, options, address, word, deadline)) for word in WORDS})
@@ -94,7 +96,7 @@ def servers(options: ConnectionOptions, *, timeout: float) -> list[Server]:
                 answers[word] = call.result(deadline)
             except TimeoutError:
                 answers[word] = TimeoutError(f"no answer within {timeout:g} s")
-            except (OSError, ValueError) as error:  # the latter for a name that no host can have
+            except (OSError, ValueError, *NO_THREAD) as error:  # the second for a name that no host can have
                 answers[word] = error
         found.append(_server(join_address(host, port), answers))
     return found

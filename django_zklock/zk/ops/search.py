@@ -12,7 +12,7 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from django_zklock.zk import paths
+from django_zklock.zk import owners, paths
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import Pool
@@ -189,6 +189,7 @@ def map_parallel(function: Callable[[A], T], arguments: Sequence[A]) -> list[T]:
     if len(arguments) <= 1:
         # In this thread, which Ctrl-C interrupts.
         return [function(argument) for argument in arguments]
+    owners.check_may_wait("ensembles cannot be read")
     with ThreadPoolExecutor(len(arguments), "zklock-search") as threads:
         return list(threads.map(function, arguments))
 

@@ -83,9 +83,12 @@ _importing = threading.RLock()
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # In another thread: a signal handler may interrupt this one and take a lock, and would meet half a module here. It
-    # waits instead, as this thread does.
-    DaemonCall(_import_all).result(Deadline(None))
+    try:
+        # In another thread: a signal handler may interrupt this one and take a lock, and would meet half a module here.
+        # It waits instead, as this thread does.
+        DaemonCall(_import_all).result(Deadline(None))
+    except RuntimeError:  # no thread can be started
+        _import_all()
     return globals()[name]
 
 

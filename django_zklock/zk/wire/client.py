@@ -18,10 +18,17 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.version import __version__ as kazoo_version
 
-from django_zklock.zk.background import DeferredLogger
-from django_zklock.zk.waiting import boottime
+from django_zklock.zk.background import DeferredLogger, note_end
+from django_zklock.zk.waiting import NOT_STARTABLE, boottime
 from django_zklock.zk.wire.connection import Connection, make_handler
-from django_zklock.zk.wire.options import AUTH_REFUSED, HIDDEN, ConnectionOptions, join_address, parse_acl
+from django_zklock.zk.wire.options import (
+    AUTH_REFUSED,
+    HIDDEN,
+    NOT_STARTED,
+    ConnectionOptions,
+    join_address,
+    parse_acl,
+)
 from django_zklock.zk.wire.requests import Requests
 
 logger = DeferredLogger("django_zklock.wire")
@@ -130,6 +137,8 @@ class Wire(Requests):
         # Guards the close request: close() and the end of the handshake may come in either order.
         self._ending = threading.RLock()
         self._closing = False
+        # Has one element until the connection is started, which is for the thread that takes it out.
+        self._unstarted = [None]
         # The close request was queued on this connection, whose thread alone uses this.
         self._close_sent = False
         # There is a session, connected or not, or there was one until it was closed.
@@ -192,10 +201,32 @@ class Wire(Requests):
     # Life.
 
     def start(self) -> None:
-        """Begin to connect; the listener is notified of the rest."""
+        """Begin to connect, unless that is done; the listener is notified of the rest.
+
+        Raises ``OSError``, ``RuntimeError`` or ``MemoryError`` where the process has no descriptor, no thread or no
+        memory left; it may be called again.
+        """
         with contextlib.suppress(IndexError):
             logger.warning("event=kazoo_untested version=%s tested=%s", _warnings.pop(), TESTED_KAZOO)
-        self._client.start_async()
+        connection = self._connection
+        try:
+            self._unstarted.pop()
+        except IndexError:
+            return
+        try:
+            self._client.start_async()
+        except NOT_STARTABLE as error:
+            connection.failure = f"{NOT_STARTED}: {error}"
+            self._client._stopped.set()
+            # Without the thread nothing else would close the socket pair.
+            with contextlib.suppress(Exception):
+                connection.close()
+            self._unstarted.append(None)
+            raise
+        connection.failure = None
+        if self._closing:
+            # Another thread has closed this meanwhile.
+            self._client._stopped.set()
 
     def drop(self, reason: str, *, avoid: bool = False) -> None:
         """End the connection, not the session; kazoo then reconnects. Any thread.
@@ -236,7 +267,9 @@ class Wire(Requests):
         """End the session, so that the server deletes its nodes now; return ``False`` without an answer in time."""
         client, connection = self._client, self._connection
         if client._stopped.is_set():
+            self._closing = True
             return True
+        note_end(connection._connection_routine)
         with self._ending:
             self._closing = True
             if client._live.is_set():

@@ -20,7 +20,7 @@ from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionExpiredE
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import CloseInstance, Connect
 
-from django_zklock.zk.waiting import AutoResetEvent, Deadline, boottime
+from django_zklock.zk.waiting import AutoResetEvent, Deadline, boottime, serve
 from django_zklock.zk.wire.exchange import Exchange, StrangeAnswerError, UnsupportedServerError
 from django_zklock.zk.wire.names import Address, Names
 from django_zklock.zk.wire.options import (
@@ -82,6 +82,9 @@ class Connection(Exchange):
         self._probing = self._renewing = False
 
     def zk_loop(self) -> None:
+        serve(self._run)
+
+    def _run(self) -> None:
         # The caller of Wire.close() may not wait for this thread, which then closes its socket pair itself.
         try:
             super().zk_loop()

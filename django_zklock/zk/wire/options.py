@@ -25,6 +25,8 @@ NOT_RESOLVED = "the host name cannot be resolved"
 AUTH_REFUSED = "authentication was refused, check AUTH and SASL in ZKLOCK"
 # What to ask where a server ends each connection at the same request.
 AT_A_REQUEST = "is it ZooKeeper 3.6 or newer, is jute.maxbuffer the default?"
+# Why there was no attempt to connect; the error of the system follows.
+NOT_STARTED = "this process cannot start a connection"
 # What OpenSSL says of a server that answers without TLS, and of one that closes the connection at what it cannot read.
 _NO_TLS = ("WRONG_VERSION_NUMBER", "EOF occurred in violation of protocol", "RECORD_LAYER_FAILURE")
 

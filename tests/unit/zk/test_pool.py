@@ -183,6 +183,7 @@ class Stub:
     def __init__(self, *_arguments: Any, **_options: Any) -> None:
         self.ended: str | None = None
         self.closing = False
+        self.start_failure: Exception | None = None
         self.forgotten = 0
 
     def start(self) -> None: ...

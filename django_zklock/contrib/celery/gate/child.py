@@ -38,7 +38,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.owners import Caller
-from django_zklock.zk.waiting import monotonic
+from django_zklock.zk.waiting import monotonic, serve
 from django_zklock.zk.wire import BadVersionError
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class ChildWatcher:
         """Watch the child ``pid``; return ``False`` if it has ended already."""
         with self._changing:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="zklock-children", daemon=True)
+                self._thread = threading.Thread(target=partial(serve, self._run), name="zklock-children", daemon=True)
                 self._thread.start()
             if pid in self._watched:
                 return True
