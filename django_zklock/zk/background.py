@@ -42,15 +42,17 @@ EXIT_TIMEOUT = 2.0
 
 Call = Callable[[], object]
 
-# Threads that were told to end, and some that have ended.
-_ending: set[threading.Thread] = set()
+# Threads that end soon, with their process and what lets them end, and some that have ended.
+_ending: dict[threading.Thread, tuple[int, Callable[[], None]]] = {}
 
 
-def note_end(thread: object) -> None:
-    """Note that ``thread`` was told to end, for :func:`end_threads`. A greenlet does not count."""
+def note_end(thread: object, stop: Callable[[], None] | None = None) -> None:
+    """Note that ``thread`` ends soon, or soon after ``stop``, for :func:`end_threads`. A greenlet does not count."""
     if isinstance(thread, threading.Thread):
-        _ending.difference_update([each for each in list(_ending) if not each.is_alive()])
-        _ending.add(thread)
+        for each in list(_ending):
+            if each.ident is not None and not each.is_alive():
+                _ending.pop(each, None)
+        _ending[thread] = os.getpid(), stop or _do_nothing
 
 
 def end_threads(timeout: float = EXIT_TIMEOUT) -> bool:
@@ -61,22 +63,21 @@ def end_threads(timeout: float = EXIT_TIMEOUT) -> bool:
     """
     deadline = Deadline.after(timeout)
     written = flush_log(timeout)
-    joined = _join_threads(deadline)
-    if (writer := _writers.pop(os.getpid(), None)) is not None:
-        # It writes what these threads have logged.
-        writer.stop()
-    return _join_threads(deadline) and joined and written
-
-
-def _join_threads(deadline: Deadline) -> bool:
     if type(threading.Lock()).__module__ != "_thread":
-        return True  # greenlets, which end with their thread
-    # One thread may give another one something to do.
-    while running := [each for each in list(_ending) if each.is_alive() and each is not threading.current_thread()]:
+        return written  # greenlets, which end with their thread
+    # A thread may give another one something to do.
+    while running := {
+        thread: stop
+        for thread, (pid, stop) in list(_ending.items())
+        # A server in C may have forked without Python's knowledge, which then takes a thread of the parent for alive.
+        if pid == os.getpid() and thread.is_alive() and thread is not threading.current_thread()
+    }:
         if deadline.passed:
             return False
-        running[0].join(deadline.remaining())
-    return True
+        for stop in running.values():
+            stop()
+        next(iter(running)).join(deadline.remaining())
+    return written
 
 
 class BackgroundCalls:
@@ -108,10 +109,11 @@ class BackgroundCalls:
         self._guard = threading.RLock()
         self._workers: set[threading.Thread] = set()
         self._idle = 0
-        # Whoever has the guard looks again whether a thread is needed.
-        self._has_news = False
+        # The thread that has the guard looks again whether another thread is needed.
+        self._must_look = False
         self._retrying = False
-        self._stopped = False
+        # The threads that do not stay for later calls.
+        self._leaving: set[threading.Thread] = set()
 
     def submit(self, call: Call) -> None:
         """Make ``call`` soon, in a background thread."""
@@ -136,11 +138,10 @@ class BackgroundCalls:
                     self._make(self._calls.get_nowait())
         return done.wait(timeout)
 
-    def stop(self) -> None:
-        """Let each thread end when there is nothing to do, instead of a while later."""
-        self._stopped = True
-        for worker in list(self._workers):
-            note_end(worker)
+    def let_end(self) -> None:
+        """Let the threads that run now end as soon as they have nothing to do, and not a while later."""
+        for worker in self._workers - self._leaving:
+            self._leaving.add(worker)
             # Wakes one that is idle.
             self._calls.put(_do_nothing)
 
@@ -150,10 +151,10 @@ class BackgroundCalls:
         T1 is in here when a finalizer or a signal handler interrupts it and waits for a lock. T2, the thread of the
         connection that has to bring the lock, submits a call. T2 must not wait for T1, so it leaves the rest to T1.
         """
-        self._has_news = True
-        while self._has_news and self._guard.acquire(blocking=False):
+        self._must_look = True
+        while self._must_look and self._guard.acquire(blocking=False):
             try:
-                self._has_news = False
+                self._must_look = False
                 if self._calls.qsize() > self._idle and len(self._workers) < self._threads:
                     self._start()
                 if not self._workers and not self._calls.empty() and not self._retrying and self._call_later:
@@ -171,27 +172,29 @@ class BackgroundCalls:
         try:
             worker = threading.Thread(target=self._main, name=self._name, daemon=True)
             self._workers.add(worker)
+            note_end(worker, self.let_end)
             worker.start()
         except NO_THREAD:
             pass
         finally:
             if worker is not None and worker.ident is None:
                 self._workers.discard(worker)
-        if self._stopped:
-            note_end(worker)
+                _ending.pop(worker, None)
 
     def _work(self) -> None:
+        me = threading.current_thread()
         while True:
             with self._guard:
                 self._idle += 1
             try:
-                call = self._calls.get(timeout=0 if self._stopped else LINGER)
+                call = self._calls.get(timeout=0 if me in self._leaving else LINGER)
             except queue.Empty:
                 with self._guard:
                     self._idle -= 1
                     is_over = self._calls.empty()
                     if is_over:
-                        self._workers.discard(threading.current_thread())
+                        self._workers.discard(me)
+                        self._leaving.discard(me)
                 if is_over:
                     # The caller of a later call may have found the guard taken.
                     self._start_what_is_needed()
@@ -347,12 +350,18 @@ class TimerThread:
         self._changed.set()
 
     def _start(self) -> None:
-        """Start the thread if there is none, and that is possible; under ``_starting``."""
-        if self._thread is None:
-            with contextlib.suppress(*NO_THREAD):
-                thread = threading.Thread(target=partial(serve, self._run), name="zklock-timers", daemon=True)
-                thread.start()
+        """Start the thread, if there is none and one can be started; under ``_starting``."""
+        with contextlib.suppress(*NO_THREAD):
+            thread = threading.Thread(target=partial(serve, self._run), name="zklock-timers", daemon=True)
+            # Only now: a finalizer may have interrupted this, and started the thread.
+            if self._thread is None:
+                # First: it may have ended when start() returns.
                 self._thread = thread
+                try:
+                    thread.start()
+                finally:
+                    if thread.ident is None:
+                        self._thread = None
         if self._stopped:
             note_end(self._thread)
 

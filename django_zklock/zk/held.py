@@ -274,8 +274,10 @@ class Held:
         owner.holds.append(self)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Nothing refers to this hold any more, so it can never be released. At exit this module may be empty.
-        if getattr(self, "released", True) or _is_finalizing():
+        # Nothing refers to this hold any more, so it can never be released. At the end of an interpreter, which only
+        # the first one tells, this module may be empty.
+        is_empty = os is None
+        if getattr(self, "released", True) or _is_finalizing() or is_empty:
             return
         if self.lost:
             # Its node may still be there, and others wait for it.

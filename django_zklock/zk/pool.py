@@ -158,8 +158,7 @@ class Pool:
         for session in sessions:
             session.wire.begin_close()
         closed = [session.close(max(0.0, end - monotonic())) for session in sessions]
-        for threads in (state.timers, state.actions, state.listeners):
-            threads.stop()
+        state.timers.stop()
         if not all(closed):
             logger.warning("event=close_unconfirmed pool=%s timeout=%s", self.name, timeout)
         return all(closed)
