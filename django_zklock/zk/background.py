@@ -110,7 +110,7 @@ class BackgroundCalls:
         self._workers: set[threading.Thread] = set()
         self._idle = 0
         # The thread that has the guard looks again whether another thread is needed.
-        self._must_look = False
+        self._must_check = False
         self._retrying = False
         # The threads that do not stay for later calls.
         self._leaving: set[threading.Thread] = set()
@@ -151,10 +151,10 @@ class BackgroundCalls:
         T1 is in here when a finalizer or a signal handler interrupts it and waits for a lock. T2, the thread of the
         connection that has to bring the lock, submits a call. T2 must not wait for T1, so it leaves the rest to T1.
         """
-        self._must_look = True
-        while self._must_look and self._guard.acquire(blocking=False):
+        self._must_check = True
+        while self._must_check and self._guard.acquire(blocking=False):
             try:
-                self._must_look = False
+                self._must_check = False
                 if self._calls.qsize() > self._idle and len(self._workers) < self._threads:
                     self._start()
                 if not self._workers and not self._calls.empty() and not self._retrying and self._call_later:
