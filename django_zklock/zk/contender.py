@@ -217,6 +217,9 @@ class Contender(Script):
             # others may have come before us.
             self.session = session
             session.post(self.join)
+            if session.start_failure is not None:
+                # Who waits for this tries to start that session.
+                self._notify()
             return
         self._reserved = size
         self.session.used += size

@@ -76,6 +76,7 @@ class Script:
         self.lease_expired = self.lease_is_short = False
         self.closing = False
         self.ended: str | None = None
+        self.start_failure: Exception | None = None
         self.restoring = False
         # What is asked again when the test says so.
         self.put_off: list[Callable[[], object]] = []

@@ -216,7 +216,7 @@ class Wire(Requests):
         try:
             self._client.start_async()
         except NOT_STARTABLE as error:
-            connection.failure = f"{NOT_STARTED}: {error}"
+            connection.failure = f"{NOT_STARTED}: {str(error) or type(error).__name__}"
             self._client._stopped.set()
             # Without the thread nothing else would close the socket pair.
             with contextlib.suppress(Exception):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,12 +43,15 @@ class Shortage:
         self.error = error
         self.attempts = 0
         self.over = False
+        # What an attempt has opened.
+        self.sockets: list[socket.socket] = []
         make_pair, start = utils.create_socket_pair, threading.Thread.start
 
         def create_socket_pair(module: Any) -> Any:
             if not isinstance(error, RuntimeError):
                 self._check()
-            return make_pair(module)
+            self.sockets += (pair := make_pair(module))
+            return pair
 
         def start_thread(thread: threading.Thread) -> None:
             if isinstance(error, RuntimeError) and ("zk_loop" in thread.name or "zklock" in thread.name):
@@ -76,9 +78,8 @@ def shortage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     shortage.over = True
 
 
-def open_descriptors() -> set[str]:
-    # That of the listing itself is closed by then.
-    return {each.name for each in list(Path("/proc/self/fd").iterdir()) if os.path.lexists(each)}
+def assert_closed(sockets: list[socket.socket]) -> None:
+    wait_until(lambda: {each.fileno() for each in sockets} <= {-1})
 
 
 def refusal(call: Callable[[], object], shortage: Shortage) -> ZooKeeperUnavailable:
@@ -93,16 +94,17 @@ def refusal(call: Callable[[], object], shortage: Shortage) -> ZooKeeperUnavaila
 @pytest.mark.parametrize("timeout", [SHORT, 0, None])
 def test_start__fails(make_pool: MakePool, shortage: Shortage, timeout: float | None) -> None:
     """The caller is told in its time that ZooKeeper is unavailable, and why; nothing is left, the next one locks."""
-    descriptors = open_descriptors()
     pool = make_pool(connect_timeout=SHORT)
     error = refusal(lambda: Lock("k", pool).acquire(timeout), shortage)
     assert (error.key, error.timeout) == ("k", timeout)
-    assert open_descriptors() == descriptors
-    assert not any("zk_loop" in thread.name for thread in threading.enumerate())
+    (session,) = pool.sessions()
+    assert session.wire._connection._connection_routine is None
+    assert_closed(shortage.sockets)
+    wait_until(lambda: isinstance(shortage.error, RuntimeError) or not (session.listeners or session.used))
     shortage.over = True
     Lock("k", pool).acquire(LONG).release()
     pool.close()
-    wait_until(lambda: open_descriptors() == descriptors)
+    assert_closed(shortage.sockets)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -184,15 +186,17 @@ def test_start__closed_meanwhile(make_pool: MakePool, shortage: Shortage) -> Non
     assert pool.close()
     shortage.over = True
     session.start_wire()
+    assert shortage.sockets == [] or not isinstance(shortage.error, OSError)
+    # What another thread has begun before it was closed ends too.
     session.wire.start()
-    wait_until(lambda: not any("zk_loop" in thread.name for thread in threading.enumerate()))
+    assert_closed(shortage.sockets)
+    session.wire._connection._connection_routine.join(LONG)
     assert pool.sessions() == []
 
 
 @pytest.mark.parametrize("operation", ["lock", "inspection"])
 def test_start__never(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     """Where no thread can ever be started the caller does not wait, and nothing is left."""
-    descriptors = open_descriptors()
     monkeypatch.setattr(pool_module, "can_start_threads", lambda: False)
     shortage = Shortage(RuntimeError("can't create new thread at interpreter shutdown"), monkeypatch)
     pool = make_pool(connect_timeout=LONG)
@@ -201,7 +205,7 @@ def test_start__never(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, oper
     assert caught.value.__cause__ is shortage.error
     assert caught.value.key == ("k" if operation == "lock" else None)
     assert (pool.sessions(), pool.inspecting) == ([], None)
-    assert open_descriptors() == descriptors
+    assert_closed(shortage.sockets)
 
 
 @pytest.mark.parametrize("error", [RecursionError("too deep"), KeyError("a mistake"), KeyboardInterrupt()])
