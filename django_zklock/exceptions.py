@@ -81,11 +81,15 @@ class NotHeld(ZkLockError, RuntimeError):  # noqa: N818
 
 
 class AsyncUnsafe(ZkLockError, RuntimeError):  # noqa: N818
-    """A call that may block was made in a thread whose event loop runs; the message names the coroutine to await.
+    """A call that may block was made in a thread that must not; the message says what to do instead.
 
-    Raised by ``acquire``, ``try_acquire``, ``holders`` and ``with lock:``, and by a decorated plain function, unless
-    the task holds the lock already; by ``release(wait=True)`` after the release. The environment variable
-    ``DJANGO_ALLOW_ASYNC_UNSAFE`` allows it, as for blocking calls of Django itself.
+    In a thread whose event loop runs it is raised by ``acquire``, ``try_acquire``, ``holders`` and ``with lock:``, and
+    by a decorated plain function, unless the task holds the lock already; by ``release(wait=True)`` after the release.
+    The environment variable ``DJANGO_ALLOW_ASYNC_UNSAFE`` allows it, as for blocking calls of Django itself.
+
+    It is raised by everything that would wait, coroutines included, in a thread of this package that sends heartbeats
+    or reports losses. Python's garbage collector runs finalizers of the application there, and such a thread would wait
+    for itself. Nothing allows that.
     """
 
 
@@ -108,4 +112,6 @@ class ZooKeeperUnavailable(ZkLockError, ConnectionError):  # noqa: N818
     """ZooKeeper could not be reached, or did not answer, before the deadline.
 
     The message names the servers and what to look at; if nothing listens on this machine, the server for development.
+    If this process could not connect at all, for want of a file descriptor, a thread or memory, ``__cause__`` has the
+    error of the system.
     """
