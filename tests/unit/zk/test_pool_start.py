@@ -7,12 +7,10 @@ import errno
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kazoo.handlers import utils
 
 from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.zk import pool as pool_module
@@ -22,6 +20,7 @@ from django_zklock.zk.ops import ensemble, search
 from django_zklock.zk.pool import Pool
 from tests.support import forked_child
 from tests.support.any_server import Server
+from tests.support.session_shortage import ERRORS, Shortage
 from tests.support.tcp_proxy import Proxy
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
@@ -34,40 +33,6 @@ SHORT = 0.2
 @pytest.fixture
 def kind_of_server() -> str:
     return "testserver"
-
-
-class Shortage:
-    """Something that a session needs, and that is not there until the test says so."""
-
-    def __init__(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.error = error
-        self.attempts = 0
-        self.over = False
-        # What an attempt has opened.
-        self.sockets: list[socket.socket] = []
-        make_pair, start = utils.create_socket_pair, threading.Thread.start
-
-        def create_socket_pair(module: Any) -> Any:
-            if not isinstance(error, RuntimeError):
-                self._check()
-            self.sockets += (pair := make_pair(module))
-            return pair
-
-        def start_thread(thread: threading.Thread) -> None:
-            if isinstance(error, RuntimeError) and ("zk_loop" in thread.name or "zklock" in thread.name):
-                self._check()
-            start(thread)
-
-        monkeypatch.setattr(utils, "create_socket_pair", create_socket_pair)
-        monkeypatch.setattr(threading.Thread, "start", start_thread)
-
-    def _check(self) -> None:
-        if not self.over:
-            self.attempts += 1
-            raise self.error
-
-
-ERRORS = [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread"), MemoryError()]
 
 
 @pytest.fixture(params=ERRORS, ids=["descriptors", "threads", "memory"])

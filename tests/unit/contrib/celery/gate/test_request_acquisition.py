@@ -16,9 +16,10 @@ from django_zklock.contrib.celery.gate.request import GateAcquisition
 from django_zklock.zk.contender import State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.waiting import monotonic
+from django_zklock.zk.waiting import RETRY_INTERVAL, monotonic
+from tests.support.session_shortage import ERRORS, Shortage
 from tests.support.timing import GRACE
-from tests.support.tree_reader import wait_until
+from tests.support.tree_reader import MakePool, wait_until
 
 from .workplace import Workplace
 
@@ -62,6 +63,21 @@ def test_unanswered__without_a_deadline(pool: Pool, timeout: float | None) -> No
     """An attempt that waits for ever, or tries once, leaves it to its request how long ZooKeeper may not answer."""
     acquisition = GateAcquisition(Lock("k", pool), timeout, lambda: None, wants_holder=True)
     assert acquisition.next_wakeup() is None
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_shortage(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Without what a session needs an attempt is one without an answer; it looks again soon, and gets its lock."""
+    shortage = Shortage(error, monkeypatch)
+    attempt = GateAcquisition(Lock("k", make_pool()), None, lambda: None, wants_holder=True)
+    attempt.start()
+    assert not attempt.poll()
+    wakeup = attempt.next_wakeup()
+    assert wakeup is not None
+    assert wakeup <= RETRY_INTERVAL
+    shortage.over = True
+    wait_until(attempt.poll)
+    attempt.end()
 
 
 # The timeout of a task, over several deliveries.
