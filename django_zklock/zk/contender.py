@@ -218,7 +218,7 @@ class Contender(Script):
             self.session = session
             session.post(self.join)
             if session.start_failure is not None:
-                # Who waits for this tries to start that session.
+                # The caller that waits for this contender tries to start that session.
                 self._notify()
             return
         self._reserved = size
