@@ -42,27 +42,33 @@ def format_silence(server: str, waited: float, *, connected: bool, refusal: Exce
     return f"{what} ZooKeeper at {server} within {seconds} s{last}"
 
 
+DOCTOR = "`manage.py zklock doctor` examines it"
+
+# What to do, by what the error says; the first that fits counts.
+_ADVICE = {
+    "QuotaExceededError": "raise the quota of ROOT or of a node above it, or delete empty queues by "
+    "`manage.py zklock prune`",
+    AUTH_REFUSED: DOCTOR,
+    AT_A_REQUEST: DOCTOR,
+    NOT_ACCEPTED: f"a server runs, but takes no session, as without a quorum, or where it expects TLS; {DOCTOR}",
+    NOT_RESOLVED: f"are the names in HOSTS right, and does DNS answer this host? {DOCTOR}",
+    NOT_STARTED: "raise its limits of open files (`ulimit -n`), threads or memory, or find what uses them up",
+}
+
+
 def advise(facts: str, hosts: str) -> str:
     """Return what to do about servers that do not answer, or refuse: ``facts`` is what the error says about them."""
-    doctor = "`manage.py zklock doctor` examines it"
-    if "QuotaExceededError" in facts:
-        return "raise the quota of ROOT or of a node above it, or delete empty queues by `manage.py zklock prune`"
-    if AUTH_REFUSED in facts or AT_A_REQUEST in facts:
-        return doctor
-    if NOT_ACCEPTED in facts:
-        return f"a server runs, but takes no session, as without a quorum, or where it expects TLS; {doctor}"
-    if NOT_RESOLVED in facts:
-        return f"are the names in HOSTS right, and does DNS answer this host? {doctor}"
-    if NOT_STARTED in facts:
-        return "raise its limits of open files (`ulimit -n`), threads or memory, or find what uses them up"
+    advice = next((advice for words, advice in _ADVICE.items() if words in facts), None)
+    if advice is not None:
+        return advice
     if "no connection" not in facts:
-        return doctor
+        return DOCTOR
     advice = "is it running and reachable, and are HOSTS, TLS and AUTH in ZKLOCK right?"
     # In development all servers are on this machine. One that refuses TLS or credentials is one that listens.
     servers, _, _chroot = hosts.partition("/")
     if "Connection refused" in facts and all(map(_LOCAL_SERVER.fullmatch, servers.split(","))):
         advice += " `manage.py zklock devserver` starts one for development;"
-    return f"{advice} {doctor}"
+    return f"{advice} {DOCTOR}"
 
 
 def format_duration(seconds: float) -> str:

@@ -41,20 +41,16 @@ class Names:
         for name in self.names:
             call = self._calls.get(name)
             if call is None or call.over:
-                try:
-                    self._calls[name] = DaemonCall(partial(_resolve, name))
-                except (RuntimeError, MemoryError) as error:  # no thread can be started
-                    failures[name] = str(error)
+                self._calls[name] = DaemonCall(partial(_resolve, name))
         for name in self.names:
-            if name not in failures:
-                try:
-                    self._calls[name].result(deadline)
-                except TimeoutError:
-                    failures[name] = "no answer"
-                except UnicodeError:
-                    failures[name] = "no host can have this name"
-                except Exception as error:  # noqa: BLE001 - gevent and eventlet raise errors of their own
-                    failures[name] = getattr(error, "strerror", None) or str(error) or repr(error)
+            try:
+                self._calls[name].result(deadline)
+            except TimeoutError:
+                failures[name] = "no answer"
+            except UnicodeError:
+                failures[name] = "no host can have this name"
+            except Exception as error:  # noqa: BLE001 - gevent and eventlet raise errors of their own
+                failures[name] = getattr(error, "strerror", None) or str(error) or repr(error)
         found = self._literals | {name: _known.get(name, ()) for name in self.names}
         return [(host, address, port) for host, port in self._servers for address in found[host]], failures
 
