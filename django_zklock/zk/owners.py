@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
-from weakref import WeakSet, ref
+from weakref import WeakSet, WeakValueDictionary, ref
 
 from django_zklock.exceptions import AsyncUnsafe
 from django_zklock.zk.waiting import AutoResetEvent, is_serving
@@ -39,6 +39,29 @@ _SUSPENDABLE = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 # By the id of the task, greenlet, thread or job, with which the entry goes: two that compare equal are two owners.
 _owners: dict[int, Owner] = {}
+
+
+class _ForeignThread:
+    """Stands for a thread that ``threading`` did not start, such as one of a server in C or Rust."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Here(threading.local):
+    """The calling thread, if ``threading`` did not start it: an object that ends with it.
+
+    T1 holds a lock and ends. T2, not started by ``threading`` either, gets the same ident from the system, and with it,
+    up to Python 3.12, the same ``threading._DummyThread``, which never ends. T2 would own what T1 held.
+    """
+
+    def __init__(self) -> None:
+        self.thread = _ForeignThread()
+        _foreign_threads[threading.get_ident()] = self.thread
+
+
+# Those that have asked for an owner, by ident.
+_foreign_threads: WeakValueDictionary[int, _ForeignThread] = WeakValueDictionary()
+_here = _Here()
 
 
 class Owner:
@@ -75,7 +98,7 @@ class Owner:
         """Whether it will run no more."""
         of = self._of()
         if isinstance(of, asyncio.Task):
-            return of.done()
+            return of.done() or of.get_loop().is_closed()
         if isinstance(of, threading.Thread):
             return not of.is_alive()
         if of is None:
@@ -125,7 +148,8 @@ def caller() -> Caller:
     if task is not None:
         return _of_task(task)._replace(in_loop=True)
     frame = sys._getframe(1)
-    thread = _of(threading.current_thread(), frame)
+    current: Any = threading.current_thread()
+    thread = _of(_here.thread if isinstance(current, threading._DummyThread) else current, frame)
     getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)
     greenlet = None if getcurrent is None else getcurrent()
     # The main greenlet of a thread stands for the thread.
@@ -285,10 +309,11 @@ def _waiting_task(call: FrameType) -> asyncio.Task[Any] | None:
     return task
 
 
-def _waiting_thread(task: asyncio.Task[Any]) -> tuple[threading.Thread, FrameType] | None:
+def _waiting_thread(task: asyncio.Task[Any]) -> tuple[Any, FrameType] | None:
     """Return the thread that waits in ``async_to_sync`` for ``task``, and the frame in which it does.
 
-    ``None`` for a task that was made by anything else.
+    ``None`` for a task that was made by anything else, and for a thread that ``threading`` did not start and that has
+    not asked for a lock yet: it has no holds to share.
     """
     module = _asgiref()
     if module is None:
@@ -308,7 +333,9 @@ def _waiting_thread(task: asyncio.Task[Any]) -> tuple[threading.Thread, FrameTyp
     for thread in threading.enumerate():
         for frame in _outwards(frames.get(thread.ident)):
             if frame.f_code is call and frame.f_locals.get("call_result") is result:
-                return thread, frame
+                is_foreign = isinstance(thread, threading._DummyThread)
+                found = _foreign_threads.get(thread.ident or 0) if is_foreign else thread
+                return None if found is None else (found, frame)
     return None
 
 

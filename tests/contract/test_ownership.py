@@ -31,7 +31,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ, WRITE, semaphore
 from tests.support.any_server import Server
-from tests.support.threads import Runner
+from tests.support.threads import Runner, run_foreign
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
@@ -94,6 +94,42 @@ def test_thread__other_with_copied_context(lock: Lock) -> None:
     with lock:
         context = contextvars.copy_context()
         assert Runner(lambda: context.run(ask, lock)).result() == "waits"
+
+
+# Threads that Python did not start, such as those of servers in C or Rust.
+
+
+def test_foreign_thread__same(lock: Lock) -> None:
+    """A thread that Python did not start owns what it takes, over a bridge too."""
+
+    def work() -> list[str]:
+        with lock:
+            return [ask(lock), async_to_sync(aask)(lock), Runner(lambda: ask(lock)).result()]
+
+    assert run_foreign(work)[0] == ["re-enters", "re-enters", "waits"]
+
+
+def test_foreign_thread__next_one(lock: Lock) -> None:
+    """What such a thread has left held does not belong to the next one, also if the system gives it the same ident."""
+    for _ in range(100):
+        held, first = run_foreign(lock.acquire)
+        answer, second = run_foreign(lambda: [ask(lock), async_to_sync(aask)(lock)])
+        held.check()
+        held.release()
+        assert answer == ["waits", "waits"]
+        if second == first:
+            return
+    pytest.fail("no ident was given again")
+
+
+def test_foreign_thread__never_asked(lock: Lock) -> None:
+    """A coroutine of one that has never asked for a lock owns what it takes."""
+
+    async def work() -> str:
+        async with lock:
+            return await aask(lock)
+
+    assert run_foreign(async_to_sync(work))[0] == "re-enters"
 
 
 # Jobs of executors.
@@ -953,7 +989,7 @@ def test_copied(lock: Lock, duplicate: Callable[[Held], object]) -> None:
         duplicate(held)
 
 
-@pytest.mark.parametrize("where", ["thread", "job", "task"])
+@pytest.mark.parametrize("where", ["thread", "foreign thread", "job", "task"])
 def test_forgotten(lock: Lock, onlooker: Onlooker, where: str) -> None:
     """A hold whose owner ends, and that was handed to nobody, is warned of; the lock stays taken."""
 
@@ -967,6 +1003,8 @@ def test_forgotten(lock: Lock, onlooker: Onlooker, where: str) -> None:
         warnings.simplefilter("always", ResourceWarning)
         if where == "thread":
             Runner(forget).result()
+        elif where == "foreign thread":
+            run_foreign(forget)
         elif where == "job":
             with ThreadPoolExecutor(1) as executor:
                 executor.submit(forget).result(LONG)

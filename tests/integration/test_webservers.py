@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,13 @@ from django.core.handlers.asgi import ASGIHandler
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
+from services.port import free_port
 
 from django_zklock import current_lock, zk_lock, zk_locked
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble
 from tests.support.threads import Runner
+from tests.support.tree_reader import wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 
@@ -34,36 +40,30 @@ LONG = 60.0
 REQUESTS = 4
 
 
-class Gunicorn:
-    """A server with one worker, at a port that the system has chosen."""
+class WebServer:
+    """A server with one worker, which says by a line with ``ready`` that it answers."""
 
-    def __init__(self, server: Server, root: str, *options: str) -> None:
+    def __init__(self, server: Server, root: str, *command: str, ready: str) -> None:
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gunicorn",
-                "--bind",
-                "127.0.0.1:0",
-                *options,
-                "tests.support.greedy_wsgi_app:application",
-            ],
+            [sys.executable, "-m", *command],
             cwd=REPOSITORY,
             env={**os.environ, "HOSTS": server.hosts, "ROOT": root},
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
-        assert self.process.stderr is not None
+        self._ready = ready
         self._log: list[str] = []
         self._listening = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             self._log.append(line)
-            if "Booting worker" in line:
+            if self._ready in line:
                 self._listening.set()
         self._listening.set()
 
@@ -76,20 +76,37 @@ class Gunicorn:
         assert self._listening.wait(LONG)
         found = re.search(r"Listening at: (http://[\d.:]+)", self.log)
         assert found, self.log
+        # The main process of Granian says that its worker has been started before that listens.
+        wait_until(lambda: _accepts(found[1]), timeout=LONG)
         with urllib.request.urlopen(found[1], timeout=LONG) as response:
             answer: str = response.read().decode()
         return answer
+
+    def get_together(self, count: int) -> list[list[str]]:
+        """Ask ``count`` times at once, and return the words of the answers."""
+        return [asking.result(LONG).split() for asking in [Runner(self.get) for _ in range(count)]]
 
     def end(self) -> None:
         self.process.terminate()
         try:
             self.process.wait(30)
         finally:
-            self.process.kill()
+            # With its workers, if it has left any.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(5)
             self._reader.join(5)
-            assert self.process.stderr is not None
-            self.process.stderr.close()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+def _accepts(address: str) -> bool:
+    host, _, port = address.removeprefix("http://").partition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=LONG).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 @pytest.mark.once
@@ -97,14 +114,49 @@ class Gunicorn:
 @pytest.mark.parametrize("worker", ["gevent", "gthread"])
 def test_gunicorn(server: Server, root: str, worker: str, preload: list[str]) -> None:
     """Of the requests that a worker of gunicorn has at once one holds the lock, even if it is patched after imports."""
-    gunicorn = Gunicorn(server, root, "--worker-class", worker, "--threads", str(REQUESTS), *preload)
+    options = ["--bind", "127.0.0.1:0", "--worker-class", worker, "--threads", str(REQUESTS), *preload]
+    application = "tests.support.greedy_wsgi_app:application"
+    gunicorn = WebServer(server, root, "gunicorn", *options, application, ready="Booting worker")
     try:
-        answers = [asking.result(LONG) for asking in [Runner(gunicorn.get) for _ in range(REQUESTS)]]
+        answers = gunicorn.get_together(REQUESTS)
     finally:
         gunicorn.end()
-    inside, tokens = zip(*(answer.split() for answer in answers), strict=True)
+    inside, tokens = zip(*answers, strict=True)
     assert inside == ("1",) * REQUESTS, gunicorn.log
     assert len(set(tokens)) == REQUESTS
+
+
+# Rounds of requests, of which each begins when a thread of the last one has ended.
+ROUNDS = 6
+
+
+def _has_ended(tasks: Path, numbers: list[str]) -> bool:
+    return not all((tasks / number).exists() for number in numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux shows when a thread has ended")
+def test_granian(server: Server, root: str) -> None:
+    """A thread of a server in Rust owns nothing of one that has ended, also if it has the same ident in Python."""
+    port = free_port()
+    threads = ["--workers", "1", "--blocking-threads", str(REQUESTS), "--blocking-threads-idle-timeout", "5"]
+    options = ["--interface", "wsgi", "--host", "127.0.0.1", "--port", str(port), *threads]
+    application = "tests.support.hoarding_wsgi_app:application"
+    granian = WebServer(server, root, "granian", *options, application, ready="Started worker")
+    idents: dict[str, str] = {}
+    try:
+        for _ in range(ROUNDS):
+            answers = granian.get_together(REQUESTS)
+            assert [answer[3:] for answer in answers] == [[]] * REQUESTS, granian.log
+            found = {number: ident for _process, number, ident, *_ in answers}
+            if set(found.values()) & {ident for number, ident in idents.items() if number not in found}:
+                return
+            idents |= found
+            tasks = Path("/proc", answers[0][0], "task")
+            wait_until(partial(_has_ended, tasks, list(found)), timeout=LONG)
+    finally:
+        granian.end()
+    pytest.fail(f"no ident was given again: {idents}")
 
 
 # Requests of Django's ASGI handler.

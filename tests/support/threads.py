@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
+import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from django_zklock.zk.lock import Lock
+from tests.support.tree_reader import wait_until
 
 
 class Runner:
@@ -46,6 +50,30 @@ class Runner:
         if error is not None:
             raise error
         return self.value
+
+
+def run_foreign(call: Callable[[], Any]) -> tuple[Any, int]:
+    """Call ``call`` in a thread that ``threading`` does not start; return the result and the thread's ident at its end.
+
+    The system may give the ident to the next thread.
+    """
+    outcome: queue.SimpleQueue[tuple[Any, BaseException | None, int, int]] = queue.SimpleQueue()
+
+    def run() -> None:
+        value = error = None
+        try:
+            value = call()
+        except BaseException as raised:  # noqa: BLE001 - raised below
+            error = raised
+        outcome.put((value, error, threading.get_ident(), threading.get_native_id()))
+
+    _thread.start_new_thread(run, ())
+    value, error, ident, number = outcome.get(timeout=60)
+    if Path("/proc/self/task").exists():
+        wait_until(lambda: not Path(f"/proc/self/task/{number}").exists())
+    if error is not None:
+        raise error
+    return value, ident
 
 
 def waiting_in(lock: Lock) -> Runner:
