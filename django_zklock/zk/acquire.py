@@ -362,7 +362,7 @@ def acquire(
     acquisition = Acquisition(lock, timeout, changed.set, caller, may_be_taken=may_be_taken, cancellation=cancellation)
     try:
         # A call, because in CPython the jump back of a loop is not covered by the `try` around it.
-        return _wait(acquisition, changed)
+        return _wait(acquisition, changed, caller)
     except BaseException:
         try:
             acquisition.end()
@@ -372,9 +372,11 @@ def acquire(
         raise
 
 
-def _wait(acquisition: Acquisition, changed: AutoResetEvent) -> Held | None:
+def _wait(acquisition: Acquisition, changed: AutoResetEvent, caller: Caller) -> Held | None:
     lock, listener = acquisition.lock, acquisition.lock.listener
     acquisition.start()
+    if caller.owner.holds and acquisition.timeout != 0:
+        _give_up_kept(caller.owner, lock)
     changed.wait(acquisition.next_wakeup())
     while not acquisition.poll():
         if acquisition.newly_contended():
@@ -385,6 +387,13 @@ def _wait(acquisition: Acquisition, changed: AutoResetEvent) -> Held | None:
     if held is not None:
         listener.notify("acquired", lock, held=held)
     return held
+
+
+def _give_up_kept(owner: Owner, lock: LockValue) -> None:
+    """Release what is kept for ``owner``, a job that waits for ``lock`` from now on: else it would wait for itself."""
+    for held in owner.holds[:]:
+        if held._is_kept and held._overlaps(lock):
+            held.release()
 
 
 async def aacquire(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from weakref import WeakSet, ref
 
 from django_zklock.exceptions import AsyncUnsafe, LockLost, NotHeld
-from django_zklock.zk import owners
+from django_zklock.zk import jobs, owners
 from django_zklock.zk.contender import State
 from django_zklock.zk.session import STOOD_STILL
 from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, is_serving
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from django_zklock.zk.contender import Contender
+    from django_zklock.zk.jobs import Scope
     from django_zklock.zk.listener import LockValue
     from django_zklock.zk.owners import Caller, Owner
 
@@ -93,6 +95,11 @@ class Possession:
         """Add ``handle``; return ``False`` if the last handle has been released."""
         _, is_open = self._change(add=frozenset({handle}))
         return is_open
+
+    def is_shared(self, mine: list[object]) -> bool:
+        """Whether there are other handles than ``mine``."""
+        self._change()
+        return not self._handles.handles <= frozenset(mine)
 
     def drop(self, handle: object) -> bool:
         """Remove ``handle``, and leave if it was the last one; return ``True`` to the first that removes the last.
@@ -231,7 +238,7 @@ class Held:
     """
 
     __slots__ = (
-        "__weakref__", "_handle", "_outermost", "_owner", "_possession",
+        "__weakref__", "_handle", "_is_kept", "_outermost", "_owner", "_possession", "_scope",
         "in_block", "key", "keys", "lock", "node", "released", "rule", "since", "token", "waited",
     )  # fmt: skip
 
@@ -243,6 +250,7 @@ class Held:
         waited: float,
         caller: Caller | None = None,
         outermost: Held | None = None,
+        is_kept: bool = False,
     ) -> None:
         self.key = lock.key
         self.keys = lock.keys
@@ -254,6 +262,10 @@ class Held:
         self.lock = lock
         # What stands for this hold in the possession, which must not refer to the hold itself.
         self._handle = object()
+        # What was started while a coroutine has this hold.
+        self._scope: ref[Scope] | None = None
+        # Whether this is kept for a job that goes on after the block it was started in.
+        self._is_kept = is_kept
         # The outermost hold on this node, which listeners get; `None` if this is it.
         self._outermost = outermost
         self._possession: Possession = Possession(self, contender) if outermost is None else outermost._possession
@@ -267,8 +279,8 @@ class Held:
             if thread.held_here is None:
                 thread.held_here = WeakSet()
             thread.held_here.add(self)
-        # A block, a function or a transaction has begun that releases this at its end.
-        self.in_block = False
+        # A block, a function or a transaction has begun that releases this at its end, or it is kept for a job.
+        self.in_block = is_kept
         # From here on the hold counts.
         self.released = False
         owner.holds.append(self)
@@ -317,10 +329,15 @@ class Held:
         follows cannot be excluded; where that matters, hand :attr:`token` to the resource (M. Kleppmann, "How to
         do distributed locking").
         """
-        if self.released:
+        if self.released and not self._goes_on():
             raise NotHeld(f"lock {self.key!r} has been released here", key=self.key)
         if self._possession.loss() is not None:
             raise self._loss_error()
+
+    def _goes_on(self) -> bool:
+        """Whether the lock is kept for the calling job, which was started while this hold lasted."""
+        mine: list[Held] = owners.caller().available()
+        return any(held._is_kept and held._possession is self._possession for held in mine)
 
     def _loss_error(self, advice: str = "") -> LockLost:
         """Return the error that says how the lock was lost, and what to do."""
@@ -364,6 +381,8 @@ class Held:
             return
         root = self._outermost or self
         root.lock.listener.notify("released", root.lock, held=root)
+        if self._is_kept:
+            logger.info("event=released_after_job key=%r token=%s", self.key, self.token)
         if not wait or is_gone:
             return
         owners.check_may_wait(f"lock {self.key!r} is released, but the confirmation cannot be waited for", key=self.key)
@@ -382,7 +401,19 @@ class Held:
 
     async def arelease(self) -> None:
         """Release the lock like :meth:`release` without ``wait``."""
-        if self._let_go():
+        raised = sys.exc_info()[1]
+        if self._scope is not None and jobs.leave(self._scope) and not isinstance(raised, GeneratorExit):
+            try:
+                # In this turn of the loop asyncio cancels those jobs of cancelled tasks that have not begun. The others
+                # can be seen in their threads then, and none is on its way out of the queue.
+                await asyncio.sleep(0)
+            except BaseException:
+                self.release()
+                raise
+        was_last = self._let_go()
+        if was_last:
+            if isinstance(raised, asyncio.CancelledError):
+                logger.info("event=released_at_cancellation key=%r token=%s", self.key, self.token)
             root = self._outermost or self
             await root.lock.listener.anotify("released", root.lock, held=root)
 
@@ -395,7 +426,7 @@ class Held:
         is_ours = not self.released and self._possession.contender.session.pid == os.getpid()
         return is_ours and self.lock.pool.tree == lock.pool.tree
 
-    def _nest(self, lock: LockValue, owner: Owner) -> Held | None:
+    def _nest(self, lock: LockValue, owner: Owner, *, is_kept: bool = False) -> Held | None:
         """Return a nested hold on the same node; ``None`` if another thread has released the last one meanwhile."""
         # Known to its owner before it is added: wherever an exception strikes, the owner finds and releases it.
         held = Held(
@@ -404,6 +435,7 @@ class Held:
             waited=0.0,
             caller=owners.Caller(owner, None),
             outermost=self._outermost or self,
+            is_kept=is_kept,
         )
         if self._possession.nest(held._handle):
             return held
@@ -455,6 +487,8 @@ class Held:
         A later check of it says that it is lost, and a later release does nothing. May be repeated after an exception
         has interrupted it.
         """
+        if self._scope is not None:
+            self._keep_for_jobs(self._scope)
         self._possession.drop(self._handle)
         owner = self._owner()
         try:
@@ -470,6 +504,8 @@ class Held:
         Local state comes first: from then on this is no held lock, whatever the network does. Every step may be done
         again, so that a release that an exception has interrupted can be repeated.
         """
+        if self._scope is not None:
+            self._keep_for_jobs(self._scope)
         self.released = True
         owner = self._owner()
         if owner is not None:
@@ -478,6 +514,43 @@ class Held:
             except ValueError:  # another thread has released it too
                 pass
         return self._possession.drop(self._handle)
+
+    # A hold follows the work: what a coroutine has started in threads, in a copy of its context, may go on when its
+    # block has ended. Each such job gets a nested hold, which its end releases, so the node stays until then.
+    #
+    # - The job is its owner, and may take the lock again, unless the lock is kept for other jobs too.
+    # - A job that waits for the lock itself writes nothing, and gets it in its turn, so it is kept for none that waits.
+    #   T1, a job, queues up while T2 leaves the block that has started it: T1 is known to wait before it looks for what
+    #   is kept for it, and T2 keeps the lock before it looks whether T1 waits. One of them sees the other.
+
+    def _keep_for_jobs(self, scope: ref[Scope]) -> None:
+        """Keep the lock for each job that was started while this hold lasted and has not ended."""
+        if not jobs.leave(scope) or self._possession.contender.session.pid != os.getpid():
+            return
+        kept_for = []
+        for job in jobs.started_in(scope):
+            owner = owners.owner_of(job)
+            if any(held._is_kept and held._possession is self._possession for held in owner.holds):
+                continue
+            held = self._nest(self.lock, owner, is_kept=True)
+            if held is None:
+                return
+            if owner.waits_for(self.lock.paths):
+                held._let_go()
+                continue
+            kept_for.append(jobs.name_of(job))
+            job.future.add_done_callback(held._release_after_job)
+        if kept_for:
+            names = ", ".join(kept_for)
+            logger.warning("event=release_deferred key=%r token=%s jobs=%r", self.key, self.token, names)
+
+    def _release_after_job(self, _future: object) -> None:
+        self.release()
+
+    def _is_out_of_reach(self) -> bool:
+        """Whether this is kept for a job beside others, so that none of them may take the lock again."""
+        owner = self._owner()
+        return self._possession.is_shared([self._handle] if owner is None else [held._handle for held in owner.holds])
 
 
 def held_stack() -> list[Held]:

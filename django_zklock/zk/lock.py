@@ -12,11 +12,12 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never
 
 from django_zklock.exceptions import AsyncUnsafe, LockConflict, NotHeld
-from django_zklock.zk import acquire, node_data, owners, paths
+from django_zklock.zk import acquire, jobs, node_data, owners, paths
 from django_zklock.zk.contender import Contender, data_room
 from django_zklock.zk.held import Held
 from django_zklock.zk.listener import LockListener, LockValue
@@ -28,6 +29,9 @@ from django_zklock.zk.queue import EXCLUSIVE, Mark, Rule
 from django_zklock.zk.waiting import UNSET, Cancellation, Timeout, Unset, seconds
 
 if TYPE_CHECKING:
+    from weakref import ref
+
+    from django_zklock.zk.jobs import Scope
     from django_zklock.zk.owners import Caller
 
 
@@ -174,11 +178,11 @@ class Lock:
         The hold belongs to the task that makes the call, also if another one awaits the result.
         """
         limit = self.timeout if timeout is UNSET else seconds(timeout)
-        return self._aacquire(owners.caller(), limit, cancellation=cancellation)
+        return jobs.enter(partial(self._aacquire, owners.caller(), limit, cancellation))
 
     def atry_acquire(self) -> Coroutine[Any, Any, Held | None]:
         """Acquire as :meth:`try_acquire` does; the hold belongs to the task that makes the call."""
-        return self._atry_acquire(owners.caller())
+        return jobs.enter(partial(self._atry_acquire, owners.caller()))
 
     def holders(self) -> tuple[Identity | None, ...]:
         """Return the owners that hold the lock now, first come first; empty if the lock is free.
@@ -236,7 +240,7 @@ class Lock:
             raise
 
     def __aenter__(self) -> Coroutine[Any, Any, Held]:
-        return self._aacquire(owners.caller(), self.timeout, is_block=True)
+        return jobs.enter(partial(self._aacquire, owners.caller(), self.timeout, None, is_block=True))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -259,26 +263,40 @@ class Lock:
         return held
 
     async def _aacquire(
-        self, caller: Caller, limit: float | None, *, cancellation: Cancellation | None = None, is_block: bool = False
+        self,
+        caller: Caller,
+        limit: float | None,
+        cancellation: Cancellation | None,
+        scope: ref[Scope],
+        *,
+        is_block: bool = False,
     ) -> Held:
-        held = _nested_hold(self, caller)
-        if held is None:
-            if limit != 0:
-                _check_wait(self, caller)
-            held = await acquire.aacquire(self, limit, caller, cancellation=cancellation)
-        assert held is not None, "a taken lock is an error here"
-        if is_block:
-            held.in_block = True
-            self._blocks[held] = None
-        return held
-
-    async def _atry_acquire(self, caller: Caller) -> Held | None:
+        held = None
         try:
-            return _nested_hold(self, caller) or await acquire.aacquire(self, 0, caller, may_be_taken=True)
+            held = _nested_hold(self, caller)
+            if held is None:
+                if limit != 0:
+                    _check_wait(self, caller)
+                held = await acquire.aacquire(self, limit, caller, cancellation=cancellation)
+            assert held is not None, "a taken lock is an error here"
+            if is_block:
+                held.in_block = True
+                self._blocks[held] = None
+            return held
+        finally:
+            _settle(scope, held)
+
+    async def _atry_acquire(self, caller: Caller, scope: ref[Scope]) -> Held | None:
+        held = None
+        try:
+            held = _nested_hold(self, caller) or await acquire.aacquire(self, 0, caller, may_be_taken=True)
+            return held
         except LockConflict:
             if self.reentrant:
                 raise
             return None
+        finally:
+            _settle(scope, held)
 
     def _check_no_loop(self, instead: str) -> None:
         """Raise ``AsyncUnsafe`` if waiting would stop an event loop."""
@@ -346,6 +364,15 @@ def _several(given: Sequence[str]) -> tuple[str, ...]:
     return several
 
 
+def _settle(scope: ref[Scope], held: Held | None) -> None:
+    """Give a scope to the hold that was acquired; end it if there is none."""
+    if held is None:
+        jobs.leave(scope)
+    else:
+        held._scope = scope
+        jobs.belongs_to(scope, held)
+
+
 # What the caller holds already.
 
 
@@ -355,7 +382,11 @@ def _nested_hold(lock: LockValue, caller: Caller) -> Held | None:
     Another thread may release what the caller has at any moment, so each hold is looked at once, and the nesting itself
     decides.
     """
-    overlapping: list[Held] = [held for held in reversed(caller.available()) if held._overlaps(lock)]
+    overlapping: list[Held] = [
+        held
+        for held in reversed(caller.available())
+        if held._overlaps(lock) and not (held._is_kept and held._is_out_of_reach())
+    ]
     if not overlapping:
         return None
     # What goes on in a block has to hear that its lock is lost. Nothing may ever release a lost hold without a block.

@@ -35,6 +35,9 @@ ASYNC_UNSAFE = "DJANGO_ALLOW_ASYNC_UNSAFE"
 # waits for it.
 TURN = 1.0
 
+# The modules whose `_WorkItem` is a job of an executor.
+EXECUTORS = ("asgiref.current_thread_executor", "concurrent.futures.thread")
+
 _SUSPENDABLE = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 # By the id of the task, greenlet, thread or job, with which the entry goes: two that compare equal are two owners.
@@ -106,6 +109,11 @@ class Owner:
         # A job has a future, and a greenlet says that it is dead.
         future = getattr(of, "future", None)
         return bool(getattr(of, "dead", False) if future is None else future.done())
+
+    def waits_for(self, paths: Sequence[str]) -> bool:
+        """Whether this owner is acquiring a lock with one of these paths."""
+        acquisitions = [acquisition for get in self.acquisitions if (acquisition := get()) is not None]
+        return any(each.is_waiting and not set(each.lock.paths).isdisjoint(paths) for each in acquisitions)
 
     def release_since(self, lock: object, before: Sequence[Any] = ()) -> None:
         """Release what was acquired through the object ``lock`` since this owner had the holds ``before``.
@@ -191,6 +199,11 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     return None
 
 
+def owner_of(job: Any) -> Owner:
+    """Return the owner that a job of an executor is."""
+    return _of(job)
+
+
 def must_not_block() -> bool:
     """Whether waiting in the calling thread would stop an event loop."""
     return running_loop() is not None and not os.environ.get(ASYNC_UNSAFE)
@@ -250,7 +263,7 @@ def _served(found: Caller, frame: FrameType) -> Caller:
     module = _asgiref()
     # The function that runs what `sync_to_async` was given.
     call = None if module is None else module.SyncToAsync.thread_handler.__code__
-    executors: Any = map(sys.modules.get, ("asgiref.current_thread_executor", "concurrent.futures.thread"))
+    executors: Any = map(sys.modules.get, EXECUTORS)
     # The functions that run a job of an executor, at most two; a thread may have many frames to compare them with.
     jobs = [executor._WorkItem.run.__code__ for executor in executors if hasattr(executor, "_WorkItem")]
     first, last = (jobs[0], jobs[-1]) if jobs else (None, None)

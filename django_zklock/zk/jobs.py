@@ -1,0 +1,184 @@
+"""The jobs of executors that were started while a hold lasted, and go on when the coroutine that held has left.
+
+``sync_to_async`` and ``asyncio.to_thread`` run a function in a thread. If the coroutine that waits for it is cancelled,
+or an error of another one ends its block, the thread goes on. It runs in a copy of the coroutine's context, so a
+context variable tells what was started under which hold: each hold that a coroutine acquires has a :class:`Scope`.
+
+Only copies of the context keep a scope alive when its hold ends. Mostly there are none, and no thread is looked at.
+
+What nothing else shows is found in private places of executors: the call of a job, and the jobs in a queue (Python 3.11
+to 3.13, asgiref 3.8 to 3.13). A job that copies no context is not found, such as one of ``loop.run_in_executor``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextvars import Context, ContextVar
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, TypeVar
+from weakref import ref
+
+from django_zklock.zk import owners
+
+C = TypeVar("C", bound=Coroutine[Any, Any, Any])
+
+
+class Scope:
+    """What was started while one hold lasted: the contexts that have this object."""
+
+    __slots__ = ("__weakref__", "of")
+
+    def __init__(self) -> None:
+        # The coroutine that acquires, and then the hold, while there is one.
+        self.of: Callable[[], object | None] = _nothing
+
+
+def _nothing() -> None:
+    return None
+
+
+# Those that the calling code is in, the innermost last.
+_scopes: ContextVar[tuple[Scope, ...]] = ContextVar("django_zklock_scopes", default=())
+
+
+def enter(begin: Callable[[ref[Scope]], C]) -> C:
+    """Begin a scope in the calling context, and return the coroutine that acquires its hold: what ``begin`` returns.
+
+    That context and its copies alone keep the scope alive.
+    """
+    scope = Scope()
+    acquiring = begin(ref(scope))
+    scope.of = ref(acquiring)
+    # One that another context has left is still in this one, as is that of a coroutine which was never awaited.
+    _scopes.set((*(each for each in _scopes.get() if each.of() is not None), scope))
+    return acquiring
+
+
+def belongs_to(get: ref[Scope], held: object) -> None:
+    """Note that the hold of a scope is ``held``."""
+    if (scope := get()) is not None:
+        scope.of = ref(held)
+
+
+def leave(get: ref[Scope]) -> bool:
+    """End a scope; return whether there may be jobs that were started in it and have not ended."""
+    _end(get)
+    return get() is not None
+
+
+def _end(get: ref[Scope]) -> None:
+    # A function of its own, so that none of its variables keeps the scope alive.
+    scope, entered = get(), _scopes.get()
+    if scope is not None:
+        scope.of = _nothing
+    if scope in entered:
+        _scopes.set(tuple(each for each in entered if each is not scope))
+
+
+def started_in(get: ref[Scope]) -> list[Any]:
+    """Return the jobs that were started in a scope and have not ended, except one that the caller is a part of."""
+    scope, found = get(), {}
+    # The queues first: a job that leaves one meanwhile is seen in its thread.
+    for job in itertools.chain(_queued(), _running()):
+        context = _context_of(job)
+        if context is not None and scope in context.get(_scopes, ()) and not job.future.done():
+            found[id(job)] = job
+    return list(found.values())
+
+
+def name_of(job: Any) -> str:
+    """Return the name of the function that a job runs, for a message."""
+    bridge, called = _bridge_of(job), _called(job)
+    # The function that a context runs is its first argument.
+    in_context = _run_by(called[0]) is not None and len(called) > 1
+    call = bridge.func if bridge is not None else called[int(in_context)]
+    while type(call) is partial:
+        call = call.func
+    # Anything may be called, and an object of Django's lazy types would be loaded for its name.
+    is_function = type(call) in {FunctionType, MethodType, BuiltinFunctionType}
+    return f"{call.__module__}.{call.__qualname__}" if is_function else type(call).__qualname__
+
+
+# Where the jobs are.
+
+
+def _job_types() -> list[Any]:
+    modules: Any = map(sys.modules.get, owners.EXECUTORS)
+    return [module._WorkItem for module in modules if hasattr(module, "_WorkItem")]
+
+
+def _queued() -> Iterator[Any]:
+    """Iterate over the jobs that no thread has begun."""
+    types = _job_types()
+    # The queue of each thread of a pool; one read, while other threads add theirs.
+    queues = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", None)
+    for queue in [] if queues is None else {id(each): each for each in list(queues.data.values())}.values():
+        # It shows what is in it to the garbage collector alone; up to Python 3.12 that is a list.
+        for each in gc.get_referents(queue):
+            yield from (job for job in (each if type(each) is list else [each]) if type(job) in types)
+    bridge = getattr(sys.modules.get("asgiref.sync"), "AsyncToSync", None)
+    # That of the thread which waits for this coroutine, and those of the bridges around.
+    executor = getattr(getattr(bridge, "executors", None), "current", None)
+    while executor is not None:
+        # Before asgiref 3.9 the items were in a queue.
+        items = executor._work_items if hasattr(executor, "_work_items") else executor._work_queue.queue
+        yield from (job for job in items.copy() if type(job) in types)
+        executor = executor._old_executor
+
+
+def _running() -> Iterator[Any]:
+    """Iterate over the jobs that other threads are at."""
+    types = _job_types()
+    run = {each.run.__code__ for each in types}
+    here = threading.get_ident()
+    for thread, top in sys._current_frames().items():
+        frame = None if thread == here else top
+        while frame is not None:
+            if frame.f_code in run and type(job := frame.f_locals.get("self")) in types:
+                yield job
+            frame = frame.f_back
+
+
+# What a job is. Only exact types are looked at: asking an object of Django's lazy types for anything would load it.
+
+
+def _called(job: Any) -> tuple[Any, ...]:
+    """Return the callable of a job and its arguments."""
+    call = job.fn
+    return (call.func, *call.args, *job.args) if type(call) is partial else (call, *job.args)
+
+
+def _bridge_of(job: Any) -> Any:
+    """Return the object of ``sync_to_async`` whose call a job is, or ``None``."""
+    call = _called(job)[0]
+    base = getattr(sys.modules.get("asgiref.sync"), "SyncToAsync", None)
+    if base is not None and type(call) is MethodType and issubclass(type(call.__self__), base):
+        return call.__self__
+    return None
+
+
+def _context_of(job: Any) -> Context | None:
+    """Return the context that a job runs in, if it has one of its own."""
+    called = _called(job)
+    if _bridge_of(job) is None:
+        return _run_by(called[0])
+    # Among the arguments of a bridge is what enters the context.
+    return next((context for each in called[1:] if (context := _run_by(each)) is not None), None)
+
+
+def _run_by(call: Any) -> Context | None:
+    """Return the context that ``call`` enters: its method ``run``, or a function around that."""
+    if type(call) is BuiltinFunctionType and type(call.__self__) is Context:
+        return call.__self__
+    if type(call) is not FunctionType:
+        return None
+    contents = (cell.cell_contents for cell in call.__closure__ or ())
+    with contextlib.suppress(ValueError):  # a cell that is empty
+        return next((each for each in contents if type(each) is Context), None)
+    return None

@@ -1,0 +1,673 @@
+"""A hold follows the work: a job in a thread that goes on after its coroutine keeps the lock until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+
+from django_zklock.exceptions import LockLost, NotHeld
+from django_zklock.zk import jobs
+from django_zklock.zk.held import Held, current
+from django_zklock.zk.listener import LockListener, LockValue
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.queue import EXCLUSIVE, READ, Rule, semaphore
+from tests.support.forked_child import fork
+from tests.support.threads import Runner
+from tests.support.tree_reader import MakePool, Onlooker, wait_until
+
+pytest_plugins = ["tests.support.slow_deadlines"]
+
+# Seconds, for what must not happen: a wait that never ends.
+LONG = 60.0
+
+Start = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+def _in_context(call: Callable[[], Any]) -> Awaitable[Any]:
+    return asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, call)
+
+
+STARTS: dict[str, Start] = {
+    "thread-sensitive": lambda call: sync_to_async(call)(),
+    "any thread": lambda call: sync_to_async(call, thread_sensitive=False)(),
+    "to_thread": asyncio.to_thread,
+    "run_in_executor": _in_context,
+}
+start_by = pytest.mark.parametrize("start", STARTS.values(), ids=STARTS.keys())
+
+
+class Work:
+    """What goes on in a thread: it says when it has begun, and ends when it may."""
+
+    def __init__(self, last: Callable[[], Any] = lambda: None) -> None:
+        self.begun, self.may_end, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self.last = last
+        self.value: Any = None
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.may_end.wait(LONG)
+        try:
+            self.value = self.last()
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            self.value = error
+        self.ended.set()
+
+    def end(self) -> Any:
+        """Let it end; return what its last call has returned or raised."""
+        self.may_end.set()
+        assert self.ended.wait(LONG)
+        return self.value
+
+
+async def cancel(task: asyncio.Task[Any], work: Work) -> None:
+    """Cancel a task as soon as its work has begun, and wait for the end of the task."""
+    assert await asyncio.to_thread(work.begun.wait, LONG)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def is_taken(lock: Lock) -> bool:
+    """Whether another thread cannot have the lock."""
+    held: Held | None = Runner(lock.try_acquire).result()
+    if held is not None:
+        held.release()
+    return held is None
+
+
+def acquired_by_another(lock: Lock) -> None:
+    """Wait for the lock in another thread."""
+    Runner(lambda: lock.acquire(timeout=LONG).release()).result(LONG)
+
+
+@pytest.fixture
+def lock(pool: Pool) -> Lock:
+    return Lock("k", pool)
+
+
+async def by_block(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
+    async with lock:
+        await body()
+
+
+async def by_call(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
+    held = await lock.aacquire()
+    try:
+        await body()
+    finally:
+        await held.arelease()
+
+
+async def by_try(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
+    held = await lock.atry_acquire()
+    assert held is not None
+    async with held:
+        await body()
+
+
+async def by_wait_for(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
+    async with await asyncio.wait_for(lock.aacquire(), LONG):
+        await body()
+
+
+@start_by
+@pytest.mark.parametrize("form", [by_block, by_call, by_try, by_wait_for])
+def test_cancelled(lock: Lock, onlooker: Onlooker, form: Any, start: Start) -> None:
+    """The lock stays until the thread of a cancelled coroutine has ended, whatever form the block has."""
+    work = Work()
+
+    async def main() -> None:
+        await cancel(asyncio.create_task(form(lock, lambda: start(work))), work)
+        assert is_taken(lock)
+        onlooker.wait_count(lock.paths[0], 1)
+        work.end()
+        acquired_by_another(lock)
+
+    asyncio.run(main())
+    onlooker.wait_empty(lock.paths[0])
+
+
+async def _timeout(work: Work) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(None) as limit:
+            task = asyncio.create_task(asyncio.to_thread(work.begun.wait, LONG))
+            task.add_done_callback(lambda _task: limit.reschedule(0))
+            await sync_to_async(work, thread_sensitive=False)()
+
+    with pytest.raises(TimeoutError):
+        await limited()
+
+
+async def _wait_for(work: Work) -> None:
+    waiting = asyncio.create_task(asyncio.to_thread(work.begun.wait, LONG))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(waiting, asyncio.to_thread(work)), 0.5)
+    await waiting
+
+
+async def _gather(work: Work) -> None:
+    async def fail() -> None:
+        await asyncio.to_thread(work.begun.wait, LONG)
+        raise RuntimeError("the sibling has failed")
+
+    with pytest.raises(RuntimeError, match="sibling"):
+        await asyncio.gather(fail(), sync_to_async(work, thread_sensitive=False)())
+
+
+async def _task_group(work: Work) -> None:
+    async def fail() -> None:
+        await asyncio.to_thread(work.begun.wait, LONG)
+        raise RuntimeError("the sibling has failed")
+
+    async def both() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.to_thread(work))
+            group.create_task(fail())
+
+    with pytest.raises(ExceptionGroup):
+        await both()
+
+
+async def _left(work: Work) -> None:
+    left.append(asyncio.create_task(asyncio.to_thread(work)))
+    await asyncio.to_thread(work.begun.wait, LONG)
+
+
+left: list[asyncio.Task[None]] = []
+
+
+@pytest.mark.parametrize("body", [_timeout, _wait_for, _gather, _task_group, _left])
+def test_block_ends_before_the_thread(lock: Lock, body: Callable[[Work], Awaitable[None]]) -> None:
+    """It does not matter what has ended the wait for the thread, nor whether the block ends with an error."""
+    work = Work()
+
+    async def main() -> None:
+        async with lock:
+            await body(work)
+        assert is_taken(lock)
+        work.end()
+        acquired_by_another(lock)
+        await asyncio.gather(*left)
+        left.clear()
+
+    asyncio.run(main())
+
+
+RULES = {"exclusive": EXCLUSIVE, "read": READ, "semaphore": semaphore(1)}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_kinds(pool: Pool, onlooker: Onlooker, rule: Rule) -> None:
+    """Locks of all kinds, and of several keys, stay as long as the thread."""
+    keys = ["a", "b"] if rule is EXCLUSIVE else "a"
+    lock, other = Lock(keys, pool, rule=rule), Lock("a", pool)
+    work = Work()
+
+    async def main() -> None:
+        await cancel(asyncio.create_task(by_block(lock, lambda: asyncio.to_thread(work))), work)
+        for path in lock.paths:
+            onlooker.wait_count(path, 1)
+        assert is_taken(other)
+        work.end()
+        acquired_by_another(other)
+
+    asyncio.run(main())
+    for path in lock.paths:
+        onlooker.wait_empty(path)
+
+
+def test_nested(lock: Lock, onlooker: Onlooker) -> None:
+    """The thread that was started in an inner block keeps the node when the blocks around it have ended too."""
+    work = Work()
+
+    async def inner() -> None:
+        async with lock, lock:
+            await asyncio.to_thread(work)
+
+    async def main() -> None:
+        await cancel(asyncio.create_task(inner()), work)
+        assert is_taken(lock)
+        work.end()
+        acquired_by_another(lock)
+
+    asyncio.run(main())
+    onlooker.wait_empty(lock.paths[0])
+
+
+def test_inside_of_a_thread_that_holds(lock: Lock) -> None:
+    """What a coroutine, nested in the hold of a thread, has left running keeps the lock when that thread releases."""
+    work = Work()
+
+    async def inner() -> None:
+        async with lock:
+            left.append(asyncio.create_task(asyncio.to_thread(work)))
+            await asyncio.to_thread(work.begun.wait, LONG)
+
+    def outer() -> None:
+        with lock:
+            async_to_sync(inner)()
+
+    async def request() -> None:
+        await sync_to_async(outer)()
+        assert is_taken(lock)
+        work.end()
+        acquired_by_another(lock)
+        await asyncio.gather(*left)
+        left.clear()
+
+    asyncio.run(request())
+
+
+def test_in_the_thread_that_waits(lock: Lock, onlooker: Onlooker) -> None:
+    """Code that `async_to_sync` runs in the waiting thread, and that nobody awaits any more, keeps the lock."""
+    work = Work()
+    seen: list[bool] = []
+
+    async def main() -> None:
+        # Thread-sensitive code runs in the thread of the test, which waits.
+        await cancel(asyncio.create_task(by_block(lock, sync_to_async(work))), work)
+        seen.append(await asyncio.to_thread(is_taken, lock))
+        work.may_end.set()
+
+    async_to_sync(main)()
+    assert seen == [True]
+    assert work.ended.is_set()
+    onlooker.wait_empty(lock.paths[0])
+
+
+# What the thread may do.
+
+
+@start_by
+def test_thread__takes_the_lock(lock: Lock, start: Start) -> None:
+    """The thread re-enters the lock that is kept for it, and its token is the same."""
+    tokens: list[int] = []
+
+    def nested() -> list[int]:
+        found = current("k")
+        with lock as held:
+            return [held.token, 0 if found is None else found.token]
+
+    work = Work(nested)
+
+    async def body() -> None:
+        async with lock as held:
+            tokens.append(held.token)
+            await start(work)
+
+    async def main() -> None:
+        await cancel(asyncio.create_task(body()), work)
+        assert await asyncio.to_thread(work.end) == tokens * 2
+        acquired_by_another(lock)
+
+    asyncio.run(main())
+
+
+def test_thread__checks(lock: Lock) -> None:
+    """To the thread the hold of its block is held; to all others it is released."""
+    holds: list[Held] = []
+    work = Work(lambda: holds[0].check())  # noqa: PLW0108 - there is none yet
+
+    async def body() -> None:
+        async with lock as held:
+            holds.append(held)
+            await asyncio.to_thread(work)
+
+    async def main() -> None:
+        await cancel(asyncio.create_task(body()), work)
+        with pytest.raises(NotHeld):
+            holds[0].check()
+        assert work.end() is None
+
+    asyncio.run(main())
+
+
+def test_thread__lock_is_lost(lock: Lock, onlooker: Onlooker) -> None:
+    """The thread learns that the lock that is kept for it is lost."""
+    holds: list[Held] = []
+
+    def check() -> None:
+        wait_until(lambda: holds[0].lost, timeout=LONG)
+        holds[0].check()
+
+    work = Work(check)
+
+    async def body() -> None:
+        async with lock as held:
+            holds.append(held)
+            await asyncio.to_thread(work)
+
+    async def main() -> None:
+        await cancel(asyncio.create_task(body()), work)
+        onlooker.client.delete(holds[0].node)
+        assert isinstance(work.end(), LockLost)
+
+    asyncio.run(main())
+    acquired_by_another(lock)
+
+
+def test_thread__releases(lock: Lock) -> None:
+    """A thread that was handed the hold releases it when it wants, and not at its end."""
+    work = Work()
+
+    def release(held: Held) -> None:
+        held.release()
+        work()
+
+    async def main() -> None:
+        held = await lock.aacquire()
+        job = asyncio.create_task(asyncio.to_thread(release, held))
+        assert await asyncio.to_thread(work.begun.wait, LONG)
+        await asyncio.to_thread(acquired_by_another, lock)
+        work.end()
+        await job
+
+    asyncio.run(main())
+
+
+def test_thread__one_of_two_that_go_on(lock: Lock, onlooker: Onlooker) -> None:
+    """While the lock is kept for two threads neither takes it again; it then waits, and gets it after the other one."""
+    first, second = Work(), Work(lambda: lock.acquire(timeout=LONG).release())
+
+    async def main() -> None:
+        task = asyncio.create_task(by_block(lock, lambda: asyncio.gather(*map(asyncio.to_thread, [first, second]))))
+        assert await asyncio.to_thread(first.begun.wait, LONG)
+        await cancel(task, second)
+        second.may_end.set()
+        onlooker.wait_count(lock.paths[0], 2)
+        assert not second.ended.is_set()
+        first.end()
+        assert second.end() is None
+
+    asyncio.run(main())
+    onlooker.wait_empty(lock.paths[0])
+
+
+def test_thread__last_of_two_that_go_on(lock: Lock) -> None:
+    """When the other one has ended the last thread re-enters."""
+    tokens: list[int] = []
+    first, second = Work(), Work(lambda: current("k") and lock.acquire(timeout=0).token)
+
+    async def body() -> None:
+        async with lock as held:
+            tokens.append(held.token)
+            await asyncio.gather(*map(asyncio.to_thread, [first, second]))
+
+    async def main() -> None:
+        task = asyncio.create_task(body())
+        assert await asyncio.to_thread(first.begun.wait, LONG)
+        await cancel(task, second)
+        first.end()
+        assert [second.end()] == tokens
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rule", [EXCLUSIVE, READ], ids=["exclusive", "read"])
+def test_thread__waits_for_the_lock_already(pool: Pool, onlooker: Onlooker, rule: Rule) -> None:
+    """A thread that waits for the lock when its block ends is no reason to keep it: it gets it in its turn."""
+    lock, inner = Lock("k", pool), Lock("k", pool, rule=rule)
+    work = Work(lambda: inner.acquire(timeout=LONG).release())
+
+    async def main() -> None:
+        async with lock:
+            job = asyncio.create_task(asyncio.to_thread(work))
+            work.may_end.set()
+            await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 2)
+        await job
+        assert work.value is None
+
+    asyncio.run(main())
+    onlooker.wait_empty(lock.paths[0])
+
+
+# What the task may do.
+
+
+def test_task__goes_on(lock: Lock) -> None:
+    """A task that was cancelled and goes on does not take the lock beside its own thread, and waits for its end."""
+    work = Work()
+
+    async def body() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            async with lock:
+                await sync_to_async(work)()
+        assert current("k") is None
+        assert await lock.atry_acquire() is None
+        asking = asyncio.create_task(asyncio.to_thread(work.end))
+        async with lock:
+            assert work.ended.is_set()
+        await asking
+
+    async def main() -> None:
+        task = asyncio.create_task(body())
+        assert await asyncio.to_thread(work.begun.wait, LONG)
+        task.cancel()
+        await task
+
+    asyncio.run(main())
+
+
+def test_task__child_goes_on(lock: Lock) -> None:
+    """The lock is kept for what a child that goes on has in a thread at the end of the block, and not for more."""
+    first, second = Work(), Work()
+
+    async def child() -> None:
+        await asyncio.to_thread(first)
+        await asyncio.to_thread(second)
+
+    async def main() -> None:
+        async with lock:
+            task = asyncio.create_task(child())
+            await asyncio.to_thread(first.begun.wait, LONG)
+        assert is_taken(lock)
+        first.end()
+        assert await asyncio.to_thread(second.begun.wait, LONG)
+        acquired_by_another(lock)
+        second.end()
+        await task
+
+    asyncio.run(main())
+
+
+# Jobs that have not begun.
+
+
+def test_queued__cancelled(lock: Lock, onlooker: Onlooker) -> None:
+    """A call that was cancelled before a thread was free is never made, and keeps nothing."""
+    busy, work = Work(), Work()
+
+    async def body(inside: asyncio.Event) -> None:
+        async with lock:
+            inside.set()
+            await sync_to_async(work, thread_sensitive=False)()
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        blocking = asyncio.create_task(asyncio.to_thread(busy))
+        inside = asyncio.Event()
+        task = asyncio.create_task(body(inside))
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        onlooker.wait_empty(lock.paths[0])
+        busy.end()
+        await blocking
+
+    asyncio.run(main())
+    assert not work.begun.is_set()
+
+
+def test_queued__sibling_goes_on(lock: Lock, onlooker: Onlooker) -> None:
+    """A call that was not cancelled keeps the lock while it waits for its thread."""
+    works = [Work(), Work(), Work()]
+
+    def fail() -> None:
+        works[0]()
+        raise RuntimeError("the first has failed")
+
+    calls: list[Callable[[], None]] = [fail, *works[1:]]
+
+    async def body() -> None:
+        async with lock:
+            left.extend(asyncio.create_task(sync_to_async(call)()) for call in calls)
+            await asyncio.to_thread(works[0].end)
+            await asyncio.gather(*left)
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="first"):
+            await body()
+        for work in works[1:]:
+            assert await asyncio.to_thread(is_taken, lock)
+            await asyncio.to_thread(work.end)
+        await asyncio.gather(*left, return_exceptions=True)
+        left.clear()
+        await asyncio.to_thread(acquired_by_another, lock)
+
+    asyncio.run(main())
+    onlooker.wait_empty(lock.paths[0])
+
+
+# What is said of it, and what ends otherwise.
+
+
+def test_reported(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says once which function keeps the lock, and when it was released; the listener hears of one release."""
+    caplog.set_level(logging.INFO, "django_zklock.held")
+    heard: list[str] = []
+
+    class Listener(LockListener):
+        def notify(self, event: str, lock: LockValue, /, **_facts: Any) -> None:
+            heard.append(event)
+
+        async def anotify(self, event: str, lock: LockValue, /, **_facts: Any) -> None:
+            heard.append(event)
+
+    lock.listener = Listener()
+    work = Work()
+
+    def export() -> None:
+        work()
+
+    async def main() -> None:
+        await cancel(asyncio.create_task(by_block(lock, sync_to_async(partial(export)))), work)
+        assert heard == ["acquired"]
+        work.end()
+        await asyncio.to_thread(wait_until, lambda: len(caplog.messages) > 1)
+
+    asyncio.run(main())
+    deferred, released = caplog.messages
+    assert deferred.startswith("event=release_deferred key='k' token=")
+    assert "test_reported.<locals>.export" in deferred
+    assert released.startswith("event=released_after_job key='k' token=")
+    assert heard == ["acquired", "released"]
+
+
+def test_cannot_be_known(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
+    """A thread without a copy of the context keeps nothing; the log says that a cancellation has ended the block."""
+    caplog.set_level(logging.INFO, "django_zklock.held")
+    work = Work()
+
+    async def body() -> None:
+        async with lock:
+            await asyncio.get_running_loop().run_in_executor(None, work)
+
+    async def main() -> None:
+        await cancel(asyncio.create_task(body()), work)
+        acquired_by_another(lock)
+        work.end()
+
+    asyncio.run(main())
+    assert [message.split()[0] for message in caplog.messages] == ["event=released_at_cancellation"]
+
+
+def test_nothing_goes_on(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of a block whose context nobody has a copy of, no thread is looked at."""
+    monkeypatch.setattr(jobs, "started_in", pytest.fail)
+
+    async def main() -> None:
+        async with lock, lock:
+            await asyncio.sleep(0)
+        held = await lock.aacquire()
+        held.release()
+        tried = await lock.atry_acquire()
+        assert tried is not None
+        await tried.arelease()
+
+    asyncio.run(main())
+
+
+def test_coroutine_is_closed(lock: Lock) -> None:
+    """A coroutine that is closed, and cannot await anything, keeps the lock for its thread too."""
+    work = Work()
+
+    async def main() -> None:
+        calls: list[asyncio.Task[None]] = []
+
+        async def body() -> None:
+            async with lock:
+                calls.append(asyncio.create_task(asyncio.to_thread(work)))
+                await asyncio.sleep(LONG)
+
+        coroutine = body()
+        future = coroutine.send(None)
+        while not calls:
+            await asyncio.wait([future])
+            future = coroutine.send(None)
+        assert await asyncio.to_thread(work.begun.wait, LONG)
+        coroutine.close()
+        assert is_taken(lock)
+        work.end()
+        await asyncio.gather(*calls)
+        acquired_by_another(lock)
+
+    asyncio.run(main())
+
+
+def test_pool_is_closed(make_pool: MakePool) -> None:
+    """A pool may be closed while a thread goes on; its end releases what is no longer there."""
+    pool = make_pool()
+    lock, work = Lock("k", pool), Work()
+
+    async def main() -> None:
+        await cancel(asyncio.create_task(by_block(lock, lambda: asyncio.to_thread(work))), work)
+        await asyncio.to_thread(pool.close)
+        work.end()
+
+    asyncio.run(main())
+    acquired_by_another(Lock("k", make_pool()))
+
+
+def _release_in_fork(held: Held, report: Callable[[object], None]) -> None:
+    held.release()
+    report(len(held._possession._handles.handles))
+
+
+def test_fork(lock: Lock, onlooker: Onlooker) -> None:
+    """A fork that releases the hold releases nothing of its parent's, and keeps nothing for threads that it has not."""
+    work = Work()
+
+    async def main() -> None:
+        async with lock as held:
+            call = asyncio.create_task(asyncio.to_thread(work))
+            assert await asyncio.to_thread(work.begun.wait, LONG)
+            with fork(partial(_release_in_fork, held)) as child:
+                assert child.hear() == 1
+            onlooker.wait_count(lock.paths[0], 1)
+            work.end()
+            await call
+
+    asyncio.run(main())
+    onlooker.wait_empty(lock.paths[0])
