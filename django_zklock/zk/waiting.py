@@ -188,7 +188,7 @@ class AsyncAutoResetEvent:
     async def wait(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - its end is no error
         """Wait for at most ``timeout`` seconds and reset the event."""
         # asyncio.wait_for can lose a cancellation that comes together with the event (Python before 3.12).
-        # Without a copy of the caller's context: the loop keeps timers that were cancelled, and jobs would be looked for.
+        # Without a copy of the caller's context: the loop keeps cancelled timers, and jobs would be looked for.
         timer = None if timeout is None else self._loop.call_later(timeout, self._set_in_loop, context=Context())
         try:
             if not self._is_set:

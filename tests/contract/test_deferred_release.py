@@ -396,12 +396,12 @@ def test_thread__one_of_two_that_go_on(lock: Lock, onlooker: Onlooker) -> None:
 
 def test_thread__last_of_two_that_go_on(lock: Lock) -> None:
     """When the other one has ended the last thread re-enters."""
-    tokens: list[int] = []
+    holds: list[Held] = []
     first, second = Work(), Work(lambda: current("k") and lock.acquire(timeout=0).token)
 
     async def body() -> None:
         async with lock as held:
-            tokens.append(held.token)
+            holds.append(held)
             await asyncio.gather(*map(asyncio.to_thread, [first, second]))
 
     async def main() -> None:
@@ -409,7 +409,8 @@ def test_thread__last_of_two_that_go_on(lock: Lock) -> None:
         assert await asyncio.to_thread(first.begun.wait, LONG)
         await cancel(task, second)
         first.end()
-        assert [second.end()] == tokens
+        await asyncio.to_thread(wait_until, lambda: len(holds[0]._possession._handles.handles) == 1)
+        assert second.end() == holds[0].token
 
     asyncio.run(main())
 
