@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, FrameType, FunctionType, GeneratorType
 from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary, ref
 
@@ -125,7 +125,7 @@ class Owner:
         runs Python code, in which the next exception can be raised.
         """
         for held in reversed(self.holds[:]):
-            if held.lock is lock and held not in before:
+            if held.lock is lock and held not in before and not held._is_kept:
                 held.release()
 
 
@@ -180,19 +180,25 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     middle of a task while another one runs.
     """
     loop = asyncio._get_running_loop()
-    if loop is None:
-        return None
     getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)
-    run_forever = getattr(type(loop), "run_forever", None)
-    # A loop that is not written in Python, such as uvloop's, cannot be seen at work.
-    runs = getattr(run_forever, "__code__", None)
-    if getcurrent is None or runs is None:
+    if loop is None or getcurrent is None:
+        return loop
+    # The frames that show the loop at work: that of its task, and that of the loop itself unless it is written in C, as
+    # uvloop's is.
+    task = asyncio.current_task(loop)
+    runs = getattr(type(loop), "run_forever", None)
+    code = runs.__code__ if isinstance(runs, FunctionType) else None
+    coroutine = None if task is None else getattr(task.get_coro(), "cr_frame", None)
+    if code is None and coroutine is None:
         return loop
     greenlet = getcurrent()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         # A greenlet that a task has started runs for that task, as SQLAlchemy's do.
-        if any(each.f_code is runs and each.f_locals.get("self") is loop for each in _outwards(frame)):
+        if any(
+            each is coroutine or (each.f_code is code and each.f_locals.get("self") is loop)
+            for each in _outwards(frame)
+        ):
             return loop
         greenlet = greenlet.parent
         frame = None if greenlet is None else greenlet.gr_frame

@@ -21,7 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import greenlet  # noqa: F401 - as Playwright and SQLAlchemy do
 import pytest
+import uvloop
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
 from django_zklock.exceptions import AsyncUnsafe, LockConflict, LockLost, LockTimeout, NotHeld, ZooKeeperUnavailable
@@ -248,6 +250,19 @@ def test_task__child(lock: Lock, start: str) -> None:
                 assert await asyncio.ensure_future(aask(lock)) == "waits"
 
     asyncio.run(main())
+
+
+def test_task__in_a_loop_written_in_c(lock: Lock) -> None:
+    """A task of uvloop is an owner of its own, also in a process that has imported greenlet."""
+    assert "greenlet" in sys.modules
+
+    async def main() -> list[str]:
+        async with lock:
+            in_thread = await sync_to_async(lambda: [ask(lock), async_to_sync(aask)(lock)])()
+            return [await aask(lock), await asyncio.create_task(aask(lock)), *in_thread]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(main()) == ["re-enters", "waits", "re-enters", "re-enters"]
 
 
 def test_task__acquisitions_in_gather(lock: Lock) -> None:
