@@ -527,8 +527,14 @@ class Held:
         """Keep the lock for each job that was started while this hold lasted and has not ended."""
         if not jobs.leave(scope) or self._possession.contender.session.pid != os.getpid():
             return
+        try:
+            found = jobs.started_in(scope)
+        except Exception:
+            # Another version of an executor; what cannot be found must not keep the lock for ever.
+            logger.exception("event=jobs_not_found key=%r token=%s", self.key, self.token)
+            return
         kept_for = []
-        for job in jobs.started_in(scope):
+        for job in found:
             owner = owners.owner_of(job)
             if any(held._is_kept and held._possession is self._possession for held in owner.holds):
                 continue

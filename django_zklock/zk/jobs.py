@@ -129,7 +129,7 @@ def _queued() -> Iterator[Any]:
         # Before asgiref 3.9 the items were in a queue.
         items = executor._work_items if hasattr(executor, "_work_items") else executor._work_queue.queue
         yield from (job for job in items.copy() if type(job) in types)
-        executor = executor._old_executor
+        executor = getattr(executor, "_old_executor", None)
 
 
 def _running() -> Iterator[Any]:

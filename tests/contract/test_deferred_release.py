@@ -511,7 +511,8 @@ def test_queued__cancelled(lock: Lock, onlooker: Onlooker) -> None:
     assert not work.begun.is_set()
 
 
-def test_queued__sibling_goes_on(lock: Lock, onlooker: Onlooker) -> None:
+@pytest.mark.parametrize("waits", [False, True], ids=["loop", "thread that waits"])
+def test_queued__sibling_goes_on(lock: Lock, onlooker: Onlooker, waits: bool) -> None:
     """A call that was not cancelled keeps the lock while it waits for its thread."""
     works = [Work(), Work(), Work()]
 
@@ -537,7 +538,11 @@ def test_queued__sibling_goes_on(lock: Lock, onlooker: Onlooker) -> None:
         left.clear()
         await asyncio.to_thread(acquired_by_another, lock)
 
-    asyncio.run(main())
+    if waits:
+        # Thread-sensitive code runs in the thread of the test then.
+        async_to_sync(main)()
+    else:
+        asyncio.run(main())
     onlooker.wait_empty(lock.paths[0])
 
 
@@ -608,6 +613,20 @@ def test_nothing_goes_on(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
         await tried.arelease()
 
     asyncio.run(main())
+
+
+def test_executor_is_another(lock: Lock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """If what an executor does cannot be seen, as in a version to come, the lock is released, and an error logged."""
+    monkeypatch.setattr(jobs, "_running", lambda: iter([object()]))
+    work = Work()
+
+    async def main() -> None:
+        await cancel(asyncio.create_task(by_block(lock, lambda: asyncio.to_thread(work))), work)
+        acquired_by_another(lock)
+        work.end()
+
+    asyncio.run(main())
+    assert caplog.messages[0].startswith("event=jobs_not_found key='k' token=")
 
 
 def test_coroutine_is_closed(lock: Lock) -> None:
