@@ -172,16 +172,22 @@ class _TaskInterrupter(_Interrupter):
 
 
 def _interrupter_for(held: Held) -> _Interrupter:
-    """Return the interrupter of the calling thread or greenlet."""
-    gevent_monkey = sys.modules.get("gevent.monkey")
-    if gevent_monkey is not None and gevent_monkey.is_module_patched("threading"):
-        import gevent
+    """Return the interrupter of the calling thread or greenlet.
 
+    Without patches too a greenlet is interrupted as one: the exception for a thread would strike the greenlet that runs
+    in it at that moment.
+    """
+    gevent_monkey, gevent = sys.modules.get("gevent.monkey"), sys.modules.get("gevent")
+    if gevent is not None and (
+        (gevent_monkey is not None and gevent_monkey.is_module_patched("threading"))
+        or isinstance(gevent.getcurrent(), gevent.Greenlet)
+    ):
         return _GreenletInterrupter(held, gevent.getcurrent(), gevent.get_hub().loop.run_callback_threadsafe)
-    eventlet_patcher = sys.modules.get("eventlet.patcher")
-    if eventlet_patcher is not None and eventlet_patcher.is_monkey_patched("thread"):
-        import eventlet
-
+    eventlet_patcher, eventlet = sys.modules.get("eventlet.patcher"), sys.modules.get("eventlet")
+    if eventlet is not None and (
+        (eventlet_patcher is not None and eventlet_patcher.is_monkey_patched("thread"))
+        or isinstance(eventlet.getcurrent(), eventlet.greenthread.GreenThread)
+    ):
         hub = eventlet.hubs.get_hub()
         return _GreenletInterrupter(held, eventlet.getcurrent(), lambda deliver: hub.schedule_call_global(0, deliver))
     return _ThreadInterrupter(held)

@@ -101,8 +101,9 @@ def name_of(job: Any) -> str:
     while type(call) is partial:
         call = call.func
     # Anything may be called, and an object of Django's lazy types would be loaded for its name.
-    is_function = type(call) in {FunctionType, MethodType, BuiltinFunctionType}
-    return f"{call.__module__}.{call.__qualname__}" if is_function else type(call).__qualname__
+    if type(call) not in {FunctionType, MethodType, BuiltinFunctionType}:
+        return type(call).__qualname__
+    return f"{call.__module__}.{call.__qualname__}" if call.__module__ else call.__qualname__
 
 
 # Where the jobs are.

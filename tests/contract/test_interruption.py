@@ -445,3 +445,14 @@ def test_greenlets(server: Server, root: str) -> None:
         0,
         ["main greenlet interrupted", "greenlet interrupted", "caught once", "left alone", "not lost"],
     ), process.stderr
+
+
+def test_greenlets__unpatched(server: Server, root: str) -> None:
+    """Without patches too the greenlet of the body is interrupted, and not the one that runs in its thread then."""
+    start = "from tests.support.interrupted_greenlets import unpatched; unpatched()"
+    command = [sys.executable, "-c", start, server.hosts, root]
+    process = subprocess.run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+    assert (process.returncode, process.stdout.splitlines()) == (
+        0,
+        ["greenlet interrupted", "bystander left alone"],
+    ), process.stderr

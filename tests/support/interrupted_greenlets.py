@@ -1,4 +1,5 @@
-"""A process patched by gevent, whose bodies are interrupted: ``main()`` with hosts and root as arguments.
+"""A process with gevent, patched or not, whose bodies are interrupted: ``main()`` and ``unpatched()``.
+Their arguments are hosts and root.
 
 It says what has happened in lines on standard output.
 """
@@ -82,6 +83,24 @@ def left_alone() -> bool:
     run(stub, body)  # type: ignore[arg-type]
     gevent.sleep(0.05)
     return True
+
+
+def unpatched() -> None:
+    """Interrupt a greenlet while another one of its thread is at work nearly all the time."""
+    hosts, root = sys.argv[1:]
+    pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=3.0), root=root))
+    waiting = gevent.spawn(interrupted, pool)
+
+    def work() -> None:
+        while not waiting.ready():
+            gevent.sleep(0)
+
+    bystander = gevent.spawn(work)
+    if waiting.get():
+        say("greenlet interrupted")
+    bystander.get()
+    say("bystander left alone")
+    pool.close()
 
 
 def main() -> None:
