@@ -323,6 +323,7 @@ class Held:
     def check(self) -> None:
         """Make sure that the lock is still held. No I/O: cheap enough for an inner loop.
 
+        It passes too in a thread for which the lock is kept, as that goes on after the coroutine has released it.
         A check that finds a loss waits a moment for its reason, unless that would block an event loop. Raises
         :exc:`~django_zklock.exceptions.LockLost` if the lock is, or may be, lost, and
         :exc:`~django_zklock.exceptions.NotHeld` if it has been released. A pause between this check and what
@@ -363,6 +364,8 @@ class Held:
 
     def release(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - the public contract
         """Release the lock. The server gets the request at once, or when it can be reached again; this does not wait.
+
+        What a coroutine has started in threads while it held the lock keeps it until that has ended.
 
         With ``wait`` the call returns when the server has confirmed, or after the connect timeout of the connection.
         Never raises because of the server; releasing twice does nothing. In a process that inherited the hold over a

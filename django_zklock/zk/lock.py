@@ -365,7 +365,7 @@ def _several(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _settle(scope: ref[Scope], held: Held | None) -> None:
-    """Give a scope to the hold that was acquired; end it if there is none."""
+    """Note the hold that was acquired in a scope; end the scope if there is none."""
     if held is None:
         jobs.leave(scope)
     else:

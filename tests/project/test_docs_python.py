@@ -117,7 +117,8 @@ def test_async(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> Non
     assert asyncio.run(names["charge_or_not"](42)) == "busy"
     stranger.release("invoice:42")
     asyncio.run(names["export"](42))
-    assert written == [42]
+    asyncio.run(names["export_in_pool"](43))
+    assert written == [42, 43]
     with pytest.raises(TimeoutError):
         asyncio.run(wait_for_itself())
 
