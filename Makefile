@@ -6,8 +6,8 @@ SHELL := /bin/bash
 
 # The newest Python that really runs; `make PYTHON=…` takes another.
 PYTHON ?= $(firstword $(shell .ci/pythons))
-# Most tests wait for something: with four at once two cores have nothing to do for two fifths of the time.
-PROCESSES ?= 8
+# As many as the machine can take, which is measured, see tests/support/timing.py; or a number.
+PROCESSES ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -36,7 +36,10 @@ check-units: $(READY)
 
 .PHONY: test
 test: lint $(READY) | os-test ## every check
-	$(MAKE) --jobs=2 --keep-going --output-sync=target --no-print-directory test-live types docs test-asynchronous
+	@# Measured before anything else runs.
+	export ZKLOCK_SLOWNESS=$$($(BIN)/python -m tests.support.timing) && \
+		$(MAKE) --jobs=2 --keep-going --output-sync=target --no-print-directory \
+		test-live types docs test-asynchronous
 
 # The other checks run beside these tests, which wait a lot, one after the other; make shows the output of each when the
 # check has ended. That of the tests is shown at once: a make of its own holds nothing back.

@@ -17,6 +17,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.logging import LogCaptureHandler
 from kazoo.client import KazooClient
+from services.process import Process
 from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
@@ -24,9 +25,11 @@ from django_zklock.zk import background
 from django_zklock.zk.held import held_stack
 from django_zklock.zk.pool import SESSION_BUDGET, Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
+from tests.support import timing
 from tests.support.any_server import Server
 from tests.support.curator import Curator
 from tests.support.stacks import STACKS, Stacks
+from tests.support.timing import MAX_SESSION, SLOWNESS, scaled
 from tests.support.tree_reader import MakePool, Onlooker
 
 if TYPE_CHECKING:
@@ -108,7 +111,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         sys.addaudithook(_refuse_services)
 
 
+def pytest_report_header() -> str:
+    return f"machine: everything takes {SLOWNESS:.2f} times as long as on two quiet cores, and so may all tests"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Say how many processes `--numprocesses auto` is."""
+    return timing.processes()
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    Process.slowness = SLOWNESS
     config.stash[STACKS] = Stacks()
     config.stash[STACKS].install()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -139,14 +153,26 @@ def _watched(item: pytest.Item) -> Iterator[None]:
     That is for what the exception of pytest-timeout does not get out of, and for teardowns: both that limit and
     pytest's own are off from the moment a test has failed.
     """
-    marker = item.get_closest_marker("timeout")
-    limit = float(marker.args[0] if marker else item.config.getini("timeout"))
-    faulthandler.dump_traceback_later(limit + 60, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
+    limit = scaled(60) + _limit(item)
+    faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
     try:
         with item.config.stash[STACKS].of_failure():
             yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def _limit(item: pytest.Item) -> float:
+    """Return how many seconds a test may take, fixtures included."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0] if marker else item.config.getini("timeout"))
+
+
+# When all limits are there. The first marker counts.
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
+def scale_limits(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.timeout(scaled(_limit(item))), append=False)
 
 
 class _WrittenLogs(pytest.LogCaptureFixture):  # type: ignore[misc]  # final, but there is no other way in
@@ -195,6 +221,7 @@ def zookeeper() -> Iterator[ZooKeeper]:
     with ZooKeeper(
         tick_time=0.2,
         min_session_timeout=MIN_SESSION_TIMEOUT,
+        max_session_timeout=MAX_SESSION,
         properties={"znode.container.checkIntervalMs": str(round(REAP_INTERVAL * 1000))},
     ) as server:
         yield server
@@ -203,7 +230,8 @@ def zookeeper() -> Iterator[ZooKeeper]:
 @pytest.fixture(scope="session")
 def testserver() -> Iterator[ZooKeeperServer]:
     """Return one server of ``django_zklock.testing`` for all tests that do it no harm."""
-    with ZooKeeperServer(min_session_timeout=MIN_SESSION_TIMEOUT, reap_interval=REAP_INTERVAL) as server:
+    options = {"min_session_timeout": MIN_SESSION_TIMEOUT, "max_session_timeout": MAX_SESSION}
+    with ZooKeeperServer(**options, reap_interval=REAP_INTERVAL) as server:
         yield server
 
 
@@ -254,7 +282,10 @@ def root() -> str:
 
 @pytest.fixture
 def make_pool(server: Server, root: str) -> Iterator[MakePool]:
-    """Return a function that makes pools, of that server unless told otherwise, closed at the end."""
+    """Return a function that makes pools, of that server unless told otherwise, closed at the end.
+
+    Their times are those of a quiet machine, see :mod:`tests.support.timing`.
+    """
     pools: list[Pool] = []
 
     def make(
@@ -271,9 +302,9 @@ def make_pool(server: Server, root: str) -> Iterator[MakePool]:
         pool = Pool(
             f"pool{len(pools)}",
             PoolOptions(
-                connection=ConnectionOptions(hosts=hosts, session_timeout=session_timeout, **connection),
+                connection=ConnectionOptions(hosts=hosts, session_timeout=scaled(session_timeout), **connection),
                 root=root,
-                connect_timeout=connect_timeout,
+                connect_timeout=scaled(connect_timeout),
                 strict=strict,
                 size=size,
                 budget=budget,
@@ -296,15 +327,16 @@ def pool(make_pool: MakePool) -> Pool:
 @pytest.fixture
 def zklock(settings: Settings, server: Server, root: str) -> str:
     """Point the alias "default" to that server, with a root of its own; return the root."""
-    settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 5}}
+    times = {"SESSION_TIMEOUT": scaled(6), "CONNECT_TIMEOUT": scaled(5)}
+    settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "ROOT": root, **times}}
     return root
 
 
 @pytest.fixture
 def outsider(server: Server) -> Iterator[KazooClient]:
     """Return a client that is none of ours, to stand in line, to write nonsense and to break locks."""
-    client = KazooClient(hosts=server.hosts)
-    client.start(timeout=20)
+    client = KazooClient(hosts=server.hosts, timeout=scaled(10))
+    client.start(timeout=scaled(20))
     yield client
     client.stop()
     client.close()
@@ -313,7 +345,7 @@ def outsider(server: Server) -> Iterator[KazooClient]:
 @pytest.fixture
 def own_zookeeper() -> Iterator[ZooKeeper]:
     """Return a real server that the test may stop, pause and restart."""
-    with ZooKeeper(tick_time=0.2, min_session_timeout=0.8) as server:
+    with ZooKeeper(tick_time=0.2, min_session_timeout=0.8, max_session_timeout=MAX_SESSION) as server:
         yield server
         server.resume()
 

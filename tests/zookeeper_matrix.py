@@ -83,7 +83,7 @@ def find_homes(pair: Pair) -> dict[str, str]:
     return {name: str(home) for name, home in homes.items() if home}
 
 
-def run_step(step: str, homes: Mapping[str, str], processes: int) -> Outcome:
+def run_step(step: str, homes: Mapping[str, str], processes: str) -> Outcome:
     """Run a step in a process of its own, which prints as it goes."""
     others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     with tempfile.TemporaryDirectory() as folder:
@@ -99,9 +99,9 @@ def run_step(step: str, homes: Mapping[str, str], processes: int) -> Outcome:
         return Outcome(code == 0, time.monotonic() - began, *_counts(report))
 
 
-def _pytest(step: str, processes: int) -> list[str]:
+def _pytest(step: str, processes: str) -> list[str]:
     # An exception at any instruction could strike the code that talks to the other processes.
-    parallel = [] if step == "interruptions" else ["--numprocesses", str(processes), "--dist", "loadgroup"]
+    parallel = [] if step == "interruptions" else ["--numprocesses", processes, "--dist", "loadgroup"]
     return ["-m", "pytest", "-q", *TESTS[step], *parallel]
 
 
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", choices=versions, help="the pairs with this version of ZooKeeper or Curator")
     parser.add_argument("--step", choices=STEPS, action="append", help="only this; can be given several times")
     parser.add_argument("--without-chaos", action="store_true", help="leave out the five minutes of chaos")
-    parser.add_argument("--processes", type=int, default=4, help="how many tests run at once")
+    parser.add_argument("--processes", default="auto", help="how many tests run at once")
     options = parser.parse_args(arguments)
     steps = set(options.step or STEPS) - ({"chaos"} if options.without_chaos else set())
     pairs = [pair for pair in PAIRS if options.only in {None, *pair[:2]}]

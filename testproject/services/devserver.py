@@ -34,7 +34,7 @@ class DevServer(ProjectProcess):
     def is_ready(self) -> bool:
         """Tell whether the server says that it is."""
         try:
-            with socket.create_connection((LOOPBACK, self.port), PROBE_TIMEOUT) as connection:
+            with socket.create_connection((LOOPBACK, self.port), PROBE_TIMEOUT * self.slowness) as connection:
                 connection.sendall(b"ruok")
                 return connection.recv(4) == b"imok"
         except OSError:

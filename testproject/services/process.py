@@ -56,6 +56,8 @@ class Process:
     name: ClassVar[str] = "process"
     start_timeout: float = 30.0
     stop_timeout: float = 10.0
+    # How many times longer than that programs take on this machine; whoever has measured it says so here.
+    slowness: ClassVar[float] = 1.0
 
     def __init__(self) -> None:
         """Make the folder."""
@@ -114,7 +116,7 @@ class Process:
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until the program is ready; end it and raise :class:`StartError` if it does not get there."""
         try:
-            self._wait_ready(self.start_timeout if timeout is None else timeout)
+            self._wait_ready(self.start_timeout * self.slowness if timeout is None else timeout)
         except StartError:
             self.kill()
             raise
@@ -170,7 +172,7 @@ class Process:
             # A paused process would sit on the request for as long as it is paused.
             self.resume()
             self.signal(signal.SIGTERM)
-            self.wait(self.stop_timeout if timeout is None else timeout)
+            self.wait(self.stop_timeout * self.slowness if timeout is None else timeout)
         self.kill()
 
     def kill(self) -> None:

@@ -33,7 +33,7 @@ class WebServer(ProjectProcess):
 
     def is_ready(self) -> bool:
         """Tell whether the server gives a page."""
-        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=PROBE_TIMEOUT)
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=PROBE_TIMEOUT * self.slowness)
         try:
             connection.request("GET", "/admin/login/")
             return connection.getresponse().status == http.client.OK

@@ -164,7 +164,7 @@ class ZooKeeper(Process):
 
     def command(self, word: str, *, timeout: float = 5.0) -> str:
         """Send a four-letter word such as ``mntr`` and return the answer, or raise OSError."""
-        with socket.create_connection(self.address, timeout) as connection:
+        with socket.create_connection(self.address, timeout * self.slowness) as connection:
             connection.sendall(word.encode("ascii"))
             self._words_sent += 1
             answer = b""

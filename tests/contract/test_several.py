@@ -106,7 +106,8 @@ def most_keys(pool: Pool) -> int:
 
 def test_acquire__as_many_as_fit(make_pool: MakePool, onlooker: Onlooker) -> None:
     """A thousand keys fit in one request, whatever they are and whoever asks; other locks do not notice it."""
-    pool = make_pool(strict=True, connect_timeout=60.0)
+    # Neither a strict session nor the request for so many nodes may be over soon.
+    pool = make_pool(strict=True, session_timeout=60.0, connect_timeout=60.0)
     count = most_keys(pool)
     assert count >= 1000
     work = Work(kind="\0" * 300, name="\0" * 300, id="\0" * 300)

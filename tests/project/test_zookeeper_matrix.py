@@ -170,7 +170,7 @@ def test_run_step__chaos(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The steps that are asked for run, one after the other; the table has all of them, and one failure is enough."""
 
-    def run(step: str, homes: Mapping[str, str], _processes: int) -> Outcome:
+    def run(step: str, homes: Mapping[str, str], _processes: str) -> Outcome:
         return Outcome(step != "faults" or "ZOOKEEPER_HOME" in homes, 12.3, 5, 0, 2)
 
     monkeypatch.setattr(zookeeper_matrix, "run_step", run)

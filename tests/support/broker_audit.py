@@ -49,7 +49,11 @@ def connections_begun(workshop: Any) -> int:
 
 
 def cut_and_wait(workshop: Any, rabbitmq: RabbitMQ | None) -> None:
-    """Close every connection to the broker, and wait until the worker is back."""
+    """Close every connection to the broker, and wait until the worker is back.
+
+    A worker that has connected and does not listen yet would not notice it: it takes its commands from new connections.
+    """
+    ask(workshop, "ping")
     before = connections_begun(workshop)
     cut(workshop, rabbitmq)
     wait_until(lambda: connections_begun(workshop) > before, TIMEOUT, "the worker is connected again")

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.support.timing import scaled
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -47,6 +49,6 @@ def run_in_shell(
         env={**os.environ, **environment, "PATH": os.pathsep.join(paths), "PYTHONPATH": os.pathsep.join(places)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )

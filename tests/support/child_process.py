@@ -12,6 +12,8 @@ from queue import Empty, Queue
 
 import pytest
 
+from tests.support.timing import scaled
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
@@ -21,7 +23,7 @@ class Player:
     def __init__(self, hosts: str, root: str, part: str, *arguments: object, timeout: float, before: str = "") -> None:
         start = f"{before}\nfrom tests.support.scripted_child import main; main()"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", start, hosts, root, str(timeout), part, *map(str, arguments)],
+            [sys.executable, "-c", start, hosts, root, str(scaled(timeout)), part, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -40,7 +42,7 @@ class Player:
 
     def hear(self, timeout: float = 20.0) -> str:
         try:
-            return self._lines.get(timeout=timeout)
+            return self._lines.get(timeout=scaled(timeout))
         except Empty:
             pytest.fail(f"the player said nothing: {self.end()[1]}")
 
@@ -61,7 +63,7 @@ class Player:
         """Wait for the end; return the status and what went to standard error."""
         assert self.process.stderr is not None
         errors = self.process.stderr.read()
-        return self.process.wait(timeout), errors
+        return self.process.wait(scaled(timeout)), errors
 
     def end(self) -> tuple[int, str]:
         self.process.kill()

@@ -12,6 +12,7 @@ from django_zklock.api import zk_lock
 from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
 from tests.support.command import Hold, Screen, Type
+from tests.support.timing import scaled
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -47,5 +48,5 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Type:
 @pytest.fixture
 def shared_hosts(zookeeper: ZooKeeper, settings: Settings) -> str:
     """Configure this process for the same locks as its child processes, and return its servers."""
-    settings.ZKLOCK = {"default": {"HOSTS": zookeeper.hosts, "SESSION_TIMEOUT": 6}}
+    settings.ZKLOCK = {"default": {"HOSTS": zookeeper.hosts, "SESSION_TIMEOUT": scaled(6)}}
     return zookeeper.hosts

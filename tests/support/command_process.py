@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.timing import scaled
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,7 +38,7 @@ class Process:
 
     def end(self, timeout: float = 30) -> tuple[int, str]:
         """Wait for the end; return the status, and what was written to stderr."""
-        _, errors = self.popen.communicate(timeout=timeout)
+        _, errors = self.popen.communicate(timeout=scaled(timeout))
         return self.popen.returncode, errors.decode()
 
 
@@ -49,7 +51,7 @@ class Reader:
 
     def until(self, sign: str, timeout: float = 60.0) -> None:
         """Read until ``sign`` has come."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + scaled(timeout)
         while sign not in self.text:
             ready, _, _ = select.select([self._descriptor], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, f"{sign!r} has not come, but {self.text!r}"

@@ -9,6 +9,7 @@ from services.java import QUICK_START, find_java
 
 from tests.support.installed_curator import HOW_TO_GET_CURATOR, find_curator
 from tests.support.line_dialogue import Dialogue
+from tests.support.timing import scaled
 
 SOURCE = Path(__file__).parent / "java" / "CuratorClient.java"
 # The kinds of output for a client: a reply, an exception, an event.
@@ -89,6 +90,6 @@ class Curator(Dialogue):
         """Return a new client with its own session."""
         client = CuratorClient(self, len(self._clients))
         self._clients.append(client)
-        client.ask(f"connect {hosts} {round(session_timeout * 1000)}")
+        client.ask(f"connect {hosts} {round(scaled(session_timeout) * 1000)}")
         assert client.events.get() == "CONNECTED"
         return client

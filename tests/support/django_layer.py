@@ -16,6 +16,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import Onlooker
 
 SIGNALS = ("acquired", "contended", "released", "lost", "revoked", "refused", "skipped")
@@ -61,7 +62,7 @@ class Stranger:
     def take(self, key: str) -> Held:
         """Acquire a lock in another thread, which then owns the hold."""
         lock = Lock(key, self.pool, work=lambda: Work(kind="label", name="the stranger"))
-        self.held[key] = Runner(lambda: lock.acquire(10)).result(15)
+        self.held[key] = Runner(lambda: lock.acquire(scaled(30))).result(40)
         return self.held[key]
 
     def release(self, key: str) -> None:

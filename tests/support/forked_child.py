@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection, Pipe
 
-PATIENCE = 10.0
+from tests.support.timing import scaled
+
+PATIENCE = scaled(10)
 
 
 class Child:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
+from tests.support.timing import scaled
 
 REQUESTS = 4
 # Seconds.
-PATIENCE = 30.0
+PATIENCE = scaled(30)
 
 lock = Lock(
     "k",

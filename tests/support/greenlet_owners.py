@@ -17,6 +17,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support.scripted_child import say
+from tests.support.timing import scaled
 
 GREENLETS = 4
 
@@ -48,7 +49,7 @@ class Crowd:
 def main(library: str) -> None:
     hosts, root = sys.argv[1:]
     green: Any = import_module(library)
-    pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=10.0), root=root))
+    pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=scaled(10)), root=root))
     lock = Lock("k", pool)
     crowd = Crowd(lock, green.sleep)
     first = green.spawn(crowd.work)
@@ -64,7 +65,7 @@ def unpatched(library: str) -> None:
     """Ask in a greenlet for what another one of its thread holds, and in the greenlet that the thread is."""
     hosts, root = sys.argv[1:]
     green: Any = import_module(library)
-    pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=10.0), root=root))
+    pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=scaled(10)), root=root))
     lock = Lock("k", pool)
     kept: list[Held] = []
 
@@ -102,7 +103,7 @@ def beside_a_task(library: str) -> None:
     hosts, root = sys.argv[1:]
     green: Any = import_module(library)
     connection = ConnectionOptions(hosts=hosts)
-    pool = Pool("p", PoolOptions(connection=connection, root=root, connect_timeout=30.0))
+    pool = Pool("p", PoolOptions(connection=connection, root=root, connect_timeout=scaled(30)))
     lock = Lock("k", pool)
     taken: list[bool] = []
 

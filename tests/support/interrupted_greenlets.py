@@ -18,8 +18,9 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support.scripted_child import say
+from tests.support.timing import scaled
 
-LONG = 20.0
+LONG = scaled(20)
 
 
 def delete(held: Held) -> None:
@@ -105,7 +106,7 @@ def unpatched() -> None:
 
 def main() -> None:
     hosts, root = sys.argv[1:]
-    pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=3.0), root=root))
+    pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=scaled(3)), root=root))
     if interrupted(pool):
         say("main greenlet interrupted")
     if gevent.spawn(interrupted, pool).get():

@@ -15,6 +15,8 @@ import pytest
 from services.interruption import postponed
 from services.reaper import Reaper
 
+from tests.support.timing import scaled
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -34,9 +36,9 @@ class Lines:
     def get(self, timeout: float = 60.0) -> str:
         """Return the next value, or fail with the last output of the program."""
         try:
-            line = self._lines.get(timeout=timeout)
+            line = self._lines.get(timeout=scaled(timeout))
         except queue.Empty:
-            self._speaker.fail(f"nothing more within {timeout:g} s")
+            self._speaker.fail(f"nothing more within {scaled(timeout):g} s")
         if line is None:
             self._speaker.fail("the program has ended")
         return line

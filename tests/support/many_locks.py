@@ -5,6 +5,7 @@ from __future__ import annotations
 from kazoo.client import KazooClient
 
 from django_zklock.zk.node_data import Identity, Work
+from tests.support.timing import scaled
 
 # So many nodes share a transaction.
 PORTION = 500
@@ -27,5 +28,5 @@ def hold_many(client: KazooClient, root: str, count: int) -> None:
             transaction.create(f"{path}/{name}", data, ephemeral=True, sequence=True)
         results.append(transaction.commit_async())
     for result in results:
-        for outcome in result.get(timeout=60):
+        for outcome in result.get(timeout=scaled(60)):
             assert isinstance(outcome, str), outcome

@@ -20,9 +20,10 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
+from tests.support.timing import scaled
 
 # For all of it to wait, and for all of it to be served; a machine may have other things to do.
-PATIENCE = 100.0
+PATIENCE = scaled(100)
 
 
 class Witness(LockListener):
@@ -50,7 +51,7 @@ def memory(what: str) -> float:
 
 
 def make_pool(hosts: str, root: str, budget: int) -> Pool:
-    connection = ConnectionOptions(hosts=hosts, session_timeout=30.0)
+    connection = ConnectionOptions(hosts=hosts, session_timeout=scaled(30))
     return Pool("multitude", PoolOptions(connection=connection, root=root, connect_timeout=PATIENCE, budget=budget))
 
 

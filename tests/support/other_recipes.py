@@ -10,6 +10,7 @@ from kazoo.recipe.lock import Lock, ReadLock, Semaphore, WriteLock
 
 from tests.support.curator import Curator
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 
 # What each of kazoo's locks must be told to see Curator's nodes and ours: the names of those that are in its way.
 KAZOO_LOCKS: dict[str, tuple[type[Lock], list[str]]] = {
@@ -85,14 +86,14 @@ class OfCurator(Other):
 class OfKazoo(Other):
     def __init__(self, hosts: str, kind: str, path: str) -> None:
         self.client = KazooClient(hosts=hosts)
-        self.client.start(timeout=20)
+        self.client.start(timeout=scaled(20))
         self._lock: Lock | Semaphore = (
             Semaphore(self.client, path, "kazoo") if kind == "semaphore" else kazoo_lock(self.client, kind, path)
         )
         self._waiting: Runner | None = None
 
     def start(self) -> None:
-        self._waiting = Runner(lambda: self._lock.acquire(timeout=30))
+        self._waiting = Runner(lambda: self._lock.acquire(timeout=scaled(30)))
 
     def wait_granted(self) -> None:
         assert self._waiting is not None

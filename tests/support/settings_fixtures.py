@@ -11,6 +11,7 @@ from services.port import LOOPBACK, free_port
 from django_zklock.zk.pool import Pool
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble, Recorder, Stranger
+from tests.support.timing import scaled
 from tests.support.tree_reader import Onlooker
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def ensemble(server: Server, settings: Settings, onlooker: Onlooker, root: str) -> Ensemble:
     """Configure the server of the test, under a root of the test's own."""
     settings.ZKLOCK = {
-        "default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": 6},
+        "default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": scaled(6)},
         "absent": {"HOSTS": f"{LOOPBACK}:{free_port()}", "CONNECT_TIMEOUT": 0.3},
     }
     return Ensemble(root, onlooker)

@@ -7,9 +7,10 @@ import pytest
 from django_zklock.zk import acquire
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.waiting import monotonic
+from tests.support.timing import scaled
 
-# Seconds, for a machine that is busy with other things.
-LONG = 30.0
+# Seconds.
+LONG = scaled(30)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from django_zklock.zk.lock import Lock
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 
@@ -39,8 +40,8 @@ class Runner:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(error))
 
     def outcome(self, timeout: float = 30.0) -> BaseException | None:
-        """Wait for the end and give the exception, if one ended it."""
-        self._thread.join(timeout)
+        """Wait for the end, so many seconds of a quiet machine, and give the exception, if one ended it."""
+        self._thread.join(scaled(timeout))
         assert not self._thread.is_alive(), "the thread has not come to its end"
         return self.error
 
@@ -78,4 +79,4 @@ def run_foreign(call: Callable[[], Any]) -> tuple[Any, int]:
 
 def waiting_in(lock: Lock) -> Runner:
     """Wait for the lock in a thread that keeps the hold."""
-    return Runner(lambda: lock.acquire(timeout=30))
+    return Runner(lambda: lock.acquire(timeout=scaled(30)))

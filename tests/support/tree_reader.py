@@ -12,6 +12,7 @@ from kazoo.exceptions import NoNodeError
 from django_zklock.zk.pool import Pool
 from tests.support.protocol.jute import boolean, buffer, integer, long
 from tests.support.protocol.raw_client import RawClient
+from tests.support.timing import scaled
 
 CLOSE = -11
 # Seconds between two looks.
@@ -19,14 +20,14 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 0.05
 
 
 def wait_until(condition: Callable[[], Any], timeout: float = 30.0, what: str = "") -> Any:
-    """Wait for ``condition`` to become true and give its value; fail after ``timeout`` seconds.
+    """Wait for ``condition`` to become true and give its value; fail after ``timeout`` seconds of a quiet machine.
 
     The longer it takes, the longer are the pauses: most conditions ask a server, which has other work to do.
     """
-    began = time.monotonic()
+    began, limit = time.monotonic(), scaled(timeout)
     while not (value := condition()):
         waited = time.monotonic() - began
-        assert waited < timeout, f"not within {timeout} s: {what or condition}"
+        assert waited < limit, f"not within {limit:g} s: {what or condition}"
         time.sleep(min(max(waited / 10, SHORTEST_PAUSE), LONGEST_PAUSE))
     return value
 
@@ -39,8 +40,8 @@ class Onlooker:
 
     def __init__(self, hosts: str) -> None:
         self.hosts = hosts
-        self.client = KazooClient(hosts=hosts, timeout=10.0)
-        self.client.start(timeout=20)
+        self.client = KazooClient(hosts=hosts, timeout=scaled(10))
+        self.client.start(timeout=scaled(20))
 
     def children(self, path: str) -> list[str]:
         """Return the names of the contenders in their order."""

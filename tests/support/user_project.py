@@ -9,6 +9,8 @@ from typing import ClassVar
 
 import pytest
 
+from tests.support.timing import scaled
+
 # A name that is never resolved: a test that uses the project's own ZooKeeper fails. On a busy machine the connection to
 # the server for tests may take as long as the grace of tests.support.timing.
 SETTINGS = """
@@ -72,7 +74,7 @@ class Shop:
     def test(self, *arguments: str, passed: int, **outcomes: int) -> pytest.RunResult:
         """Run the project's tests and check their outcomes."""
         unused = [each for each in self.UNUSED if not any(each.partition(":")[2] in argument for argument in arguments)]
-        result = self.pytester.runpytest_subprocess(*unused, *arguments, timeout=90)
+        result = self.pytester.runpytest_subprocess(*unused, *arguments, timeout=scaled(90))
         result.assert_outcomes(passed=passed, **outcomes)
         return result
 

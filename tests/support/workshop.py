@@ -25,6 +25,7 @@ from tests.support.django_layer import Stranger
 from tests.support.projects import PROJECTS
 from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.servers.redis import Redis
+from tests.support.timing import scaled
 from tests.support.tree_reader import Onlooker, wait_until
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Workshop:
     """A worker with its queue at the broker, its tree in ZooKeeper, and the notes of its tasks.
 
     Notes and results are on a server of their own: a test that cuts the connections to the broker cuts no others.
+    Times are those of a quiet machine.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Workshop:
         self.zookeeper = zookeeper
         # The onlooker always uses the real server.
         hosts = (server or zookeeper).hosts
-        self.session_timeout = session_timeout
+        self.session_timeout = scaled(session_timeout)
         self.root = f"/workshop-{uuid.uuid4().hex[:8]}"
         self.queue = self.root[1:]
         self._onlooker = onlooker
@@ -106,7 +108,10 @@ class Workshop:
             "ZOOKEEPER_HOSTS": hosts,
             "TESTPROJECT_QUEUE": self.queue,
             "WORKSHOP_ROOT": self.root,
-            "WORKSHOP_SESSION_TIMEOUT": str(session_timeout),
+            "WORKSHOP_SESSION_TIMEOUT": str(self.session_timeout),
+            "WORKSHOP_CONNECT_TIMEOUT": str(scaled(5)),
+            # A test counts nodes of tasks that wait. Ours wait in their slots where the gate has no answer in a second.
+            "WORKSHOP_MAX_JOINING": str(scaled(20)),
             # Without the gate each process of the pool waits for its locks by itself.
             "WORKSHOP_GATE": "1" if gate else "0",
             "PYTHONPATH": os.pathsep.join([str(PROJECTS), str(PROJECT), *filter(None, sys.path)]),
@@ -129,7 +134,7 @@ class Workshop:
         self.board = redis.Redis.from_url(notes.url, decode_responses=True, socket_timeout=None)
         self.pool = Pool(
             "outside",
-            PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=20.0), root=self.root),
+            PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=scaled(20)), root=self.root),
         )
         self.stranger = Stranger(self.pool)
         self.worker: Worker | None = None
@@ -186,7 +191,7 @@ class Workshop:
     def inspect(self) -> Any:
         """The inspection of this worker: other workers may be at the same broker."""
         assert self.worker is not None
-        return self.control.inspect(destination=[self.worker.node_name], timeout=5, limit=1)
+        return self.control.inspect(destination=[self.worker.node_name], timeout=scaled(5), limit=1)
 
     # Notes.
 
@@ -196,7 +201,7 @@ class Workshop:
 
     def entered(self, gate: str) -> dict[str, Any]:
         """Wait until a task waits at its gate, and return its note."""
-        note = self.board.blpop([f"{gate}:in"], timeout=TIMEOUT)
+        note = self.board.blpop([f"{gate}:in"], timeout=scaled(TIMEOUT))
         assert note is not None, f"no task has come to {gate}; {self.worker and self.worker.log_tail(40)}"
         found: dict[str, Any] = json.loads(note[1])
         return found
@@ -211,7 +216,7 @@ class Workshop:
 
     def holders(self, key: str) -> list[Identity]:
         """Return the identities of the holders."""
-        places = snapshots.one_lock(self.pool, key, timeout=10).entries
+        places = snapshots.one_lock(self.pool, key, timeout=scaled(10)).entries
         return [place.identity for place in places if place.held and place.identity is not None]
 
     def wait_count(self, key: str, count: int, timeout: float = 20.0) -> list[str]:

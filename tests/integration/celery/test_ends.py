@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -10,11 +11,15 @@ from typing import Any
 import pytest
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
+from tests.support.timing import scaled
+
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
 SESSION_TIMEOUT = 2.5
-# Seconds. The server checks for dead sessions once a tick, and this machine may be busy.
+# The server checks for dead sessions once a tick, and this machine may be busy.
 GRACE = 10.0
+# A task begins, and waits in the queue, before it is over.
+TIME_LIMIT = math.ceil(scaled(1))
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,7 @@ def workshop(open_workshop: Any) -> Iterator[Any]:
 def test_soft_time_limit__while_waiting(workshop: Any, key: str) -> None:
     """A soft time limit that is raised while a task waits for a lock leaves no node."""
     held = workshop.stranger.take(key)
-    task = workshop.send("wait_softly", key, f"{key}:run", soft_time_limit=1)
+    task = workshop.send("wait_softly", key, f"{key}:run", soft_time_limit=TIME_LIMIT)
     workshop.wait_count(key, 2)
     assert workshop.result(task)["ended"] == "softly"
     workshop.wait_count(key, 1)
@@ -36,7 +41,7 @@ def test_soft_time_limit__while_waiting(workshop: Any, key: str) -> None:
 def test_soft_time_limit__while_waiting_for_the_decorator(workshop: Any, key: str) -> None:
     """A soft time limit that is raised while the decorator waits leaves no node, and fails the task."""
     held = workshop.stranger.take(key)
-    task = workshop.send("contend", key, f"{key}:run", soft_time_limit=1)
+    task = workshop.send("contend", key, f"{key}:run", soft_time_limit=TIME_LIMIT)
     workshop.wait_count(key, 2)
     assert type(workshop.outcome(task)).__name__ == "SoftTimeLimitExceeded"
     workshop.wait_count(key, 1)
@@ -46,7 +51,7 @@ def test_soft_time_limit__while_waiting_for_the_decorator(workshop: Any, key: st
 
 def test_soft_time_limit__while_holding(workshop: Any, key: str) -> None:
     """A soft time limit that is raised while a task holds a lock releases the lock."""
-    task = workshop.send("hold_softly", key, f"{key}:gate", soft_time_limit=1)
+    task = workshop.send("hold_softly", key, f"{key}:gate", soft_time_limit=TIME_LIMIT)
     workshop.entered(f"{key}:gate")
     assert workshop.result(task)["ended"] == "softly"
     workshop.wait_empty(key)
@@ -54,7 +59,7 @@ def test_soft_time_limit__while_holding(workshop: Any, key: str) -> None:
 
 def test_hard_time_limit__frees_the_lock(workshop: Any, key: str) -> None:
     """The lock of a task that its hard time limit kills is free when its session ends."""
-    task = workshop.send("hold", key, f"{key}:gate", time_limit=1)
+    task = workshop.send("hold", key, f"{key}:gate", time_limit=TIME_LIMIT)
     workshop.entered(f"{key}:gate")
     assert isinstance(workshop.outcome(task), TimeLimitExceeded)
     workshop.wait_empty(key, SESSION_TIMEOUT + GRACE)

@@ -20,6 +20,7 @@ from tests.support.broker_audit import BROKERS, TIMEOUT
 from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.servers.redis import Redis
 from tests.support.tcp_proxy import Proxy
+from tests.support.timing import scaled
 from tests.support.tree_reader import Onlooker, wait_until
 from tests.support.workshop import Workshop
 
@@ -30,7 +31,7 @@ MULTIPLIER = 2
 # Locks that are free before this are not free because a session has ended.
 SESSION_TIMEOUT = 50.0
 # A message that kombu could not put back, because the connection for that was cut too, is delivered again after this.
-VISIBILITY_TIMEOUT = 25.0
+VISIBILITY_TIMEOUT = scaled(25)
 
 
 @pytest.fixture(

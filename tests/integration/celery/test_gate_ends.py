@@ -5,6 +5,7 @@ The session timeout is longer than every timeout here, so no lock is freed by it
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -17,15 +18,18 @@ from celery.exceptions import TimeLimitExceeded
 
 from django_zklock.zk.ops import snapshots
 from tests.support import broker_audit
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 from tests.support.workshop import TIMEOUT, Sent
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
 SESSION_TIMEOUT = 40.0
-# Seconds, less than the ten after which Celery itself reports a child as lost.
+# Seconds, less than the hundred after which Celery itself reports a child as lost.
 SOON = 25.0
-LATE = {"WORKSHOP_LOST_WAIT": "100"}
+# A task begins, and waits in the queue, before it is over.
+TIME_LIMIT = math.ceil(scaled(1))
+LATE = {"WORKSHOP_LOST_WAIT": str(scaled(100))}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def test_end__frees_the_lock(workshop: Any, key: str, how: str) -> None:
 
 def test_soft_time_limit__frees_the_lock(workshop: Any, key: str) -> None:
     """A soft time limit in the body frees the lock."""
-    task = workshop.send("hold", key, f"{key}:gate", soft_time_limit=1)
+    task = workshop.send("hold", key, f"{key}:gate", soft_time_limit=TIME_LIMIT)
     workshop.entered(f"{key}:gate")
     assert type(workshop.outcome(task)).__name__ == "SoftTimeLimitExceeded"
     workshop.wait_empty(key, SOON)
@@ -56,7 +60,7 @@ def test_soft_time_limit__frees_the_lock(workshop: Any, key: str) -> None:
 
 def test_hard_time_limit__frees_the_lock_of_the_dead(workshop: Any, key: str) -> None:
     """A hard time limit frees the lock when the child has ended, even if the child ignores SIGTERM."""
-    task = workshop.send("hold_stubbornly", key, f"{key}:gate", time_limit=1)
+    task = workshop.send("hold_stubbornly", key, f"{key}:gate", time_limit=TIME_LIMIT)
     pid = workshop.entered(f"{key}:gate")["pid"]
     waiting = workshop.send("look_for", key, pid)
     assert waiting.outcome(SOON)["other"] in {"gone", "Z", "X"}
@@ -107,7 +111,7 @@ def test_revoked__while_it_runs(workshop: Any, key: str) -> None:
     assert workshop.control.revoke(task.id, reply=True)
     # The worker has handled it, and answers to a command after it.
     assert task.id in next(iter(workshop.inspect().revoked().values()))
-    (holder,) = snapshots.one_lock(workshop.pool, key, timeout=10).holders
+    (holder,) = snapshots.one_lock(workshop.pool, key, timeout=scaled(10)).holders
     assert (holder.token, len(workshop.nodes(key))) == (facts["token"], 2)
     workshop.let_go(f"{key}:gate")
     assert workshop.result(task)
@@ -206,7 +210,7 @@ if celery.VERSION >= (5, 5):
             concurrency=2,
             session_timeout=SESSION_TIMEOUT,
             environment=LATE,
-            options=[f"worker.soft_shutdown_timeout={3 * TIMEOUT}"],
+            options=[f"worker.soft_shutdown_timeout={scaled(3 * TIMEOUT)}"],
         ) as workshop:
             late = begin_late_body(workshop, key)
             workshop.worker.signal(signal.SIGQUIT)

@@ -14,6 +14,7 @@ from celery.app.base import Celery
 
 from django_zklock.contrib.celery.gate.child import HEADER
 from django_zklock.zk.ops import actions
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -115,8 +116,8 @@ def test_lost__somebody_has_broken_it(workshop: Any, key: str) -> None:
     workshop.send("hold", key, f"{key}:next")
     node, _ = workshop.wait_count(key, 2)
     path = f"{workshop.pool.path(key)}/{node}"
-    actions.break_lock(workshop.pool, path, token=token, why="broken by root: é" + "x" * 300, timeout=10)
-    note = workshop.board.blpop([f"{key}:gate:lost"], timeout=30)
+    actions.break_lock(workshop.pool, path, token=token, why="broken by root: é" + "x" * 300, timeout=scaled(10))
+    note = workshop.board.blpop([f"{key}:gate:lost"], timeout=scaled(30))
     assert note is not None
     assert "its node was deleted: broken by root: éxxx" in json.loads(note[1])
     error = workshop.outcome(task)
@@ -130,7 +131,7 @@ def test_revoked__reason(workshop: Any, key: str) -> None:
     task = workshop.send("hold_until_revoked", key, f"{key}:gate")
     workshop.entered(f"{key}:gate")
     [node] = workshop.nodes(key)
-    actions.revoke(workshop.pool, f"{workshop.pool.path(key)}/{node}", "asked by root: deploy", timeout=10)
+    actions.revoke(workshop.pool, f"{workshop.pool.path(key)}/{node}", "asked by root: deploy", timeout=scaled(10))
     assert workshop.result(task) == "asked by root: deploy"
 
 
@@ -140,7 +141,7 @@ def test_lost__main_process_stands_still(workshop: Any, key: str) -> None:
     workshop.entered(f"{key}:gate")
     workshop.worker.signal(signal.SIGSTOP)
     try:
-        note = workshop.board.blpop([f"{key}:gate:lost"], timeout=30)
+        note = workshop.board.blpop([f"{key}:gate:lost"], timeout=scaled(30))
         assert note is not None
         assert "the lease ran out" in json.loads(note[1])
     finally:

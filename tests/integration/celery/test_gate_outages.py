@@ -17,6 +17,7 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import snapshots
 from tests.support import broker_audit
 from tests.support.broker_audit import TIMEOUT, WITH_AND_WITHOUT
+from tests.support.timing import MAX_SESSION, scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -26,7 +27,7 @@ ENDS = {"SUCCESS", "FAILURE"}
 
 @pytest.fixture
 def server() -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer(min_session_timeout=0.8) as server:
+    with ZooKeeperServer(min_session_timeout=0.8, max_session_timeout=MAX_SESSION) as server:
         yield server
 
 
@@ -80,9 +81,11 @@ def test_short_outage__worker_leaves_tasks_to_others(
     """While ZooKeeper is away, a worker takes only tasks for its slots: no task runs twice after the outage."""
     count, seconds = 30, 0.4
     unacknowledged = f"unacknowledged-{uuid.uuid4().hex[:8]}"
-    environment = broker_audit.settings(CELERY_BROKER_TRANSPORT_OPTIONS=broker_audit.redis_options(unacknowledged, 8))
+    environment = broker_audit.settings(
+        CELERY_BROKER_TRANSPORT_OPTIONS=broker_audit.redis_options(unacknowledged, scaled(8))
+    )
     # No task fails, however long the outage is.
-    environment |= {"WORKSHOP_PREFETCH": "1", "WORKSHOP_CONNECT_TIMEOUT": "60"}
+    environment |= {"WORKSHOP_PREFETCH": "1", "WORKSHOP_CONNECT_TIMEOUT": str(scaled(60)), "WORKSHOP_MAX_JOINING": "1"}
     with open_workshop(
         concurrency=1, session_timeout=30, gate=gate, server=server, environment=environment
     ) as workshop:
@@ -105,7 +108,7 @@ def test_long_outage__slots_pace_the_failures(
 ) -> None:
     """While ZooKeeper is away, no more tasks fail than the slots can run one after the other."""
     count = 60
-    environment = {"WORKSHOP_PREFETCH": "4", "WORKSHOP_CONNECT_TIMEOUT": "1"}
+    environment = {"WORKSHOP_PREFETCH": "4", "WORKSHOP_CONNECT_TIMEOUT": "1", "WORKSHOP_MAX_JOINING": "1"}
     with open_workshop(
         concurrency=1, session_timeout=20, gate=gate, server=server, environment=environment
     ) as workshop:

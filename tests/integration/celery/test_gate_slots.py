@@ -19,6 +19,7 @@ from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
 from tests.support.servers.redis import Redis
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -56,7 +57,7 @@ def results_from(workshop: Any, result_backend: Redis) -> Iterator[None]:
 
 
 def expire_after(seconds: float) -> datetime:
-    return datetime.now(UTC) + timedelta(seconds=seconds)
+    return datetime.now(UTC) + timedelta(seconds=scaled(seconds))
 
 
 def wait_for(moment: datetime) -> None:
@@ -128,7 +129,7 @@ def test_busy_worker__granted_task_has_the_next_slot(open_workshop: Any, gate: b
         def contend() -> None:
             lock = Lock(key, workshop.pool)
             while not over.is_set():
-                held = lock.acquire(60)
+                held = lock.acquire(scaled(60))
                 over.wait(0.2)
                 held.release()
 
@@ -211,7 +212,7 @@ def test_children_replaced__place_is_kept(open_workshop: Any, key: str) -> None:
         task = workshop.send("hold", key, f"{key}:gate")
         workshop.wait_count(key, 1)
         # It waits behind for longer than a granted lock may wait for a body that could begin.
-        behind = Runner(lambda: Lock(key, workshop.pool).acquire(2 * MAX_READY + 1))
+        behind = Runner(lambda: Lock(key, workshop.pool).acquire(scaled(2 * MAX_READY + 1)))
         with pytest.raises(LockTimeout):
             behind.result(TIMEOUT)
         workshop.let_go(start)

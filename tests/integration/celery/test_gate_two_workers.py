@@ -15,6 +15,7 @@ from services.zookeeper import ZooKeeper
 from tests.support.broker_audit import WITH_AND_WITHOUT
 from tests.support.projects import PROJECTS
 from tests.support.servers.redis import Redis
+from tests.support.timing import scaled
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
@@ -34,7 +35,13 @@ def test_two_workers__each_has_its_own_gate(zookeeper: ZooKeeper, broker: Redis,
     }
     script = [sys.executable, str(PROJECTS / "two_workers.py"), key]
     process = subprocess.run(
-        script, env=environment, capture_output=True, text=True, check=False, timeout=100, stdin=subprocess.DEVNULL
+        script,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scaled(100),
+        stdin=subprocess.DEVNULL,
     )
     assert process.returncode == 0, process.stderr
     told = json.loads(process.stdout.splitlines()[-1])

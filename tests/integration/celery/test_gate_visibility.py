@@ -11,12 +11,13 @@ import pytest
 
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper, pytest.mark.slow]
 
 # An hour with Redis and half an hour with RabbitMQ, scaled down.
-VISIBILITY_TIMEOUT = 8.0
+VISIBILITY_TIMEOUT = scaled(8)
 SESSION_TIMEOUT = 50.0
 
 

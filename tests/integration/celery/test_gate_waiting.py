@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from django_zklock import LockConflict, LockTimeout
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = [
@@ -138,7 +139,7 @@ def test_parked__revoked(workshop: Any, key: str) -> None:
 def test_parked__expires(workshop: Any, key: str) -> None:
     """A waiting task that expires leaves the queue."""
     workshop.stranger.take(key)
-    task = workshop.send("shared_below", key, expires=datetime.now(UTC) + timedelta(seconds=2))
+    task = workshop.send("shared_below", key, expires=datetime.now(UTC) + timedelta(seconds=scaled(2)))
     workshop.wait_count(key, 2)
     workshop.wait_count(key, 1, SOON)
     wait_until(lambda: task.state == "REVOKED", SOON, "the task is revoked")
@@ -150,7 +151,7 @@ def test_timeout__fails_as_in_a_slot(workshop: Any, key: str) -> None:
     workshop.stranger.take(key)
     error = workshop.outcome(workshop.send("time_out", key, f"{key}:run"))
     assert type(error) is LockTimeout
-    assert str(error).startswith(f"lock '{key}' was not granted within 1 s; held by label the stranger")
+    assert str(error).startswith(f"lock '{key}' was not granted within {scaled(1):g} s; held by label the stranger")
     workshop.wait_count(key, 1)
 
 
@@ -179,7 +180,7 @@ def test_retry__comes_back(workshop: Any, key: str) -> None:
 @pytest.mark.slow
 def test_maximum_wait__goes_back_to_the_broker(open_workshop: Any, key: str) -> None:
     """A task that has waited for the maximum time goes back to the broker, keeps its retries, and runs later."""
-    environment = {"WORKSHOP_MAX_WAIT": "2"}
+    environment = {"WORKSHOP_MAX_WAIT": str(scaled(2))}
     with open_workshop(concurrency=1, session_timeout=30, environment=environment) as workshop:
         workshop.stranger.take(key)
         task = workshop.send("shared_below", key)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from django_zklock import LockConflict, LockTimeout
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -135,7 +136,7 @@ def test_retry__new_budget_after_a_failure(workshop: Any, key: str) -> None:
     task = workshop.send("come_back_and_fail_once", key, f"{key}:fail")
     wait_until(lambda: task.state == "RETRY", 20, "the task has met the lock")
     workshop.stranger.release(key)
-    assert workshop.board.blpop([f"{key}:fail:in"], timeout=30) is not None
+    assert workshop.board.blpop([f"{key}:fail:in"], timeout=scaled(30)) is not None
     result = workshop.result(task)
     assert (result["retries"], result["key"]) == (1, key)
 

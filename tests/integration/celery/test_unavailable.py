@@ -18,6 +18,7 @@ from django_zklock.conflict import Conflict
 from django_zklock.contrib.celery import RetryLater, internals, retry
 from django_zklock.contrib.celery.headers import CONFLICTS
 from django_zklock.testing import ZooKeeperServer
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = pytest.mark.celery
@@ -34,7 +35,7 @@ def server() -> Iterator[ZooKeeperServer]:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["gate", "slot"])
 def workshop(request: pytest.FixtureRequest, open_workshop: Any, server: ZooKeeperServer) -> Iterator[Any]:
-    environment = {"WORKSHOP_CONNECT_TIMEOUT": "0.5"}
+    environment = {"WORKSHOP_CONNECT_TIMEOUT": str(scaled(0.5)), "WORKSHOP_MAX_JOINING": "1"}
     with open_workshop(concurrency=2, server=server, environment=environment, gate=request.param) as workshop:
         yield workshop
 

@@ -14,7 +14,9 @@ import django
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
-TIMEOUT = 40.0
+from tests.support.timing import scaled
+
+TIMEOUT = scaled(40)
 
 
 def wait_until(condition: Callable[[], Any]) -> Any:
@@ -28,7 +30,7 @@ def wait_until(condition: Callable[[], Any]) -> Any:
 def waiting_keys(app: Celery) -> list[str]:
     """Return the keys of the tasks that wait at the gate of an app's worker."""
     host = f"{app.main}@here"
-    inspect: Any = app.control.inspect(destination=[host], timeout=2, limit=1)
+    inspect: Any = app.control.inspect(destination=[host], timeout=scaled(2), limit=1)
     replies: dict[str, list[dict[str, str]]] = inspect._request("zklocks") or {}
     return [each["key"] for each in replies.get(host, [])]
 

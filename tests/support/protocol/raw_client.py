@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.support.protocol.jute import INT, Reader, boolean, buffer, integer, long
+from tests.support.timing import scaled
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -19,7 +20,7 @@ PING_XID = -2
 EVENT_XID = -1
 NO_PASSWORD = bytes(16)
 # For one reply: a silent server must fail the test, not block it.
-PATIENCE = 10.0
+PATIENCE = scaled(10)
 
 
 class ClosedError(Exception):

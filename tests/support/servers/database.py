@@ -63,7 +63,7 @@ class DatabaseServer(Process):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=SETUP_TIMEOUT,
+            timeout=SETUP_TIMEOUT * self.slowness,
             check=False,
         )
         if made.returncode:

@@ -84,9 +84,9 @@ class Ensemble:
         """Stop all servers and remove their data."""
         self._folders.close()
 
-    def leader(self, timeout: float = 15.0) -> ZooKeeper:
+    def leader(self, timeout: float = 60.0) -> ZooKeeper:
         """Return the server that leads now, waiting for an election that is under way."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * ZooKeeper.slowness
         while True:
             for node in self.nodes:
                 if _state(node) == "leader":

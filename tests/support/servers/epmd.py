@@ -46,7 +46,7 @@ class Epmd(Process):
     def is_ready(self) -> bool:
         """Tell whether it takes connections."""
         try:
-            socket.create_connection((LOOPBACK, self.port), PROBE_TIMEOUT).close()
+            socket.create_connection((LOOPBACK, self.port), PROBE_TIMEOUT * self.slowness).close()
         except OSError:
             return False
         return True

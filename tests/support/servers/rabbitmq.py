@@ -93,8 +93,8 @@ class RabbitMQ(Process):
     def is_ready(self) -> bool:
         """Tell whether the server answers a client's first words."""
         try:
-            with socket.create_connection((LOOPBACK, self.port), PROBE_TIMEOUT) as connection:
-                connection.settimeout(PROBE_TIMEOUT)
+            with socket.create_connection((LOOPBACK, self.port), PROBE_TIMEOUT * self.slowness) as connection:
+                connection.settimeout(PROBE_TIMEOUT * self.slowness)
                 connection.sendall(GREETING)
                 return connection.recv(1) == METHOD_FRAME
         except OSError:
@@ -164,7 +164,7 @@ class RabbitMQ(Process):
             cwd=self.folder,
             capture_output=True,
             check=False,
-            timeout=CONTROL_TIMEOUT,
+            timeout=CONTROL_TIMEOUT * self.slowness,
             text=True,
         )
         value = re.fullmatch(r"\{ok, ?(.*)\}", answer.stdout.strip())

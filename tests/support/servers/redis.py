@@ -46,7 +46,7 @@ class Redis(Process):
     def is_ready(self) -> bool:
         """Tell whether the server answers a ping."""
         try:
-            with socket.create_connection((LOOPBACK, self.port), PROBE_TIMEOUT) as connection:
+            with socket.create_connection((LOOPBACK, self.port), PROBE_TIMEOUT * self.slowness) as connection:
                 connection.sendall(b"PING\r\n")
                 return connection.recv(64).startswith(b"+PONG")
         except OSError:

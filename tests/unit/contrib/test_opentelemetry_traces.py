@@ -21,7 +21,7 @@ from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
 
 SECOND = 1_000_000_000
 
@@ -110,6 +110,7 @@ def test_wait__names_the_holder(stranger: Stranger, traces: Traces) -> None:
     assert attributes(wait)["zklock.outcome"] == "granted"
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_refused(stranger: Stranger, traces: Traces) -> None:
     """A call that does not get its lock is a wait that ends so; it is no error, for a policy may expect it."""
     stranger.take("invoice:42")

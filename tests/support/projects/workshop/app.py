@@ -16,6 +16,8 @@ from celery.result import AsyncResult
 from celery.signals import celeryd_init, worker_init, worker_process_init
 from kombu.asynchronous import timer
 
+from tests.support.timing import scaled
+
 # Seconds by which the clock of this host is ahead of the right one.
 AHEAD = float(os.environ.get("WORKSHOP_AHEAD", "0"))
 _true_time = time.time
@@ -47,6 +49,17 @@ def switch_threads(**_: Any) -> None:
     """Let the threads of the worker take turns as often as a test wants."""
     if "WORKSHOP_SWITCH_INTERVAL" in os.environ:
         sys.setswitchinterval(float(os.environ["WORKSHOP_SWITCH_INTERVAL"]))
+
+
+@celeryd_init.connect
+def set_limits(**_: Any) -> None:
+    """Let the gate wait for as long as a test wants, see the constants."""
+    from django_zklock.contrib.celery.gate import gate, request
+
+    if "WORKSHOP_MAX_JOINING" in os.environ:
+        request.MAX_JOINING = float(os.environ["WORKSHOP_MAX_JOINING"])
+    if "WORKSHOP_MAX_READY" in os.environ:
+        gate.MAX_READY = request.MAX_READY = float(os.environ["WORKSHOP_MAX_READY"])
 
 
 @celeryd_init.connect
@@ -116,7 +129,7 @@ def start_late(**_: Any) -> None:
 
         gate = os.environ["WORKSHOP_START_LATE"]
         board().rpush(f"{gate}:in", json.dumps({"pid": os.getpid()}))
-        board().blpop([f"{gate}:out"], timeout=60)
+        board().blpop([f"{gate}:out"], timeout=scaled(60))
 
 
 @worker_init.connect
@@ -125,4 +138,4 @@ def hold_before_fork(**_: Any) -> None:
     from django_zklock import zk_lock
 
     if "WORKSHOP_PARENT_KEY" in os.environ:
-        kept.append(zk_lock(os.environ["WORKSHOP_PARENT_KEY"]).acquire(20))
+        kept.append(zk_lock(os.environ["WORKSHOP_PARENT_KEY"]).acquire(scaled(20)))

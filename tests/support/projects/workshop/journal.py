@@ -11,6 +11,7 @@ from typing import Any
 from celery import Task, current_task, shared_task
 
 from django_zklock import current_lock, zk_lock, zk_locked
+from tests.support.timing import scaled
 
 from .app import app
 from .tasks import board, facts, stay
@@ -46,19 +47,19 @@ def read(key: str, journal: str, number: int = 0, seconds: float = 0.0) -> None:
 
 
 @shared_task
-@zk_locked("{key}", timeout=3)
+@zk_locked("{key}", timeout=scaled(3))
 def bounded(key: str, journal: str, number: int = 0) -> None:
     write(journal, number)
 
 
 @shared_task
-@zk_locked("{key}", timeout=8)
+@zk_locked("{key}", timeout=scaled(8))
 def patient(key: str, journal: str, number: int = 0) -> None:
     write(journal, number)
 
 
 @shared_task
-@zk_locked("{key}", timeout=600)
+@zk_locked("{key}", timeout=scaled(600))
 def very_patient(key: str, journal: str, number: int = 0) -> None:
     write(journal, number)
 
@@ -72,7 +73,7 @@ def unlocked(journal: str, number: int = 0, seconds: float = 0.0) -> None:
 def lock_in_body(key: str, gate: str) -> int:
     """Acquire a lock in the body when the test says so, and return its token."""
     stay(gate)
-    with zk_lock(key).acquire(20) as held:
+    with zk_lock(key).acquire(scaled(20)) as held:
         return held.token
 
 

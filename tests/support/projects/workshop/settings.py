@@ -10,6 +10,7 @@ from kombu import Exchange, Queue
 
 from tests.support.projects.pageless import *  # noqa: F403 - derived settings
 from tests.support.projects.pageless import CELERY_TASK_DEFAULT_QUEUE
+from tests.support.timing import scaled
 
 ZKLOCK = {
     "default": {
@@ -28,6 +29,8 @@ CELERY_WORKER_PREFETCH_MULTIPLIER = int(os.environ.get("WORKSHOP_PREFETCH", "10"
 CELERY_ZKLOCK_GATE = os.environ["WORKSHOP_GATE"] == "1"
 if "WORKSHOP_MAX_WAIT" in os.environ:
     CELERY_ZKLOCK_GATE_MAX_WAIT = float(os.environ["WORKSHOP_MAX_WAIT"])
+# After four seconds Celery would kill a child that is about to start.
+CELERY_WORKER_PROC_ALIVE_TIMEOUT = scaled(60)
 CELERY_WORKER_LOST_WAIT = float(os.environ.get("WORKSHOP_LOST_WAIT", "10"))
 if "WORKSHOP_QUORUM" in os.environ:
     # RabbitMQ delays messages of topic exchanges alone. The queue of this worker is not the default one, which nobody

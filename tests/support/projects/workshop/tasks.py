@@ -24,6 +24,7 @@ from celery.worker.request import Request
 from django_zklock import LockConflict, LockTimeout, current_lock, zk_lock, zk_locked
 from django_zklock.connections import connections
 from django_zklock.contrib.celery import RetryLater
+from tests.support.timing import scaled
 
 from .app import app, finalized
 
@@ -65,10 +66,10 @@ def work(run: str) -> dict[str, Any]:
     return noted
 
 
-def stay(gate: str, limit: int = 60) -> dict[str, Any]:
+def stay(gate: str, limit: float = 60) -> dict[str, Any]:
     """Note that the body runs, and wait until the test ends it, or has failed."""
     board().rpush(f"{gate}:in", json.dumps(facts()))
-    board().blpop([f"{gate}:out"], timeout=limit)
+    board().blpop([f"{gate}:out"], timeout=scaled(limit))
     return facts()
 
 
@@ -101,7 +102,7 @@ def come_back_by_default(key: str) -> dict[str, Any]:
 
 
 @shared_task
-@zk_locked("{key}", timeout=15, on_conflict=RetryLater(max_wait=60, delay=0.1, max_delay=0.3))
+@zk_locked("{key}", timeout=scaled(15), on_conflict=RetryLater(max_wait=60, delay=0.1, max_delay=0.3))
 def wait_and_come_back(key: str) -> dict[str, Any]:
     return facts()
 
@@ -165,13 +166,13 @@ made1, made2 = map(_made_by_a_factory, (1, 2))
 
 
 @shared_task
-@zk_locked("{key}", timeout=3, on_unavailable="run")
+@zk_locked("{key}", timeout=scaled(3), on_unavailable="run")
 def give_up_or_run_without(key: str) -> dict[str, Any]:
     return facts()
 
 
 @shared_task
-@zk_locked("{key}", timeout=3)
+@zk_locked("{key}", timeout=scaled(3))
 def give_up(key: str) -> dict[str, Any]:
     return facts()
 
@@ -194,7 +195,7 @@ def refuse_above(key: str, run: str) -> dict[str, Any]:
 
 
 @shared_task(**TRY)  # type: ignore[untyped-decorator]
-@zk_locked("{key}", timeout=1.0)
+@zk_locked("{key}", timeout=scaled(1.0))
 def time_out(key: str, run: str) -> dict[str, Any]:
     return work(run)
 
@@ -202,7 +203,7 @@ def time_out(key: str, run: str) -> dict[str, Any]:
 @shared_task(**TRY)  # type: ignore[untyped-decorator]
 def time_out_inside(key: str, run: str) -> dict[str, Any]:
     board().incr(f"{run}:attempts")
-    with zk_lock(key).acquire(1.0):
+    with zk_lock(key).acquire(scaled(1.0)):
         return work(run)
 
 
@@ -312,7 +313,7 @@ def hold_late(key: str, gate: str) -> dict[str, Any]:
 @shared_task
 def leak(key: str) -> int | None:
     """Keep a lock beyond the task, and return the session's id."""
-    kept.append(zk_lock(key).acquire(20))
+    kept.append(zk_lock(key).acquire(scaled(20)))
     return connections["default"].sessions()[0].id
 
 
@@ -469,7 +470,7 @@ def report(key: str, gate: str) -> dict[str, Any]:
     held = current_lock()
     assert held is not None
     board().rpush(f"{gate}:in", json.dumps(facts(node=held.node)))
-    board().blpop([f"{gate}:out"], timeout=60)
+    board().blpop([f"{gate}:out"], timeout=scaled(60))
     return {"lost": held.lost, "token": held.token}
 
 
@@ -477,7 +478,7 @@ def report(key: str, gate: str) -> dict[str, Any]:
 @zk_locked("{key}", on_lost="interrupt")
 def hold_interruptibly(key: str, gate: str) -> dict[str, Any]:
     board().rpush(f"{gate}:in", json.dumps(facts()))
-    for _ in range(6000):
+    for _ in range(round(scaled(6000))):
         time.sleep(0.01)
     return facts()
 
@@ -579,7 +580,7 @@ def watch_itself(key: str, gate: str) -> None:
     held = current_lock()
     assert held is not None
     board().rpush(f"{gate}:in", json.dumps(facts()))
-    for _ in range(6000):
+    for _ in range(round(scaled(6000))):
         if held.lost:
             board().rpush(f"{gate}:lost", json.dumps(str(held._loss_error())))
             return
@@ -593,7 +594,7 @@ def hold_until_revoked(key: str, gate: str) -> str | None:
     held = current_lock()
     assert held is not None
     board().rpush(f"{gate}:in", json.dumps(facts()))
-    for _ in range(6000):
+    for _ in range(round(scaled(6000))):
         if held.revoked:
             break
         time.sleep(0.01)
@@ -659,7 +660,7 @@ def fail_unacknowledged(key: str) -> None:
 @zk_locked("{key}", on_lost="terminate")
 def turn_terminably(key: str, gate: str) -> dict[str, Any]:
     board().rpush(f"{gate}:in", json.dumps(facts()))
-    for _ in range(6000):
+    for _ in range(round(scaled(6000))):
         time.sleep(0.01)
     return facts()
 

@@ -16,6 +16,7 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import ensemble, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
+from tests.support.timing import scaled
 
 
 @contextmanager
@@ -42,10 +43,11 @@ def stranger(answer: bytes) -> Iterator[str]:
 
 def failure(hosts: str, *, use_tls: bool = False) -> str:
     """Return the error of a read in vain."""
-    pool = Pool("strange", PoolOptions(connection=ConnectionOptions(hosts=hosts, use_tls=use_tls), connect_timeout=1.0))
+    connection = ConnectionOptions(hosts=hosts, use_tls=use_tls)
+    pool = Pool("strange", PoolOptions(connection=connection, connect_timeout=scaled(1.0)))
     try:
         with pytest.raises(ZooKeeperUnavailable) as caught:
-            snapshots.list_names(pool, timeout=3.0)
+            snapshots.list_names(pool, timeout=scaled(3.0))
     finally:
         pool.close(5.0)
     return str(caught.value)
@@ -84,4 +86,5 @@ def test_tls__of_a_server_without(answer: bytes | None) -> None:
 
 def servers(hosts: str) -> list[str]:
     """Return the problem of each server, as the doctor reads it."""
-    return [each.problem for each in ensemble.servers(ConnectionOptions(hosts=hosts, use_tls=True), timeout=5.0)]
+    found = ensemble.servers(ConnectionOptions(hosts=hosts, use_tls=True), timeout=scaled(5.0))
+    return [each.problem for each in found]
