@@ -230,8 +230,9 @@ def zookeeper() -> Iterator[ZooKeeper]:
 @pytest.fixture(scope="session")
 def testserver() -> Iterator[ZooKeeperServer]:
     """Return one server of ``django_zklock.testing`` for all tests that do it no harm."""
-    options = {"min_session_timeout": MIN_SESSION_TIMEOUT, "max_session_timeout": MAX_SESSION}
-    with ZooKeeperServer(**options, reap_interval=REAP_INTERVAL) as server:
+    with ZooKeeperServer(
+        min_session_timeout=MIN_SESSION_TIMEOUT, max_session_timeout=MAX_SESSION, reap_interval=REAP_INTERVAL
+    ) as server:
         yield server
 
 

@@ -13,6 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from tests.support.timing import scaled
+
 from .history import Row
 
 # What may end a call. The errors of a lost lock and of an absent ZooKeeper need a fault.
@@ -20,7 +22,7 @@ EXPECTED = {"held", "taken", "skipped", "LockTimeout", "LockLost", "ZooKeeperUna
 # Those of calls that have not got the lock.
 WITHOUT_BODY = {"taken", "skipped", "LockTimeout"}
 # Seconds by which a process may be late on a busy machine.
-LATE = 20.0
+LATE = scaled(20)
 # Seconds for which the node of a dead process may be in its queue: the longest session, and some ticks. Faults of
 # servers prolong it.
 STALE = 15.0

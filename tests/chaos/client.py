@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.support.timing import scaled
+
 from .history import write
 
 if TYPE_CHECKING:
@@ -306,9 +308,9 @@ def settle(lives: Lives) -> None:
     write("idle", client=lives.name, **remains())
     while not lives.is_told("close"):
         pause(0.05)
-    connections.close_all(30.0)
+    connections.close_all(scaled(30))
     # The thread that writes the log ends when there is nothing to write, and an executor's has no end.
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + scaled(20)
     while any(thread.name.startswith("zklock") for thread in threading.enumerate()) and time.monotonic() < deadline:
         pause(0.05)
     write("closed", client=lives.name, **remains())

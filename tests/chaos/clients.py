@@ -13,6 +13,7 @@ from pathlib import Path
 
 from services.process import Process
 
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 from .cluster import Cluster, faketime
@@ -208,7 +209,7 @@ class Clients:
             client.tell("close")
         found = self._wait("closed", CLOSE)
         for client in self.all.values():
-            status = client.wait(20.0)
+            status = client.wait(scaled(20))
             if status != 0:
                 found.append(f"{client.who} has ended with {status}:\n{client.log_tail(60)}")
         return found + [f"{name} has logged {text}" for name, log in self.logs().items() for text in uncaught(log)]

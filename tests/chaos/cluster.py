@@ -21,6 +21,7 @@ from services.zookeeper import ZooKeeper
 
 from tests.support.servers.cuttable_ensemble import Peers
 from tests.support.tcp_proxy import DOWN, UP, Proxy
+from tests.support.timing import scaled
 
 Way = Literal["to", "from", "both"]
 Direction = tuple[Proxy, str]
@@ -246,12 +247,13 @@ class Cluster:
 
     def _reconfigure(self, timeout: float, *, joining: str | None = None, leaving: str | None = None) -> str:
         """Change the ensemble, again until it is done, and return the configuration from before."""
+        timeout = scaled(timeout)
         deadline = time.monotonic() + timeout
         before = ""
         # A change that another fault has interrupted is finished by the next leader, and by nothing else.
         new_leader_at = time.monotonic() + timeout / 4
         while True:
-            client: Any = KazooClient(hosts=self.peers.ensemble.hosts, timeout=10.0)
+            client: Any = KazooClient(hosts=self.peers.ensemble.hosts, timeout=scaled(10))
             try:
                 client.start(max(1.0, deadline - time.monotonic()))
                 before = before or client.get("/zookeeper/config")[0].decode()

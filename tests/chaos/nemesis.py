@@ -18,6 +18,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from tests.support.timing import scaled
+
 from .cluster import Cluster, Effect, Server, Way
 from .history import write
 
@@ -310,7 +312,7 @@ class ServerFaults:
             server.stop()
             self._cluster.start(server)
             with contextlib.suppress(Exception):
-                server.wait_ready(20.0)
+                server.wait_ready(scaled(20))
         yield
 
     @contextlib.contextmanager

@@ -19,6 +19,8 @@ from typing import Any, Protocol, Self
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 
+from tests.support.timing import scaled
+
 from .checker import Checker, Finding
 from .clients import ROOT, Clients
 from .cluster import Cluster
@@ -28,11 +30,11 @@ from .nemesis import Kind, LinkFaults, Nemesis, ServerFaults, again, draw
 # What takes locks, by name.
 CLIENTS = {"threads": "threads", "asyncio": "asyncio", "gevent": "gevent", "forking": "forking", "more": "threads"}
 # Seconds without faults in which everybody is to hold again.
-PROBE = 8.0
+PROBE = scaled(8)
 # Seconds for the nodes and watches of the last turns to go.
-CLEAN = 60.0
+CLEAN = scaled(60)
 # Seconds for an answer to who looks.
-ANSWER = 3.0
+ANSWER = scaled(3)
 # Seconds from one look at the queues to the next.
 LOOK = 0.5
 # How often a node is to be found on one server alone.
@@ -40,7 +42,7 @@ LOOKS = 3
 # Seconds from one look at the clock to the next, and by which one is late when this process gets no time to run.
 TICK, STARVED = 0.1, 0.5
 # Seconds from one write of the witness at a server to the next, and for which all of them may be without a connection.
-WITNESS, BLIND = 0.1, 10.0
+WITNESS, BLIND = 0.1, scaled(10)
 # What is seen at its moment, and not only in the end: the rules of the checker about it.
 AT_ITS_MOMENT = {"overlap", "limit", "token", "overtaken", "gone", "nested"}
 
@@ -235,7 +237,7 @@ def _clients(cluster: Cluster) -> Iterator[list[Any]]:
     # kazoo's default pause grows to a minute, and a witness must see what the clients see.
     retry = {"max_tries": -1, "max_delay": 0.5}
     clients: list[Any] = [
-        KazooClient(hosts=server.hosts, timeout=10.0, connection_retry=retry) for server in cluster.servers
+        KazooClient(hosts=server.hosts, timeout=scaled(10), connection_retry=retry) for server in cluster.servers
     ]
     for client in clients:
         client.start_async()

@@ -20,7 +20,7 @@ from tests.support.any_server import Server
 from tests.support.loss_recorder import Losses
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner, waiting_in
-from tests.support.timing import GRACE, LONG_SESSION
+from tests.support.timing import GRACE, LONG_SESSION, scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 CREATE2 = 15
@@ -87,8 +87,8 @@ def test_session_ended__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
 def test_session__kept_while_waiting(make_pool: MakePool, onlooker: Onlooker) -> None:
     """Whoever waits for longer than the session timeout keeps session and place."""
     # So long that a pause of a busy machine does not end it.
-    timeout = 4.0
-    pool = make_pool(session_timeout=timeout)
+    pool = make_pool(session_timeout=4.0)
+    timeout = pool.options.connection.session_timeout
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
@@ -238,7 +238,7 @@ def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, onlooker: Onlooke
         swallowed.clear()
         proxy.on_chunk = cut_after_create
         waiter = waiting_in(lock)
-        assert swallowed.wait(5)
+        assert swallowed.wait(scaled(20))
         node = onlooker.wait_count(lock.paths[0], 1)[0]
         proxy.on_chunk = None
         proxy.resume(drop=True)
@@ -253,7 +253,7 @@ def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, onlooker: Onlooke
 
 def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:
     """A wait that is given up while nobody knows whether its node exists leaves none."""
-    pool = make_pool(proxy.hosts)
+    pool = make_pool(proxy.hosts, session_timeout=LONG_SESSION)
     lock = Lock("k", pool)
     # A parent that is not reaped while the line is empty.
     onlooker.client.ensure_path(lock.paths[0])
@@ -264,7 +264,8 @@ def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, onlooker:
     onlooker.wait_count(lock.paths[0], 1)
     proxy.resume(drop=True)
     proxy.cut()
-    onlooker.wait_empty(lock.paths[0], 3)
+    # Long before its session would end.
+    onlooker.wait_empty(lock.paths[0], LONG_SESSION / 2)
 
 
 def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:

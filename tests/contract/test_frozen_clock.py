@@ -20,6 +20,8 @@ from django_zklock.zk.session import Session
 from tests.support.timing import GRACE
 from tests.support.tree_reader import MakePool, wait_until
 
+pytest_plugins = ["tests.support.slow_deadlines"]
+
 MOMENT = dt.datetime(2020, 2, 29, tzinfo=dt.UTC)
 
 
@@ -39,6 +41,7 @@ tools = pytest.mark.parametrize(
 
 
 @tools
+@pytest.mark.usefixtures("unhurried")
 def test_wait__ends(make_pool: MakePool, freeze: Freeze) -> None:
     """A wait with a timeout ends."""
     held = Lock("k", make_pool()).acquire(timeout=GRACE)
@@ -56,6 +59,7 @@ def test_wait__ends(make_pool: MakePool, freeze: Freeze) -> None:
         pytest.param(lambda: time_machine.travel(MOMENT, tick=False), id="time-machine"),
     ],
 )
+@pytest.mark.usefixtures("unhurried")
 def test_wait__in_a_loop(make_pool: MakePool, freeze: Freeze) -> None:
     """In async code too, where the tool leaves asyncio its clock."""
     held = Lock("k", make_pool()).acquire(timeout=GRACE)

@@ -16,7 +16,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import MAX_WATCHES_PER_WRITE
 from tests.support.tcp_proxy import DOWN, Proxy
 from tests.support.threads import Runner
-from tests.support.timing import LONG_SESSION
+from tests.support.timing import LONG_SESSION, scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 MANY = 2 * MAX_WATCHES_PER_WRITE + 3
@@ -66,11 +66,11 @@ def test_heartbeat__few_requests(testserver: ZooKeeperServer, make_pool: MakePoo
         proxy.pause(DOWN)
         session.post(session._beat)
         session.post(session._beat)
-        testserver.requests.wait_for("sync", 2)
+        testserver.requests.wait_for("sync", 2, timeout=scaled(30))
         proxy.resume()
-        testserver.requests.wait_for("getData", MANY)
+        testserver.requests.wait_for("getData", MANY, timeout=scaled(30))
         session.post(session._beat)
-        testserver.requests.wait_for("sync", 5)
+        testserver.requests.wait_for("sync", 5, timeout=scaled(30))
         kinds = [each.opcode for each in testserver.requests.all() if each.opcode in {Opcode.SYNC, Opcode.GET_DATA}]
         portions = [len(list(run)) for opcode, run in groupby(kinds) if opcode is Opcode.GET_DATA]
         assert portions == [MAX_WATCHES_PER_WRITE, MAX_WATCHES_PER_WRITE, 3]

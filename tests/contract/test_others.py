@@ -285,7 +285,7 @@ def test_their_session_ends(join: Join, pool: Pool, onlooker: Onlooker) -> None:
 @pytest.mark.once
 def test_revoke__they_ask(curator: Curator, server: Server, make_pool: Callable[..., Pool]) -> None:
     """Curator's Revoker reaches a holder of ours."""
-    with Lock("k", make_pool(session_timeout=1.5)) as held:
+    with Lock("k", make_pool(session_timeout=4.0)) as held:
         client = curator.connect(server.hosts)
         assert client.ask(f"revoke {held.node}") == "asked"
         assert "Apache Curator" in wait_until(lambda: held.revoked)

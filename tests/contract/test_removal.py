@@ -26,7 +26,7 @@ from tests.support.any_server import Server
 from tests.support.queued_contenders import RULES, Standing
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
-from tests.support.timing import GRACE
+from tests.support.timing import GRACE, scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 DELETION = 14  # a multi
@@ -46,7 +46,7 @@ def loss_of(held: Held) -> str | None:
     """Wait for the notification of the loss, and return its reason."""
     told = threading.Event()
     held._when_lost(told.set)
-    assert told.wait(20)
+    assert told.wait(scaled(20))
     assert held.lost
     found = re.search(r" s: (.*); ", str(held._loss_error()))
     return found and found[1]
@@ -138,7 +138,7 @@ def test_remove__reason_in_a_task(make_pool: MakePool, outsider: KazooClient) ->
             take_away(breaker, held)
             told = AsyncAutoResetEvent()
             held._when_lost(told.set)
-            await told.wait(20)
+            await told.wait(scaled(20))
 
     with pytest.raises(LockLost, match="its node was deleted: broken by ada: it hangs; "):
         asyncio.run(hold())
@@ -174,11 +174,11 @@ def test_remove__another_holder_by_now(make_pool: MakePool) -> None:
 
 def test_remove__of_a_shortened_name(make_pool: MakePool, outsider: KazooClient) -> None:
     """A key that is only in the data of the lock node is kept when the reason of a break is added there."""
-    pool = make_pool(session_timeout=1.5)
-    held = Lock(LONG, make_pool(session_timeout=1.5)).acquire(5)
+    pool = make_pool(session_timeout=4.0)
+    held = Lock(LONG, make_pool(session_timeout=4.0)).acquire(5)
     keep_line(outsider, held)
     take_away(pool, held)
-    again = Lock(LONG, make_pool(session_timeout=1.5)).acquire(5)
+    again = Lock(LONG, make_pool(session_timeout=4.0)).acquire(5)
     (line,) = search.find(pool, timeout=5)
     assert line.key == LONG
     take_away(pool, again, "twice")
@@ -188,7 +188,7 @@ def test_remove__of_a_shortened_name(make_pool: MakePool, outsider: KazooClient)
 @pytest.mark.parametrize("data", [b"4 leases", b'{"v":1,"key":"other"}', b"\xff" * 5000], ids=["text", "ours", "long"])
 def test_remove__data_of_others(make_pool: MakePool, outsider: KazooClient, data: bytes) -> None:
     """Data of another client in the lock node stays, and the lock is broken."""
-    pool = make_pool(session_timeout=1.5)
+    pool = make_pool(session_timeout=4.0)
     outsider.ensure_path(pool.options.root)
     outsider.create(pool.path("k"), data)
     held = Lock("k", pool).acquire(5)
@@ -199,7 +199,7 @@ def test_remove__data_of_others(make_pool: MakePool, outsider: KazooClient, data
 
 def test_remove__line_not_ours_to_write(make_pool: MakePool, outsider: KazooClient) -> None:
     """Without the permission to write the lock node, the lock is broken without a reason."""
-    pool = make_pool(session_timeout=1.5)
+    pool = make_pool(session_timeout=4.0)
     acl = [ACL(Permissions.ALL & ~Permissions.WRITE, ANYONE_ID_UNSAFE)]
     outsider.ensure_path(pool.options.root)
     outsider.create(pool.path("k"), b"", acl=acl)
@@ -223,7 +223,7 @@ def test_remove__refused(make_pool: MakePool, outsider: KazooClient) -> None:
 
 def test_remove__written_to_meanwhile(make_pool: MakePool, onlooker: Onlooker) -> None:
     """A lock is broken although a revoke request was written to its node meanwhile."""
-    held = Lock("k", make_pool(session_timeout=1.5)).acquire(5)
+    held = Lock("k", make_pool(session_timeout=4.0)).acquire(5)
     actions.revoke(make_pool(), held.node, "please", timeout=5)
     take_away(make_pool(), held)
     assert wait_until(lambda: held.lost)
@@ -275,7 +275,7 @@ def test_remove__no_server(make_pool: MakePool) -> None:
 @pytest.mark.parametrize("way", [UP, DOWN], ids=["request", "answer"])
 def test_remove__connection_cut(server: Server, make_pool: MakePool, outsider: KazooClient, way: str) -> None:
     """If the connection ends with the request or with its answer, the break still succeeds."""
-    held = Lock("k", make_pool(session_timeout=1.5)).acquire(5)
+    held = Lock("k", make_pool(session_timeout=4.0)).acquire(5)
     keep_line(outsider, held)
     with Proxy(server.address) as proxy:
         pool = make_pool(proxy.hosts)

@@ -27,7 +27,7 @@ from tests.support.django_layer import Ensemble, Recorder
 from tests.support.queued_contenders import RULES, Standing, settle
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
-from tests.support.timing import GRACE, LONG_SESSION
+from tests.support.timing import GRACE, LONG_SESSION, scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures"]
@@ -115,7 +115,7 @@ def test_ask__lease_before_the_next(make_pool: MakePool, onlooker: Onlooker) -> 
 def test_ask__curator(make_pool: MakePool, onlooker: Onlooker) -> None:
     """A revoke request of Apache Curator's Revoker is accepted."""
     wishes = Wishes()
-    with Lock("k", make_pool(session_timeout=1.5), listener=wishes) as held:
+    with Lock("k", make_pool(session_timeout=4.0), listener=wishes) as held:
         onlooker.client.set(held.node, b"__REVOKE__")
         assert "Apache Curator" in wait_until(lambda: held.revoked)
         wait_until(lambda: wishes.told)
@@ -130,20 +130,20 @@ def test_ask__twice(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> Non
         beats.release()
 
     monkeypatch.setattr(Contender, "heartbeat", beat)
-    with Lock("k", make_pool(session_timeout=1.5), listener=wishes) as held:
+    with Lock("k", make_pool(session_timeout=4.0), listener=wishes) as held:
         actions.revoke(held.lock.pool, held.node, "first", timeout=5)
         wait_until(lambda: wishes.told)
         actions.revoke(held.lock.pool, held.node, "second", timeout=5)
         while beats.acquire(blocking=False):
             pass
-        assert beats.acquire(timeout=5)
+        assert beats.acquire(timeout=scaled(20))
         settle(held.lock.pool)
         assert (held.revoked, len(wishes.told)) == ("first", 1)
 
 
 def test_ask__nested_and_several(make_pool: MakePool, onlooker: Onlooker) -> None:
     """A revoke request for one of several keys counts for the hold of all, and for holds nested in it."""
-    pool = make_pool(session_timeout=1.5)
+    pool = make_pool(session_timeout=4.0)
     with Lock(["a", "b"], pool) as held, Lock("a", pool) as inner:
         node = f"{held.lock.paths[1]}/{onlooker.children(held.lock.paths[1])[0]}"
         actions.revoke(make_pool(), node, "b is wanted", timeout=5)
@@ -241,7 +241,7 @@ def test_ask__no_server(make_pool: MakePool) -> None:
 @pytest.mark.parametrize("cut", [True, False], ids=["cut", "slow"])
 def test_ask__while_disturbed(server: Server, make_pool: MakePool, cut: bool) -> None:
     """A revoke request survives the end of its connection, and waits for a slow answer."""
-    with Lock("k", make_pool(session_timeout=1.5)) as held, Proxy(server.address) as proxy:
+    with Lock("k", make_pool(session_timeout=4.0)) as held, Proxy(server.address) as proxy:
         pool = make_pool(proxy.hosts)
         wait_until(lambda: pool.inspection().connected)
         proxy.pause(DOWN)

@@ -152,7 +152,7 @@ def test_run_step(text: str, expected: tuple[object, ...], tmp_path: Path, monke
     module = tmp_path / "test_some.py"
     module.write_text(text, encoding="utf-8")
     monkeypatch.setitem(TESTS, "interruptions", [str(module), f"--rootdir={tmp_path}", "-p", "no:django"])
-    good, _seconds, *counts = run_step("interruptions", {}, 1)
+    good, _seconds, *counts = run_step("interruptions", {}, "1")
     assert (good, *counts) == expected
 
 
@@ -161,9 +161,9 @@ def test_run_step__chaos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOOKEEPER_HOSTS", "somewhere:2181")
     check = "import os, sys; sys.exit('ZOOKEEPER_HOSTS' in os.environ or os.environ.get('ZOOKEEPER_HOME') != 'here')"
     monkeypatch.setattr(zookeeper_matrix, "CHAOS", ["-c", check])
-    assert run_step("chaos", {"ZOOKEEPER_HOME": "here"}, 1)[2:] == (None, None, None)
-    assert run_step("chaos", {"ZOOKEEPER_HOME": "here"}, 1).good
-    assert not run_step("chaos", {}, 1).good
+    assert run_step("chaos", {"ZOOKEEPER_HOME": "here"}, "1")[2:] == (None, None, None)
+    assert run_step("chaos", {"ZOOKEEPER_HOME": "here"}, "1").good
+    assert not run_step("chaos", {}, "1").good
 
 
 @pytest.mark.usefixtures("jars")

@@ -10,6 +10,8 @@ from config.settings import *  # noqa: F403 - derived settings
 
 from .plan import make_queue
 
+from tests.support.timing import scaled
+
 ZKLOCK = {
     "default": {
         "HOSTS": os.environ["ZOOKEEPER_HOSTS"],
@@ -28,7 +30,7 @@ CELERY_BROKER_HEARTBEAT = 15
 CELERY_WORKER_PREFETCH_MULTIPLIER = 4
 CELERY_WORKER_LOST_WAIT = 0.5
 # For an overloaded machine.
-CELERY_WORKER_PROC_ALIVE_TIMEOUT = 60.0
+CELERY_WORKER_PROC_ALIVE_TIMEOUT = scaled(60)
 CELERY_ZKLOCK_GATE = os.environ["CHAOS_GATE"] == "1"
 CELERY_ZKLOCK_GATE_MAX_WAIT = float(os.environ["CHAOS_MAX_WAIT"])
 CELERY_TASK_QUEUES = [

@@ -15,13 +15,14 @@ from celery import current_task
 from django_zklock import current_lock, zk_locked
 from django_zklock.contrib.celery import RetryLater
 from tests.chaos.history import write
+from tests.support.timing import scaled
 
 from .app import app
 from .plan import LIMIT, POLICIES, RETRY_TIMEOUT, TIMEOUT, kinds_of, task_name
 
 # Interval in seconds of a body's checks of its hold, and of its rows about it.
 STEP, STEPS_A_ROW = 0.01, 5
-MEETING_TIMEOUT = 30.0
+MEETING_TIMEOUT = scaled(30)
 
 _ON_CONFLICT: dict[str, dict[str, Any]] = {
     "wait": {},

@@ -33,6 +33,7 @@ from tests.chaos.history import FOLDER, write
 from tests.chaos.nemesis import Act, Fault, Kind, again
 from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.servers.redis import Redis
+from tests.support.timing import scaled
 
 from .plan import BROKERS, RABBITMQ, REDIS, Send, draw, make_queue
 
@@ -50,18 +51,18 @@ RESTORE_INTERVAL = 2
 # Seconds for which the gate may keep a waiting message.
 MAX_WAIT = VISIBILITY_TIMEOUT / 2
 # A warm shutdown waits for running tasks, and these may wait for ZooKeeper.
-FAREWELL = 60.0
+FAREWELL = scaled(60)
 # Seconds for a worker to write its stack, and the number of useful frames.
-STACK_TIMEOUT = 3.0
+STACK_TIMEOUT = scaled(3)
 MAX_FRAMES = 15
 # Seconds until all tasks have ended, until nothing is left, and for the tasks of a probe.
-SETTLE_TIMEOUT = 240.0
-REMAINS_TIMEOUT = 60.0
-PROBE_TIMEOUT = 60.0
+SETTLE_TIMEOUT = scaled(240)
+REMAINS_TIMEOUT = scaled(60)
+PROBE_TIMEOUT = scaled(60)
 # Interval of the inspections of a worker during the storm, and the limit for its reply, in seconds.
 WATCH_INTERVAL, ANSWER_TIMEOUT = 2.0, 12.0
 # Celery ends a process of the pool only when it is idle.
-RESIZE_TIMEOUT = 60.0
+RESIZE_TIMEOUT = scaled(60)
 # Between two cuts of one fault, and between two kills, in seconds.
 CUT_INTERVAL, KILL_INTERVAL = 0.6, 0.3
 # Figures that are the same whenever a worker is idle.
@@ -334,11 +335,11 @@ class Workers:
     def _ask(self, worker: ChaosWorker, command: str, timeout: float = 20.0) -> Any:
         """Return a worker's reply, ``None`` if there is none in time."""
         sender = self._senders[worker.broker]
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + scaled(timeout)
         while True:
             with contextlib.suppress(*sender.losses):
                 node = worker.process.node_name
-                inspect = sender.app.control.inspect(destination=[node], timeout=3.0, limit=1)
+                inspect = sender.app.control.inspect(destination=[node], timeout=scaled(3), limit=1)
                 answers: Any = inspect._request(command)
                 if answers:
                     return answers.get(node)
@@ -483,7 +484,7 @@ class Workers:
                         arguments={"n": 1},
                         destination=[worker.process.node_name],
                         reply=True,
-                        timeout=3.0,
+                        timeout=scaled(3),
                         limit=1,
                     )
                 worker.shrunk += command == "pool_shrink"

@@ -25,11 +25,14 @@ from tests.support.queued_contenders import is_watching
 from tests.support.server_hooks import Moments
 from tests.support.tcp_proxy import DOWN, UP, Proxy
 from tests.support.threads import Runner, waiting_in
-from tests.support.timing import GRACE
+from tests.support.timing import GRACE, scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 STAT = 68
 END_OF_NUMBERS = 2**31 - 1
+
+
+pytest_plugins = ["tests.support.slow_deadlines"]
 
 
 @pytest.fixture
@@ -188,6 +191,7 @@ def test_delete_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool: Mak
     sweep(make_pool, LENGTH + HEADER, visit)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_delete_reply__cut_after_a_timeout(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A waiter that gives up ends in time and leaves no node, although the reply to its delete is cut."""
     pool = make_pool()
@@ -220,7 +224,7 @@ def test_create__late(server: ZooKeeperServer, pool: Pool) -> None:
     created = server.requests.count("create2")
     with server.faults.black_hole("requests") as hole:
         with pytest.raises(ZooKeeperUnavailable):
-            lock.acquire(timeout=0.2)
+            lock.acquire(timeout=scaled(1))
         hole.requests.wait_for("create2")
         assert server.requests.count("create2") == created
     server.requests.wait_for("create2", created + 1)
@@ -306,7 +310,7 @@ def test_joining__interrupted(
 
     moment = moments.before(before, place, end)
     waiter = waiting_in(lock)
-    assert moment.happened.wait(5)
+    assert moment.happened.wait(scaled(20))
     wait_until(lambda: waits(pool))
     assert len(server.paths(lock.paths[0])) == 2
     assert waiter.running
@@ -356,7 +360,7 @@ def test_session_expired__many_waiting_and_then_an_outage(
     server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiters without a timeout whose session expires in an outage stop waiting, wherever in the queue they are."""
-    holder, pool = make_pool(), make_pool(connect_timeout=1.0)
+    holder, pool = make_pool(), make_pool(connect_timeout=3.0)
     held = Lock("k", holder).acquire()
     lock = Lock("k", pool, reentrant=False)
     # How long each caller sleeps, unless something happens.
@@ -525,7 +529,7 @@ def test_notification__swallowed(server: ZooKeeperServer, make_pool: MakePool) -
     epoch = pool.sessions()[0].epoch
     hole = server.faults.black_hole("replies", session=session_of(pool))
     held.release(wait=True)
-    wait_until(lambda: pool.sessions()[0].epoch > epoch, 2 * timeout)
+    wait_until(lambda: pool.sessions()[0].epoch > epoch, 2 * timeout + GRACE)
     assert waiter.running
     hole.end()
     waiter.result().release()
@@ -575,6 +579,7 @@ def test_stray__of_our_session(
     assert [record.levelname for record in caplog.records if "event=stray_deleted" in record.message] == ["WARNING"]
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_stray__creation_unanswered(stray: tuple[Lock, str], server: ZooKeeperServer) -> None:
     """It stays while a lock of the session may have created it, and has no answer."""
     lock, path = stray
@@ -661,7 +666,7 @@ def test_sequence_end__deleted_after_the_list(server: ZooKeeperServer, make_pool
         warm_elsewhere(later)
         with between_list_and_reads(proxy, one.node.rpartition("/")[2]) as listed:
             third = waiting_in(Lock("k", slow, rule=semaphore(2)))
-            assert listed.wait(30)
+            assert listed.wait(scaled(30))
             fourth = waiting_in(Lock("k", later, rule=semaphore(2)))
             wait_until(lambda: waits(later))
             one.release(wait=True)
@@ -680,7 +685,7 @@ def test_sequence_end__downgraded_after_the_list(server: ZooKeeperServer, make_p
         writer = java.create(f"{path}/{name_prefix(str(uuid.uuid4()), Kind.WRITE)}", ephemeral=True, sequence=True)
         with between_list_and_reads(proxy, writer.rpartition("/")[2]) as listed:
             waiter = waiting_in(Lock("k", pool))
-            assert listed.wait(30)
+            assert listed.wait(scaled(30))
             reader = java.create(f"{path}/{name_prefix(str(uuid.uuid4()), Kind.READ)}{writer[-10:]}", ephemeral=True)
             java.delete(writer)
         wait_until(lambda: waits(pool) or not waiter.running)

@@ -16,7 +16,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import boottime
 from tests.support.loss_recorder import Losses
 from tests.support.threads import Runner, waiting_in
-from tests.support.timing import GRACE
+from tests.support.timing import GRACE, scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 pytestmark = pytest.mark.zookeeper
@@ -65,7 +65,7 @@ def test_server_frozen__waiting(own_zookeeper: ZooKeeper, make_pool: MakePool, o
     lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40.0, connect_timeout=60.0))
     with Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40.0)):
         # So long that a busy machine has it in the queue before.
-        waiter = Runner(lambda: lock.acquire(timeout=4))
+        waiter = Runner(lambda: lock.acquire(timeout=scaled(4)))
         own_onlooker.wait_count(lock.paths[0], 2)
         own_zookeeper.pause()
         assert isinstance(waiter.outcome(4 + GRACE), LockTimeout)
@@ -146,7 +146,7 @@ def test_server_restarted__within_the_session(
     own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker
 ) -> None:
     """A restart within the session timeout costs nothing: the holder holds on, the waiters keep their places."""
-    lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=20))
+    lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40))
     held = lock.acquire()
     order: list[int] = []
 
@@ -155,7 +155,7 @@ def test_server_restarted__within_the_session(
             order.append(number)
 
     runners = []
-    pools = [make_pool(own_zookeeper.hosts, session_timeout=20) for _ in range(2)]
+    pools = [make_pool(own_zookeeper.hosts, session_timeout=40) for _ in range(2)]
     for number in range(8):
         runners.append(Runner(lambda number=number: enter(number, pools[number % 2])))  # type: ignore[misc]
         own_onlooker.wait_count(lock.paths[0], number + 2)

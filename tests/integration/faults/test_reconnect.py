@@ -24,6 +24,7 @@ from tests.support.loss_recorder import Losses
 from tests.support.queued_contenders import is_watching
 from tests.support.refusing_server import Refusals
 from tests.support.threads import Runner, waiting_in
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, wait_until
 
 # Longer than any test: no heartbeat comes between what is counted.
@@ -232,7 +233,7 @@ def test_reconnect__given_up_while_away(server: ZooKeeperServer, make_pool: Make
     """What a waiter watched that has left meanwhile is not watched again."""
     pool = make_pool(session_timeout=LONG)
     held = Lock("k", make_pool(session_timeout=LONG)).acquire(timeout=60)
-    waiter = Runner(lambda: Lock("k", pool).acquire(timeout=2))
+    waiter = Runner(lambda: Lock("k", pool).acquire(timeout=scaled(3)))
     wait_until(lambda: settled(pool, 1))
     with server.faults.refuse():
         server.faults.drop(session_of(pool).id)

@@ -30,6 +30,7 @@ from tests.support.refusing_server import (
     Refusals,
 )
 from tests.support.threads import Runner, waiting_in
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, wait_until
 
 CODES = [THROTTLED, SYSTEM_ERROR, OPERATION_TIMEOUT, UNHEARD_OF]
@@ -164,7 +165,7 @@ def test_deadline(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> No
     lock.acquire(timeout=10).release(wait=True)
     refusal = refusals.refuse("create2", "getChildren", times=math.inf, done=True)
     with pytest.raises(ZooKeeperUnavailable, match=r"lock 'k': ZooKeeper at .* has refused for .* ThrottledOpError"):
-        lock.acquire(timeout=0.5)
+        lock.acquire(timeout=scaled(1))
     assert len(server.paths(lock.paths[0])) == 1
     refusal.end()
     end(server, pool, lock)
@@ -172,7 +173,7 @@ def test_deadline(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> No
 
 def test_no_deadline(pool: Pool, make_pool: MakePool, refusals: Refusals) -> None:
     """Without a timeout the wait for a first answer is bounded by the connect timeout."""
-    pool = make_pool(connect_timeout=0.5)
+    pool = make_pool(connect_timeout=1.0)
     refusals.refuse("create2", times=math.inf)
     with pytest.raises(ZooKeeperUnavailable, match="ThrottledOpError"):
         Lock("k", pool).acquire()
@@ -188,8 +189,8 @@ def test_no_deadline(pool: Pool, make_pool: MakePool, refusals: Refusals) -> Non
 def test_advice(make_pool: MakePool, refusals: Refusals, code: int, advice: str) -> None:
     """The error says what helps against the refusal, and does not ask whether the settings are right."""
     refusals.refuse("create2", code=code, times=math.inf)
-    with pytest.raises(ZooKeeperUnavailable, match=rf"has refused for 0\.3 s: \w+Error\(\); {advice}") as caught:
-        Lock("k", make_pool()).acquire(timeout=0.3)
+    with pytest.raises(ZooKeeperUnavailable, match=rf"has refused for [\d.]+ s: \w+Error\(\); {advice}") as caught:
+        Lock("k", make_pool()).acquire(timeout=scaled(1))
     assert "HOSTS" not in str(caught.value)
 
 
@@ -303,7 +304,7 @@ def test_search__may_not_read_the_node(server: ZooKeeperServer, pool: Pool, refu
     lock.acquire(timeout=10).release(wait=True)
     cut = server.faults.cut_reply("create2")
     with server.faults.refuse():
-        waiter = Runner(lambda: lock.acquire(timeout=0.2 if left else 30))
+        waiter = Runner(lambda: lock.acquire(timeout=scaled(1 if left else 30)))
         cut.wait()
         refusal = refusals.refuse("getData", code=NO_AUTH, times=1)
         if left:
@@ -322,7 +323,7 @@ def test_search__may_not_list(server: ZooKeeperServer, pool: Pool, refusals: Ref
     lock.acquire(timeout=10).release(wait=True)
     cut = server.faults.cut_reply("create2")
     with server.faults.refuse():
-        waiter = Runner(lambda: lock.acquire(timeout=0.2 if left else 30))
+        waiter = Runner(lambda: lock.acquire(timeout=scaled(1 if left else 30)))
         cut.wait()
         refusals.refuse("getChildren", code=NO_AUTH, times=math.inf)
         if left:

@@ -15,10 +15,10 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, wait_until
 
 SECONDS = 3.0
-# On a machine that is busy with other things.
 LONG = 80.0
 ENTRIES, ENDED_HOLDING = 30, 3
 SESSION_TIMEOUT = 2.0
@@ -99,7 +99,7 @@ class Storm:
         """Go on for so many seconds, and then until what the test is about has happened often enough."""
         began = time.monotonic()
         while time.monotonic() < began + seconds or not until():
-            assert time.monotonic() < began + LONG, "the storm has not met what it was to meet"
+            assert time.monotonic() < began + scaled(LONG), "the storm has not met what it was to meet"
             session = self._chance.choice([None, *(session.id for session in self._server.sessions())])
             self._chance.choice(self._kinds)(session)
             self._pass(0.05)
@@ -109,7 +109,7 @@ class Storm:
         time.sleep(self._chance.uniform(0, seconds))
 
     def _expire_holder(self, _session: int | None) -> None:
-        end = time.monotonic() + SESSION_TIMEOUT
+        end = time.monotonic() + scaled(SESSION_TIMEOUT)
         while time.monotonic() < end:
             session = self._room.holding_session()
             if session is not None:
@@ -123,7 +123,7 @@ class Storm:
 
     def _swallow(self, session: int | None) -> None:
         with self._faults.black_hole(self._chance.choice(("requests", "replies", "both")), session=session):
-            self._pass(SESSION_TIMEOUT * 1.5)
+            self._pass(scaled(SESSION_TIMEOUT * 1.5))
 
     def _delay(self, _session: int | None) -> None:
         with self._faults.delay(self._chance.uniform(0, 0.05)):
@@ -158,7 +158,7 @@ def take_turns(pool: Pool, room: Room, chance: random.Random, stop: threading.Ev
 
 
 # When the server ends a session at random, a holder has lost before it can know: that is what tokens are for.
-@pytest.mark.timeout(400)  # on a busy machine
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("expiry", [False, True], ids=["broken links", "ended sessions"])
 def test_storm(server: ZooKeeperServer, make_pool: MakePool, expiry: bool) -> None:
     """No two hold whose nodes exist, at the end of the numbers too, each waiter is served, and nothing is left.
@@ -167,7 +167,7 @@ def test_storm(server: ZooKeeperServer, make_pool: MakePool, expiry: bool) -> No
     """
     pools = [make_pool(session_timeout=SESSION_TIMEOUT, connect_timeout=10.0) for _ in range(POOLS)]
     first = Lock("k", pools[0])
-    first.acquire(timeout=LONG).release(wait=True)
+    first.acquire(timeout=scaled(LONG)).release(wait=True)
     server.faults.set_sequence(first.paths[0], END_OF_NUMBERS - 10)
     room, stop = Room(server), threading.Event()
     workers = [

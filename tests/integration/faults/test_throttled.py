@@ -12,7 +12,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.support.threads import Runner
-from tests.support.timing import GRACE
+from tests.support.timing import GRACE, MAX_SESSION, scaled
 from tests.support.tree_reader import MakePool, wait_until
 
 pytestmark = pytest.mark.zookeeper
@@ -28,6 +28,7 @@ def throttled() -> Iterator[ZooKeeper]:
     with ZooKeeper(
         tick_time=0.2,
         min_session_timeout=0.8,
+        max_session_timeout=MAX_SESSION,
         properties={
             "zookeeper.request_throttle_max_requests": "1",
             "zookeeper.request_throttle_stall_time": "1",
@@ -69,8 +70,8 @@ def take_all(pools: list[Pool]) -> list[Held]:
     def take(number: int) -> None:
         pool = pools[number % POOLS]
         # Each key is wanted by two, and then each holds one of its own.
-        Lock(f"shared-{number // 2}", pool).acquire(timeout=60).release()
-        holds.append(Lock(f"own-{number}", pool).acquire(timeout=60))
+        Lock(f"shared-{number // 2}", pool).acquire(timeout=scaled(60)).release()
+        holds.append(Lock(f"own-{number}", pool).acquire(timeout=scaled(60)))
 
     for runner in [Runner(lambda number=number: take(number)) for number in range(LOCKS)]:  # type: ignore[misc]
         runner.result(90)

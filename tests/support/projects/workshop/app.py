@@ -59,7 +59,8 @@ def set_limits(**_: Any) -> None:
     if "WORKSHOP_MAX_JOINING" in os.environ:
         request.MAX_JOINING = float(os.environ["WORKSHOP_MAX_JOINING"])
     if "WORKSHOP_MAX_READY" in os.environ:
-        gate.MAX_READY = request.MAX_READY = float(os.environ["WORKSHOP_MAX_READY"])
+        for module in (gate, request):
+            vars(module)["MAX_READY"] = float(os.environ["WORKSHOP_MAX_READY"])
 
 
 @celeryd_init.connect
