@@ -21,11 +21,12 @@ from services.worker import Worker
 from tests.browser.conftest import Visit
 from tests.browser.visitor import LIST
 from tests.support.celery_program import run_in_shell
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 from tests.support.workshop import Sent, Workshop
 
 # Seconds. A worker writes about a task that has run for five seconds, and looks after its tasks once in a while.
-SOON = 60.0
+SOON = scaled(60)
 TASK = "workshop.tasks.bill"
 REASON = "the bank is away"
 HOST = os.uname().nodename

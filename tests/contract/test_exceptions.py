@@ -32,6 +32,7 @@ from django_zklock.zk.session import Session
 from django_zklock.zk.waiting import AutoResetEvent, Cancellation
 from tests.support.exception_injection import Injected, Injector, Place
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
@@ -83,7 +84,7 @@ def test_waiting__exception(pool: Pool, make_pool: MakePool, onlooker: Onlooker,
 
 
 # Seconds; nothing here takes nearly as long unless it hangs.
-LONG = 20.0
+LONG = scaled(20)
 # A place that only some runs come to, because an answer of the server was late or early there, is tried this often.
 TRIES = 3
 # And of a place in a loop this many times are visited.

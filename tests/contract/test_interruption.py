@@ -20,13 +20,14 @@ from django_zklock.zk.held import Held
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 SAYS = r"lock 'k' was lost after \d+\.\d s: its node was deleted; .*fence with token \d+"
 # Seconds; nothing here takes nearly as long unless it was not interrupted.
-LONG = 20.0
+LONG = scaled(20)
 
 
 def break_lock(ensemble: Ensemble) -> None:

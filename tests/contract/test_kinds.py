@@ -14,13 +14,14 @@ from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, semaphore
 from tests.support.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
 from tests.support.queued_contenders import RULES, Standing
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 
 TOGETHER = [("read", "read"), ("lease", "lease")]
 # Seconds, on a machine that is busy with other things.
-LONG = 20.0
+LONG = scaled(20)
 PAIRS = [(a, b, (a, b) in TOGETHER) for a, b in itertools.product(RULES, RULES)]
 
 

@@ -34,13 +34,15 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ, WRITE, semaphore
 from tests.support.any_server import Server
 from tests.support.threads import Runner, run_foreign
+from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Seconds, for what must not happen: a wait that never ends.
-LONG = 60.0
+LONG = scaled(60)
 
 sensitive = pytest.mark.parametrize("sensitive", [True, False], ids=["thread-sensitive", "any thread"])
 

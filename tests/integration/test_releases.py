@@ -21,6 +21,7 @@ import pytest
 from django_zklock import zk_lock
 from django_zklock.testing import ZooKeeperServer
 from tests.support.servers.redis import Redis
+from tests.support.timing import scaled
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 TURNS = 25
 # In seconds; each program takes a few.
-DEADLINE = 90.0
+DEADLINE = scaled(90)
 SETTINGS = """
 import os
 SECRET_KEY = "shop"

@@ -31,11 +31,12 @@ from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
+from tests.support.timing import scaled
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LONG = 60.0
+LONG = scaled(60)
 # As many as tests/support/greedy_wsgi_app.py waits for.
 REQUESTS = 4
 

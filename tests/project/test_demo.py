@@ -28,6 +28,7 @@ from services.process import StartError
 
 from django_zklock.testing import ZooKeeperServer
 from tests.support.doc_blocks import Block, runs
+from tests.support.timing import scaled
 
 # One after the other, also where tests run at once: each would like to have port 8000.
 pytestmark = [pytest.mark.once, pytest.mark.xdist_group("demo")]
@@ -35,7 +36,7 @@ pytestmark = [pytest.mark.once, pytest.mark.xdist_group("demo")]
 CHECKOUT = Path(__file__).resolve().parents[2]
 DEMO = CHECKOUT / "testproject" / "demo.py"
 # Seconds. The demo takes about ten; everything in it has its own limits.
-PATIENCE = 100
+PATIENCE = scaled(100)
 OWN = "django_zklock's own development server"
 LOST = Books(
     run="without lock",

@@ -32,11 +32,12 @@ from benchmarks.schemes.tap import Tap
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.queue import Kind
 from tests.support.protocol.jute import integer, long, text
+from tests.support.timing import scaled
 
 pytestmark = pytest.mark.once
 
 # For one scenario, on a machine that is busy with other things.
-TIMEOUT = 60.0
+TIMEOUT = scaled(60)
 TURNS = 3
 SHARED = [scheme for scheme in SCHEMES if scheme.is_shared]
 

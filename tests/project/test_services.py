@@ -25,11 +25,12 @@ from services.zookeeper import ZooKeeper
 from tests.support.servers.ensemble import Ensemble
 from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.servers.redis import Redis
+from tests.support.timing import scaled
 
 pytestmark = pytest.mark.once
 
 # Seconds after which something that should be gone is taken to have been left behind.
-PATIENCE = 20
+PATIENCE = scaled(20)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 from services.port import free_port
 
 from tests.support.doc_blocks import BLOCKS, ROOT, Block, masked, runs
+from tests.support.timing import scaled
 
 PAGE = "docs/tutorial/your-project.md"
 # The first line of a block with a file: its name, and whether the block is added to it.
@@ -25,7 +26,7 @@ FILE = re.compile(r"# ([\w/]+\.py)(, at the end)?\n")
 # The commands that run until Ctrl-C, and what each writes when it is ready.
 SERVERS = {"zklock devserver": "Ctrl-C ends it.", "celery -A shop worker": " ready."}
 # In seconds. Starting takes a few.
-DEADLINE = 90.0
+DEADLINE = scaled(90)
 
 pytestmark = [pytest.mark.celery, pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -46,6 +46,7 @@ from tests.support.refusing_server import Refusals
 from tests.support.servers.redis import Redis
 from tests.support.tcp_proxy import Proxy
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, wait_until
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Beatshop:
         self.beats: list[Beat] = []
         self.pool = Pool(
             "outside",
-            PoolOptions(connection=ConnectionOptions(hosts=server.hosts, session_timeout=20.0), root=self.root),
+            PoolOptions(connection=ConnectionOptions(hosts=server.hosts, session_timeout=scaled(20)), root=self.root),
         )
 
     def beat(
@@ -127,7 +128,7 @@ class Beatshop:
             "ZOOKEEPER_HOSTS": self.server.hosts,
             "TESTPROJECT_QUEUE": self.queue,
             "BEATSHOP_ROOT": self.root,
-            "BEATSHOP_SESSION_TIMEOUT": str(timeout),
+            "BEATSHOP_SESSION_TIMEOUT": str(scaled(timeout)),
             "BEATSHOP_SCHEDULE": json.dumps({"pulse": 0.2, "hourly": HOUR}),
             "BEATSHOP_SCHEDULER": scheduler,
             "PYTHONPATH": os.pathsep.join([str(PROJECTS), str(PROJECT), *filter(None, sys.path)]),
@@ -152,7 +153,7 @@ class Beatshop:
 
     def pids_in_queue(self) -> list[int]:
         """Return the pids of the beats in the queue, the leader first."""
-        places = snapshots.one_lock(self.pool, KEY, timeout=5.0).entries
+        places = snapshots.one_lock(self.pool, KEY, timeout=scaled(10)).entries
         return [place.identity.pid for place in places if place.identity]
 
     def wait_line(self, *beats: Beat, timeout: float = TIMEOUT) -> None:
@@ -161,7 +162,7 @@ class Beatshop:
 
     def session(self, beat: Beat) -> int:
         """Return the id of a beat's session."""
-        places = snapshots.one_lock(self.pool, KEY, timeout=5.0).entries
+        places = snapshots.one_lock(self.pool, KEY, timeout=scaled(10)).entries
         return next(place.session_id for place in places if place.identity and place.identity.pid == beat.pid)
 
     def asked(self, session: int) -> list[LoggedRequest]:
@@ -216,7 +217,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 def outsider(server: ZooKeeperServer) -> Iterator[KazooClient]:
     """Return a client with a connection of its own."""
     client = KazooClient(hosts=server.hosts)
-    client.start(timeout=20)
+    client.start(timeout=scaled(20))
     try:
         yield client
     finally:
@@ -250,7 +251,7 @@ def test_beats__expired_and_stopped_leader(beatshop: Beatshop) -> None:
     second = beatshop.beat()
     beatshop.wait_line(first, second)
     second.wait_written("event=beat_waits")
-    holder = snapshots.one_lock(beatshop.pool, KEY, timeout=5.0).holders[0].identity
+    holder = snapshots.one_lock(beatshop.pool, KEY, timeout=scaled(10)).holders[0].identity
     assert str(holder).startswith("command celery beat (pid")
     asleep = beatshop.session(second)
     before = beatshop.asked(asleep)
@@ -266,7 +267,7 @@ def test_beats__expired_and_stopped_leader(beatshop: Beatshop) -> None:
     second.signal(signal.SIGTERM)
     # Less than the session timeout.
     beatshop.wait_sent(first, timeout=LONG / 2)
-    assert second.wait(TIMEOUT) == 0
+    assert second.wait(scaled(TIMEOUT)) == 0
     first.wait_written("event=beat_leads", 2)
 
 
@@ -344,7 +345,7 @@ def test_beats__embedded_in_a_worker(beatshop: Beatshop) -> None:
     wait_until(lambda: beatshop.pids_in_queue() == [embedded, second.pid], TIMEOUT, "both in the queue")
     worker.signal(signal.SIGTERM)
     beatshop.wait_sent(second, timeout=LONG / 2)
-    assert worker.wait(TIMEOUT) == 0
+    assert worker.wait(scaled(TIMEOUT)) == 0
 
 
 @pytest.mark.slow
@@ -356,7 +357,7 @@ def test_beats__clock_ahead(beatshop: Beatshop) -> None:
     beatshop.wait_line(first, second)
     first.signal(signal.SIGTERM)
     beatshop.wait_sent(second)
-    assert first.wait(TIMEOUT) == 0
+    assert first.wait(scaled(TIMEOUT)) == 0
     assert second.written.count("event=beat_sent_in_the_future") == 1
     # With a corrected clock its host leads like any other.
     first = beatshop.beat()
@@ -499,7 +500,7 @@ def test_claim__reply_lost(server: ZooKeeperServer, lock: Lock, opcode: str) -> 
     cut = server.faults.cut_reply(opcode)
     sends.take_over()
     sends.claim("e")
-    cut.wait(5.0)
+    cut.wait(scaled(20))
     assert sends._version == 2
     assert sends.sent.get("e") is not None
 
@@ -681,7 +682,9 @@ class Failing(Recording):
 @pytest.fixture
 def app(server: ZooKeeperServer, root: str, settings: Settings) -> Iterator[Celery]:
     """Return an app whose beats record what they send, with one entry an hour."""
-    settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": 15, "CONNECT_TIMEOUT": 2}}
+    settings.ZKLOCK = {
+        "default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": scaled(15), "CONNECT_TIMEOUT": scaled(2)}
+    }
     app = Celery("unit", broker="memory://", set_as_current=False)
     app.conf.update(
         zklock_beat_scheduler=f"{__name__}:Recording",
@@ -1125,7 +1128,7 @@ def test_tick__broken_lock(app: Celery, server: ZooKeeperServer, make_scheduler:
     led = leading(scheduler)
     entry = led.schedule["often"]
     client = KazooClient(hosts=server.hosts)
-    client.start(timeout=20)
+    client.start(timeout=scaled(20))
     client.delete(led.held.node)
     client.stop()
     client.close()
@@ -1163,7 +1166,7 @@ def test_tick__cannot_claim(
     app: Celery, server: ZooKeeperServer, make_scheduler: MakeScheduler, settings: Settings
 ) -> None:
     """An entry that cannot be claimed is not sent."""
-    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": SHORT}}
+    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": scaled(SHORT)}}
     app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
     scheduler = make_scheduler()
     led = leading(scheduler)
@@ -1205,7 +1208,7 @@ def test_lead__last_runs_unreadable(
     page = f"{root}/celery-beat:unit/sent"
     write_sent(server, page, b"")
     client = KazooClient(hosts=server.hosts)
-    client.start(timeout=20)
+    client.start(timeout=scaled(20))
     before, _ = client.get_acls(page)
     client.set_acls(page, [make_acl("world", "anyone", admin=True)])
     scheduler = make_scheduler()

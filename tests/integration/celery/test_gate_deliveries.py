@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
 from tests.support.servers.rabbitmq import RabbitMQ
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -201,7 +202,7 @@ def test_warm_shutdown__order_of_waiting_tasks(
             # The shutdown waits for the task in the slot.
             workshop.wait_log("Warm shutdown")
             workshop.stranger.release(key)
-        assert workshop.worker.wait(TIMEOUT) == 0
+        assert workshop.worker.wait(scaled(TIMEOUT)) == 0
         workshop.worker.stop()
         workshop.worker.start()
         if gate:

@@ -151,7 +151,7 @@ def test_warm_shutdown__parked_tasks_go_back(workshop: Any, key: str) -> None:
     workshop.worker.signal(signal.SIGTERM)
     workshop.wait_count(key, 1, SOON)
     workshop.let_go(f"{key}:gate")
-    assert workshop.worker.wait(SOON) == 0
+    assert workshop.worker.wait(scaled(SOON)) == 0
     assert workshop.result(running)["key"] == key
     workshop.wait_empty(key, SOON)
     workshop.worker.stop()
@@ -196,7 +196,7 @@ def test_warm_shutdown__body_acquires_late(open_workshop: Any, pool: str, key: s
         workshop.wait_count(late.waits, 1, SOON)
         workshop.let_go(late.gate)
         assert workshop.result(late.task) == key
-        assert workshop.worker.wait(SOON) == 0
+        assert workshop.worker.wait(scaled(SOON)) == 0
         workshop.wait_empty(key, SOON)
 
 

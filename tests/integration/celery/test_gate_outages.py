@@ -51,7 +51,7 @@ def wait_queue(server: ZooKeeperServer, workshop: Any, key: str, count: int) -> 
 
 def child_of(workshop: Any, key: str) -> int | None:
     """Return the child that the node of the holder names."""
-    (entry,) = snapshots.one_lock(workshop.pool, key, timeout=TIMEOUT).holders
+    (entry,) = snapshots.one_lock(workshop.pool, key, timeout=scaled(TIMEOUT)).holders
     return entry.identity.work.child if entry.identity and entry.identity.work else None
 
 

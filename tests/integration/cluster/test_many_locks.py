@@ -17,6 +17,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import SESSION_BUDGET, Pool
 from django_zklock.zk.wire import MAX_REQUEST
 from tests.support.servers.ensemble import Ensemble
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Onlooker
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -26,7 +27,7 @@ COUNT = int(os.environ.get("ZKLOCK_MANY_LOCKS", "1500"))
 PART = FULL // COUNT
 TOGETHER = 500
 # Hanging is all that it is against.
-PATIENCE = 120.0
+PATIENCE = scaled(120)
 
 
 def take_all(pool: Pool) -> list[Held]:

@@ -14,6 +14,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.support.queued_contenders import node_of
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 pytestmark = pytest.mark.zookeeper
@@ -23,7 +24,7 @@ MIDDLE = 70
 # Longer than a server takes to come back, whatever else the machine does.
 SESSION_TIMEOUT = 40.0
 # For all of them together, on a busy machine.
-PATIENCE = 60.0
+PATIENCE = scaled(60)
 
 
 class Queue:

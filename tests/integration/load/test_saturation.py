@@ -15,13 +15,14 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Queue
 from tests.support.queued_contenders import is_next
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, wait_until
 
 PEOPLE, SESSIONS, TURNS = 8, 4, 10
 # Seconds, each way.
 DELAY = 0.01
 # On a machine that is busy with other things.
-LONG = 30.0
+LONG = scaled(30)
 
 
 @pytest.fixture

@@ -34,12 +34,13 @@ from tests.support.protocol.operations import (
     Sync,
 )
 from tests.support.protocol.session_client import Talker
+from tests.support.timing import scaled
 
 SESSIONS = 1000
 MANY = 10_000
 CREATED, DELETED, CHANGED, CHILD = 1, 2, 3, 4
 # No limit on the duration: on a busy machine the last of a thousand clients waits long for its turn.
-PATIENCE = 60.0
+PATIENCE = scaled(60)
 AT_ONCE = 500
 MARSHALLING_ERROR = -5
 ROOT = Path(__file__).resolve().parents[3]

@@ -22,6 +22,7 @@ from django_zklock.contrib.celery import RetryLater
 from django_zklock.doctor import Finding
 from django_zklock.doctor import celery as celery_findings
 from tests.support.fake_four_letter import Talker
+from tests.support.timing import scaled
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -37,7 +38,7 @@ pytestmark = [
 ALIAS = "shop"
 SESSION_TIMEOUT = 15.0
 # Seconds of delay that a busy machine may add.
-GRACE = 8.0
+GRACE = scaled(8)
 
 
 @pytest.fixture

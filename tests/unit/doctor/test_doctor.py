@@ -24,6 +24,7 @@ from tests.support.any_server import Server as AnyServer
 from tests.support.django_layer import Recorder
 from tests.support.fake_four_letter import Talker, serving
 from tests.support.servers.ensemble import Ensemble
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Onlooker
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ FAR = ConnectionOptions(hosts="zk1.example:2181,zk2.example:2181,zk3.example:218
 HERE = ConnectionOptions(hosts="127.0.0.1:2181")
 SECRET = [("digest", "shop:secret")]
 # Seconds of delay that a busy machine may add.
-GRACE = 8.0
+GRACE = scaled(8)
 
 Findings = dict[str, list[Finding]]
 

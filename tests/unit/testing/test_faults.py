@@ -18,8 +18,9 @@ from tests.support.forked_child import fork
 from tests.support.protocol.operations import EPHEMERAL, SEQUENCE, Create, Exists, GetChildren, GetData
 from tests.support.protocol.raw_client import ClosedError
 from tests.support.protocol.session_client import Talker
+from tests.support.timing import scaled
 
-PATIENCE = 10.0
+PATIENCE = scaled(10)
 DELETED, CHILD = 2, 4
 
 

@@ -24,8 +24,9 @@ from tests.support.protocol.operations import (
 )
 from tests.support.protocol.raw_client import Event, RawClient, Reply
 from tests.support.protocol.session_client import Talker
+from tests.support.timing import scaled
 
-PATIENCE = 10.0
+PATIENCE = scaled(10)
 DELETED = 2
 NO_NODE = -101
 

@@ -21,8 +21,9 @@ from tests.support.protocol.operations import (
 )
 from tests.support.protocol.raw_client import RawClient
 from tests.support.protocol.session_client import Talker, connect_frame
+from tests.support.timing import scaled
 
-PATIENCE = 10.0
+PATIENCE = scaled(10)
 NO_NODE = -101
 
 

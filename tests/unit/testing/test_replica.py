@@ -24,8 +24,9 @@ from tests.support.protocol.operations import (
     Sync,
 )
 from tests.support.protocol.session_client import Talker
+from tests.support.timing import scaled
 
-PATIENCE = 10.0
+PATIENCE = scaled(10)
 CREATED, DELETED, CHANGED, CHILD = 1, 2, 3, 4
 NO_NODE, BAD_VERSION = -101, -103
 

@@ -27,8 +27,9 @@ from tests.support.protocol.operations import (
     WhoAmI,
 )
 from tests.support.protocol.session_client import Talker
+from tests.support.timing import scaled
 
-PATIENCE = 10.0
+PATIENCE = scaled(10)
 
 
 @pytest.fixture

@@ -21,9 +21,10 @@ from tests.support.protocol.operations import EPHEMERAL, CloseSession, Create, E
 from tests.support.protocol.raw_client import ClosedError, RawClient
 from tests.support.protocol.session_client import Talker
 from tests.support.raw_fork import raw_fork
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
-PATIENCE = 10.0
+PATIENCE = scaled(10)
 LOOPBACK = "127.0.0.1"
 NOBODY_HERE = ["/zookeeper", "/zookeeper/config", "/zookeeper/quota"]
 

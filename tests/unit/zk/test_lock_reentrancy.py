@@ -10,9 +10,10 @@ from django_zklock.zk.held import Held, held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool
 
-LONG = 20.0
+LONG = scaled(20)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from django_zklock.zk.waiting import (
     monotonic,
     seconds,
 )
-from tests.support.timing import GRACE
+from tests.support.timing import GRACE, scaled
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_deadline__capped() -> None:
 
 
 # In seconds: for what must happen, and for what must not.
-PATIENCE, MOMENT = 10.0, 0.01
+PATIENCE, MOMENT = scaled(10), 0.01
 
 
 def set_in_a_thread(event: AsyncAutoResetEvent) -> None:

@@ -23,6 +23,7 @@ from services.port import LOOPBACK, free_port
 
 from django_zklock.api import zk_lock
 from django_zklock.testing import ZooKeeperServer, serve
+from tests.support.timing import scaled
 
 ROOT = Path(__file__).resolve().parents[4]
 COMMANDS = {
@@ -30,7 +31,7 @@ COMMANDS = {
     "module": ["-m", "django_zklock.testing"],
 }
 # Seconds.
-TIMEOUT = 90
+TIMEOUT = scaled(90)
 
 
 class Server:

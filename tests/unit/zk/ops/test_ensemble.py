@@ -21,10 +21,11 @@ from django_zklock.zk.ops.ensemble import Configuration, Latency, Server
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support.fake_four_letter import Talker, serving
 from tests.support.servers.ensemble import Ensemble
+from tests.support.timing import MAX_SESSION, scaled
 
 # How long a test waits for those who never answer, and how much later it may have its own answer on a busy machine.
 TIMEOUT = 0.4
-GRACE = 8.0
+GRACE = scaled(8)
 
 
 def ask(hosts: str, timeout: float = 10.0) -> list[Server]:
@@ -55,7 +56,9 @@ def test_alone(zookeeper: ZooKeeper) -> None:
     assert None not in (server.latency, server.connections, server.sessions, server.outstanding)
     assert server.nodes is not None
     assert server.nodes > 1
-    assert server.configuration == Configuration(tick_time=0.2, min_session_timeout=0.8, max_session_timeout=60.0)
+    assert server.configuration == Configuration(
+        tick_time=0.2, min_session_timeout=0.8, max_session_timeout=MAX_SESSION
+    )
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +256,7 @@ def test_lookup_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def hang(host: str, *arguments: object, **options: object) -> object:
         if host == "slow.example":
-            over.wait(30)
+            over.wait(scaled(30))
         return look_up(host, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
@@ -267,8 +270,8 @@ def test_all_at_once() -> None:
     """Ten servers that do not answer take as long as one."""
     with Talker(lambda _word: None) as talker:
         began = time.monotonic()
-        found = ask(",".join([talker.hosts] * 10), 3.0)
-        assert time.monotonic() - began < 3.0 + 2 * GRACE < 10 * 3.0
+        found = ask(",".join([talker.hosts] * 10), each := scaled(3.0))
+        assert time.monotonic() - began < each + 2 * GRACE < 10 * each
     assert len(found) == 10
 
 
@@ -286,12 +289,12 @@ def test_greenlets(patch: str) -> None:
     program = (
         f"{patch}\nimport sys\n"
         "from django_zklock.zk.ops import ensemble\nfrom django_zklock.zk.wire import ConnectionOptions\n"
-        "silent, there = ensemble.servers(ConnectionOptions(hosts=sys.argv[1]), timeout=1)\n"
+        "silent, there = ensemble.servers(ConnectionOptions(hosts=sys.argv[1]), timeout=float(sys.argv[2]))\n"
         "print(silent.problem, there.role, sep=', ')\n"
     )
     with Talker(lambda _word: None) as silent, Talker(serving()) as there:
         outcome = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program, f"{silent.hosts},{there.hosts}"],
-            capture_output=True, text=True, timeout=60, check=False,
+            [sys.executable, "-W", "ignore", "-c", program, f"{silent.hosts},{there.hosts}", str(scaled(1))],
+            capture_output=True, text=True, timeout=scaled(60), check=False,
         )  # fmt: skip
-    assert outcome.stdout == "no answer within 1 s, follower\n", outcome.stderr
+    assert outcome.stdout == f"no answer within {scaled(1):g} s, follower\n", outcome.stderr

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from django_zklock.contrib.celery.gate.child import ChildWatcher
+from tests.support.timing import scaled
 
 pytestmark = pytest.mark.celery
 
 # Seconds, enough for a busy machine.
-SOON = 20.0
+SOON = scaled(20)
 
 
 def refuse(pid: int, flags: int = 0) -> int:

@@ -16,11 +16,12 @@ import pytest
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Cell, HoldState, ParentCell, Scoreboard
 from django_zklock.zk.session import SessionListener
 from django_zklock.zk.waiting import boottime
+from tests.support.timing import scaled
 
 pytestmark = pytest.mark.celery
 
 # Seconds, enough for a busy machine.
-SOON = 60
+SOON = scaled(60)
 
 
 class Session:
