@@ -32,7 +32,7 @@ class Cut:
     session: int | None
     happened: threading.Event = field(default_factory=threading.Event)
 
-    def wait(self, timeout: float = 5.0) -> None:
+    def wait(self, timeout: float = 30.0) -> None:
         """Wait until it has happened; ``timeout`` is in seconds. Raises TimeoutError."""
         if not self.happened.wait(timeout):
             msg = f"no reply was cut: no {self.opcode.label} was answered within {timeout:g} s"

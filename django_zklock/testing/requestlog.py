@@ -81,7 +81,7 @@ class RequestLog:
         with self._changed:
             return list(self._requests)
 
-    def wait_for(self, opcode: str | Opcode, count: int = 1, *, path: str | None = None, timeout: float = 5.0) -> None:
+    def wait_for(self, opcode: str | Opcode, count: int = 1, *, path: str | None = None, timeout: float = 30.0) -> None:
         """Wait for ``count`` requests of a kind; with ``path`` only those for this node, of the last ten thousand.
 
         ``timeout`` is in seconds. Raises TimeoutError, which lists the requests so far, and ValueError for a kind

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Seconds between two checks whether a holder has noticed the loss of its lock.
 POLL_INTERVAL = 0.005
 # Seconds in which another contender must get a free lock, and a holder notice a loss.
-TIMEOUT = 5.0
+TIMEOUT = 30.0
 
 _numbers = itertools.count(1)
 

@@ -230,7 +230,7 @@ class ZooKeeperServer:
             else:
                 function()
 
-    def wait_for_end(self, session: int, timeout: float = 5.0) -> None:
+    def wait_for_end(self, session: int, timeout: float = 30.0) -> None:
         """Wait until a session was closed or has expired, and its ephemeral nodes are gone.
 
         ``timeout`` is in seconds. Raises TimeoutError.

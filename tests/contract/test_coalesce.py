@@ -25,6 +25,7 @@ from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble, Recorder, Stranger
 from tests.support.tcp_proxy import UP, Proxy, requests
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
@@ -277,6 +278,7 @@ def test_call__rest_skips(
     assert waiting.result() == "done"
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_call__times_out(make: Callable[..., Callable[..., Any]], stranger: Stranger, ensemble: Ensemble) -> None:
     """Who has waited in vain has nobody to run for it, and is told so."""
     stranger.take("k")
@@ -308,12 +310,13 @@ def test_call__another_function(stranger: Stranger, ensemble: Ensemble) -> None:
     assert (first.result(), second.result()) == ("one", "two")
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_call__may_give_up(make: Callable[..., Callable[..., Any]], stranger: Stranger, ensemble: Ensemble) -> None:
     """No call is skipped for a call with a timeout: the first waits in vain, and the second runs."""
     held = stranger.take("k")
-    first = Runner(make(lambda: "done", timeout=2))
+    first = Runner(make(lambda: "done", timeout=scaled(3)))
     ensemble.wait_count("k", 2)
-    second = Runner(make(lambda: "done", timeout=60))
+    second = Runner(make(lambda: "done", timeout=scaled(60)))
     ensemble.wait_count("k", 3)
     assert isinstance(first.outcome(), LockTimeout)
     held.release()

@@ -260,7 +260,7 @@ def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, onlooker:
     lock.acquire().release(wait=True)
     proxy.pause(DOWN)
     with pytest.raises(ZooKeeperUnavailable):
-        lock.acquire(timeout=0.2)
+        lock.acquire(timeout=scaled(1))
     onlooker.wait_count(lock.paths[0], 1)
     proxy.resume(drop=True)
     proxy.cut()

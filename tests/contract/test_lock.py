@@ -204,6 +204,7 @@ def test_reentrant__same_thread(pool: Pool, onlooker: Onlooker) -> None:
     assert held_stack() == []
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_reentrant__other_pool(make_pool: MakePool) -> None:
     """Re-entrancy is for one pool: through another one the holder meets itself."""
     with Lock("k", make_pool()), pytest.raises(LockTimeout):

@@ -23,7 +23,7 @@ from tests.support.cancellation import BEFORE, HELD, WAITING, Canceller, nothing
 from tests.support.queued_contenders import RULES
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner, waiting_in
-from tests.support.timing import GRACE, LONG_SESSION
+from tests.support.timing import GRACE, LONG_SESSION, scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
@@ -422,7 +422,7 @@ def test_create_reply__lost(proxied: tuple[Proxy, Pool], both: Lock, onlooker: O
     for _ in range(5):
         swallowed = at_multi(proxy, lambda: proxy.pause(DOWN))
         waiting = waiting_in(both)
-        assert swallowed.wait(5)
+        assert swallowed.wait(scaled(20))
         wait_counts(onlooker, both, 1, 1)
         node = onlooker.children(both.paths[0])[0]
         proxy.resume(drop=True)
@@ -440,7 +440,7 @@ def test_create__some_removed_while_cut(proxied: tuple[Proxy, Pool], both: Lock,
     proxy, _ = proxied
     swallowed = at_multi(proxy, lambda: proxy.pause(DOWN))
     waiting = waiting_in(both)
-    assert swallowed.wait(5)
+    assert swallowed.wait(scaled(20))
     wait_counts(onlooker, both, 1, 1)
     (mine,) = onlooker.children(both.paths[1])
     onlooker.client.delete(f"{both.paths[1]}/{mine}")
@@ -458,7 +458,7 @@ def test_create__given_up_while_cut(proxied: tuple[Proxy, Pool], both: Lock, onl
     proxy, _ = proxied
     proxy.pause(DOWN)
     with pytest.raises(ZooKeeperUnavailable):
-        both.acquire(timeout=0.2)
+        both.acquire(timeout=scaled(1))
     wait_counts(onlooker, both, 1, 1)
     proxy.resume(drop=True)
     proxy.cut()

@@ -30,7 +30,7 @@ from tests.support.threads import Runner
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
 
 
 def test_zk_lock__does_nothing_yet(ensemble: Ensemble) -> None:
@@ -167,6 +167,7 @@ async def acquired(lock: Lock) -> Held:
     return await lock.aacquire()
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_timeout__of_the_acquisition(stranger: Stranger, ensemble: Ensemble) -> None:
     """The timeout of an acquisition replaces that of the lock; None waits without a limit."""
     stranger.take("k")

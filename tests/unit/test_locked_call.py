@@ -40,6 +40,7 @@ from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.waiting import UNSET, Unset
 from tests.support.django_layer import Ensemble, Recorder, Stranger
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
@@ -459,7 +460,7 @@ def test_error__releases(ensemble: Ensemble, error: type[BaseException]) -> None
 def test_error__thrown_into_a_waiting_call(stranger: Stranger, ensemble: Ensemble) -> None:
     """An exception thrown into a call that waits leaves no node."""
     held = stranger.take("k")
-    waiting = Runner(_sync(body=never, timeout=2))
+    waiting = Runner(_sync(body=never, timeout=60))
     ensemble.wait_count("k", 2)
     waiting.throw(KeyboardInterrupt)
     assert isinstance(waiting.outcome(), KeyboardInterrupt)
@@ -735,7 +736,9 @@ def test_met_itself__another_owner_came_between(
     make: Make, stranger: Stranger, redelivered: Work, ensemble: Ensemble, settings: Any
 ) -> None:
     """If its own node is gone and another owner has the lock, the policy applies again: the call skips."""
-    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": 3, "CONNECT_TIMEOUT": 1}}
+    settings.ZKLOCK = {
+        "default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": scaled(3), "CONNECT_TIMEOUT": scaled(1)}
+    }
     own = _take_as(stranger, redelivered)
     other = Runner(lambda: stranger.take("k"))
     ensemble.wait_count("k", 2)
@@ -752,7 +755,9 @@ def test_met_itself__still_running(
     make: Make, stranger: Stranger, redelivered: Work, ensemble: Ensemble, settings: Any
 ) -> None:
     """If the earlier delivery outlives any session that has died, it is alive, and the policy applies."""
-    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": 3, "CONNECT_TIMEOUT": 1}}
+    settings.ZKLOCK = {
+        "default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": scaled(3), "CONNECT_TIMEOUT": scaled(1)}
+    }
     held = _take_as(stranger, redelivered)
     result = make(body=never, on_conflict="skip")()
     assert result["holder"].startswith("task bill [4711]")

@@ -28,11 +28,10 @@ from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
+pytest_plugins = ["tests.support.slow_deadlines"]
+
 STAT = 68
 END_OF_NUMBERS = 2**31 - 1
-
-
-pytest_plugins = ["tests.support.slow_deadlines"]
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ from tests.support.protocol.operations import (
 )
 from tests.support.protocol.raw_client import ClosedError, RawClient
 from tests.support.protocol.session_client import HOME, Talker, connect_frame
+from tests.support.timing import scaled
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -89,7 +90,14 @@ OPERATIONS: list[Operation] = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer(sessionless_timeout=0.3) as server:
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[ZooKeeperServer]:
+    """Return a server that closes a connection soon on which nothing comes."""
+    with ZooKeeperServer(sessionless_timeout=scaled(0.3)) as server:
         yield server
 
 
@@ -185,18 +193,18 @@ def test_first_frame__as_large_as_may_be(either: Server) -> None:
 
 @pytest.mark.parametrize("piece", [b"", b"\0", b"\0\0\0", jute.integer(45), jute.integer(45) + GREETING[:-1], b"ru"])
 @pytest.mark.parametrize("half_closed", [False, True])
-def test_first_frame__never_complete(server: ZooKeeperServer, piece: bytes, half_closed: bool) -> None:
+def test_first_frame__never_complete(impatient: ZooKeeperServer, piece: bytes, half_closed: bool) -> None:
     """A connection without a connect request is closed after a timeout, or when the client has closed its direction."""
-    with socket.create_connection(server.address, 10) as sock:
+    with socket.create_connection(impatient.address, scaled(10)) as sock:
         sock.sendall(piece)
         if half_closed:
             sock.shutdown(socket.SHUT_WR)
         assert sock.recv(1) == b""
 
 
-def test_first_frame__in_time(server: ZooKeeperServer) -> None:
+def test_first_frame__in_time(impatient: ZooKeeperServer) -> None:
     """A client with a session may be silent for longer than that timeout."""
-    with Talker(server.address) as client, socket.create_connection(server.address, 10) as silent:
+    with Talker(impatient.address) as client, socket.create_connection(impatient.address, scaled(10)) as silent:
         assert silent.recv(1) == b""
         assert client.do(Ping()).error == 0
 
@@ -204,7 +212,7 @@ def test_first_frame__in_time(server: ZooKeeperServer) -> None:
 def test_connection__reset_at_once(server: ZooKeeperServer) -> None:
     """Clients that disconnect before they are accepted do no harm."""
     for _ in range(50):
-        sock = socket.create_connection(server.address, 10)
+        sock = socket.create_connection(server.address, scaled(10))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
     assert serves(server)
@@ -383,7 +391,7 @@ def send(sock: socket.socket, said: bytes, seed: int) -> None:
 def test_anything(victim: ZooKeeperServer, first: bytes, then: list[bytes], seed: int) -> None:
     """Whatever a client sends, in any pieces: its connection ends when the client closes it, and others are served."""
     with Talker(victim.address) as other:
-        with socket.create_connection(victim.address, 10) as sock:
+        with socket.create_connection(victim.address, scaled(10)) as sock:
             send(sock, first + b"".join(then), seed)
         assert other.do(Ping()).error == 0
     victim.faults.expire()

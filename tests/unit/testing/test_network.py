@@ -132,11 +132,11 @@ def test_black_hole__session_expires(server: ZooKeeperServer) -> None:
 def test_black_hole__session_lives(server: ZooKeeperServer) -> None:
     """A session that loses only its replies stays open while its requests arrive."""
     # Long enough that a pause of a busy machine does not expire it.
-    with Talker(server.address, timeout=4000) as client:
+    with Talker(server.address, timeout=round(scaled(4000))) as client:
         pings = 0
         start = time.monotonic()
         with server.faults.black_hole("replies"):
-            while time.monotonic() - start < 5:
+            while time.monotonic() - start < scaled(5):
                 client.start(Ping())
                 pings += 1
                 server.requests.wait_for("ping", pings)

@@ -13,6 +13,7 @@ from django_zklock import LockTimeout, current_lock, zk_lock
 from django_zklock.connections import connections
 from django_zklock.testing import Sandbox, ZooKeeperServer, sandbox
 from tests.support.protocol.raw_client import RawClient
+from tests.support.timing import scaled
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -107,7 +108,7 @@ def test_held_elsewhere(place: Sandbox) -> None:
     with place.held_elsewhere("key") as held:
         assert current_lock() is None
         with pytest.raises(LockTimeout) as caught:
-            zk_lock("key").acquire(timeout=1)
+            zk_lock("key").acquire(timeout=scaled(1))
         assert str(caught.value.holder).startswith("label somebody else")
         assert len(place.sessions()) == 2
         assert place.owner(held.node) == place.sessions()[0].id

@@ -12,8 +12,13 @@ from django_zklock.testing import ZooKeeperServer
 from tests.support.protocol.operations import EPHEMERAL, CloseSession, Create, Exists, Ping
 from tests.support.protocol.raw_client import NO_PASSWORD, Greeting, RawClient
 from tests.support.protocol.session_client import Talker
+from tests.support.timing import scaled
 
 DELETED = 2
+# Milliseconds of a session that ends soon, and not before a request of the test has come.
+SHORT = round(scaled(500))
+# Seconds of one that goes on while something comes.
+PATIENT = scaled(4)
 REFUSED = Greeting(protocol=0, timeout=0, session=0, password=NO_PASSWORD, rest=b"\0")
 
 
@@ -41,10 +46,10 @@ def test_timeout__bounds(wish: int, granted: int) -> None:
 def test_timeout__silent(server: ZooKeeperServer) -> None:
     """A silent client loses its session after the timeout, not before, and its connection with it."""
     start = time.monotonic()
-    with Talker(server.address, timeout=500) as client:
+    with Talker(server.address, timeout=SHORT) as client:
         client.ask(Create("/held", EPHEMERAL))
         server.wait_for_end(client.session)
-        assert time.monotonic() - start >= 0.5
+        assert time.monotonic() - start >= SHORT / 1000
         assert server.sessions() == []
         assert "/held" not in server.paths()
         assert client.is_closed()
@@ -53,27 +58,27 @@ def test_timeout__silent(server: ZooKeeperServer) -> None:
 def test_timeout__from_the_last_request(server: ZooKeeperServer) -> None:
     """The time counts from the last request of any kind."""
     # Long enough that a pause of a busy machine does not expire it.
-    with Talker(server.address, timeout=4000) as client:
+    with Talker(server.address, timeout=round(1000 * PATIENT)) as client:
         start = time.monotonic()
-        while time.monotonic() - start < 5:
+        while time.monotonic() - start < PATIENT + 1:
             client.do(Ping())
             client.do(Exists("/nowhere"))
             client.call(4, b"malformed")
         last = time.monotonic()
         client.do(Ping())
-        server.wait_for_end(client.session, 30)
-        assert time.monotonic() - last >= 4.0
+        server.wait_for_end(client.session, 10 * PATIENT)
+        assert time.monotonic() - last >= PATIENT
 
 
 def test_timeout__without_connection(server: ZooKeeperServer) -> None:
     """A session without a connection stays open for its timeout, no longer."""
     with Talker(server.address) as witness:
-        with Talker(server.address, timeout=500) as client:
+        with Talker(server.address, timeout=SHORT) as client:
             last = time.monotonic()
             client.ask(Create("/held", EPHEMERAL))
             witness.ask(Exists("/held", watch=True))
         assert witness.event() == (DELETED, "/held")
-        assert time.monotonic() - last >= 0.5
+        assert time.monotonic() - last >= SHORT / 1000
         assert [each.id for each in server.sessions()] == [witness.session]
 
 
@@ -94,7 +99,7 @@ def test_timeout__new_one_when_coming_back(server: ZooKeeperServer) -> None:
 def test_timeout__server_is_stopped() -> None:
     """While the server is stopped no session ends, and after the start each has its full timeout again."""
     with ZooKeeperServer() as server:
-        client = Talker(server.address, timeout=500)
+        client = Talker(server.address, timeout=SHORT)
         client.ask(Create("/held", EPHEMERAL))
         server.stop()
         client.close()
@@ -103,7 +108,7 @@ def test_timeout__server_is_stopped() -> None:
         server.start()
         assert server.owner("/held") == client.session
         server.wait_for_end(client.session)
-        assert time.monotonic() - start >= 0.5
+        assert time.monotonic() - start >= SHORT / 1000
 
 
 # Resumption.

@@ -22,6 +22,8 @@ from tests.support.queued_contenders import is_watching
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
 
+pytest_plugins = ["tests.support.slow_deadlines"]
+
 
 class Contentions(LockListener):
     """Records the holders that "contended" names."""
@@ -158,6 +160,7 @@ def test_holder__read_if_wanted(make_pool: MakePool, *, is_wanted: bool) -> None
 
 
 @pytest.mark.parametrize("keys", ["k", ["k", "l"]])
+@pytest.mark.usefixtures("unhurried")
 def test_holder__named_by_the_error(make_pool: MakePool, keys: str | list[str]) -> None:
     """The error of a timeout names the holder, though nothing has read it before."""
     with Lock("k", make_pool()):

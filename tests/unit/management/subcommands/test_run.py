@@ -25,7 +25,7 @@ from django_zklock.management.subcommands._locked_process import FORWARDED, NOT_
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from tests.support.threads import Runner
-from tests.support.timing import GRACE, LONG_SESSION
+from tests.support.timing import GRACE, LONG_SESSION, scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Run:
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "error",
             "ZOOKEEPER_HOSTS": hosts,
-            "TESTPROJECT_SESSION_TIMEOUT": str(session_timeout),
+            "TESTPROJECT_SESSION_TIMEOUT": str(scaled(session_timeout)),
         }
         self.process = subprocess.Popen(
             [sys.executable, "manage.py", "zklock", "run", key, *arguments],
@@ -67,7 +67,7 @@ class Run:
 
     def end(self, timeout: float = 30) -> tuple[int, str, str]:
         """Wait for the end; return exit code, output and errors."""
-        out, errors = self.process.communicate(timeout=timeout)
+        out, errors = self.process.communicate(timeout=scaled(timeout))
         return self.process.returncode, out, errors
 
     def status(self) -> int:

@@ -40,7 +40,7 @@ from django_zklock.zk.wire.requests import MultiRead
 from django_zklock.zk.wire.watches import RemoveWatches
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
-from tests.support.timing import GRACE
+from tests.support.timing import GRACE, MAX_SESSION, scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
 pytestmark = pytest.mark.zookeeper
@@ -86,9 +86,9 @@ class Plug:
     def __init__(self, hosts: str, *, session_timeout: float = 6.0, **options: Any) -> None:
         self.listener = Listener()
         self.wire = Wire(
-            ConnectionOptions(hosts=hosts, session_timeout=session_timeout, **options),
+            ConnectionOptions(hosts=hosts, session_timeout=scaled(session_timeout), **options),
             self.listener,
-            connect_timeout=5.0,
+            connect_timeout=scaled(5),
         )
         self.wire.start()
 
@@ -154,8 +154,8 @@ def test_wake__one_byte(plugs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of wake-ups before the connection's thread runs send one byte and read the queue once."""
     plug = plugs().connected()
     held, entered = threading.Event(), threading.Event()
-    plug.do(entered.set, lambda: held.wait(5))
-    assert entered.wait(5)
+    plug.do(entered.set, lambda: held.wait(scaled(20)))
+    assert entered.wait(scaled(20))
     connection = plug.wire._connection
     sent: list[bytes] = []
 
@@ -549,16 +549,17 @@ def test_watch__missing_node(plugs: Any, root: str) -> None:
     assert not list(plug.wire.watches)
 
 
-@pytest.mark.parametrize(("asked", "given"), [(0.1, 0.8), (3.0, 3.0), (1000.0, 60.0)])
+@pytest.mark.parametrize(("asked", "given"), [(0.01, 0.8), (3.0, scaled(3.0)), (1000.0, MAX_SESSION)])
 def test_session_timeout__negotiated(plugs: Any, asked: float, given: float) -> None:
     """The session timeout is the one that the server has granted, not the one in the options."""
     plug = plugs(session_timeout=asked).connected()
-    assert plug.wire.lease.timeout == given
+    assert plug.wire.lease.timeout == pytest.approx(given, abs=0.001)
 
 
 def test_lease__requests_that_the_leader_sees(plugs: Any) -> None:
     """Neither reads nor syncs renew the lease; a write does, from a margin before the sync that was answered first."""
-    plug = plugs(session_timeout=1.2).connected()
+    plug = plugs(session_timeout=2.4).connected()
+    timeout = plug.wire.lease.timeout
     begin = plug.wire.lease.end
 
     def read_for(seconds: float) -> None:
@@ -566,17 +567,17 @@ def test_lease__requests_that_the_leader_sees(plugs: Any) -> None:
         while boottime() < read_until:
             plug.ask("children", "/")
 
-    read_for(0.4)
+    read_for(timeout / 3)
     assert plug.wire.lease.end == begin
     plug.ask("sync", "/")
     synced = boottime()
     # What is answered here is recent enough for a lease from a margin before the write itself.
-    read_for(0.2)
+    read_for(timeout / 6)
     assert plug.wire.lease.end == begin
     answers: list[Any] = []
     plug.do(lambda: plug.wire.write_nothing(lambda *answer: answers.append(answer)))
     wait_until(lambda: answers)
-    assert begin < plug.wire.lease.end <= synced - 0.15 + 1.2
+    assert begin < plug.wire.lease.end <= synced - timeout / 8 + timeout
 
 
 def do(plug: Plug, request: Callable[[Wire, str, Any], object], path: str) -> Any:
