@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib.util
 import itertools
 import os
 import signal
@@ -25,7 +26,7 @@ from django_zklock.zk import background
 from django_zklock.zk.held import held_stack
 from django_zklock.zk.pool import SESSION_BUDGET, Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support import timing
+from tests.support import package_limits, timing
 from tests.support.any_server import Server
 from tests.support.curator import Curator
 from tests.support.stacks import STACKS, Stacks
@@ -109,6 +110,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     if session.config.getoption(WITHOUT_SERVICES):
         sys.addaudithook(_refuse_services)
+
+
+def pytest_sessionstart() -> None:
+    package_limits.scale_limits(package_limits.LIMITS)
+    if importlib.util.find_spec("celery") is not None:
+        package_limits.scale_limits(package_limits.LIMITS_WITH_CELERY)
 
 
 def pytest_report_header() -> str:

@@ -21,6 +21,7 @@ from tests.browser import chromium
 from tests.browser.site_process import Site
 from tests.browser.visitor import TIMEOUT, WIDE, Visitor
 from tests.support.servers.redis import Redis
+from tests.support.timing import scaled
 from tests.support.tree_reader import Onlooker
 from tests.support.workshop import Workshop
 
@@ -35,6 +36,7 @@ Contexts = dict[tuple[str, str | None, bool], BrowserContext]
 DATA = Identity(host="web1", pid=17, work=Work(kind="command", name="report")).encode()
 
 expect.set_options(timeout=TIMEOUT)
+TIMES = {"SESSION_TIMEOUT": scaled(6), "CONNECT_TIMEOUT": scaled(5)}
 
 
 # Before pytest-xdist reads the groups.
@@ -82,7 +84,7 @@ def open_site(tmp_path_factory: pytest.TempPathFactory) -> OpenSite:
 @pytest.fixture(scope="session")
 def site(open_site: OpenSite, workshop: Workshop) -> Iterator[Site]:
     """Start a site that shows the locks of the worker."""
-    options = {"HOSTS": workshop.zookeeper.hosts, "ROOT": workshop.root, "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 5}
+    options = {"HOSTS": workshop.zookeeper.hosts, "ROOT": workshop.root, **TIMES}
     with open_site({"default": options}) as site:
         yield site
 

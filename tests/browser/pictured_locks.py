@@ -18,6 +18,7 @@ from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import trail
 from django_zklock.zk.ops.trail import Action
 from django_zklock.zk.queue import Kind
+from tests.support.timing import scaled
 
 MINUTE = 60.0
 HOUR = 60 * MINUTE
@@ -168,7 +169,7 @@ def join(client: KazooClient, contender: Contender) -> str:
 @contextmanager
 def connect(server: ZooKeeperServer) -> Iterator[KazooClient]:
     client = KazooClient(server.hosts)
-    client.start(timeout=20)
+    client.start(timeout=scaled(20))
     try:
         yield client
     finally:

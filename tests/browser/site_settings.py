@@ -10,9 +10,10 @@ from unittest import mock
 from config import settings
 from config.settings import *  # noqa: F403 - derived settings
 
+INSTALLED_APPS = [*settings.INSTALLED_APPS, "tests.browser.slow_site.SlowSite"]
 # Themes of the admin have inline scripts and styles, and fonts of other sites.
 if THEME := os.environ.get("SITE_THEME", ""):
-    INSTALLED_APPS = [THEME, *settings.INSTALLED_APPS]
+    INSTALLED_APPS = [THEME, *INSTALLED_APPS]
     ROOT_URLCONF = "tests.browser.site_urls"
 else:
     MIDDLEWARE = ["tests.browser.csp_middleware.strict", *settings.MIDDLEWARE]

@@ -15,9 +15,9 @@ from django_zklock.testing import ZooKeeperServer
 from tests.browser.conftest import OpenSite, Visit
 from tests.browser.site_process import Site
 from tests.browser.visitor import LIST, page_of
-from tests.support.timing import GRACE
+from tests.support.timing import GRACE, scaled
 
-CONNECT_TIMEOUT = 1.0
+CONNECT_TIMEOUT = scaled(1)
 ROOT = "/django_zklock"
 
 
@@ -30,7 +30,7 @@ def own_zookeeper() -> Iterator[ZooKeeper]:
 
 @pytest.fixture(scope="module")
 def own_site(open_site: OpenSite, own_zookeeper: ZooKeeper) -> Iterator[Site]:
-    options = {"HOSTS": own_zookeeper.hosts, "SESSION_TIMEOUT": 4, "CONNECT_TIMEOUT": CONNECT_TIMEOUT}
+    options = {"HOSTS": own_zookeeper.hosts, "SESSION_TIMEOUT": scaled(4), "CONNECT_TIMEOUT": CONNECT_TIMEOUT}
     with open_site({"default": options}) as site:
         yield site
 
@@ -38,7 +38,7 @@ def own_site(open_site: OpenSite, own_zookeeper: ZooKeeper) -> Iterator[Site]:
 def hold(server: ZooKeeper, key: str) -> None:
     """Create a node that survives the restart of a server."""
     client = KazooClient(server.hosts)
-    client.start(timeout=20)
+    client.start(timeout=scaled(20))
     client.create(f"{ROOT}/{key}/_c_01234567-89ab-cdef-0123-456789abcdef-lock-", sequence=True, makepath=True)
     client.stop()
     client.close()
@@ -128,7 +128,7 @@ def test_list__one_of_two_aliases_away(visit: Visit, own_zookeeper: ZooKeeper, o
     """If one ensemble cannot be read, its last known locks stay below the current ones of the other."""
     with ZooKeeperServer() as other:
         client = KazooClient(other.hosts)
-        client.start(timeout=20)
+        client.start(timeout=scaled(20))
         client.create(f"{ROOT}/remote/_c_01234567-89ab-cdef-0123-456789abcdef-lock-", sequence=True, makepath=True)
         client.stop()
         client.close()

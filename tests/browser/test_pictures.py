@@ -23,6 +23,7 @@ from tests.browser.site_process import Site
 from tests.browser.test_hostile import ENDLESS, KEYS
 from tests.browser.visitor import LIST, SIZES, Visitor, page_of, rows_on_a_screen
 from tests.support.servers.ensemble import Ensemble
+from tests.support.timing import scaled
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCREENSHOTS = DOCS / "_static" / "screenshots"
@@ -68,7 +69,9 @@ def own_client(own_server: ZooKeeperServer) -> Iterator[KazooClient]:
 
 @pytest.fixture
 def own_site(open_site: OpenSite, own_server: ZooKeeperServer) -> Iterator[Site]:
-    with open_site({"default": {"HOSTS": own_server.hosts, "CONNECT_TIMEOUT": 1}}, now=pictured_locks.NOW) as site:
+    with open_site(
+        {"default": {"HOSTS": own_server.hosts, "CONNECT_TIMEOUT": scaled(1)}}, now=pictured_locks.NOW
+    ) as site:
         yield site
 
 

@@ -10,6 +10,7 @@ from django.contrib.admin.utils import quote
 from playwright.sync_api import ConsoleMessage, Locator, Page, Request, ViewportSize
 
 from django_zklock.zk import paths
+from tests.support.timing import scaled
 
 LIST = "/admin/django_zklock/lock/"
 WIDE: ViewportSize = {"width": 1280, "height": 640}
@@ -28,7 +29,7 @@ CONTROLS = "a[href], button, input:not([type=hidden]), select, textarea, summary
 MISSED = "(all) => all.filter((each) => !('reached' in each.dataset)).map((each) => each.outerHTML.slice(0, 120))"
 STILL = "() => document.getAnimations().every((each) => each.playState !== 'running')"
 # Milliseconds, for every wait on a page.
-TIMEOUT = 10_000
+TIMEOUT = scaled(15_000)
 
 
 def page_of(key: str) -> str:

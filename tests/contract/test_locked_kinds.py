@@ -14,7 +14,7 @@ from django_zklock import AsyncUnsafe, LockConflict, LockTimeout, current_lock, 
 from django_zklock.zk.held import Held
 from tests.support.django_layer import Ensemble, Recorder, Stranger
 from tests.support.threads import Runner
-from tests.support.timing import GRACE, LONG_SESSION
+from tests.support.timing import GRACE, LONG_SESSION, scaled
 from tests.support.tree_reader import wait_until
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def test_broken__within_a_heartbeat(
     ensemble: Ensemble, recorder: Recorder, settings: Settings, options: dict[str, Any]
 ) -> None:
     """A lock of any kind that an operator breaks is missed within a heartbeat, and the signal says so."""
-    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": LONG_SESSION}}
+    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": scaled(LONG_SESSION)}}
     held = zk_lock("k", **options).acquire()
     ensemble.delete(held)
     began = time.monotonic()

@@ -37,6 +37,7 @@ from tests.support.django_layer import Ensemble
 from tests.support.doc_blocks import BLOCKS, ROOT, Block, execute, masked, runs
 from tests.support.installed_curator import HOW_TO_GET_CURATOR, find_curator
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import Onlooker, wait_until
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def test_unreachable(blocks: Blocks, settings: Settings) -> None:
 def test_refused(blocks: Blocks, settings: Settings, testserver: ZooKeeperServer, root: str, tmp_path: Path) -> None:
     """The three errors of the page are those of a wrong ACL, a wrong credential and an unknown authority."""
     no_rights, no_scheme, no_trust = blocks
-    plain = {"HOSTS": testserver.hosts, "ROOT": root, "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": 2}
+    plain = {"HOSTS": testserver.hosts, "ROOT": root, "SESSION_TIMEOUT": scaled(6), "CONNECT_TIMEOUT": scaled(2)}
     owner = plain | {"AUTH": [("digest", "shop:secret")], "ACL": "creator"}
     other = owner | {"AUTH": [("digest", "other:secret")]}
     wrong = plain | {"AUTH": [("scheme-that-nobody-knows", "secret")]}

@@ -36,6 +36,7 @@ from django_zklock.zk.lock import Lock
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.doc_blocks import ROOT, Block, execute, runs
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ def test_install(blocks: Blocks, names: dict[str, Any], settings: Settings, test
 @runs("docs/howto/interoperate.md", language="python")
 def test_interoperate(blocks: Blocks, testserver: ZooKeeperServer, settings: Settings) -> None:
     """The path is the one of the page, and kazoo's lock, told of our names, keeps us out and is kept out."""
-    settings.ZKLOCK = {"default": {"HOSTS": testserver.hosts, "SESSION_TIMEOUT": 6}}
+    settings.ZKLOCK = {"default": {"HOSTS": testserver.hosts, "SESSION_TIMEOUT": scaled(6)}}
     path, kazoo = blocks
     assert execute([path], {})["path"] == "/django_zklock/invoice:42"
     names = execute([kazoo], {}, hosts=testserver.hosts)

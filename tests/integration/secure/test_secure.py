@@ -38,7 +38,7 @@ from tests.support.certificates import Authority, Issued
 from tests.support.servers.ensemble import Ensemble
 from tests.support.tcp_proxy import DOWN, UP, Proxy
 from tests.support.threads import Runner
-from tests.support.timing import GRACE
+from tests.support.timing import GRACE, MAX_SESSION, scaled
 from tests.support.tree_reader import wait_until
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class SecureZooKeeper(ZooKeeper):
         super().__init__(
             tick_time=0.2,
             min_session_timeout=0.8,
+            max_session_timeout=MAX_SESSION,
             settings={
                 "secureClientPort": str(self.secure_port),
                 "secureClientPortAddress": LOOPBACK,
@@ -143,7 +144,7 @@ def modern_server(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> I
 def onlooker(server: SecureZooKeeper) -> Iterator[KazooClient]:
     """Return a client of the plain port, to look at the tree."""
     client = KazooClient(hosts=server.hosts, sasl_options=dict(SASL))
-    client.start(timeout=20)
+    client.start(timeout=scaled(20))
     yield client
     client.stop()
     client.close()
@@ -157,24 +158,30 @@ def configure(settings: Settings, request: pytest.FixtureRequest) -> Configure:
     """Return a function that sets ``ZKLOCK["default"]``, with a root of the test's own, and gives its pool."""
 
     def configure(hosts: str, **values: Any) -> Pool:
-        default = {"HOSTS": hosts, "ROOT": f"/{request.node.name}", "SESSION_TIMEOUT": 6, "CONNECT_TIMEOUT": LONG}
-        settings.ZKLOCK = {"default": default | values}
+        default: dict[str, Any] = {
+            "HOSTS": hosts,
+            "ROOT": f"/{request.node.name}",
+            "SESSION_TIMEOUT": 6,
+            "CONNECT_TIMEOUT": LONG,
+        } | values
+        times = {name: scaled(default[name]) for name in ("SESSION_TIMEOUT", "CONNECT_TIMEOUT")}
+        settings.ZKLOCK = {"default": default | times}
         return connections["default"]
 
     return configure
 
 
-def refused(match: str, *, within: float = PATIENCE + GRACE) -> str:
+def refused(match: str, *, within: float = PATIENCE + 15.0) -> str:
     """Try to get a lock and give the message of the error that says that ZooKeeper cannot be used.
 
     On a busy machine an attempt may be over before it has met the reason; then there is another one.
     """
-    deadline = time.monotonic() + LONG
+    deadline = time.monotonic() + scaled(LONG)
     while True:
         began = time.monotonic()
         with pytest.raises(ZooKeeperUnavailable) as caught:
             zk_lock("k").acquire()
-        assert time.monotonic() - began < within
+        assert time.monotonic() - began < scaled(within)
         if re.search(match, str(caught.value)):
             return str(caught.value)
         assert time.monotonic() < deadline, f"not {match}: {caught.value}"
@@ -501,7 +508,7 @@ def test_sasl__wrong_password(server: SecureZooKeeper, configure: Configure) -> 
         assert "wrong" not in message
         (session,) = pool.sessions()
         assert session.ended is not None
-        assert session.wire._connection.connection_stopped.wait(1)
+        assert session.wire._connection.connection_stopped.wait(scaled(10))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.support.curator import Curator, CuratorClient, RefusedError
 from tests.support.installed_curator import curator_version, find_curator
 from tests.support.tcp_proxy import Proxy
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import Onlooker
 from tests.support.zkcli import ZkCli, transcript
 
@@ -97,7 +98,9 @@ def root(server: Server) -> str:
 @pytest.fixture
 def path(server: Server, settings: Settings) -> str:
     """Put our locks on the server; return the path of the lock ``k``."""
-    settings.ZKLOCK = {"default": {"HOSTS": server.hosts, "ROOT": f"/java-{next(_numbers)}", "SESSION_TIMEOUT": 6}}
+    settings.ZKLOCK = {
+        "default": {"HOSTS": server.hosts, "ROOT": f"/java-{next(_numbers)}", "SESSION_TIMEOUT": scaled(6)}
+    }
     return connections["default"].path("k")
 
 

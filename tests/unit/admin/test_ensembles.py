@@ -12,7 +12,7 @@ from services.port import free_port
 from django_zklock.connections import connections
 from tests.support.admin_pages import LIST, body_of, member, text_of
 from tests.support.command import Hold
-from tests.support.timing import GRACE
+from tests.support.timing import GRACE, scaled
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -32,7 +32,7 @@ def test_ensembles__servers_and_sessions(viewer: Client, hold: Hold) -> None:
     text = text_of(viewer.get(URL))
     assert " default Servers " in text
     assert f" {pool.options.connection.hosts} standalone 3." in text
-    assert f" default-0 0x{session.id:x} {session.wire.server} 6 " in text
+    assert f" default-0 0x{session.id:x} {session.wire.server} {scaled(6):g} " in text
 
 
 def test_ensembles__no_session_yet(viewer: Client, zklock: str) -> None:

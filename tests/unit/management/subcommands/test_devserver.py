@@ -142,7 +142,10 @@ def test_devserver__client_connected_at_the_end(start: Start, command: str) -> N
 
 def test_devserver__started_again() -> None:
     """After a restart without its data, locks work, with larger tokens."""
-    with DevServer() as server, override_settings(ZKLOCK={"default": {"HOSTS": server.hosts, "SESSION_TIMEOUT": 6}}):
+    with (
+        DevServer() as server,
+        override_settings(ZKLOCK={"default": {"HOSTS": server.hosts, "SESSION_TIMEOUT": scaled(6)}}),
+    ):
         before = zk_lock("a").acquire(TIMEOUT)
         before.release()
         server.restart()
