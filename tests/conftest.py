@@ -74,6 +74,9 @@ def pytest_collection() -> Generator[None, object, object]:
 # Before pytest-xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if (timely := item.get_closest_marker("timely")) and not timely.args:
+            raise pytest.UsageError(f"{item.nodeid} does not say why it is timely")
     if not hasattr(config, "workerinput"):
         return
     # The long ones first, or the other processes wait for the last of them in the end.
@@ -82,6 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # And what takes long to start in one process.
         for name in DEAR.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(name))
+        # And what would starve beside others of its kind.
+        if item.get_closest_marker("timely") and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("timely"))
 
 
 WITHOUT_SERVICES = "--without-services"

@@ -241,7 +241,7 @@ def test_signal__raises_at_any_instant(play: MakePlayer, make_pool: MakePool, on
     assert word == "struck"
     assert int(count) > 100
     assert player.hear() == "alive"
-    onlooker.wait_empty(Lock("k", pool).paths[0], 3)
+    onlooker.wait_empty(Lock("k", pool).paths[0])
     player.say("end")
     assert player.wait()[0] == 0
 

@@ -534,6 +534,7 @@ def test_notification__swallowed(server: ZooKeeperServer, make_pool: MakePool) -
     waiter.result().release()
 
 
+@pytest.mark.timely("what is left of a lease after two silent handshakes is enough for a third")
 @pytest.mark.parametrize("silences", [1, 2])
 def test_handshake__swallowed(server: ZooKeeperServer, make_pool: MakePool, silences: int) -> None:
     """After a short outage a lock is kept, also if new connections are accepted and their handshakes never answered:

@@ -12,6 +12,7 @@ import pytest
 
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.pool import SESSION_BUDGET
+from tests.support.timing import scaled
 
 HOME = Path(__file__).resolve().parents[3]
 FULL = 10_000
@@ -34,7 +35,7 @@ def test_many_waiters(root: str) -> None:
     """They cost no thread each and little memory, ask the server for little, and are served in order to the last."""
     with ZooKeeperServer() as server:
         arguments = [sys.executable, "-m", "tests.support.many_waiters", server.hosts, root, str(COUNT), str(BUDGET)]
-        done = subprocess.run(arguments, cwd=HOME, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(arguments, cwd=HOME, capture_output=True, text=True, timeout=scaled(240), check=False)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert (found["served"], found["in order"], found["threads"], found["left"]) == (COUNT, True, THREADS, []), (

@@ -52,6 +52,7 @@ NAME = "localhost"
 PATIENCE = 1.5
 # Seconds, for a busy machine; also the limit of attempts that are to end long before it.
 LONG = 60.0
+TIMES = {"SESSION_TIMEOUT": 6.0, "CONNECT_TIMEOUT": LONG}
 SASL = {"mechanism": "DIGEST-MD5", "username": "shop", "password": "right"}
 
 
@@ -158,14 +159,8 @@ def configure(settings: Settings, request: pytest.FixtureRequest) -> Configure:
     """Return a function that sets ``ZKLOCK["default"]``, with a root of the test's own, and gives its pool."""
 
     def configure(hosts: str, **values: Any) -> Pool:
-        default: dict[str, Any] = {
-            "HOSTS": hosts,
-            "ROOT": f"/{request.node.name}",
-            "SESSION_TIMEOUT": 6,
-            "CONNECT_TIMEOUT": LONG,
-        } | values
-        times = {name: scaled(default[name]) for name in ("SESSION_TIMEOUT", "CONNECT_TIMEOUT")}
-        settings.ZKLOCK = {"default": default | times}
+        times = {name: scaled(values.pop(name, usual)) for name, usual in TIMES.items()}
+        settings.ZKLOCK = {"default": {"HOSTS": hosts, "ROOT": f"/{request.node.name}"} | values | times}
         return connections["default"]
 
     return configure
@@ -672,6 +667,7 @@ def test_ensemble__black_hole(
         assert pool.close()
 
 
+@pytest.mark.timely("what is left of a lease when its server freezes is enough for another server")
 def test_ensemble__frozen_server(ensemble: Ensemble, configure: Configure) -> None:
     """A lock is kept when the server behind it freezes: the session moves to another one in time."""
     follower, other = ensemble.followers()[:2]

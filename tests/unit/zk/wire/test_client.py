@@ -725,6 +725,7 @@ def test_request__unencodable(plugs: Any) -> None:
     assert plug.ask("children", "/")[1] is None
 
 
+@pytest.mark.timely("kazoo's own close would take ten seconds on any machine")
 def test_close__frozen_server(own_zookeeper: ZooKeeper) -> None:
     """If the server does not answer, close returns after its timeout, and the thread ends."""
     before = set(threading.enumerate())
