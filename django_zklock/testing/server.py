@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 # Seconds for a call in the loop's thread, which never blocks.
-CALL_TIMEOUT = 10.0
+CALL_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
