@@ -63,8 +63,8 @@ SLOWNESS = _slowness()
 
 
 def scaled(seconds: float) -> float:
-    """Return ``seconds`` of a quiet machine in seconds of this one."""
-    return seconds * SLOWNESS
+    """Return ``seconds`` of a quiet machine in seconds of this one, to the millisecond, as ZooKeeper counts."""
+    return round(seconds * SLOWNESS, 3)
 
 
 def processes(slowness: float = SLOWNESS, cores: int = cores()) -> int:

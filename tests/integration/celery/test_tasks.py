@@ -88,7 +88,7 @@ def test_autoretry__timeout_is_no_failed_attempt(workshop: Any, key: str, name: 
     workshop.stranger.take(key)
     error = workshop.outcome(workshop.send(name, key, f"{key}:run"))
     assert isinstance(error, LockTimeout)
-    assert f"lock '{key}' was not granted within 1 s; held by label the stranger" in str(error)
+    assert f"lock '{key}' was not granted within {scaled(1):g} s; held by label the stranger" in str(error)
     if name == "time_out_inside":
         assert workshop.board.get(f"{key}:run:attempts") == "1"
 
