@@ -266,7 +266,7 @@ def test_remove__no_server(make_pool: MakePool) -> None:
     pool = make_pool(f"{LOOPBACK}:{free_port()}", connect_timeout=60.0)
     began = time.monotonic()
     with pytest.raises(
-        ZooKeeperUnavailable, match=r"no connection to ZooKeeper at .* within 0\.3 s; whether that was done"
+        ZooKeeperUnavailable, match=r"no connection to ZooKeeper at .* within [\d.]+ s; whether that was done"
     ):
         actions.break_lock(pool, "/k/lock-0000000000", token=1, why="please", timeout=0.3)
     assert time.monotonic() - began < 0.3 + GRACE

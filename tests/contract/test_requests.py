@@ -168,7 +168,7 @@ def test_ask__time_is_up(server: Server, make_pool: MakePool, tree: str, outside
         proxy.pause(DOWN)
         with pytest.raises(
             ZooKeeperUnavailable,
-            match=r"no answer from ZooKeeper at .* within 0\.2 s; whether that was done is not known",
+            match=r"no answer from ZooKeeper at .* within [\d.]+ s; whether that was done is not known",
         ):
             scripts.run(session, script, action="write", timeout=0.2, mutates=True)
         proxy.resume()
@@ -187,7 +187,7 @@ def test_ask__no_server(make_pool: MakePool) -> None:
     pool = make_pool(f"{LOOPBACK}:{free_port()}", connect_timeout=60.0)
     began = time.monotonic()
     with pytest.raises(
-        ZooKeeperUnavailable, match=r"no connection to ZooKeeper at .* within 0\.3 s; is it running and reachable"
+        ZooKeeperUnavailable, match=r"no connection to ZooKeeper at .* within [\d.]+ s; is it running and reachable"
     ):
         read(pool, Read("/"), timeout=0.3)
     assert time.monotonic() - began < 0.3 + GRACE

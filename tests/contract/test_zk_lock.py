@@ -288,7 +288,7 @@ def test_holders__asyncio(stranger: Stranger) -> None:
 
 def test_holders__unavailable(ensemble: Ensemble) -> None:
     """Without ZooKeeper, reading the holders is an error."""
-    with pytest.raises(ZooKeeperUnavailable, match=r"within 0\.3 s"):
+    with pytest.raises(ZooKeeperUnavailable, match=r"within [\d.]+ s"):
         zk_lock("k", using="absent").holders()
 
 

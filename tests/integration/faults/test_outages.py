@@ -124,7 +124,7 @@ def test_lines__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     search.find(pool, timeout=5)
     own_zookeeper.pause()
     began = time.monotonic()
-    with pytest.raises(ZooKeeperUnavailable, match=r"no answer from ZooKeeper at .* within 0\.3 s"):
+    with pytest.raises(ZooKeeperUnavailable, match=r"no answer from ZooKeeper at .* within [\d.]+ s"):
         search.find(pool, timeout=0.3)
     assert time.monotonic() - began < 0.3 + GRACE
 
