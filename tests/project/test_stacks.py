@@ -17,6 +17,7 @@ from services.zookeeper import ZooKeeper
 
 from tests.support.stacks import HERE, STACKS, Stacks
 from tests.support.stacks.sitecustomize import VARIABLE
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = pytest.mark.once
@@ -112,7 +113,7 @@ def test_greenlets(library: str) -> None:
 
 def test_no_python_code(stacks: Stacks) -> None:
     """A process whose main thread does not come back to Python code tells its threads, and nothing of greenlets."""
-    stacks.patience = 0.5
+    stacks.patience = scaled(1)
     found = told(
         Program(
             """
@@ -123,7 +124,7 @@ def test_no_python_code(stacks: Stacks) -> None:
             """
         )
     )
-    assert "no more than this within 0.5 s, as it runs no Python code" in found
+    assert f"no more than this within {stacks.patience:g} s, as it runs no Python code" in found
     assert " in stalled_call\n" in found
 
 

@@ -20,12 +20,13 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.stacks.sitecustomize import ASK, END, VARIABLE, answer
+from tests.support.timing import scaled
 
 HERE = str(Path(__file__).parent)
 # Seconds. What fails sooner has waited for nobody.
 IMPATIENCE = 2.0
 # Seconds in which a process must have written all.
-PATIENCE = 5.0
+PATIENCE = scaled(5)
 # Java writes this after the last of its threads.
 END_OF_JAVA = "JNI global refs"
 
