@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from django.template.defaultfilters import floatformat
 from django.test import Client
 from services.port import free_port
 
@@ -32,7 +33,7 @@ def test_ensembles__servers_and_sessions(viewer: Client, hold: Hold) -> None:
     text = text_of(viewer.get(URL))
     assert " default Servers " in text
     assert f" {pool.options.connection.hosts} standalone 3." in text
-    assert f" default-0 0x{session.id:x} {session.wire.server} {scaled(6):g} " in text
+    assert f" default-0 0x{session.id:x} {session.wire.server} {floatformat(scaled(6), -3)} " in text
 
 
 def test_ensembles__no_session_yet(viewer: Client, zklock: str) -> None:
