@@ -43,7 +43,7 @@ def test_met_itself__waits_for_its_session(
         retries = AcquireRetries(Lock("k", pool), 0, TASK)
         met = LockTimeout("taken", key="k", timeout=0, holder=Identity(host="web1", pid=1, work=TASK))
         assert retries.should_retry(met)
-        assert retries.timeout == granted + two_ticks + 2.0
+        assert retries.timeout == pytest.approx(granted + two_ticks + pool.options.connect_timeout)
         # Once.
         assert not retries.should_retry(met)
         pool.close()
