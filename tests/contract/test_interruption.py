@@ -441,7 +441,7 @@ def test_greenlets(server: Server, root: str) -> None:
         "from gevent import monkey; monkey.patch_all()\nfrom tests.support.interrupted_greenlets import main; main()"
     )
     command = [sys.executable, "-c", start, server.hosts, root]
-    process = subprocess.run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+    process = subprocess.run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY, timeout=scaled(60))
     assert (process.returncode, process.stdout.splitlines()) == (
         0,
         ["main greenlet interrupted", "greenlet interrupted", "caught once", "left alone", "not lost"],

@@ -36,6 +36,7 @@ from benchmarks.peers.scenarios import SCENARIOS
 from benchmarks.peers.summary import Summary, amount, markdown, number, ratio
 from benchmarks.peers.tables import BLOCKS, blocks, faster, figures, ratios, speed
 from tests.support.doc_blocks import ROOT
+from tests.support.timing import scaled
 
 pytestmark = pytest.mark.once
 
@@ -347,7 +348,9 @@ def test_bench__a_tiny_round() -> None:
         *("--only", "alone", "threads-2", "alone-1ms", "--contestants", "ours", "raw", "redis-py"),
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "testproject")))}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=scaled(100), check=False
+    )
     assert done.returncode == 0, done.stderr
     shown = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
     assert shown == [

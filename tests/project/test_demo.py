@@ -365,7 +365,7 @@ def test_choose__real_one_does_not_start() -> None:
     with ExitStack() as stack:
         choice = choose(None, stack)
         client = KazooClient(choice.hosts)
-        client.start(timeout=10)
+        client.start(timeout=scaled(20))
         client.stop()
         client.close()
 
@@ -421,7 +421,7 @@ def test_broker__message_appears_whole(tmp_path: Path, monkeypatch: pytest.Monke
         queue.put({"a": 1})
         assert seen == []
         assert len(list(tmp_path.glob("*.msg"))) == 1
-        assert queue.get(timeout=5).payload == {"a": 1}
+        assert queue.get(timeout=scaled(20)).payload == {"a": 1}
         queue.close()
 
 
@@ -520,10 +520,10 @@ def admin_page(site: str, page: str, name: str, password: str) -> str:
     """Log in to the admin and return the page's text."""
     cookies = http.cookiejar.CookieJar()
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
-    browser.open(f"{site}/admin/login/", timeout=10).close()
+    browser.open(f"{site}/admin/login/", timeout=scaled(20)).close()
     token = next(cookie.value for cookie in cookies if cookie.name == "csrftoken")
     form = {"username": name, "password": password, "csrfmiddlewaretoken": token, "next": page}
-    with browser.open(f"{site}/admin/login/", urllib.parse.urlencode(form).encode(), timeout=10) as answer:
+    with browser.open(f"{site}/admin/login/", urllib.parse.urlencode(form).encode(), timeout=scaled(20)) as answer:
         return str(answer.read().decode())
 
 

@@ -14,6 +14,7 @@ import django_zklock
 from tests.support.doc_blocks import BLOCKS, PAGES, Block, runs
 from tests.support.reference_pages import sections
 from tests.support.servers.ensemble import Ensemble
+from tests.support.timing import scaled
 
 ZOOKEEPER = "docs/explanation/zookeeper.md"
 SYMPTOMS = "docs/howto/troubleshooting.md"
@@ -50,9 +51,9 @@ def test_servers(blocks: list[Block]) -> None:
         assert named - ensemble.followers()[0].mntr().keys() == {"zk_synced_followers"}
         ready = readiness_probe()
         probe = [*ready[:-1], ready[-1].replace("2181", str(leader.port))]
-        assert subprocess.run(probe, timeout=60, check=False).returncode == 0
+        assert subprocess.run(probe, timeout=scaled(60), check=False).returncode == 0
         ensemble.stop()
-        assert subprocess.run(probe, timeout=60, check=False, stderr=subprocess.DEVNULL).returncode != 0
+        assert subprocess.run(probe, timeout=scaled(60), check=False, stderr=subprocess.DEVNULL).returncode != 0
     assert {"srvr", "mntr", "conf"} == {*lines["4lw.commands.whitelist"].split(",")}
 
 
@@ -77,7 +78,9 @@ def test_manifest(blocks: list[Block]) -> None:
     # The number of a server comes from the name of its pod.
     start = [word.replace("/docker-entrypoint.sh zkServer.sh start-foreground", "env") for word in container["command"]]
     environment = {"HOSTNAME": "zk-2", "PATH": os.environ["PATH"]}
-    shown = subprocess.run(start, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    shown = subprocess.run(
+        start, env=environment, capture_output=True, text=True, timeout=scaled(60), check=True
+    ).stdout
     assert "ZOO_MY_ID=3" in shown.splitlines()
 
 

@@ -402,5 +402,5 @@ public final class Page {{
         encoding="utf-8",
     )
     command = [find_java(HOW_TO_GET_CURATOR), *QUICK_START, "-cp", find_curator(), str(program), testserver.hosts]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=scaled(100), check=False)
     assert (ended.returncode, ended.stdout.splitlines()[-1:]) == (0, ["charged"]), ended.stderr

@@ -85,7 +85,7 @@ def python(program: str, hosts: str, folder: Path = ROOT) -> subprocess.Complete
     }
     arguments = [sys.executable, "-c", program]
     return subprocess.run(
-        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=scaled(60), check=False
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.doc_blocks import BLOCKS, Block, runs
+from tests.support.timing import scaled
 
 if TYPE_CHECKING:
     from tests.support.user_project import Shop
@@ -79,7 +80,7 @@ def test_unittest(project: Shop) -> None:
     """Django's own test runner runs the test case, and with the other runner one that does not know of the sandbox."""
     project.write("shop/tests.py", EXAMPLES["shop/tests.py"])
     command = [sys.executable, "-m", "django", "test"]
-    result = project.pytester.run(*command, "--settings=shop.settings", "shop.tests", timeout=90)
+    result = project.pytester.run(*command, "--settings=shop.settings", "shop.tests", timeout=scaled(90))
     result.stderr.fnmatch_lines(["Ran 2 tests*", "OK"])
 
     project.write("shop/test_settings.py", EXAMPLES["shop/test_settings.py"])
@@ -95,5 +96,5 @@ def test_unittest(project: Shop) -> None:
                 self.assertEqual(bill(42), "invoice 42 billed")
         """,
     )
-    result = project.pytester.run(*command, "--settings=shop.test_settings", "shop", timeout=90)
+    result = project.pytester.run(*command, "--settings=shop.test_settings", "shop", timeout=scaled(90))
     result.stderr.fnmatch_lines(["Ran 3 tests*", "OK"])

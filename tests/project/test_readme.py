@@ -13,6 +13,7 @@ from django.core.management import call_command
 
 from django_zklock import conf, current_lock, zk_lock
 from tests.support.doc_blocks import Block, execute, runs
+from tests.support.timing import scaled
 
 Blocks = list[Block]
 
@@ -37,7 +38,7 @@ def test_command(blocks: Blocks) -> None:
     command = execute(blocks, {})["Command"]
     assert output_of(command()) == "The report is written.\n"
     with zk_lock("nightly-report"), ThreadPoolExecutor() as another_thread:
-        output = another_thread.submit(output_of, command()).result(timeout=30)
+        output = another_thread.submit(output_of, command()).result(timeout=scaled(30))
     assert re.fullmatch(r"Skipped: lock 'nightly-report': held by .*pid \d+ on .+\.\n", output)
 
 

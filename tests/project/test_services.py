@@ -43,8 +43,8 @@ def server() -> Iterator[ZooKeeper]:
 @pytest.fixture
 def client(server: ZooKeeper) -> Iterator[KazooClient]:
     """Return a session of the server."""
-    client = KazooClient(server.hosts, timeout=10)
-    client.start(timeout=10)
+    client = KazooClient(server.hosts, timeout=scaled(10))
+    client.start(timeout=scaled(20))
     yield client
     client.stop()
     client.close()
@@ -246,7 +246,7 @@ def test_ensemble__leader_killed() -> None:
         assert len(ensemble.followers()) == 2
         assert len(ensemble.hosts.split(",")) == 3
         client = KazooClient(ensemble.hosts)
-        client.start(timeout=20)
+        client.start(timeout=scaled(20))
         stack.callback(client.close)
         stack.callback(client.stop)
         client.create("/a", b"kept")

@@ -12,6 +12,7 @@ import pytest
 from services.zookeeper import ZooKeeper
 
 from tests.support.servers.postgresql import PostgreSQL
+from tests.support.timing import scaled
 
 ROOT = Path(__file__).resolve().parents[3]
 PODS = 10
@@ -45,7 +46,7 @@ def test_migrate__ten_pods(zookeeper: ZooKeeper) -> None:
             for _ in range(PODS)
         ]
         try:
-            ended = [pod.communicate(timeout=500) for pod in pods]
+            ended = [pod.communicate(timeout=scaled(500)) for pod in pods]
         finally:
             for pod in pods:
                 pod.kill()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.timing import scaled
+
 if TYPE_CHECKING:
     from tests.support.user_project import Shop
 
@@ -570,7 +572,9 @@ def test_module__needs_pytest_and_the_standard_library() -> None:
         "import pytest, sys; before = {*sys.modules}; import django_zklock.testing.plugin; "
         "print(*{name.partition('.')[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names)"
     )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(60)
+    )
     assert finished.stdout.split() == ["django_zklock"]
 
 
@@ -599,7 +603,7 @@ def test_installed__project_imported_before_pytest(shop: Shop) -> None:
         sys.exit(pytest.main(["-pno:hypothesispytest"]))
         """,
     )
-    result = shop.pytester.run(sys.executable, "runner.py", timeout=90)
+    result = shop.pytester.run(sys.executable, "runner.py", timeout=scaled(90))
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["plugins:*django-zklock-99*"])
 
@@ -608,7 +612,7 @@ def test_coverage(shop: Shop) -> None:
     """A run under coverage measures the project as before."""
     shop.write("test_shop.py", BILL)
     coverage = (sys.executable, "-m", "coverage")
-    result = shop.pytester.run(*coverage, "run", "--include=shop/*", "-m", "pytest", *shop.UNUSED, timeout=90)
+    result = shop.pytester.run(*coverage, "run", "--include=shop/*", "-m", "pytest", *shop.UNUSED, timeout=scaled(90))
     result.assert_outcomes(passed=1)
     report = shop.pytester.run(*coverage, "report", "--include=shop/tasks.py", "-m")
     # The loop of `export`, which no test calls.

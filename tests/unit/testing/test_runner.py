@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.timing import scaled
+
 if TYPE_CHECKING:
     from tests.support.user_project import Shop
 
@@ -86,7 +88,7 @@ def run(shop: Shop, *options: str, method: str = "fork", wait: float = 0.0) -> l
     shop.write("main.py", MAIN)
     command = [sys.executable, "main.py", method, "test", "shop.tests", "--settings=shop.settings"]
     runner = "--testrunner=django_zklock.testing.runner.SandboxRunner"
-    result = shop.pytester.run(*command, runner, *options, timeout=90)
+    result = shop.pytester.run(*command, runner, *options, timeout=scaled(90))
     result.stderr.fnmatch_lines(["Ran 2 tests*", "OK"])
     lines = (shop.pytester.path / "servers.txt").read_text("utf-8").splitlines()
     return [(kind, pid, hosts) for kind, pid, hosts in map(str.split, lines)]

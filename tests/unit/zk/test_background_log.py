@@ -15,6 +15,7 @@ from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.lock import Lock
 from tests.support.any_server import Server
 from tests.support.tcp_proxy import Proxy
+from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, wait_until
 
 NAME = "django_zklock.test"
@@ -158,7 +159,9 @@ for number in range(20):
 
 def test_exit() -> None:
     """What was logged before a normal end of the process is written."""
-    said = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=scaled(60), check=True
+    ).stdout
     assert said.splitlines() == [f"number {number}" for number in range(20)]
 
 
@@ -200,5 +203,5 @@ def test_fork(how: str) -> None:
     In a process of its own: a raw fork copies CPython's own locks, also those that another thread is about to release.
     """
     script = [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", FORK, how]
-    said = subprocess.run(script, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(script, capture_output=True, text=True, timeout=scaled(60), check=True).stdout
     assert said.splitlines() == ["the child's", "the child has ended 0", "the parent's"]

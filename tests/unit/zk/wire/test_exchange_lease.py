@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_zklock.zk.session import ENOUGH, HEARTBEATS_PER_SESSION
@@ -285,7 +285,7 @@ class Small:
     beat=st.floats(0.2, 4.0),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_never_longer_than_the_leader_counts(
     leads: bool,
     tick: float,
