@@ -183,7 +183,7 @@ def _limit(item: pytest.Item) -> float:
 
 # When all limits are there. The first marker counts.
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
-def scale_limits(items: list[pytest.Item]) -> None:
+def pytest_scale_limits(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.timeout(scaled(_limit(item))), append=False)
 
