@@ -34,10 +34,10 @@ check: $(READY) ## what to run first: style, types and most unit tests; no Java,
 check-units: $(READY)
 	$(BIN)/pytest tests/unit --without-services -m "not zookeeper and not slow and not program" --numprocesses 4 $(ARGS)
 
+# The machine is measured before anything runs that would be measured too.
 .PHONY: test
 test: lint $(READY) | os-test ## every check
-	@# Measured before anything else runs.
-	export ZKLOCK_SLOWNESS=$$($(BIN)/python -m tests.support.timing) && \
+	ZKLOCK_SLOWNESS=$$($(BIN)/python -m tests.support.timing) \
 		$(MAKE) --jobs=2 --keep-going --output-sync=target --no-print-directory \
 		test-live types docs test-asynchronous
 

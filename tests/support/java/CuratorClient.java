@@ -145,10 +145,10 @@ public final class CuratorClient {
     }
 
     private String connect(String hosts, int sessionTimeout) throws Exception {
-        curator = CuratorFrameworkFactory.newClient(hosts, sessionTimeout, 5000, new RetryNTimes(50, 100));
+        curator = CuratorFrameworkFactory.newClient(hosts, sessionTimeout, Math.max(5000, sessionTimeout / 2), new RetryNTimes(50, 100));
         curator.getConnectionStateListenable().addListener((client, state) -> tell(">", state));
         curator.start();
-        if (!curator.blockUntilConnected(10, TimeUnit.SECONDS)) {
+        if (!curator.blockUntilConnected(60, TimeUnit.SECONDS)) {
             throw new IllegalStateException("no connection to " + hosts);
         }
         return "connected";

@@ -16,7 +16,7 @@ from celery.result import AsyncResult
 from celery.signals import celeryd_init, worker_init, worker_process_init
 from kombu.asynchronous import timer
 
-from tests.support.package_limits import LIMITS, scale_limits
+from tests.support.package_limits import LIMITS_OF_WORKERS, scale_limits
 from tests.support.timing import scaled
 
 # Seconds by which the clock of this host is ahead of the right one.
@@ -57,7 +57,7 @@ def set_limits(**_: Any) -> None:
     """Let the worker wait for answers as long as tests do, and its gate as long as the test wants."""
     from django_zklock.contrib.celery.gate import gate, request
 
-    scale_limits({name: LIMITS[name] for name in ("django_zklock.zk.acquire", "django_zklock.zk.held")})
+    scale_limits(LIMITS_OF_WORKERS)
     if "WORKSHOP_MAX_JOINING" in os.environ:
         request.MAX_JOINING = float(os.environ["WORKSHOP_MAX_JOINING"])
     if "WORKSHOP_MAX_READY" in os.environ:
