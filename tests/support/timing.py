@@ -20,7 +20,8 @@ import sys
 import time
 
 VARIABLE = "ZKLOCK_SLOWNESS"
-# Seconds that the probes take, one for each core and all at once, on two quiet cores of an Intel Xeon of 2023.
+# Seconds for the probes, one for each core and all at once. On two cores of a server, an Intel Xeon, each takes 0.2 of
+# computing; what is a quarter slower counts as quiet.
 QUIET = 0.25
 # Beyond this the tests would take hours.
 MOST = 10.0
@@ -28,7 +29,7 @@ _PROBE = "number = 0\nfor each in range(1_000_000): number = (3 * number + each)
 
 # Most tests wait for something: with two at once a core has nothing to do for two fifths of the time.
 PROCESSES_PER_CORE = 4
-# Each takes half a gigabyte with the servers that it starts.
+# Each grows to 250 MB, beside the servers that it starts.
 MOST_PROCESSES = 16
 
 
