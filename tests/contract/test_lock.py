@@ -116,7 +116,7 @@ def test_held__facts(pool: Pool, onlooker: Onlooker) -> None:
         assert held.token == stat.czxid
         assert stat.ephemeralOwner == pool.sessions()[0].id
         assert before <= held.since <= time.time()
-        assert 0 <= held.waited < 5
+        assert 0 <= held.waited < GRACE
         assert not held.lost
         held.check()
         assert "held" in repr(held)
