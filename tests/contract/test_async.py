@@ -134,7 +134,7 @@ def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, onlooker: O
     with Lock("k", make_pool()):
         asyncio.run(main())
         onlooker.wait_count(lock.paths[0], 1)
-    Runner(lambda: lock.acquire(timeout=5).release()).result()
+    Runner(lambda: lock.acquire(timeout=60).release()).result()
     wait_until(lambda: not pool.sessions()[0].listeners)
 
 
@@ -149,7 +149,7 @@ def test_loop__closed_with_a_waiter(pool: Pool, make_pool: MakePool, onlooker: O
         await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 2)
         return task
 
-    with Lock("k", make_pool()).acquire(timeout=5) as held:
+    with Lock("k", make_pool()).acquire(timeout=60) as held:
         waiting = loop.run_until_complete(begin())
         loop.close()
         held.release(wait=True)

@@ -54,7 +54,7 @@ def waiting(lock: Lock) -> Runner:
 )
 def test_line__one_waits(make_pool: MakePool, onlooker: Onlooker, rule: Rule, room: int) -> None:
     """As many hold as may, one waits, and the others are told who holds and leave no node."""
-    holding = [coalescing(make_pool(), rule).acquire(timeout=5) for _ in range(room)]
+    holding = [coalescing(make_pool(), rule).acquire(timeout=60) for _ in range(room)]
     second = waiting(coalescing(make_pool(), rule))
     path = holding[0].lock.paths[0]
     onlooker.wait_count(path, room + 1)
@@ -77,7 +77,7 @@ def test_line__one_waits(make_pool: MakePool, onlooker: Onlooker, rule: Rule, ro
 def test_line__crowd(make_pool: MakePool, onlooker: Onlooker) -> None:
     """Of many that come at once while one runs, one waits and all others leave."""
     pools = [make_pool() for _ in range(3)]
-    with coalescing(pools[0]).acquire(timeout=5) as held:
+    with coalescing(pools[0]).acquire(timeout=60) as held:
         crowd = [waiting(coalescing(pools[number % 3])) for number in range(12)]
         wait_until(lambda: sum(each.running for each in crowd) == 1)
         (last,) = (each for each in crowd if each.running)
@@ -91,7 +91,7 @@ def test_line__who_waits_does_something_else(
     make_pool: MakePool, outsider: KazooClient, onlooker: Onlooker, other: str
 ) -> None:
     """A call waits behind all that will not run its function, or may give up before that, and is skipped for none."""
-    first = Lock("k", make_pool()).acquire(timeout=5)
+    first = Lock("k", make_pool()).acquire(timeout=60)
     path = first.lock.paths[0]
     second: Runner | str
     if other == "another function":
@@ -120,7 +120,7 @@ def test_line__who_waits_does_something_else(
 
 def test_line__own_earlier_delivery(make_pool: MakePool, onlooker: Onlooker) -> None:
     """A task that is delivered again waits behind its first delivery: that process may be dead, and never run it."""
-    with Lock("k", make_pool()).acquire(timeout=5) as held:
+    with Lock("k", make_pool()).acquire(timeout=60) as held:
         path = held.lock.paths[0]
         first = waiting(coalescing(make_pool(), task="1"))
         onlooker.wait_count(path, 2)
@@ -134,7 +134,7 @@ def test_line__own_earlier_delivery(make_pool: MakePool, onlooker: Onlooker) -> 
 
 def test_line__others_who_wait_are_of_another_kind(make_pool: MakePool, onlooker: Onlooker) -> None:
     """Only who wants the same counts: a reader waits although a writer does, and one more reader does not."""
-    with coalescing(make_pool()).acquire(timeout=5) as held:
+    with coalescing(make_pool()).acquire(timeout=60) as held:
         writer = waiting(coalescing(make_pool(), WRITE))
         onlooker.wait_count(held.lock.paths[0], 2)
         reader = waiting(coalescing(make_pool(), READ))
@@ -152,7 +152,7 @@ def test_line__who_waits_is_gone_meanwhile(
 ) -> None:
     """Who is about to leave stays if the one that waited does no more: it runs, too early for both, or never will."""
     with Proxy(server.address) as proxy:
-        holding = [coalescing(make_pool(), rule).acquire(timeout=5) for _ in range(room)]
+        holding = [coalescing(make_pool(), rule).acquire(timeout=60) for _ in range(room)]
         path = holding[0].lock.paths[0]
         second = waiting(coalescing(make_pool(), rule))
         (*_, behind) = onlooker.wait_count(path, room + 1)
@@ -190,7 +190,7 @@ def test_line__who_waits_is_gone_meanwhile(
 def test_line__reply_lost(server: Server, make_pool: MakePool, onlooker: Onlooker) -> None:
     """If nobody knows whether it has left, it looks again, and leaves no node."""
     with Proxy(server.address) as proxy:
-        first, second = coalescing(make_pool()).acquire(timeout=5), waiting(coalescing(make_pool()))
+        first, second = coalescing(make_pool()).acquire(timeout=60), waiting(coalescing(make_pool()))
         path = first.lock.paths[0]
         onlooker.wait_count(path, 2)
         late = coalescing(make_pool(proxy.hosts))
@@ -217,7 +217,7 @@ def test_line__reply_lost(server: Server, make_pool: MakePool, onlooker: Onlooke
 
 def test_line__may_not_ask(make_pool: MakePool, outsider: KazooClient, onlooker: Onlooker) -> None:
     """If the server does not say whether a node is there, nobody can say who waits."""
-    with Lock("k", make_pool()).acquire(timeout=5) as held:
+    with Lock("k", make_pool()).acquire(timeout=60) as held:
         path = held.lock.paths[0]
         outsider.set_acls(held.node, [make_acl("world", "anyone", delete=True)])
         waiter = coalescing(held.lock.pool)._new_contender(wait=True, notify=lambda: None, stays=True)

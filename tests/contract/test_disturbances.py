@@ -56,7 +56,7 @@ def test_session_ended__holding(pool: Pool, make_pool: MakePool, onlooker: Onloo
     assert later.token > held.token
     later.check()
     later.release()
-    with lock.acquire(timeout=5) as again:
+    with lock.acquire(timeout=60) as again:
         assert held.lost
         assert not again.lost
     assert [told for told, _ in losses.told] == [held]
@@ -138,7 +138,7 @@ def test_node_deleted__holding(make_pool: MakePool, onlooker: Onlooker) -> None:
     wait_until(lambda: losses.told)
     assert "deleted" in losses.told[0][1]
     held.release()
-    with lock.acquire(timeout=5) as again:
+    with lock.acquire(timeout=60) as again:
         again.check()
 
 
@@ -202,7 +202,7 @@ def test_parent_deleted__next_in_line(pool: Pool, make_pool: MakePool, onlooker:
     wait_until(lambda: later.lost or onlooker.client.exists(later.node))
     wait_until(lambda: held.lost)
     later.release(wait=True)
-    with lock.acquire(timeout=5) as again:
+    with lock.acquire(timeout=60) as again:
         again.check()
     onlooker.wait_empty(lock.paths[0])
 
@@ -342,7 +342,7 @@ def test_strict__suspended(proxy: Proxy, make_pool: MakePool) -> None:
     assert held.lost
     held.release(wait=True)
     other.release()
-    Runner(lambda: Lock("a", strict).acquire(timeout=5).release()).result()
+    Runner(lambda: Lock("a", strict).acquire(timeout=60).release()).result()
 
 
 # Exceptions.
@@ -354,8 +354,8 @@ def test_interrupted__and_an_outer_hold_released(
 ) -> None:
     """An exception right after the grant leaves no hold, also if another thread has released an outer one meanwhile."""
     pool = make_pool()
-    outer, lock = Lock("outer", pool).acquire(5), Lock("k", pool)
-    first = Lock("k", make_pool()).acquire(5)
+    outer, lock = Lock("outer", pool).acquire(60), Lock("k", pool)
+    first = Lock("k", make_pool()).acquire(60)
     acquire_ = acquire.acquire
 
     def interrupted(*arguments: Any, **options: Any) -> None:

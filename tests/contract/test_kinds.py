@@ -44,7 +44,7 @@ def test_kinds__two_of_them(standing: Standing, first: str, second: str, togethe
 def test_kinds__try(make_pool: MakePool, onlooker: Onlooker, first: str, second: str, together: bool) -> None:
     """A try gets what may be held together with what is held, or leaves the line as it was."""
     holding, trying = (Lock("k", make_pool(), rule=RULES[kind]) for kind in (first, second))
-    with holding.acquire(timeout=5) as held:
+    with holding.acquire(timeout=60) as held:
         node = held.node.rpartition("/")[2]
         got = Runner(trying.try_acquire).result()
         assert (got is not None) is together
@@ -62,7 +62,7 @@ def test_kinds__try(make_pool: MakePool, onlooker: Onlooker, first: str, second:
 def test_kinds__timeout(make_pool: MakePool, onlooker: Onlooker, kind: str) -> None:
     """A wait of any kind that runs out names a holder, and leaves no node."""
     lock = Lock("k", make_pool(), rule=RULES[kind])
-    with Lock("k", make_pool()).acquire(timeout=5):
+    with Lock("k", make_pool()).acquire(timeout=60):
         with pytest.raises(LockTimeout, match=r"was not granted within 0\.2 s; held by pid"):
             Runner(lambda: lock.acquire(timeout=0.2)).result()
         onlooker.wait_count(lock.paths[0], 1)
@@ -203,7 +203,7 @@ def test_write__token_grows(make_pool: MakePool) -> None:
     """Writers' tokens grow in the order in which they are granted, over exclusive locks and readers too."""
     tokens = []
     for rule in (WRITE, READ, EXCLUSIVE, WRITE):
-        with Lock("k", make_pool(), rule=rule).acquire(timeout=5) as held:
+        with Lock("k", make_pool(), rule=rule).acquire(timeout=60) as held:
             tokens.append(held.token)
     assert tokens == sorted(set(tokens))
 

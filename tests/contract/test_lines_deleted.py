@@ -16,7 +16,7 @@ def test_line_deleted(make_pool: MakePool, onlooker: Onlooker, kind: str, keys: 
     """Who held has lost all of it; who waited lines up again, as the lock is again, and all of them have their turn."""
     rule = RULES[kind]
     # Exclusive, so that everybody else waits.
-    held = Lock(keys, make_pool(session_timeout=3.0)).acquire(timeout=5)
+    held = Lock(keys, make_pool(session_timeout=3.0)).acquire(timeout=60)
     path = held.lock.paths[0]
     pools = [make_pool(session_timeout=3.0) for _ in range(2)]
 

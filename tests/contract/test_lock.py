@@ -33,7 +33,7 @@ def test_acquire__two_pools(make_pool: MakePool, onlooker: Onlooker) -> None:
     assert caught.value.holder is not None
     onlooker.wait_count(first.paths[0], 1)
     held.release()
-    with second.acquire(timeout=5) as later:
+    with second.acquire(timeout=60) as later:
         assert later.token > held.token
     onlooker.wait_empty(first.paths[0])
 
@@ -42,7 +42,7 @@ def test_acquire__two_pools(make_pool: MakePool, onlooker: Onlooker) -> None:
 def test_acquire__two_threads(pool: Pool) -> None:
     """Two threads of one session exclude each other."""
     lock = Lock("k", pool)
-    held = lock.acquire(timeout=5)
+    held = lock.acquire(timeout=60)
     waiting = Runner(lambda: lock.acquire(timeout=10))
     with pytest.raises(LockTimeout):
         Runner(lambda: lock.acquire(timeout=0.5)).result()
@@ -129,7 +129,7 @@ def test_held__token_grows(pool: Pool, make_pool: MakePool) -> None:
     tokens = []
     for _ in range(3):
         for one in (pool, make_pool()):
-            with Lock("k", one).acquire(timeout=5) as held:
+            with Lock("k", one).acquire(timeout=60) as held:
                 tokens.append(held.token)
     assert tokens == sorted(set(tokens))
 
@@ -139,7 +139,7 @@ def test_release__twice(pool: Pool, make_pool: MakePool) -> None:
     held = Lock("k", pool).acquire()
     held.release()
     held.release()
-    with Lock("k", make_pool()).acquire(timeout=5) as other:
+    with Lock("k", make_pool()).acquire(timeout=60) as other:
         held.release(wait=True)
         other.check()
 
@@ -148,7 +148,7 @@ def test_release__wait(pool: Pool, onlooker: Onlooker) -> None:
     """With wait=True the node is gone when the call returns."""
     lock = Lock("k", pool)
     for _ in range(20):
-        held = lock.acquire(timeout=5)
+        held = lock.acquire(timeout=60)
         held.release(wait=True)
         assert onlooker.children(lock.paths[0]) == []
 
@@ -176,7 +176,7 @@ def test_release__other_thread_and_again(pool: Pool) -> None:
     lock = Lock("k", pool)
     held = lock.acquire()
     Runner(held.release).result()
-    with lock.acquire(timeout=5) as again:
+    with lock.acquire(timeout=60) as again:
         assert again.token > held.token
 
 
@@ -283,12 +283,12 @@ def test_pool__sizes(make_pool: MakePool) -> None:
     # So many that chance leaves no session without one: (2/3)**60.
     locks = [Lock(f"k{number}", pool) for number in range(60)]
     for lock in locks:
-        lock.acquire(timeout=5)
+        lock.acquire(timeout=60)
     assert len({session.id for session in pool.sessions()}) == 3
     assert all(Runner(lock.try_acquire).result() is None for lock in locks)
     for held in list(held_stack()):
         held.release(wait=True)
-    assert all(Runner(lambda lock=lock: lock.acquire(timeout=5).release()).result() is None for lock in locks)  # type: ignore[misc]
+    assert all(Runner(lambda lock=lock: lock.acquire(timeout=60).release()).result() is None for lock in locks)  # type: ignore[misc]
 
 
 def test_tree__reaped(pool: Pool, onlooker: Onlooker) -> None:

@@ -43,8 +43,8 @@ async def in_task(lock: Lock, *, wait: bool) -> Held | None:
 def test_reentrant(pool: Pool, onlooker: Onlooker, outer: str, inner: str) -> None:
     """Who holds at least as much shares its node, whatever is asked for, and the node goes with the last release."""
     lock, again = Lock("k", pool, rule=RULES[outer]), Lock("k", pool, rule=RULES[inner])
-    first = lock.acquire(timeout=5)
-    for second in (again.acquire(timeout=5), again.try_acquire()):
+    first = lock.acquire(timeout=60)
+    for second in (again.acquire(timeout=60), again.try_acquire()):
         assert second is not None
         assert (second.node, second.token, second.rule) == (first.node, first.token, lock.rule)
         assert second.lock is again
@@ -112,7 +112,7 @@ def test_reentrant__lower_limit_inside(
 ) -> None:
     """Inside a lease one of a lower limit is refused: others may hold beside the outer one, more than it allows."""
     lock = Lock("k", pool, rule=semaphore(outer))
-    others = [Lock("k", make_pool(), rule=semaphore(outer)).acquire(timeout=5) for _ in range(outer - 1)]
+    others = [Lock("k", make_pool(), rule=semaphore(outer)).acquire(timeout=60) for _ in range(outer - 1)]
     with lock as held:
         message = f"as lease of {outer}, and cannot be taken as lease of {inner} inside"
         with pytest.raises(LockConflict, match=message):
@@ -176,7 +176,7 @@ def test_not_reentrant(pool: Pool, onlooker: Onlooker, kind: str) -> None:
 def test_not_reentrant__several_leases(pool: Pool, onlooker: Onlooker) -> None:
     """One thread may hold as many leases of a semaphore as there are, and is refused the next."""
     lock = Lock("k", pool, rule=semaphore(3), reentrant=False)
-    leases = [lock.acquire(timeout=5), lock.acquire(timeout=5)]
+    leases = [lock.acquire(timeout=60), lock.acquire(timeout=60)]
     third = lock.try_acquire()
     assert third is not None
     assert len({held.node for held in (*leases, third)}) == 3
@@ -185,7 +185,7 @@ def test_not_reentrant__several_leases(pool: Pool, onlooker: Onlooker) -> None:
         lock.acquire()
     assert lock.try_acquire() is None
     leases[0].release()
-    with lock.acquire(timeout=5) as again:
+    with lock.acquire(timeout=60) as again:
         assert again.token > third.token
     for held in (leases[1], third):
         held.release(wait=True)
@@ -206,7 +206,7 @@ def test_not_reentrant__limits_differ(pool: Pool, outer: int, inner: int) -> Non
 def test_not_reentrant__leases_of_others(pool: Pool, make_pool: MakePool) -> None:
     """Whether it is others who hold the rest is no reason to refuse: those will let go."""
     lock = Lock("k", pool, rule=semaphore(2), reentrant=False)
-    other = Runner(lambda: Lock("k", make_pool(), rule=semaphore(2)).acquire(timeout=5)).result()
+    other = Runner(lambda: Lock("k", make_pool(), rule=semaphore(2)).acquire(timeout=60)).result()
     with lock:
         assert lock.try_acquire() is None
         with pytest.raises(LockTimeout):
@@ -233,7 +233,7 @@ def test_not_reentrant__lease_inside(pool: Pool, kind: str) -> None:
 def test_several__one_of_them_inside(pool: Pool, onlooker: Onlooker) -> None:
     """Who holds several keys may take each of them, and any of them together, in any order."""
     lock = Lock(["a", "b", "c"], pool)
-    outer = lock.acquire(timeout=5)
+    outer = lock.acquire(timeout=60)
     for keys in ("a", "b", ["c"], ["c", "a"], ["b", "c", "a"]):
         with Lock(keys, pool) as inner:
             assert inner.token == outer.token
@@ -264,7 +264,7 @@ def test_several__some_held_already(
     """Who holds some of the keys is refused the others with them: two who do that could wait for each other."""
     lock = Lock(wanted, pool)
     for keys in held:
-        Lock(keys, pool).acquire(timeout=5)
+        Lock(keys, pool).acquire(timeout=60)
     with pytest.raises(LockConflict, match=message):
         in_thread(lock, wait=wait)
     held_keys = [key for keys in held for key in keys]
@@ -315,7 +315,7 @@ def test_child_task(pool: Pool, kind: str) -> None:
 def test_reentrant__released_in_any_order(pool: Pool, onlooker: Onlooker, release: Callable[[Held], None]) -> None:
     """Nested holds may be released in any order, by any thread; the last one takes the node with it."""
     for order in itertools.permutations(range(3)):
-        nested = [Lock("k", pool, rule=RULES[kind]).acquire(timeout=5) for kind in ("write", "read", "write")]
+        nested = [Lock("k", pool, rule=RULES[kind]).acquire(timeout=60) for kind in ("write", "read", "write")]
         for number in order[:2]:
             release(nested[number])
             nested[order[2]].check()

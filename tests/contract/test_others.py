@@ -82,7 +82,7 @@ def test_they_hold(join: Join, pool: Pool, onlooker: Onlooker, theirs: str, ours
 def test_we_hold(join: Join, pool: Pool, onlooker: Onlooker, theirs: str, ours: Rule, together: bool) -> None:
     """They stay out as long as we hold what excludes them, and come in when we let go."""
     lock, other = Lock("k", pool, rule=ours), join(theirs)
-    held = lock.acquire(timeout=5)
+    held = lock.acquire(timeout=60)
     assert other.tries() is together
     if together:
         other.release()
@@ -233,7 +233,7 @@ def test_multi_lock__each_waits_for_the_other(curator: Curator, server: Server, 
 
 def test_fair__our_reader(join: Join, pool: Pool, onlooker: Onlooker) -> None:
     """A reader of ours waits behind a writer of theirs that waits for other readers."""
-    reading, writing = Lock("k", pool, rule=READ).acquire(timeout=5), join("write")
+    reading, writing = Lock("k", pool, rule=READ).acquire(timeout=60), join("write")
     writing.start()
     onlooker.wait_count(pool.path("k"), 2)
     assert Runner(Lock("k", pool, rule=READ).try_acquire).result() is None
@@ -300,7 +300,7 @@ def test_revoke__we_ask(curator: Curator, server: Server, pool: Pool, onlooker: 
     client = curator.connect(server.hosts)
     assert client.ask(f"listen {path}") == "listening"
     assert client.ask(f"acquire mutex {path}") == "acquired"
-    actions.revoke(pool, f"{path}/{onlooker.children(path)[0]}", "please", timeout=5)
+    actions.revoke(pool, f"{path}/{onlooker.children(path)[0]}", "please", timeout=60)
     assert client.events.get() == "REVOKED"
     client.close()
     client.wait_closed()

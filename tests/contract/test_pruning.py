@@ -25,7 +25,7 @@ GUID = "01234567-89ab-cdef-0123-456789abcdef"
 
 
 def prune(pool: Pool) -> list[str]:
-    return actions.prune(pool, actions.find_idle(pool, timeout=5), timeout=5)
+    return actions.prune(pool, actions.find_idle(pool, timeout=60), timeout=60)
 
 
 def test_prune__idle_lines_alone(pool: Pool, onlooker: Onlooker) -> None:
@@ -35,11 +35,11 @@ def test_prune__idle_lines_alone(pool: Pool, onlooker: Onlooker) -> None:
         onlooker.client.create(f"{root}/{name}", makepath=True)
     onlooker.client.create(f"{root}/held/_c_{GUID}-lock-", sequence=True)
     onlooker.client.create(f"{root}/foreign/readme")
-    found = actions.find_idle(pool, timeout=5)
+    found = actions.find_idle(pool, timeout=60)
     assert found == sorted(["idle", paths.escape("a/b" * 200)])
-    assert actions.prune(pool, found, timeout=5) == found
-    assert snapshots.list_names(pool, timeout=5) == ["foreign", "held"]
-    assert actions.find_idle(pool, timeout=5) == []
+    assert actions.prune(pool, found, timeout=60) == found
+    assert snapshots.list_names(pool, timeout=60) == ["foreign", "held"]
+    assert actions.find_idle(pool, timeout=60) == []
 
 
 def test_prune__containers_and_ephemeral_nodes(own_server: Server, make_pool: MakePool) -> None:
@@ -49,7 +49,7 @@ def test_prune__containers_and_ephemeral_nodes(own_server: Server, make_pool: Ma
     with closing(Onlooker(own_server.hosts)) as onlooker:
         onlooker.client.create(f"{pool.options.root}/short", ephemeral=True)
         assert prune(pool) == ["k"]
-        assert snapshots.list_names(pool, timeout=5) == ["short"]
+        assert snapshots.list_names(pool, timeout=60) == ["short"]
         with Lock("k", pool):
             assert prune(pool) == []
     pool.close()
@@ -60,7 +60,7 @@ def test_idle__gone_meanwhile(pool: Pool, onlooker: Onlooker, monkeypatch: pytes
     onlooker.client.create(f"{pool.options.root}/idle", makepath=True)
     names = snapshots.list_names
     monkeypatch.setattr(snapshots, "list_names", lambda *arguments, **options: [*names(*arguments, **options), "gone"])
-    assert actions.find_idle(pool, timeout=5) == ["idle"]
+    assert actions.find_idle(pool, timeout=60) == ["idle"]
 
 
 def test_prune__nothing_there(pool: Pool) -> None:
@@ -73,11 +73,11 @@ def test_remove__taken_meanwhile(pool: Pool, onlooker: Onlooker) -> None:
     root = pool.options.root
     for name in ("taken", "gone", "idle"):
         onlooker.client.create(f"{root}/{name}", makepath=True)
-    found = actions.find_idle(pool, timeout=5)
+    found = actions.find_idle(pool, timeout=60)
     with Lock("taken", pool):
         onlooker.client.delete(f"{root}/gone")
-        assert actions.prune(pool, found, timeout=5) == ["gone", "idle"]
-        assert snapshots.one_lock(pool, "taken", timeout=5).holders
+        assert actions.prune(pool, found, timeout=60) == ["gone", "idle"]
+        assert snapshots.one_lock(pool, "taken", timeout=60).holders
 
 
 def test_remove__beat_keeps_what_it_has_sent(pool: Pool, onlooker: Onlooker) -> None:
@@ -127,7 +127,7 @@ def test_remove__many(make_pool: MakePool, onlooker: Onlooker) -> None:
     for result in made:
         result.get(timeout=10)
     assert prune(pool) == [f"k{number:03}" for number in range(300)]
-    assert snapshots.list_names(pool, timeout=5) == []
+    assert snapshots.list_names(pool, timeout=60) == []
 
 
 def test_prune__refused(make_pool: MakePool, onlooker: Onlooker) -> None:

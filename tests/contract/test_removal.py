@@ -34,7 +34,7 @@ LONG = "invoice:" + "x" * 500
 
 
 def take_away(pool: Pool, held: Held, why: str = "broken by ada: it hangs", *, token: int | None = None) -> None:
-    actions.break_lock(pool, held.node, token=held.token if token is None else token, why=why, timeout=5)
+    actions.break_lock(pool, held.node, token=held.token if token is None else token, why=why, timeout=60)
 
 
 def keep_line(client: KazooClient, held: Held) -> None:
@@ -56,10 +56,10 @@ def loss_of(held: Held) -> str | None:
 def test_remove__holder(make_pool: MakePool, outsider: KazooClient, kind: str) -> None:
     """The lock is free at once; the holder learns of its loss and the reason with the next heartbeat."""
     lock = Lock("k", make_pool(session_timeout=3.0), rule=RULES[kind])
-    held = lock.acquire(5)
+    held = lock.acquire(60)
     keep_line(outsider, held)
     take_away(make_pool(), held)
-    with Lock("k", make_pool()).acquire(5) as next_one:
+    with Lock("k", make_pool()).acquire(60) as next_one:
         assert next_one.token > held.token
         assert loss_of(held) == "its node was deleted: broken by ada: it hangs"
     held.release()
@@ -68,15 +68,15 @@ def test_remove__holder(make_pool: MakePool, outsider: KazooClient, kind: str) -
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_remove__one_of_several(make_pool: MakePool, outsider: KazooClient, place: int) -> None:
     """A holder that loses one of several keys has lost all of them, and learns the reason."""
-    held = Lock(["a", "b", "c"], make_pool(session_timeout=3.0)).acquire(5)
+    held = Lock(["a", "b", "c"], make_pool(session_timeout=3.0)).acquire(60)
     path = held.lock.paths[place]
     outsider.create(f"{path}/readme", ephemeral=True)
     pool = make_pool()
-    (found,) = snapshots.one_lock(pool, held.keys[place], timeout=5).entries
-    actions.break_lock(pool, found.path, token=found.token, why="broken by ada: it hangs", timeout=5)
+    (found,) = snapshots.one_lock(pool, held.keys[place], timeout=60).entries
+    actions.break_lock(pool, found.path, token=found.token, why="broken by ada: it hangs", timeout=60)
     assert loss_of(held) == "its node was deleted: broken by ada: it hangs"
     held.release(wait=True)
-    with Lock(["c", "b", "a"], make_pool()).acquire(5) as again:
+    with Lock(["c", "b", "a"], make_pool()).acquire(60) as again:
         again.check()
 
 
@@ -99,20 +99,20 @@ def test_remove__reason_of_each_error(
     # A round trip may take long on a busy machine.
     monkeypatch.setattr("django_zklock.zk.held.REASON_TIMEOUT", 20.0)
     pool, breaker = make_pool(), make_pool()
-    with Lock("k", pool).acquire(5) as held:
+    with Lock("k", pool).acquire(60) as held:
         keep_line(outsider, held)
     for number in range(10):
-        with Lock("k", pool).acquire(5):
+        with Lock("k", pool).acquire(60):
             # A holder that has waited watches its node, and so learns of its loss by an event.
             granted = threading.Event()
             waiting = Runner(partial(check_until_lost, Lock(keys, pool), granted))
-            wait_until(lambda: snapshots.one_lock(breaker, "k", timeout=5).waiter_count == 1)
+            wait_until(lambda: snapshots.one_lock(breaker, "k", timeout=60).waiter_count == 1)
         # Its node is the first before it knows that, and until then a break only makes it join the queue again.
         assert granted.wait(30)
         # The node before it was released in this process, and is the first until the server deletes it.
-        wait_until(lambda: snapshots.one_lock(breaker, "k", timeout=5).waiter_count == 0)
-        (holder,) = snapshots.one_lock(breaker, "k", timeout=5).holders
-        actions.break_lock(breaker, holder.path, token=holder.token, why=f"reason {number}", timeout=5)
+        wait_until(lambda: snapshots.one_lock(breaker, "k", timeout=60).waiter_count == 0)
+        (holder,) = snapshots.one_lock(breaker, "k", timeout=60).holders
+        actions.break_lock(breaker, holder.path, token=holder.token, why=f"reason {number}", timeout=60)
         assert f"its node was deleted: reason {number}; " in str(waiting.result())
 
 
@@ -149,8 +149,8 @@ def test_remove__waiter(make_pool: MakePool, onlooker: Onlooker) -> None:
     standing = Standing(onlooker, make_pool)
     first, second, third = standing.join_all(*[RULES["exclusive"]] * 3)
     pool = make_pool()
-    place = snapshots.one_lock(pool, "k", timeout=5).entries[1]
-    actions.break_lock(pool, place.path, token=place.token, why="let the other one pass", timeout=5)
+    place = snapshots.one_lock(pool, "k", timeout=60).entries[1]
+    actions.break_lock(pool, place.path, token=place.token, why="let the other one pass", timeout=60)
     standing.follow(second)
     first.leave()
     standing.expect(third)
@@ -162,9 +162,9 @@ def test_remove__waiter(make_pool: MakePool, onlooker: Onlooker) -> None:
 def test_remove__another_holder_by_now(make_pool: MakePool) -> None:
     """A later holder than the one with the given token keeps its lock."""
     pool, other = make_pool(), make_pool()
-    with Lock("k", pool).acquire(5) as before:
+    with Lock("k", pool).acquire(60) as before:
         pass
-    with Lock("k", pool).acquire(5) as held:
+    with Lock("k", pool).acquire(60) as held:
         with pytest.raises(NotHeld, match="is gone"):
             take_away(other, before)
         with pytest.raises(NotHeld, match="another one by now"):
@@ -175,11 +175,11 @@ def test_remove__another_holder_by_now(make_pool: MakePool) -> None:
 def test_remove__of_a_shortened_name(make_pool: MakePool, outsider: KazooClient) -> None:
     """A key that is only in the data of the lock node is kept when the reason of a break is added there."""
     pool = make_pool(session_timeout=4.0)
-    held = Lock(LONG, make_pool(session_timeout=4.0)).acquire(5)
+    held = Lock(LONG, make_pool(session_timeout=4.0)).acquire(60)
     keep_line(outsider, held)
     take_away(pool, held)
-    again = Lock(LONG, make_pool(session_timeout=4.0)).acquire(5)
-    (line,) = search.find(pool, timeout=5)
+    again = Lock(LONG, make_pool(session_timeout=4.0)).acquire(60)
+    (line,) = search.find(pool, timeout=60)
     assert line.key == LONG
     take_away(pool, again, "twice")
     assert loss_of(again) == "its node was deleted: twice"
@@ -191,7 +191,7 @@ def test_remove__data_of_others(make_pool: MakePool, outsider: KazooClient, data
     pool = make_pool(session_timeout=4.0)
     outsider.ensure_path(pool.options.root)
     outsider.create(pool.path("k"), data)
-    held = Lock("k", pool).acquire(5)
+    held = Lock("k", pool).acquire(60)
     take_away(make_pool(), held)
     assert loss_of(held) == "its node was deleted"
     assert outsider.get(pool.path("k"))[0] == data
@@ -203,7 +203,7 @@ def test_remove__line_not_ours_to_write(make_pool: MakePool, outsider: KazooClie
     acl = [ACL(Permissions.ALL & ~Permissions.WRITE, ANYONE_ID_UNSAFE)]
     outsider.ensure_path(pool.options.root)
     outsider.create(pool.path("k"), b"", acl=acl)
-    held = Lock("k", pool).acquire(5)
+    held = Lock("k", pool).acquire(60)
     take_away(make_pool(), held)
     assert loss_of(held) == "its node was deleted"
 
@@ -215,23 +215,23 @@ def test_remove__refused(make_pool: MakePool, outsider: KazooClient) -> None:
     outsider.ensure_path(pool.options.root)
     outsider.create(path, b"", acl=[ACL(Permissions.READ | Permissions.CREATE, ANYONE_ID_UNSAFE)])
     node = outsider.create(f"{path}/lock-", b"x", ephemeral=True, sequence=True)
-    token = snapshots.one_lock(pool, "k", timeout=5).entries[0].token
+    token = snapshots.one_lock(pool, "k", timeout=60).entries[0].token
     with pytest.raises(ZkLockError, match=r"refused to delete .*NoAuthError"):
-        actions.break_lock(pool, node, token=token, why="please", timeout=5)
+        actions.break_lock(pool, node, token=token, why="please", timeout=60)
     assert outsider.exists(node)
 
 
 def test_remove__written_to_meanwhile(make_pool: MakePool, onlooker: Onlooker) -> None:
     """A lock is broken although a revoke request was written to its node meanwhile."""
-    held = Lock("k", make_pool(session_timeout=4.0)).acquire(5)
-    actions.revoke(make_pool(), held.node, "please", timeout=5)
+    held = Lock("k", make_pool(session_timeout=4.0)).acquire(60)
+    actions.revoke(make_pool(), held.node, "please", timeout=60)
     take_away(make_pool(), held)
     assert wait_until(lambda: held.lost)
 
 
 def test_remove__in_the_log(make_pool: MakePool, caplog: pytest.LogCaptureFixture) -> None:
     """The process that breaks a lock logs the node, the token and the reason."""
-    with caplog.at_level(logging.WARNING, "django_zklock.breaking"), Lock("k", make_pool()).acquire(5) as held:
+    with caplog.at_level(logging.WARNING, "django_zklock.breaking"), Lock("k", make_pool()).acquire(60) as held:
         take_away(make_pool(), held, "broken by ada:\nit hangs")
     (record,) = (record for record in caplog.records if record.name == "django_zklock.breaking")
     assert f"token={held.token} reason='broken by ada:\\nit hangs'" in record.getMessage()
@@ -240,24 +240,24 @@ def test_remove__in_the_log(make_pool: MakePool, caplog: pytest.LogCaptureFixtur
 def test_last_removed(make_pool: MakePool, outsider: KazooClient) -> None:
     """The lock node keeps the last break: its node, its time and its reason."""
     pool = make_pool()
-    held = Lock("k", make_pool()).acquire(5)
+    held = Lock("k", make_pool()).acquire(60)
     keep_line(outsider, held)
     path = pool.path("k")
-    assert actions.last_break(pool, path, timeout=5) is None
+    assert actions.last_break(pool, path, timeout=60) is None
     take_away(pool, held, "\x1b[2J")
-    removed = actions.last_break(pool, path, timeout=5)
+    removed = actions.last_break(pool, path, timeout=60)
     assert removed is not None
     assert f"{path}/{removed.node}" == held.node
     assert removed.why == "\\x1b[2J"
     assert abs(removed.at - time.time()) < scaled(60)
-    assert actions.last_break(pool, pool.path("no such"), timeout=5) is None
+    assert actions.last_break(pool, pool.path("no such"), timeout=60) is None
 
 
 @pytest.mark.parametrize("why", ["", "  \n"])
 def test_remove__without_a_reason(pool: Pool, why: str) -> None:
     """A break without a reason is refused before any request."""
     with pytest.raises(ValueError, match="say why"):
-        actions.break_lock(pool, "/k/lock-0000000000", token=1, why=why, timeout=5)
+        actions.break_lock(pool, "/k/lock-0000000000", token=1, why=why, timeout=60)
     assert pool.sessions() == []
 
 
@@ -275,12 +275,12 @@ def test_remove__no_server(make_pool: MakePool) -> None:
 @pytest.mark.parametrize("way", [UP, DOWN], ids=["request", "answer"])
 def test_remove__connection_cut(server: Server, make_pool: MakePool, outsider: KazooClient, way: str) -> None:
     """If the connection ends with the request or with its answer, the break still succeeds."""
-    held = Lock("k", make_pool(session_timeout=4.0)).acquire(5)
+    held = Lock("k", make_pool(session_timeout=4.0)).acquire(60)
     keep_line(outsider, held)
     with Proxy(server.address) as proxy:
         pool = make_pool(proxy.hosts)
         wait_until(lambda: pool.inspection().connected)
-        snapshots.one_lock(pool, "k", timeout=5)
+        snapshots.one_lock(pool, "k", timeout=60)
         proxy.pause(way)
         removing = Runner(lambda: take_away(pool, held))
         if way is DOWN:

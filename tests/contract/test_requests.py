@@ -118,7 +118,7 @@ def test_ask__refusal_in_the_script(pool: Pool, tree: str) -> None:
         raise LookupError(data.decode())
 
     with pytest.raises(LookupError, match="one"):
-        scripts.run(session, script, action="see", timeout=5)
+        scripts.run(session, script, action="see", timeout=60)
 
 
 def test_ask__refused(pool: Pool, tree: str) -> None:
@@ -129,7 +129,7 @@ def test_ask__refused(pool: Pool, tree: str) -> None:
         yield [partial(session.wire.get, f"{tree}/secret")]
 
     with pytest.raises(ZkLockError, match=r"refused to look into it: NoAuthError") as caught:
-        scripts.run(session, script, action="look into it", timeout=5)
+        scripts.run(session, script, action="look into it", timeout=60)
     assert not isinstance(caught.value, ZooKeeperUnavailable)
 
 

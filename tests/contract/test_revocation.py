@@ -58,7 +58,7 @@ def test_ask__within_a_heartbeat(make_pool: MakePool, kind: str) -> None:
     with Lock("k", pool, rule=RULES[kind], listener=wishes) as held:
         assert held.revoked is None
         began = time.monotonic()
-        actions.revoke(make_pool(), held.node, "we need to deploy", timeout=5)
+        actions.revoke(make_pool(), held.node, "we need to deploy", timeout=60)
         assert wait_until(lambda: held.revoked, LONG_SESSION) == "we need to deploy"
         assert time.monotonic() - began < LONG_SESSION / HEARTBEATS + GRACE
         wait_until(lambda: wishes.told)
@@ -77,7 +77,7 @@ def test_ask__at_once(make_pool: MakePool, onlooker: Onlooker, monkeypatch: pyte
         first, second = standing.join(RULES["exclusive"]), standing.join(RULES[kind])
         first.leave()
         held = second.get()
-        actions.revoke(make_pool(), held.node, kind, timeout=5)
+        actions.revoke(make_pool(), held.node, kind, timeout=60)
         assert wait_until(lambda held=held: held.revoked) == kind  # type: ignore[misc]
         second.leave()
 
@@ -88,12 +88,12 @@ def test_ask__waiting(make_pool: MakePool, onlooker: Onlooker, kind: str) -> Non
     standing = Standing(onlooker, make_pool)
     first, second, third = standing.join_all(RULES["exclusive"], RULES[kind], RULES[kind])
     node = f"{standing.path}/{second.node}"
-    actions.revoke(make_pool(), node, "too late", timeout=5)
+    actions.revoke(make_pool(), node, "too late", timeout=60)
     first.leave()
     held = second.get()
     assert wait_until(lambda: held.revoked) == "too late"
     standing.expect(second, *[third] * (kind in {"read", "lease"}))
-    assert snapshots.one_lock(held.lock.pool, "k", timeout=5).entries[0].revoked == "too late"
+    assert snapshots.one_lock(held.lock.pool, "k", timeout=60).entries[0].revoked == "too late"
     second.leave()
     assert third.get().revoked is None
     third.leave()
@@ -103,7 +103,7 @@ def test_ask__lease_before_the_next(make_pool: MakePool, onlooker: Onlooker) -> 
     """A revoke request in the node of a waiting lease does not stop the waiters behind it."""
     standing = Standing(onlooker, make_pool)
     a, b, asked, last = standing.join_all(*[semaphore(2)] * 4)
-    actions.revoke(make_pool(), f"{standing.path}/{asked.node}", "please", timeout=5)
+    actions.revoke(make_pool(), f"{standing.path}/{asked.node}", "please", timeout=60)
     a.leave()
     standing.expect(b, asked)
     b.leave()
@@ -131,9 +131,9 @@ def test_ask__twice(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(Contender, "heartbeat", beat)
     with Lock("k", make_pool(session_timeout=4.0), listener=wishes) as held:
-        actions.revoke(held.lock.pool, held.node, "first", timeout=5)
+        actions.revoke(held.lock.pool, held.node, "first", timeout=60)
         wait_until(lambda: wishes.told)
-        actions.revoke(held.lock.pool, held.node, "second", timeout=5)
+        actions.revoke(held.lock.pool, held.node, "second", timeout=60)
         while beats.acquire(blocking=False):
             pass
         assert beats.acquire(timeout=scaled(20))
@@ -146,7 +146,7 @@ def test_ask__nested_and_several(make_pool: MakePool, onlooker: Onlooker) -> Non
     pool = make_pool(session_timeout=4.0)
     with Lock(["a", "b"], pool) as held, Lock("a", pool) as inner:
         node = f"{held.lock.paths[1]}/{onlooker.children(held.lock.paths[1])[0]}"
-        actions.revoke(make_pool(), node, "b is wanted", timeout=5)
+        actions.revoke(make_pool(), node, "b is wanted", timeout=60)
         assert wait_until(lambda: held.revoked) == "b is wanted"
         assert inner.revoked == "b is wanted"
 
@@ -154,7 +154,7 @@ def test_ask__nested_and_several(make_pool: MakePool, onlooker: Onlooker) -> Non
 def test_ask__signal(ensemble: Ensemble, recorder: Recorder) -> None:
     """The signal `revoked` has the hold and the reason, and comes from a separate thread."""
     with zk_lock("k", mode="read") as held:
-        actions.revoke(ensemble.pool, held.node, "please", timeout=5)
+        actions.revoke(ensemble.pool, held.node, "please", timeout=60)
         facts = recorder.facts("revoked")
         assert (facts["key"], facts["alias"], facts["held"], facts["reason"]) == ("k", "default", held, "please")
         assert recorder.thread("revoked") is not threading.current_thread()
@@ -167,12 +167,12 @@ def test_ask__keeps_the_identity(pool: Pool, onlooker: Onlooker) -> None:
     """The request is added to the data of the node; a long reason is cut, and its control characters are escaped."""
     with Lock("k", pool) as held:
         before = json.loads(onlooker.client.get(held.node)[0])
-        actions.revoke(pool, held.node, "\x1b[2J" + "x" * 5000, timeout=5)
+        actions.revoke(pool, held.node, "\x1b[2J" + "x" * 5000, timeout=60)
         after = json.loads(onlooker.client.get(held.node)[0])
         assert len(after.pop("revoke")) == 256
         assert after == before
         assert wait_until(lambda: held.revoked).startswith(r"\x1b[2Jxxx")
-        assert snapshots.one_lock(pool, "k", timeout=5).entries[0].identity is not None
+        assert snapshots.one_lock(pool, "k", timeout=60).entries[0].identity is not None
 
 
 @pytest.mark.parametrize("data", [b"", b"somebody else's", b"[1]", b"5", b"\xff\xfe", b'{"v": 1'])
@@ -181,7 +181,7 @@ def test_ask__foreign(pool: Pool, outsider: KazooClient, data: bytes) -> None:
     path = pool.path("k")
     outsider.ensure_path(path)
     node = outsider.create(f"{path}/lock-", data, ephemeral=True, sequence=True)
-    actions.revoke(pool, node, "please", timeout=5)
+    actions.revoke(pool, node, "please", timeout=60)
     assert outsider.get(node)[0] == b"__REVOKE__"
 
 
@@ -196,24 +196,24 @@ def test_ask__node_written_meanwhile(pool: Pool, onlooker: Onlooker, monkeypatch
 
     with Lock("k", pool) as held:
         monkeypatch.setattr(node_data, "encode_revoke", encode_late)
-        actions.revoke(pool, held.node, "we need to deploy", timeout=5)
+        actions.revoke(pool, held.node, "we need to deploy", timeout=60)
         data = json.loads(onlooker.client.get(held.node)[0])
     assert (data["thread"], data["revoke"]) == ("written meanwhile", "we need to deploy")
 
 
 def test_ask__gone(pool: Pool) -> None:
     """A revoke request after the release raises an error."""
-    held = Lock("k", pool).acquire(timeout=5)
+    held = Lock("k", pool).acquire(timeout=60)
     held.release(wait=True)
     with pytest.raises(NotHeld, match=r"is gone: its owner has released the lock"):
-        actions.revoke(pool, held.node, "please", timeout=5)
+        actions.revoke(pool, held.node, "please", timeout=60)
 
 
 @pytest.mark.parametrize("why", ["", " \n"])
 def test_ask__no_reason(pool: Pool, why: str) -> None:
     """A revoke request needs a reason."""
     with pytest.raises(ValueError, match="give a reason"):
-        actions.revoke(pool, "/k/lock-0000000000", why, timeout=5)
+        actions.revoke(pool, "/k/lock-0000000000", why, timeout=60)
     assert pool.sessions() == []
 
 
@@ -224,7 +224,7 @@ def test_ask__refused(pool: Pool, outsider: KazooClient) -> None:
     acl = [ACL(Permissions.READ | Permissions.DELETE, ANYONE_ID_UNSAFE)]
     node = outsider.create(f"{path}/lock-", b"x", acl=acl, ephemeral=True, sequence=True)
     with pytest.raises(ZkLockError, match=r"refused to write .*NoAuthError"):
-        actions.revoke(pool, node, "please", timeout=5)
+        actions.revoke(pool, node, "please", timeout=60)
 
 
 def test_ask__no_server(make_pool: MakePool) -> None:

@@ -21,7 +21,7 @@ GUID = "01234567-89ab-cdef-0123-456789abcdef"
 
 def find(pool: Pool, selection: LockFilter, column: str = "key", limit: int | None = None) -> list[str]:
     """Return the keys that are found."""
-    lines = search.find(pool, selection, Ordering(column=column), limit=limit, timeout=5)
+    lines = search.find(pool, selection, Ordering(column=column), limit=limit, timeout=60)
     assert all(line.holders or line.unknown_nodes for line in lines)
     return [line.key for line in lines]
 

@@ -63,7 +63,7 @@ def test_acquire(pool: Pool, onlooker: Onlooker, kind: str) -> None:
         assert current("a") is current("c") is held
         assert current("d") is None
     wait_counts(onlooker, lock, 0, 0, 0)
-    with lock.acquire(timeout=5) as again:
+    with lock.acquire(timeout=60) as again:
         assert again.token > held.token
 
 
@@ -135,18 +135,18 @@ def test_lock__too_many_keys(pool: Pool) -> None:
 def test_acquire__any_order(make_pool: MakePool, order: tuple[str, ...]) -> None:
     """Who names the same keys, or some of them, in another order is kept out; other keys are free."""
     pool = make_pool(size=3)
-    with Lock(["a", "b", "c"], make_pool()).acquire(timeout=5):
+    with Lock(["a", "b", "c"], make_pool()).acquire(timeout=60):
         for keys in (order, order[:2], order[2:], [*order, "d"]):
             assert Runner(Lock(keys, pool).try_acquire).result() is None
         free = Runner(Lock(["d", "e"], pool).try_acquire).result()
         free.release(wait=True)
-    with Lock(order, pool).acquire(timeout=5) as held:
+    with Lock(order, pool).acquire(timeout=60) as held:
         assert held.keys == order
 
 
 def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, onlooker: Onlooker) -> None:
     """Who waits for several keys keeps its place in every line, and holds when it is first in all of them."""
-    a, b = Lock("a", make_pool()).acquire(timeout=5), Lock("b", make_pool()).acquire(timeout=5)
+    a, b = Lock("a", make_pool()).acquire(timeout=60), Lock("b", make_pool()).acquire(timeout=60)
     both = Lock(["a", "b"], make_pool())
     waiting = waiting_in(both)
     wait_counts(onlooker, both, 2, 2)
@@ -168,7 +168,7 @@ def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, onlooker: Onlo
 
 def test_acquire__broken_at_the_head_of_a_line(make_pool: MakePool, onlooker: Onlooker) -> None:
     """Whose node is deleted in one line, where it was first, while it waits in another, begins anew in both."""
-    b = Lock("b", make_pool()).acquire(timeout=5)
+    b = Lock("b", make_pool()).acquire(timeout=60)
     pool = make_pool(session_timeout=LONG_SESSION)
     both = Lock(["a", "b"], pool)
     waiting = waiting_in(both)
@@ -191,8 +191,8 @@ def test_acquire__broken_at_the_head_of_a_line(make_pool: MakePool, onlooker: On
 def test_acquire__kinds_on_several_keys(make_pool: MakePool, onlooker: Onlooker) -> None:
     """The rule of the lock is that of each of its keys."""
     read, write, leases = (Lock(["a", "b"], make_pool(), rule=RULES[kind]) for kind in ("read", "write", "lease"))
-    one_reader = Lock("b", make_pool(), rule=RULES["read"]).acquire(timeout=5)
-    reader = Runner(lambda: read.acquire(timeout=5)).result()
+    one_reader = Lock("b", make_pool(), rule=RULES["read"]).acquire(timeout=60)
+    reader = Runner(lambda: read.acquire(timeout=60)).result()
     writer, lease = waiting_in(write), None
     wait_counts(onlooker, read, 2, 3)
     lease = waiting_in(leases)
@@ -267,8 +267,8 @@ def changes(onlooker: Onlooker, path: str) -> int | None:
 def test_try__busy(make_pool: MakePool, onlooker: Onlooker) -> None:
     """A try that meets one taken key writes nothing: not in its line, and not in those of the others."""
     trying = Lock(["new", "a", "b"], make_pool())
-    free = Lock("a", make_pool()).acquire(timeout=5)
-    with Lock("b", make_pool()).acquire(timeout=5):
+    free = Lock("a", make_pool()).acquire(timeout=60)
+    with Lock("b", make_pool()).acquire(timeout=60):
         free.release(wait=True)
         before = [changes(onlooker, path) for path in trying.paths[1:]]
         assert Runner(trying.try_acquire).result() is None
@@ -285,8 +285,8 @@ def test_try__busy(make_pool: MakePool, onlooker: Onlooker) -> None:
 def test_acquire__timeout(make_pool: MakePool, onlooker: Onlooker) -> None:
     """One deadline is for all keys; a wait that runs out names who is in the way, and leaves no node in any line."""
     waiting = Lock(["a", "b", "c"], make_pool())
-    waiting.acquire(timeout=5).release(wait=True)
-    with Lock("b", make_pool()).acquire(timeout=5), Lock("c", make_pool()).acquire(timeout=5):
+    waiting.acquire(timeout=60).release(wait=True)
+    with Lock("b", make_pool()).acquire(timeout=60), Lock("c", make_pool()).acquire(timeout=60):
         began = time.monotonic()
         with pytest.raises(LockTimeout, match=r"lock 'a, b, c' was not granted within 0\.5 s; held by pid"):
             Runner(lambda: waiting.acquire(timeout=0.5)).result()
@@ -327,7 +327,7 @@ def test_node_deleted__holding(make_pool: MakePool, onlooker: Onlooker, place: i
         wait_until(lambda: held.lost, LONG_SESSION)
         assert time.monotonic() - began < LONG_SESSION / 6 + GRACE
     wait_counts(onlooker, lock, 0, 0)
-    with lock.acquire(timeout=5) as again:
+    with lock.acquire(timeout=60) as again:
         again.check()
 
 
@@ -335,7 +335,7 @@ def test_node_deleted__holding(make_pool: MakePool, onlooker: Onlooker, place: i
 @pytest.mark.parametrize("taken", ["a", "b"])
 def test_node_deleted__waiting(make_pool: MakePool, onlooker: Onlooker, place: int, taken: str) -> None:
     """Who loses its place in one line goes to the end of all, so that no two can wait for each other."""
-    holder = Lock(taken, make_pool()).acquire(timeout=5)
+    holder = Lock(taken, make_pool()).acquire(timeout=60)
     pool = make_pool()
     lock = Lock(["a", "b"], pool)
     waiting = waiting_in(lock)
@@ -363,13 +363,13 @@ def test_session_ended__holding(pool: Pool, make_pool: MakePool, onlooker: Onloo
         with Runner(lambda: Lock(["b", "a"], make_pool()).acquire(timeout=10)).result():
             wait_until(lambda: held.lost)
     assert held_stack() == []
-    lock.acquire(timeout=5).release(wait=True)
+    lock.acquire(timeout=60).release(wait=True)
 
 
 def test_session_ended__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
     """A waiter whose session ends joins all lines again."""
     lock = Lock(["a", "b"], pool)
-    taken = Lock("b", make_pool()).acquire(timeout=5)
+    taken = Lock("b", make_pool()).acquire(timeout=60)
     waiting = waiting_in(lock)
     wait_counts(onlooker, lock, 1, 2)
     before = onlooker.children(lock.paths[0])
@@ -398,7 +398,7 @@ def both(proxied: tuple[Proxy, Pool], onlooker: Onlooker) -> Lock:
     lock = Lock(["a", "b"], proxied[1])
     for path in lock.paths:
         onlooker.client.ensure_path(path)
-    lock.acquire(timeout=5).release(wait=True)
+    lock.acquire(timeout=60).release(wait=True)
     return lock
 
 
@@ -469,7 +469,7 @@ def test_link__cut_while_waiting(proxied: tuple[Proxy, Pool], make_pool: MakePoo
     """A broken link costs a waiter no place, and a holder nothing."""
     proxy, pool = proxied
     lock = Lock(["a", "b"], pool)
-    taken = Lock("b", make_pool()).acquire(timeout=5)
+    taken = Lock("b", make_pool()).acquire(timeout=60)
     waiting = waiting_in(lock)
     wait_counts(onlooker, lock, 1, 2)
     before = onlooker.children(lock.paths[0])

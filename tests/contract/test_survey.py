@@ -25,9 +25,9 @@ def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, onlooker: On
     with lock as held, Lock("a", pool):
         waiter = Runner(lambda: Lock("b/ü", make_pool()).acquire(timeout=10))
         onlooker.wait_count(lock.paths[0], 2)
-        found = search.find(pool, timeout=5)
+        found = search.find(pool, timeout=60)
         assert [line.key for line in found] == ["a", "b/ü"]
-        line = snapshots.one_lock(pool, "b/ü", timeout=5)
+        line = snapshots.one_lock(pool, "b/ü", timeout=60)
         assert line == found[1]
         (holder,), (_holder, waiting) = line.holders, line.entries
         assert (holder.token, holder.path, holder.position) == (held.token, held.node, 0)
@@ -41,19 +41,19 @@ def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, onlooker: On
 
 def test_line__nobody(pool: Pool) -> None:
     """A lock without contenders, in a tree that may not exist, has an empty queue."""
-    assert search.find(pool, timeout=5) == []
-    line = snapshots.one_lock(pool, "k", timeout=5)
+    assert search.find(pool, timeout=60) == []
+    line = snapshots.one_lock(pool, "k", timeout=60)
     assert (line.key, line.entries, line.unknown_nodes) == ("k", (), ())
     with pytest.raises(ValueError, match="must not be empty"):
-        snapshots.one_lock(pool, "", timeout=5)
+        snapshots.one_lock(pool, "", timeout=60)
 
 
 def test_lines__long_key(pool: Pool) -> None:
     """A key that is too long for a node name is returned whole."""
     key = "/%\n\N{PARTY POPPER}..\0" * 80
     with Lock(key, pool):
-        assert [line.key for line in search.find(pool, timeout=5)] == [key]
-        assert snapshots.one_lock(pool, key, timeout=5).holders
+        assert [line.key for line in search.find(pool, timeout=60)] == [key]
+        assert snapshots.one_lock(pool, key, timeout=60).holders
 
 
 def test_lines__hostile(pool: Pool, onlooker: Onlooker) -> None:
@@ -65,7 +65,7 @@ def test_lines__hostile(pool: Pool, onlooker: Onlooker) -> None:
         onlooker.client.create(f"{root}/{name}/readme", b"\xff")
         node = f"{root}/{name}/_c_0f8fad5b-d9cb-469f-a165-70867728950e-lock-"
         onlooker.client.create(node, b'{"v":1,"host":"\\ud800","pid":1e999}', sequence=True)
-    found = search.find(pool, timeout=5)
+    found = search.find(pool, timeout=60)
     assert sorted(line.key for line in found) == sorted(["a%FF", "%41", shortened, "plain"])
     for line in found:
         assert line.unknown_nodes == ("readme",)
@@ -77,9 +77,9 @@ def test_lines__kazoo(pool: Pool, onlooker: Onlooker) -> None:
     """A lock of kazoo's own recipe is found, and blocks ours."""
     lock = Lock("k", pool)
     foreign = onlooker.client.Lock(lock.paths[0], "somebody")
-    foreign.acquire(timeout=5)
+    foreign.acquire(timeout=60)
     assert lock.try_acquire() is None
-    (place,) = snapshots.one_lock(pool, "k", timeout=5).entries
+    (place,) = snapshots.one_lock(pool, "k", timeout=60).entries
     assert place.held
     assert place.identity is None
     foreign.release()
@@ -101,7 +101,7 @@ def test_lines__refused(make_pool: MakePool) -> None:
     """A missing permission to read is an error that says so."""
     owner = make_pool(auth=[("digest", "billing:secret")], acl="creator")
     with Lock("k", owner), pytest.raises(ZkLockError, match="refused to list") as caught:
-        search.find(make_pool(), timeout=5)
+        search.find(make_pool(), timeout=60)
     assert not isinstance(caught.value, ZooKeeperUnavailable)
 
 
@@ -111,4 +111,4 @@ def test_line__entry_refused(pool: Pool, outsider: KazooClient) -> None:
     outsider.ensure_path(pool.path("k"))
     outsider.create(f"{pool.path('k')}/lock-", acl=acl, ephemeral=True, sequence=True)
     with pytest.raises(ZkLockError, match=r"refused to read .*NoAuthError"):
-        snapshots.one_lock(pool, "k", timeout=5)
+        snapshots.one_lock(pool, "k", timeout=60)

@@ -26,39 +26,39 @@ LONG = "invoice:" + "x" * 500
 
 def outcomes(pool: Pool) -> list[tuple[str, str, str]]:
     """Return key, action and outcome of each entry of the trail."""
-    return [(each.key, each.what, each.outcome) for each in trail.read(pool, timeout=5)]
+    return [(each.key, each.what, each.outcome) for each in trail.read(pool, timeout=60)]
 
 
 def test_trail__what_has_become_of_the_holder(make_pool: MakePool) -> None:
     """A request to release tells whether the holder holds still, has released, or was broken."""
     pool, breaker = make_pool(), make_pool()
-    held = {key: Lock(key, pool).acquire(5) for key in ("stays", "leaves", LONG)}
-    assert trail.read(breaker, timeout=5) == []
+    held = {key: Lock(key, pool).acquire(60) for key in ("stays", "leaves", LONG)}
+    assert trail.read(breaker, timeout=60) == []
     for each in held.values():
-        actions.revoke(breaker, each.node, "deploy", by="ada", timeout=5)
+        actions.revoke(breaker, each.node, "deploy", by="ada", timeout=60)
     held["leaves"].release(wait=True)
-    actions.break_lock(breaker, held[LONG].node, token=held[LONG].token, why="it hangs", timeout=5)
+    actions.break_lock(breaker, held[LONG].node, token=held[LONG].token, why="it hangs", timeout=60)
     assert outcomes(make_pool()) == [
         ("stays", "release requested", "still held"),
         ("leaves", "release requested", "released"),
         (LONG, "release requested", "broken"),
         (LONG, "broken", "broken"),
     ]
-    first, *_others, last = trail.read(breaker, timeout=5)
+    first, *_others, last = trail.read(breaker, timeout=60)
     assert (first.by, first.why, first.token) == ("ada", "deploy", held["stays"].token)
     assert held["stays"].node.endswith(f"/{first.lock}/{first.node}")
     assert abs(first.at - time.time()) < scaled(60)
     # Code that names nobody is known by its process.
     assert last.by.startswith("pid ")
-    assert [each.key for each in trail.read(breaker, lock=paths.escape("leaves"), timeout=5)] == ["leaves"]
+    assert [each.key for each in trail.read(breaker, lock=paths.escape("leaves"), timeout=60)] == ["leaves"]
 
 
 def test_trail__next_holder_of_the_lock(make_pool: MakePool) -> None:
     """A holder that was asked has released the lock, although the next one holds it."""
     pool, breaker = make_pool(), make_pool()
-    with Lock("k", pool).acquire(5) as held:
-        actions.revoke(breaker, held.node, "deploy", timeout=5)
-    with Lock("k", pool).acquire(5):
+    with Lock("k", pool).acquire(60) as held:
+        actions.revoke(breaker, held.node, "deploy", timeout=60)
+    with Lock("k", pool).acquire(60):
         assert outcomes(breaker) == [("k", "release requested", "released")]
 
 
@@ -66,7 +66,7 @@ def test_trail__next_holder_of_the_lock(make_pool: MakePool) -> None:
 @pytest.mark.parametrize("what", ["break", "revoke"])
 def test_trail__connection_cut(server: Server, make_pool: MakePool, way: str, what: str) -> None:
     """An action that is repeated because its answer was lost is one action in the trail."""
-    held = Lock("k", make_pool()).acquire(5)
+    held = Lock("k", make_pool()).acquire(60)
 
     def act() -> None:
         if what == "break":
@@ -77,7 +77,7 @@ def test_trail__connection_cut(server: Server, make_pool: MakePool, way: str, wh
     with Proxy(server.address) as proxy:
         pool = make_pool(proxy.hosts)
         wait_until(lambda: pool.inspection().connected)
-        snapshots.one_lock(pool, "k", timeout=5)
+        snapshots.one_lock(pool, "k", timeout=60)
         proxy.pause(way)
         acting = Runner(act)
         if way is DOWN:
@@ -85,7 +85,7 @@ def test_trail__connection_cut(server: Server, make_pool: MakePool, way: str, wh
         proxy.resume(drop=True)
         proxy.cut()
         acting.result()
-        assert len(trail.read(make_pool(), timeout=5)) == 1
+        assert len(trail.read(make_pool(), timeout=60)) == 1
 
 
 @pytest.mark.parametrize("allowed", [Permissions.READ, Permissions.CREATE])
@@ -94,11 +94,11 @@ def test_trail__not_ours_to_write(
 ) -> None:
     """Without the permission to write the trail, or to read it, locks are broken and asked for, with a warning."""
     pool, breaker = make_pool(), make_pool()
-    held = Lock("k", pool).acquire(5)
+    held = Lock("k", pool).acquire(60)
     outsider.create(trail.path(pool), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
     with caplog.at_level(logging.WARNING, "django_zklock.breaking"):
-        actions.revoke(breaker, held.node, "deploy", timeout=5)
-        actions.break_lock(breaker, held.node, token=held.token, why="it hangs", timeout=5)
+        actions.revoke(breaker, held.node, "deploy", timeout=60)
+        actions.break_lock(breaker, held.node, token=held.token, why="it hangs", timeout=60)
     assert wait_until(lambda: held.lost)
     assert caplog.text.count("event=not_in_trail ") == 2
 
@@ -113,7 +113,7 @@ def test_break__released_before_it(
     Also where the trail, which tells the two apart, is not ours to write.
     """
     breaker = make_pool()
-    held = Lock("k", make_pool()).acquire(5)
+    held = Lock("k", make_pool()).acquire(60)
     outsider.create(trail.path(breaker), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
     wait_until(lambda: breaker.inspection().connected)
     wire = breaker.inspection().wire
@@ -135,13 +135,13 @@ def test_break__released_before_it(
     monkeypatch.setattr(wire, "write_all", lose)
     with pytest.raises(NotHeld, match="is gone"):
         actions.break_lock(breaker, held.node, token=held.token, why="it hangs", timeout=20)
-    assert allowed != Permissions.ALL or trail.read(breaker, timeout=5) == []
+    assert allowed != Permissions.ALL or trail.read(breaker, timeout=60) == []
 
 
 def test_trail__at_the_same_time(make_pool: MakePool) -> None:
     """Of many actions at the same time none is missing."""
     pool = make_pool()
-    held = [Lock(f"k{number}", pool).acquire(5) for number in range(8)]
+    held = [Lock(f"k{number}", pool).acquire(60) for number in range(8)]
     acting = [
         Runner(lambda each=each: actions.revoke(make_pool(), each.node, "deploy", timeout=20))  # type: ignore[misc]
         for each in held

@@ -208,7 +208,7 @@ def test_timeout(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ntimeout = 60\npythonpath = " + " ".join(map(str, PLACES)))
     result = pytester.runpytest_subprocess("-p", "tests.conftest", "-p", "no:randomly", "-p", "no:hypothesispytest")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*Timeout*60*", "E * in stalled"])
+    result.stdout.fnmatch_lines([f"*Timeout*{scaled(60):g}*", "E * in stalled"])
 
 
 def test_sitecustomize__hides_none(tmp_path: Path) -> None:

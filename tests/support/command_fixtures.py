@@ -26,7 +26,7 @@ def hold(zklock: str) -> Iterator[Hold]:
     def take(key: str, work: Work | None = None, **options: object) -> Held:
         lock = zk_lock(key, **options)  # type: ignore[arg-type]
         lock._work = lambda: work
-        taken.append(lock.acquire(5))
+        taken.append(lock.acquire(60))
         return taken[-1]
 
     yield take

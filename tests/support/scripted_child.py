@@ -98,7 +98,7 @@ def fork(pool: Pool) -> None:
                 say("child got the parent's lock")
             except LockTimeout as error:
                 say("child waits for parent", error.holder is not None and error.holder.pid == os.getppid())
-            with Lock("own", pool).acquire(timeout=5) as own:
+            with Lock("own", pool).acquire(timeout=60) as own:
                 say("child has its own", not own.lost, pool.sessions()[0].id != session)
             say("child ends", pool.close())
             os._exit(0)
@@ -107,7 +107,7 @@ def fork(pool: Pool) -> None:
         waiting.wait(2.5)
         say("parent", not held.lost, pool.sessions()[0].id == session, pool.sessions()[0].epoch == 0)
         held.check()
-    say("parent again", Lock("k", pool).acquire(timeout=5).token > held.token)
+    say("parent again", Lock("k", pool).acquire(timeout=60).token > held.token)
 
 
 def fork_while_it_waits(pool: Pool) -> None:
@@ -244,7 +244,7 @@ def alarm(pool: Pool, rounds: str) -> None:
 
     signal.signal(signal.SIGALRM, raise_it)
     lock = Lock("k", pool)
-    lock.acquire(timeout=5).release()
+    lock.acquire(timeout=60).release()
     struck = 0
     # More of them where the signal is often too late.
     for number in itertools.count():
@@ -259,7 +259,7 @@ def alarm(pool: Pool, rounds: str) -> None:
             struck += 1
             spare(error)
     say("struck", struck)
-    pool_lives = Lock("other", pool).acquire(timeout=5)
+    pool_lives = Lock("other", pool).acquire(timeout=60)
     pool_lives.release(wait=True)
     say("alive")
     hear()
@@ -308,7 +308,7 @@ def greenlets(pool: Pool) -> None:
                 waiter.get()
         except gevent.Timeout:
             waiter.kill()
-    Lock("k", pool).acquire(timeout=5).release(wait=True)
+    Lock("k", pool).acquire(timeout=60).release(wait=True)
     turning.kill()
     say("free", type(pool.sessions()[0].wire._client.handler).__name__)
 

@@ -15,6 +15,7 @@ from django.core.management import call_command
 
 from django_zklock.models import Lock
 from django_zklock.zk.ops.snapshots import LockSnapshot
+from tests.support.timing import scaled
 
 MANAGE = Path(__file__).resolve().parents[2] / "testproject" / "manage.py"
 
@@ -26,7 +27,7 @@ def test_makemigrations__nothing_to_do() -> None:
         [sys.executable, MANAGE, "makemigrations", "--check", "--dry-run"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr

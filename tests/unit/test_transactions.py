@@ -164,7 +164,7 @@ def test_release__every_way_to_acquire(ensemble: Ensemble) -> None:
         tried.release()
         with zk_lock(["a", "b"], release="commit"):
             pass
-        zk_lock("semaphore", release="commit", limit=2).acquire(5).release()
+        zk_lock("semaphore", release="commit", limit=2).acquire(60).release()
         for key in ("acquired", "tried", "a", "b", "semaphore"):
             assert len(ensemble.nodes(key)) == 1
     for key in ("acquired", "tried", "a", "b", "semaphore"):

@@ -25,7 +25,6 @@ from typing import Any
 
 from tests.chaos.checker import SERVERS, STALE, undisturbed, waiters_until
 from tests.chaos.history import Row
-from tests.support.timing import scaled
 
 from .plan import REDIS, RETRY_TIMEOUT, TIMEOUT, Send
 from .workers import CONNECT_TIMEOUT, FAREWELL, MAX_WAIT, SLOTS, VISIBILITY_TIMEOUT, names
@@ -38,7 +37,7 @@ OWN_FRAME = re.compile(r"/django_zklock/(contrib/|zk/|calls|locks|locked_call|ap
 # Whatever waits in our code is called from there by way of so many others: deeper, it is Celery's or kombu's that wait.
 WAITING_FRAMES = 4
 # Seconds without a row after which an event loop counts as hanging.
-STILL = scaled(5)
+STILL = 5.0
 # Published by this program, and by a worker.
 PUBLICATIONS = {"publish", "attempt"}
 # Of children, and of workers with theirs.
@@ -46,10 +45,10 @@ ENDS_OF_PROCESSES = ("child_killed", "terminating", "pool_shrink", "worker_gone"
 # Seconds before the loss of a connection within which an acknowledgement may be lost with it.
 ON_ITS_WAY = 3.0
 # Seconds that a worker may take to act on the end of a child or of a connection.
-BELATED = scaled(20)
+BELATED = 20.0
 # Seconds from the reception of a message until its task has begun or given up, or is returned: with the gate, stopped
 # and on a busy machine.
-PATIENCE = scaled(45)
+PATIENCE = 45.0
 # What a child says when its main process has no record of its hold any more.
 GIVEN_UP = "main process no longer holds it"
 LOCK_ERRORS = {

@@ -1195,7 +1195,7 @@ def test_tick__asked_to_let_go(make_scheduler: MakeScheduler, server: ZooKeeperS
     first, second = make_scheduler(), make_scheduler()
     led = leading(first)
     second.tick()
-    actions.revoke(led.held.lock.pool, led.held.node, "maintenance", timeout=5.0)
+    actions.revoke(led.held.lock.pool, led.held.node, "maintenance", timeout=60)
     wait_until(lambda: first.tick() or first._scheduler is None, 10.0, "the first stepped down")
     leading(second)
     first.tick()

@@ -76,7 +76,7 @@ def test_transaction_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool
 def test_transaction_reply__cut_and_expired(server: ZooKeeperServer, pool: Pool, lagging: bool) -> None:
     """When the session ends as well, none of its nodes is taken for one of the new session."""
     lock = Lock(keys(0), pool)
-    lock.acquire(timeout=5).release(wait=True)
+    lock.acquire(timeout=60).release(wait=True)
     before = session_of(pool)
     with server.faults.lag_reads(zxids=5) if lagging else contextlib.nullcontext():
         cut = server.faults.cut_reply("multi")

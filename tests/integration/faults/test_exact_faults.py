@@ -49,7 +49,7 @@ def moments(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> Moments
 def warm(pool: Pool) -> Lock:
     """Return a lock whose session and line are there."""
     lock = Lock("k", pool)
-    lock.acquire(timeout=5).release(wait=True)
+    lock.acquire(timeout=60).release(wait=True)
     return lock
 
 
@@ -207,7 +207,7 @@ def test_delete_reply__cut_after_a_timeout(server: ZooKeeperServer, make_pool: M
 def test_delete__lost(server: ZooKeeperServer, pool: Pool) -> None:
     """A delete that has not arrived when the connection breaks is sent again after the reconnect."""
     lock = warm(pool)
-    held = lock.acquire(timeout=5)
+    held = lock.acquire(timeout=60)
     with server.faults.black_hole("requests", session=session_of(pool)) as hole:
         held.release()
         hole.requests.wait_for("delete", path=held.node)
@@ -276,7 +276,7 @@ def test_line_deleted__joining(server: ZooKeeperServer, make_pool: MakePool, mom
     holder, pool = make_pool(session_timeout=1.2), make_pool()
     held = warm(holder).acquire()
     lock = Lock("k", pool)
-    Lock("other", pool).acquire(timeout=5).release(wait=True)
+    Lock("other", pool).acquire(timeout=60).release(wait=True)
     moment = moments.before(session_of(pool), place, delete_all(server, lock.paths[0]))
     with waiting_in(lock).result() as later:
         assert moment.happened.is_set()
@@ -323,7 +323,7 @@ def test_joining__interrupted(
 
 def warm_elsewhere(pool: Pool) -> Lock:
     """Return a lock whose session is there, and nothing of its own."""
-    Lock("elsewhere", pool).acquire(timeout=5).release(wait=True)
+    Lock("elsewhere", pool).acquire(timeout=60).release(wait=True)
     return Lock("k", pool)
 
 
@@ -350,7 +350,7 @@ def test_session_expired__holding(server: ZooKeeperServer, make_pool: MakePool) 
         held.check()
     later.check()
     later.release()
-    lock.acquire(timeout=5).release(wait=True)
+    lock.acquire(timeout=60).release(wait=True)
     wait_until(lambda: losses.told)
     assert [told for told, _ in losses.told] == [held]
 
@@ -615,16 +615,16 @@ def test_sequence_end__exclusive(
         with Lock("k", pools[number % 3]) as held:
             assert inside.acquire(blocking=False), "two at once"
             order.append(number)
-            assert [place.token for place in snapshots.one_lock(pools[0], "k", timeout=5).holders] == [held.token]
+            assert [place.token for place in snapshots.one_lock(pools[0], "k", timeout=60).holders] == [held.token]
             inside.release()
             return held.token
 
-    held = lock.acquire(timeout=5)
+    held = lock.acquire(timeout=60)
     waiters = []
     for number in range(12):
         waiters.append(Runner(lambda number=number: enter(number)))  # type: ignore[misc]
         wait_until(lambda number=number: len(server.paths(lock.paths[0])) == number + 2)  # type: ignore[misc]
-    line = snapshots.one_lock(pools[1], "k", timeout=5)
+    line = snapshots.one_lock(pools[1], "k", timeout=60)
     assert [place.token for place in line.entries] == sorted(place.token for place in line.entries)
     assert [place.path for place in line.holders] == [held.node]
     numbers = [node.sequence for node in line.nodes]

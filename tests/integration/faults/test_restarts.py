@@ -90,7 +90,7 @@ class Queue:
 @pytest.mark.slow
 def test_server_restarted__two_hundred_waiters(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     """Restarts while they wait, and while they take turns, cost nobody its place: all hold in their order, alone."""
-    held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=SESSION_TIMEOUT)).acquire(timeout=5)
+    held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=SESSION_TIMEOUT)).acquire(timeout=60)
     queue = Queue(make_pool, own_zookeeper.hosts)
     order = queue.stand()
     own_zookeeper.restart()
@@ -109,7 +109,7 @@ def test_session_ended__fifty_of_two_hundred_waiters(
     own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker
 ) -> None:
     """Waiters whose session ends all come back, behind those whose session lives, and everybody has its turn."""
-    held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=SESSION_TIMEOUT)).acquire(timeout=5)
+    held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=SESSION_TIMEOUT)).acquire(timeout=60)
     queue = Queue(make_pool, own_zookeeper.hosts)
     first = queue.stand()
     unlucky = queue.pools[1]

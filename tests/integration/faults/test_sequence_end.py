@@ -39,7 +39,7 @@ class Room:
         self._go = [threading.Event() for _ in range(20)]
         self._runners: list[Runner] = []
         warm = Lock("k", pools[0])
-        warm.acquire(timeout=5).release(wait=True)
+        warm.acquire(timeout=60).release(wait=True)
         self.path = warm.paths[0]
         server.faults.set_sequence(self.path, first)
 

@@ -212,7 +212,7 @@ def test_tls__cycles(
     server = request.getfixturevalue("server" if version == "TLSv1.2" else "modern_server")
     pool = configure(server.secure_hosts, TLS=papers.tls())
     for _ in range(500):
-        zk_lock("k").acquire(timeout=5).release(wait=True)
+        zk_lock("k").acquire(timeout=60).release(wait=True)
     assert len(asleep_on) > 500
     assert not any(asleep_on)
     assert pool.sessions()[0].epoch == 0
@@ -305,7 +305,7 @@ def test_tls__many_answers_in_one_record(server: SecureZooKeeper, papers: Papers
     terminator = Terminator(papers, server.address)
     # No ping and no heartbeat comes to the rescue.
     pool = configure(terminator.hosts, TLS=papers.tls(), SESSION_TIMEOUT=60)
-    zk_lock("k").acquire(timeout=5).release(wait=True)
+    zk_lock("k").acquire(timeout=60).release(wait=True)
     session = pool.sessions()[0]
     answers: list[float] = []
     terminator.holding = True
@@ -345,14 +345,14 @@ def test_tls__other_host_name(server: SecureZooKeeper, papers: Papers, configure
     configure(hosts, TLS=papers.tls(CHECK_HOSTNAME=True), CONNECT_TIMEOUT=PATIENCE)
     refused("IP address mismatch")
     configure(hosts, TLS=papers.tls(CHECK_HOSTNAME=False))
-    zk_lock("k").acquire(timeout=5).release(wait=True)
+    zk_lock("k").acquire(timeout=60).release(wait=True)
 
 
 def test_tls__unverified(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
     """Without verification any server will do; the host name need not be given up as well."""
     tls = papers.tls(CA=str(papers.stranger.certificate), VERIFY=False, CHECK_HOSTNAME=None)
     configure(f"{LOOPBACK}:{server.secure_port}", TLS=tls)
-    zk_lock("k").acquire(timeout=5).release(wait=True)
+    zk_lock("k").acquire(timeout=60).release(wait=True)
 
 
 @pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
@@ -368,13 +368,13 @@ def test_tls__no_client_certificate(
 def test_tls__certificate_and_key_in_one_file(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
     """CERT alone will do if its file holds the key too."""
     configure(server.secure_hosts, TLS=papers.tls(CERT=str(papers.client.both), KEY=None))
-    zk_lock("k").acquire(timeout=5).release(wait=True)
+    zk_lock("k").acquire(timeout=60).release(wait=True)
 
 
 def test_tls__key_password(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
     """An encrypted key works with its password; with a wrong one or none there is an error, and no prompt."""
     configure(server.secure_hosts, TLS=papers.tls(papers.locked, KEY_PASSWORD="opens"))
-    zk_lock("k").acquire(timeout=5).release(wait=True)
+    zk_lock("k").acquire(timeout=60).release(wait=True)
     for wrong in ("shuts", None):
         configure(server.secure_hosts, TLS=papers.tls(papers.locked, KEY_PASSWORD=wrong), CONNECT_TIMEOUT=PATIENCE)
         message = refused("(?i)bad decrypt|bad password|PEM lib|problems getting password")
@@ -398,7 +398,7 @@ def test_tls__plain_port(server: SecureZooKeeper, papers: Papers, configure: Con
 def test_tls__dropped(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
     """Dropped connections come back with session and lock, also amid answers and from another thread."""
     pool = configure(server.secure_hosts, TLS=papers.tls(), SESSION_TIMEOUT=20)
-    held = zk_lock("k").acquire(timeout=5)
+    held = zk_lock("k").acquire(timeout=60)
     session = pool.sessions()[0]
     number, done = session.id, threading.Event()
 
@@ -425,7 +425,7 @@ def test_tls__dropped(server: SecureZooKeeper, papers: Papers, configure: Config
 def test_tls__close(server: SecureZooKeeper, papers: Papers, configure: Configure, onlooker: KazooClient) -> None:
     """Closing ends the session at the server, which frees the lock at once."""
     pool = configure(server.secure_hosts, TLS=papers.tls(), SESSION_TIMEOUT=20)
-    held = zk_lock("k").acquire(timeout=5)
+    held = zk_lock("k").acquire(timeout=60)
     assert len(onlooker.get_children(held.lock.paths[0])) == 1
     began = time.monotonic()
     assert pool.close()
@@ -442,16 +442,16 @@ django.setup()
 from django_zklock import zk_lock
 from django_zklock.connections import connections
 
-held = zk_lock("parent").acquire(timeout=5)
+held = zk_lock("parent").acquire(timeout=60)
 session = connections["default"].sessions()[0]
 before = session.id
 child = os.fork()
 if child == 0:
-    with zk_lock("child").acquire(timeout=5):
+    with zk_lock("child").acquire(timeout=60):
         own = connections["default"].sessions()[0].id
     sys.exit(0 if own != before else 3)
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-with zk_lock("again").acquire(timeout=5):
+with zk_lock("again").acquire(timeout=60):
     held.check()
 print(json.dumps([status, session.epoch, session.id == before]))
 """
@@ -465,7 +465,7 @@ def test_tls__fork(server: SecureZooKeeper, papers: Papers, configure: Configure
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=scaled(60),
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -479,14 +479,14 @@ def test_tls__fork(server: SecureZooKeeper, papers: Papers, configure: Configure
 def test_sasl__right_password(acl: Any, server: SecureZooKeeper, configure: Configure, onlooker: KazooClient) -> None:
     """The nodes of a lock are made with SASL's identity, and belong to it."""
     configure(server.hosts, SASL=SASL, ACL=acl)
-    with zk_lock("k").acquire(timeout=5) as held:
+    with zk_lock("k").acquire(timeout=60) as held:
         assert owners(onlooker, held.lock.paths[0]) == {("sasl", "shop")}
 
 
 def test_sasl__over_tls(server: SecureZooKeeper, papers: Papers, configure: Configure, onlooker: KazooClient) -> None:
     """With a client's certificate too, the creator is whoever it has proved to be, in both ways."""
     configure(server.secure_hosts, SASL=SASL, ACL="creator", TLS=papers.tls())
-    with zk_lock("k").acquire(timeout=5) as held:
+    with zk_lock("k").acquire(timeout=60) as held:
         assert owners(onlooker, held.lock.paths[0]) == {("sasl", "shop"), ("x509", "CN=client")}
 
 
@@ -531,7 +531,7 @@ def test_sasl__handshake_is_cut(answers: int, server: SecureZooKeeper, configure
     """A reconnect that is cut after some answers of the handshake is tried again, and costs no lock."""
     with Proxy(server.address) as proxy:
         pool = configure(proxy.hosts, SASL=SASL, SESSION_TIMEOUT=20)
-        held = zk_lock("k").acquire(timeout=5)
+        held = zk_lock("k").acquire(timeout=60)
         session = pool.sessions()[0]
         number = session.id
         left = answers
@@ -556,7 +556,7 @@ def test_sasl__silent_server(server: SecureZooKeeper, configure: Configure) -> N
     """A server that falls silent during the handshake has a share of the connect timeout, and not of the session's."""
     with Proxy(server.address) as proxy:
         pool = configure(proxy.hosts, SASL=SASL, SESSION_TIMEOUT=40, CONNECT_TIMEOUT=1)
-        held = zk_lock("k").acquire(timeout=5)
+        held = zk_lock("k").acquire(timeout=60)
         session = pool.sessions()[0]
         answers = 0
 
@@ -578,13 +578,13 @@ def test_sasl__silent_server(server: SecureZooKeeper, configure: Configure) -> N
 def test_sasl__reconnect(server: SecureZooKeeper, configure: Configure) -> None:
     """A connection that comes back proves its identity again before it asks for anything."""
     pool = configure(server.hosts, SASL=SASL, ACL="creator")
-    held = zk_lock("k").acquire(timeout=5)
+    held = zk_lock("k").acquire(timeout=60)
     session = pool.sessions()[0]
     session.wire.drop("the test says so")
     wait_until(lambda: session.epoch and session.connected)
     held.check()
     held.release(wait=True)
-    zk_lock("k").acquire(timeout=5).release(wait=True)
+    zk_lock("k").acquire(timeout=60).release(wait=True)
 
 
 # AUTH and ACL.
@@ -597,9 +597,9 @@ def test_acl__stranger(
     configure(server.hosts, AUTH=[("digest", "shop:right")], ACL="creator")
     owner = settings.ZKLOCK["default"]
     settings.ZKLOCK = {"default": owner | {"AUTH": [("digest", "shop:wrong")]}, "owner": owner}
-    with zk_lock("k", using="owner").acquire(timeout=5):
+    with zk_lock("k", using="owner").acquire(timeout=60):
         with pytest.raises(ZkLockError, match=r"refused: NoAuthError.*check the ACL there and the credentials"):
-            Runner(lambda: zk_lock("k").acquire(timeout=5)).result()
+            Runner(lambda: zk_lock("k").acquire(timeout=60)).result()
         with pytest.raises(ZkLockError, match=r"refused: NoAuthError.*check the ACL there and the credentials"):
             Runner(zk_lock("k").try_acquire).result()
         for arguments in (["list"], ["show", "k"]):
@@ -607,7 +607,7 @@ def test_acl__stranger(
                 call_command("zklock", *arguments, stdout=io.StringIO())
         page = admin_client.get("/admin/django_zklock/lock/").content.decode()
         assert "NoAuthError" in page
-    zk_lock("k", using="owner").acquire(timeout=5).release(wait=True)
+    zk_lock("k", using="owner").acquire(timeout=60).release(wait=True)
 
 
 def test_connection__ended_by_the_unexpected(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:

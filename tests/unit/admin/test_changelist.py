@@ -67,7 +67,7 @@ def test_list__needs_attention(
         contended = hold(f"contended-{number}")
         for _ in range(2):
             outsider.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
-    actions.revoke(connections["default"], hold("revoked").node, "urgent", timeout=5)
+    actions.revoke(connections["default"], hold("revoked").node, "urgent", timeout=60)
     text = text_of(viewer.get(LIST))
     assert "4 waiting for 2 locks release of 1 lock requested Key Holder" in text
     now = time.time()
@@ -88,7 +88,7 @@ def test_list__most_urgent_first(viewer: Client, hold: Hold, outsider: KazooClie
     """The list begins with contended locks, then those with release requested, then the oldest; a link leads there."""
     hold("key-old")
     hold("key-new")
-    actions.revoke(connections["default"], hold("key-revoked").node, "urgent", timeout=5)
+    actions.revoke(connections["default"], hold("key-revoked").node, "urgent", timeout=60)
     contended = hold("key-contended")
     outsider.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     [query] = re.findall(
@@ -270,7 +270,7 @@ def test_list__filters(viewer: Client, hold: Hold, outsider: KazooClient) -> Non
     contended = hold("contended", Work(kind="task", name="billing.bill", id="77"))
     outsider.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     revoked = hold("revoked", mode="read")
-    actions.revoke(connections["default"], revoked.node, "urgent", timeout=5)
+    actions.revoke(connections["default"], revoked.node, "urgent", timeout=60)
     hold("plain", limit=2)
 
     def keys(**parameters: str) -> set[str]:

@@ -150,7 +150,7 @@ def test_lock__clock_of_the_server_is_ahead(viewer: Client, hold: Hold, monkeypa
 def test_lock__semaphore_and_revoked(viewer: Client, hold: Hold) -> None:
     """The page shows the limit of a semaphore and the reason of a revoke request."""
     held = hold("gpu", limit=2)
-    actions.revoke(connections["default"], held.node, "blocks the release", timeout=5)
+    actions.revoke(connections["default"], held.node, "blocks the release", timeout=60)
     text = text_of(viewer.get(url_of("gpu")))
     assert "Lease (at most 2 at once)" in text
     assert "Release requested: blocks the release" in text
@@ -196,7 +196,7 @@ def test_lock__hostile_texts(viewer: Client, hold: Hold, outsider: KazooClient) 
     """No text from a znode becomes markup or reverses the direction of writing."""
     held = hold(NASTY, Work(kind="<b>", name=NASTY, id='"><img src=x onerror=alert(1)>'))
     outsider.create(f"{held.lock.paths[0]}/<i>{NASTY[8:15]}", b"\xff" * 100_000, ephemeral=True)
-    actions.revoke(connections["default"], held.node, NASTY, timeout=5)
+    actions.revoke(connections["default"], held.node, NASTY, timeout=60)
     body = body_of(viewer.get(url_of(NASTY)))
     for wrong in ("<script>alert", "<img src=x", "<i>", "\u202e", "\x1b"):
         assert wrong not in body

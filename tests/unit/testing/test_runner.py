@@ -30,7 +30,7 @@ PROCESS = """
 
 
     def migrated(**facts):
-        with zk_lock("migrated").acquire(timeout=5):
+        with zk_lock("migrated").acquire(timeout=60):
             note("migrated")
 
 
@@ -50,7 +50,7 @@ TESTS = """
     class Base:
         @classmethod
         def setUpTestData(cls):
-            zk_lock("data").acquire(timeout=5).release(wait=True)
+            zk_lock("data").acquire(timeout=60).release(wait=True)
 
         def test_lock(self):
             with zk_lock("key").acquire(timeout=0):

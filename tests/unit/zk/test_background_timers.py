@@ -20,7 +20,7 @@ def test_call_later__order() -> None:
     for delay, name in [(0.09, "last"), (0.03, "first"), (0.06, "second"), (0.06, "third")]:
         clock.call_later(delay, partial(calls.put, name))
     clock.call_later(0, partial(calls.put, "at once"))
-    assert [calls.get(timeout=5) for _ in range(5)] == ["at once", "first", "second", "third", "last"]
+    assert [calls.get(timeout=60) for _ in range(5)] == ["at once", "first", "second", "third", "last"]
     clock.stop()
 
 
@@ -42,7 +42,7 @@ def test_cancel() -> None:
     timer.cancel()
     timer.cancel()
     late = clock.call_later(0.31, partial(calls.put, "called"))
-    assert calls.get(timeout=5) == "called"
+    assert calls.get(timeout=60) == "called"
     late.cancel()
     assert calls.empty()
     clock.stop()
@@ -72,7 +72,7 @@ def test_stop() -> None:
     clock.stop()
     clock.call_later(0.05, partial(calls.put, "dropped too"))
     clock.call_later(0, partial(calls.put, "done"))
-    assert calls.get(timeout=5) == "done"
+    assert calls.get(timeout=60) == "done"
     done = threading.Event()
     other = TimerThread()
     other.call_later(0.4, done.set)

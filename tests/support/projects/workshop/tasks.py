@@ -107,7 +107,12 @@ def wait_and_come_back(key: str) -> dict[str, Any]:
     return facts()
 
 
-@zk_locked("{key}", on_conflict=RetryLater(max_wait=0.5, delay=0.1, max_delay=0.2))
+# One retry, after the whole maximum wait. The child of the first attempt says that there is a retry; if it says so when
+# the retry has failed already, the task is never done. Celery keeps a success, and no failure.
+FOR_A_WHILE = RetryLater(max_wait=scaled(1), delay=scaled(2), max_delay=scaled(2))
+
+
+@zk_locked("{key}", on_conflict=FOR_A_WHILE)
 @shared_task(autoretry_for=(Exception,), retry_kwargs={"countdown": 0.2, "max_retries": 5})
 def come_back_for_a_while(key: str) -> dict[str, Any]:
     return facts()
@@ -130,7 +135,7 @@ def outlast(key: str) -> dict[str, Any]:
 
 
 @shared_task
-@zk_locked("{key}", on_unavailable=RetryLater(max_wait=0.5, delay=0.1, max_delay=0.2))
+@zk_locked("{key}", on_unavailable=FOR_A_WHILE)
 def outlast_for_a_while(key: str) -> dict[str, Any]:
     return facts()
 

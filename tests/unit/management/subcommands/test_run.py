@@ -207,7 +207,7 @@ def test_run__conflict_fails(run_here: RunHere, make_pool: MakePool, tmp_path: P
 def test_run__waits_its_turn(start: Start, zklock: str, settings: Settings, nodes: Nodes) -> None:
     """Without a timeout it waits until the lock is free."""
     settings.ZKLOCK = {"default": settings.ZKLOCK["default"] | {"ROOT": PARENT}}
-    held = zk_lock("run-waits").acquire(5)
+    held = zk_lock("run-waits").acquire(60)
     run = start("run-waits", "--", "echo", "ran")
     wait_until(lambda: len(nodes("run-waits")) == 2)
     assert run.process.poll() is None

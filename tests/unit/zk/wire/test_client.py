@@ -952,7 +952,7 @@ def test_session__expired(plugs: Any, zookeeper: ZooKeeper) -> None:
 def test_chroot(make_pool: MakePool, zookeeper: ZooKeeper, onlooker: Onlooker) -> None:
     """A path in HOSTS is a prefix of every path, also of watches, and is created if it is missing."""
     pools = [make_pool(f"{zookeeper.hosts}/apps/billing", root="/locks") for _ in range(2)]
-    with Lock("k", pools[0]).acquire(timeout=5) as held:
+    with Lock("k", pools[0]).acquire(timeout=60) as held:
         assert len(onlooker.children("/apps/billing/locks/k")) == 1
         assert held.node.startswith("/locks/k/")
         waiter = Runner(lambda: Lock("k", pools[1]).acquire(timeout=10))
@@ -987,9 +987,9 @@ def test_acl__wrong_credentials(make_pool: MakePool) -> None:
     """Wrong credentials have no permission."""
     right = make_pool(auth=[("digest", "billing:secret")], acl="creator")
     wrong = make_pool(auth=[("digest", "billing:wrong")], acl="creator")
-    Lock("k", right).acquire(timeout=5).release(wait=True)
+    Lock("k", right).acquire(timeout=60).release(wait=True)
     with pytest.raises(ZkLockError, match="refused: NoAuthError"):
-        Lock("k", wrong).acquire(timeout=5)
+        Lock("k", wrong).acquire(timeout=60)
 
 
 def test_auth__refused(make_pool: MakePool) -> None:

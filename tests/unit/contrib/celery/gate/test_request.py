@@ -120,7 +120,7 @@ def test_lost__the_loss_is_the_failure(how: str) -> None:
     workplace.gate._on_child_exit(71)
     workplace.loop.turn()
     on_failure(SimpleNamespace(exception=WorkerLostError("signal 9")))
-    on_timeout(soft=False, timeout=5)
+    on_timeout(soft=False, timeout=60)
     (failure,) = workplace.failures
     assert (type(failure.exception.exc).__name__, locked.phase) == ("LockLost", Phase.OVER)
 
@@ -133,7 +133,7 @@ def test_lost__the_pool_was_first(by_time: bool) -> None:
     assert in_child.claim(71)
     if by_time:
         locked._callbacks["on_timeout"] = lambda _soft, _limit: None
-        locked.request.on_timeout(soft=False, timeout=5)
+        locked.request.on_timeout(soft=False, timeout=60)
     else:
         locked.request.on_failure(SimpleNamespace(exception=WorkerLostError("signal 9")))
     failures = len(workplace.failures)
