@@ -34,7 +34,6 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ, WRITE, semaphore
 from tests.support.any_server import Server
 from tests.support.threads import Runner, run_foreign
-from tests.support.threads import Runner
 from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 

@@ -30,8 +30,8 @@ from django_zklock import current_lock, zk_lock, zk_locked
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble
 from tests.support.threads import Runner
-from tests.support.tree_reader import wait_until
 from tests.support.timing import scaled
+from tests.support.tree_reader import wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 

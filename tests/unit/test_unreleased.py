@@ -14,6 +14,7 @@ from django.urls import path
 from django_zklock import LockLost, current_lock, unreleased, zk_lock, zk_locked
 from django_zklock.testing import Sandbox
 from django_zklock.zk.held import held_stack
+from tests.support.tree_reader import wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -85,8 +86,7 @@ def test_request__lost(place: Sandbox) -> None:
     # A block that is never left.
     entered = zk_lock("entered").acquire().__enter__()
     place.lose(lost)
-    assert entered.lost
-    assert around.lost
+    wait_until(lambda: entered.lost and around.lost)
     unreleased.end()
     assert held_stack() == [around]
     with pytest.raises(LockLost):

@@ -8,9 +8,9 @@ import sys
 
 from config.settings import *  # noqa: F403 - derived settings
 
-from .plan import make_queue
-
 from tests.support.timing import scaled
+
+from .plan import make_queue
 
 ZKLOCK = {
     "default": {
