@@ -89,7 +89,7 @@ def left_alone() -> bool:
 def unpatched() -> None:
     """Interrupt a greenlet while another one of its thread is at work nearly all the time."""
     hosts, root = sys.argv[1:]
-    pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=3.0), root=root))
+    pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=scaled(3)), root=root))
     waiting = gevent.spawn(interrupted, pool)
 
     def work() -> None:

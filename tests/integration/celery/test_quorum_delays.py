@@ -12,6 +12,7 @@ from kombu import Exchange, Queue
 from django_zklock.testing import ZooKeeperServer
 from tests.support.broker_audit import TIMEOUT
 from tests.support.servers.rabbitmq import RabbitMQ
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = [
@@ -50,7 +51,7 @@ def workshop(
         gate=request.param,
         rabbitmq=rabbitmq,
         server=server,
-        environment={"WORKSHOP_QUORUM": "1", "WORKSHOP_CONNECT_TIMEOUT": "0.5"},
+        environment={"WORKSHOP_QUORUM": "1", "WORKSHOP_CONNECT_TIMEOUT": str(scaled(0.5)), "WORKSHOP_MAX_JOINING": "1"},
     ) as workshop:
         name = workshop.queue
         arguments = {"x-queue-type": "quorum"}
