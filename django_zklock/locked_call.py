@@ -18,8 +18,9 @@ from typing import Any, Protocol
 from django.core.management.base import BaseCommand
 from django.db import transaction
 from django.dispatch import Signal
+from django.http.response import HttpResponseBase
 
-from django_zklock import interrupt, signals, transactions
+from django_zklock import interrupt, signals, transactions, unfinished
 from django_zklock.api import current_work
 from django_zklock.conflict import (
     AcquireRetries,
@@ -142,9 +143,12 @@ class LockedCall:
                     signals.send(signal, **facts)
                 return self._decide(lock, args, kwargs, refusal, waited)
             result = self._run(held, args, kwargs)
-            self._reject_coroutine(result)
             if held is not None:
-                held._finish(raising=self.on_lost != "ignore")
+                # Not isinstance, which would evaluate an object of Django's lazy types.
+                if issubclass(type(result), HttpResponseBase) and unfinished.goes_on(result):
+                    unfinished.keep(held, result, self.on_lost)
+                else:
+                    held._finish(raising=self.on_lost != "ignore")
             return result
         except BaseException:
             caller.owner.release_since(lock)
@@ -170,8 +174,12 @@ class LockedCall:
             if held is not None and self.on_lost in {"interrupt", "terminate"}:
                 body = interrupt.arun(held, body)
             result = await body
+            unfinished.refuse(result, self.function)
             if held is not None:
-                await held._afinish(raising=self.on_lost != "ignore")
+                if issubclass(type(result), HttpResponseBase) and unfinished.goes_on(result):
+                    await unfinished.akeep(held, result, self.on_lost)
+                else:
+                    await held._afinish(raising=self.on_lost != "ignore")
             return result
         except GeneratorExit:  # nothing can be awaited any more
             owner.release_since(lock)
@@ -188,10 +196,13 @@ class LockedCall:
             held.in_block = True
         body = functools.partial(self.function, *args, **kwargs)
         if self.atomic is None:
-            return self._watch(held, body)
+            result = self._watch(held, body)
+            unfinished.refuse(result, self.function)
+            return result
         with transaction.atomic(self.atomic, durable=True):
             # The commit is not watched: an exception in the middle of it would leave the connection in disorder.
             result = self._watch(held, body)
+            unfinished.refuse(result, self.function)
             if held is not None and self.on_lost != "ignore":
                 held.check()
             return result
@@ -208,14 +219,6 @@ class LockedCall:
             finally:
                 forget()
         return interrupt.run(held, body)
-
-    def _reject_coroutine(self, result: object) -> None:
-        if inspect.iscoroutine(result):
-            result.close()
-            raise TypeError(
-                f"{self.name} returned a coroutine, which would run after the release of the lock: put @zk_locked "
-                f"directly above its `async def`"
-            )
 
     # Errors are returned and not raised, so that neither the body nor a callable as a policy runs inside of an
     # `except`: Celery's Task.retry and logging.exception read sys.exc_info().

@@ -429,14 +429,19 @@ class Held:
         is_ours = not self.released and self._possession.contender.session.pid == os.getpid()
         return is_ours and self.lock.pool.tree == lock.pool.tree
 
-    def _nest(self, lock: LockValue, owner: Owner, *, is_kept: bool = False) -> Held | None:
-        """Return a nested hold on the same node; ``None`` if another thread has released the last one meanwhile."""
+    def _nest(
+        self, lock: LockValue, owner: Owner, *, thread: Owner | None = None, is_kept: bool = False
+    ) -> Held | None:
+        """Return a nested hold on the same node; ``None`` if another thread has released the last one meanwhile.
+
+        ``thread`` is the thread that ``owner`` needs to go on, if it is not that thread.
+        """
         # Known to its owner before it is added: wherever an exception strikes, the owner finds and releases it.
         held = Held(
             lock,
             self._possession.contender,
             waited=0.0,
-            caller=owners.Caller(owner, None),
+            caller=owners.Caller(owner, thread),
             outermost=self._outermost or self,
             is_kept=is_kept,
         )

@@ -205,9 +205,9 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     return None
 
 
-def owner_of(job: Any) -> Owner:
-    """Return the owner that a job of an executor is."""
-    return _of(job)
+def owner_of(what: Any) -> Owner:
+    """Return the owner that an object is, such as a job of an executor or what keeps the lock of a response."""
+    return _of(what)
 
 
 def must_not_block() -> bool:

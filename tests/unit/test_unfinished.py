@@ -1,0 +1,648 @@
+"""The locks of responses: how long they are kept, whose they are, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import logging
+import pickle
+import threading
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from asgiref.sync import sync_to_async
+from asgiref.testing import ApplicationCommunicator
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.template import engines
+from django.template.response import SimpleTemplateResponse, TemplateResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import path
+from django.utils.functional import SimpleLazyObject
+
+from django_zklock import LockLost, LockTimeout, current_lock, zk_lock, zk_locked
+from tests.support.django_layer import Ensemble, Recorder
+from tests.support.threads import Runner
+from tests.support.tree_reader import wait_until
+
+pytest_plugins = ["tests.support.settings_fixtures"]
+
+LONG = 60.0
+REQUEST = RequestFactory().get("/")
+
+
+def streaming(content: Any, **options: Any) -> StreamingHttpResponse:
+    """Call a locked view that streams ``content``."""
+
+    @zk_locked("k", **options)  # type: ignore[untyped-decorator]
+    def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(content)
+
+    response: StreamingHttpResponse = view(REQUEST)
+    return response
+
+
+def rendering(work: Callable[[], object], **options: Any) -> Any:
+    """Call a locked view whose template does ``work``."""
+
+    @zk_locked("k", **options)  # type: ignore[untyped-decorator]
+    def view(request: HttpRequest) -> TemplateResponse:
+        return TemplateResponse(request, engines["django"].from_string("{{ rows }}"), {"rows": work})
+
+    return view(REQUEST)
+
+
+def two_parts() -> Iterator[str]:
+    yield "one"
+    yield "two"
+
+
+def count(ensemble: Ensemble) -> int:
+    return len(ensemble.nodes("k"))
+
+
+# Until when the lock is kept.
+
+
+def test_streaming__is_consumed(ensemble: Ensemble) -> None:
+    """The lock is free when the content has come to its end."""
+    response = streaming(two_parts())
+    parts = iter(response)
+    assert [next(parts), next(parts), count(ensemble)] == [b"one", b"two", 1]
+    assert next(parts, None) is None
+    ensemble.wait_empty("k")
+    response.close()
+
+
+def test_streaming__is_closed(ensemble: Ensemble) -> None:
+    """Closing the response ends its generator under the lock, and releases the lock; nothing is made after that."""
+    seen: list[object] = []
+
+    def content() -> Iterator[str]:
+        try:
+            yield "one"
+            yield "two"
+        finally:
+            with zk_lock("k", timeout=0) as held:
+                seen.append(held.token)
+
+    response = streaming(content())
+    parts = iter(response)
+    next(parts)
+    assert count(ensemble) == 1
+    response.close()
+    assert len(seen) == 1
+    ensemble.wait_empty("k")
+    assert list(parts) == []
+
+
+def test_streaming__is_closed_before_it_begins(ensemble: Ensemble) -> None:
+    """As for a HEAD request."""
+    response = streaming(two_parts())
+    assert count(ensemble) == 1
+    response.close()
+    ensemble.wait_empty("k")
+
+
+def test_streaming__fails(ensemble: Ensemble) -> None:
+    """An error of the content releases the lock."""
+
+    def content() -> Iterator[str]:
+        yield "one"
+        raise ValueError("broken")
+
+    response = streaming(content())
+    with pytest.raises(ValueError, match="broken"):
+        list(response)
+    ensemble.wait_empty("k")
+
+
+def test_streaming__is_replaced(ensemble: Ensemble) -> None:
+    """A response that something replaces, as a middleware does, gives the lock back when it is destroyed, and warns."""
+    response = streaming(two_parts())
+    assert count(ensemble) == 1
+    with pytest.warns(ResourceWarning, match="was never closed"):
+        del response
+    ensemble.wait_empty("k")
+
+
+def test_streaming__its_content_is_replaced(ensemble: Ensemble) -> None:
+    """A middleware may put its own iterator around the content, as Django's for gzip does."""
+    response: Any = streaming(two_parts())
+    response.streaming_content = (part.upper() for part in response.streaming_content)
+    assert list(response) == [b"ONE", b"TWO"]
+    ensemble.wait_empty("k")
+    response.close()
+
+
+def test_streaming__in_another_response(ensemble: Ensemble) -> None:
+    """What is made of the content of a locked response is made under the lock."""
+    other = StreamingHttpResponse(streaming(two_parts()).streaming_content)
+    parts = iter(other)
+    assert [next(parts), next(parts), count(ensemble)] == [b"one", b"two", 1]
+    assert list(parts) == []
+    ensemble.wait_empty("k")
+
+
+def test_file(ensemble: Ensemble) -> None:
+    """A file that the server reads by itself is under the lock until it closes the file, which closes the response."""
+
+    @zk_locked("k")
+    def view(request: HttpRequest) -> FileResponse:
+        return FileResponse(io.BytesIO(b"content"))
+
+    response: Any = view(REQUEST)
+    file = response.file_to_stream
+    file.close = response.close  # as Django does for `wsgi.file_wrapper`
+    assert (file.read(), count(ensemble)) == (b"content", 1)
+    file.close()
+    ensemble.wait_empty("k")
+
+
+class OtherStreaming(HttpResponseBase):
+    """A response of a package, which has its own way to stream."""
+
+    streaming = True
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"part"
+
+
+def test_other_streaming(ensemble: Ensemble) -> None:
+    """A response that is not of Django's class keeps the lock until it is closed."""
+
+    @zk_locked("k")
+    def view(request: HttpRequest) -> OtherStreaming:
+        return OtherStreaming()
+
+    response = view(REQUEST)
+    assert (list(response), count(ensemble)) == ([b"part"], 1)
+    response.close()
+    ensemble.wait_empty("k")
+
+
+def test_template__is_rendered(ensemble: Ensemble) -> None:
+    """The lock is free when the response is rendered, and the response can be cached then."""
+    response = rendering(lambda: current_lock("k") is not None)
+    assert count(ensemble) == 1
+    assert response.render().content == b"True"
+    ensemble.wait_empty("k")
+    assert pickle.loads(pickle.dumps(response)).content == b"True"
+
+
+def test_template__is_rendered_already(ensemble: Ensemble) -> None:
+    """A response that the view has rendered is like any other."""
+
+    @zk_locked("k")
+    def view(request: HttpRequest) -> SimpleTemplateResponse:
+        return SimpleTemplateResponse(engines["django"].from_string("x")).render()
+
+    assert view(REQUEST).content == b"x"
+    ensemble.wait_empty("k")
+
+
+def test_template__fails(ensemble: Ensemble) -> None:
+    """An error of the template releases the lock as soon as nothing refers to the response."""
+
+    def broken() -> None:
+        raise ValueError("broken")
+
+    response = rendering(broken)
+    with pytest.raises(ValueError, match="broken"):
+        response.render()
+    del response
+    ensemble.wait_empty("k")
+
+
+def test_template__is_never_rendered(ensemble: Ensemble) -> None:
+    """A response that something replaces before it is rendered gives the lock back, without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rendering(str)
+    ensemble.wait_empty("k")
+
+
+def test_other_results(ensemble: Ensemble) -> None:
+    """What is no response is not touched: a lazy object is not evaluated, and a mock is returned as it is."""
+    evaluated: list[None] = []
+    for result in (SimpleLazyObject(lambda: evaluated.append(None)), MagicMock(), io.StringIO("a line"), iter([1])):
+        assert zk_locked("k")(lambda result=result: result)() is result
+        ensemble.wait_empty("k")
+    assert evaluated == []
+
+
+def test_released_in_the_view(ensemble: Ensemble) -> None:
+    """A view that has released its lock itself keeps none for its response."""
+    for make in (lambda: StreamingHttpResponse(two_parts()), lambda: SimpleTemplateResponse("x.html")):
+
+        @zk_locked("k")
+        def view(request: HttpRequest, make: Callable[[], Any] = make) -> Any:
+            held = current_lock()
+            assert held is not None
+            held.release()
+            return make()
+
+        response = view(REQUEST)
+        ensemble.wait_empty("k")
+        response.close()
+
+
+# Whose it is.
+
+
+def test_owner__content(ensemble: Ensemble) -> None:
+    """Code that makes the content has the hold: it can check it, and take the lock again."""
+
+    @zk_locked("k", timeout=0)
+    def nested() -> str:
+        return "nested"
+
+    def content() -> Iterator[str]:
+        held = current_lock("k")
+        assert held is not None
+        held.check()
+        with zk_lock("k", timeout=0) as inner:
+            assert inner.token == held.token
+            yield nested()
+
+    assert list(streaming(content())) == [b"nested"]
+    assert current_lock() is None
+    ensemble.wait_empty("k")
+
+
+def test_owner__next_request_of_the_thread(ensemble: Ensemble) -> None:
+    """Between the parts the hold is not that of the thread, whose next request does not take it for its own."""
+    response = streaming(two_parts())
+    parts = iter(response)
+    next(parts)
+    assert current_lock() is None
+    with pytest.raises(LockTimeout):
+        streaming(two_parts(), timeout=0)
+    response.close()
+    list(streaming(two_parts(), timeout=LONG))
+    ensemble.wait_empty("k")
+
+
+def test_owner__closed_by_another_thread(ensemble: Ensemble) -> None:
+    """Any thread may make the content and close the response."""
+    response = streaming(two_parts())
+    parts = iter(response)
+    assert Runner(lambda: next(parts)).result() == b"one"
+    assert count(ensemble) == 1
+    Runner(response.close).result()
+    ensemble.wait_empty("k")
+
+
+def test_owner__outer_block(ensemble: Ensemble) -> None:
+    """A block around the view, as of a middleware, ends before the response does; the node stays."""
+    with zk_lock("k") as outer:
+        response = streaming(two_parts())
+    assert outer.released
+    assert count(ensemble) == 1
+    assert list(response) == [b"one", b"two"]
+    ensemble.wait_empty("k")
+
+
+def test_streaming__closed_at_work(ensemble: Ensemble) -> None:
+    """If a thread makes a part when the response is closed, the lock is kept until that part is made; it is the last.
+
+    So it is when a client disconnects while `sync_to_async` consumes the content.
+    """
+    inside, go_on, made = threading.Event(), threading.Event(), []
+
+    def content() -> Iterator[str]:
+        for number in range(3):
+            made.append(number)
+            inside.set()
+            assert go_on.wait(LONG)
+            yield str(number)
+
+    response = streaming(content())
+    consuming = Runner(lambda: list(response))
+    assert inside.wait(LONG)
+    response.close()
+    assert count(ensemble) == 1
+    go_on.set()
+    assert consuming.result() == [b"0"]
+    ensemble.wait_empty("k")
+    assert made == [0]
+
+
+def test_signals(ensemble: Ensemble, recorder: Recorder) -> None:
+    """The lock is acquired and released once, and the hold that is reported is the one of the view."""
+    list(streaming(two_parts()))
+    recorder.facts("released")
+    assert recorder.names == ["acquired", "released"]
+    assert recorder.facts("acquired")["held"] is recorder.facts("released")["held"]
+
+
+# Losses.
+
+
+def lose(ensemble: Ensemble) -> None:
+    held = current_lock("k")
+    assert held is not None
+    ensemble.delete(held)
+    wait_until(lambda: held.lost, LONG)
+
+
+def test_lost__streaming(ensemble: Ensemble) -> None:
+    """A lock that is lost is an error at the end of the content: the client sees that it is not complete."""
+
+    def content() -> Iterator[str]:
+        lose(ensemble)
+        yield "one"
+
+    parts = iter(streaming(content()))
+    assert next(parts) == b"one"
+    with pytest.raises(LockLost):
+        next(parts)
+    assert list(streaming(two_parts(), timeout=LONG)) == [b"one", b"two"]
+
+
+def test_lost__streaming_is_interrupted(ensemble: Ensemble) -> None:
+    """With `on_lost="interrupt"` no part is made after the loss."""
+
+    def content() -> Iterator[str]:
+        lose(ensemble)
+        yield "one"
+        raise AssertionError("a part was made")
+
+    parts = iter(streaming(content(), on_lost="interrupt"))
+    assert next(parts) == b"one"
+    with pytest.raises(LockLost):
+        next(parts)
+
+
+def test_lost__ignored(ensemble: Ensemble) -> None:
+    """With `on_lost="ignore"` the content is sent, and the template rendered."""
+
+    def content() -> Iterator[str]:
+        lose(ensemble)
+        yield "one"
+
+    assert list(streaming(content(), on_lost="ignore")) == [b"one"]
+    assert rendering(lambda: lose(ensemble), on_lost="ignore").render().content == b"None"
+
+
+def test_lost__closed(ensemble: Ensemble, caplog: pytest.LogCaptureFixture) -> None:
+    """Where nobody can be told, as Django ignores the errors of closing, the loss is logged."""
+
+    def content() -> Iterator[str]:
+        lose(ensemble)
+        yield "one"
+
+    response = streaming(content())
+    next(iter(response))
+    with caplog.at_level(logging.ERROR, "django_zklock.unfinished"):
+        response.close()
+    (record,) = [record for record in caplog.records if record.name == "django_zklock.unfinished"]
+    assert record.getMessage().startswith("event=response_without_lock key='k' token=")
+
+
+def test_lost__template(ensemble: Ensemble) -> None:
+    """A lock that is lost while a template is rendered is an error of the rendering."""
+    response = rendering(lambda: lose(ensemble))
+    with pytest.raises(LockLost):
+        response.render()
+
+
+@pytest.mark.parametrize("make", [lambda: StreamingHttpResponse(two_parts()), lambda: SimpleTemplateResponse("x")])
+def test_lost__in_the_view(ensemble: Ensemble, make: Callable[[], Any]) -> None:
+    """A lock that is lost in the view is an error of the call, and nothing is kept."""
+
+    @zk_locked("k", timeout=LONG)
+    def view(request: HttpRequest, *, lost: bool = False) -> Any:
+        if lost:
+            lose(ensemble)
+        return make()
+
+    @zk_locked("k", timeout=LONG)
+    async def aview(request: HttpRequest) -> Any:
+        await sync_to_async(lose)(ensemble)
+        return make()
+
+    with pytest.raises(LockLost):
+        view(REQUEST, lost=True)
+    with pytest.raises(LockLost):
+        asyncio.run(aview(REQUEST))
+    view(REQUEST).close()
+
+
+# Coroutine functions.
+
+
+def test_async__is_consumed(ensemble: Ensemble) -> None:
+    """The content of an asynchronous generator has the hold, and the lock is free at its end."""
+
+    async def content() -> AsyncIterator[str]:
+        async with zk_lock("k", timeout=0) as held:
+            assert (current_lock("k"), held.token) == (held, held.token)
+            yield str(held.token)
+
+    @zk_locked("k")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(content())
+
+    async def main() -> int:
+        response = await view(REQUEST)
+        assert await asyncio.to_thread(count, ensemble) == 1
+        return len([part async for part in response])
+
+    assert asyncio.run(main()) == 1
+    ensemble.wait_empty("k")
+
+
+def test_async__is_closed(ensemble: Ensemble) -> None:
+    """Closing the response ends the generator in its loop, with the hold; the lock is kept until then."""
+    seen: list[object] = []
+
+    async def content() -> AsyncIterator[str]:
+        try:
+            yield "one"
+            yield "two"
+        finally:
+            async with zk_lock("k", timeout=0):
+                await asyncio.sleep(0)
+                seen.append(await asyncio.to_thread(count, ensemble))
+
+    @zk_locked("k")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(content())
+
+    async def main() -> None:
+        response = await view(REQUEST)
+        parts = aiter(response)
+        assert await anext(parts) == b"one"
+        await sync_to_async(response.close)()
+        await asyncio.to_thread(ensemble.wait_empty, "k")
+        assert [part async for part in parts] == []
+
+    asyncio.run(main())
+    assert seen == [1]
+
+
+def test_async__loop_has_ended(ensemble: Ensemble) -> None:
+    """A response that outlives its loop releases the lock when it is closed."""
+
+    async def content() -> AsyncIterator[str]:
+        yield "one"
+        yield "two"
+
+    @zk_locked("k")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(content())
+
+    async def main() -> StreamingHttpResponse:
+        response: StreamingHttpResponse = await view(REQUEST)
+        await anext(aiter(response))
+        return response
+
+    response = asyncio.run(main())
+    response.close()
+    ensemble.wait_empty("k")
+
+
+def test_async__is_cancelled(ensemble: Ensemble) -> None:
+    """A cancellation that ends the content releases the lock."""
+    inside = threading.Event()
+
+    async def content() -> AsyncIterator[str]:
+        inside.set()
+        await asyncio.sleep(LONG)
+        yield "one"
+
+    @zk_locked("k")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(content())
+
+    async def main() -> None:
+        response = await view(REQUEST)
+        parts: Any = aiter(response)
+        consuming: asyncio.Task[bytes] = asyncio.create_task(anext(parts))
+        await asyncio.to_thread(inside.wait, LONG)
+        consuming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await consuming
+        await asyncio.to_thread(ensemble.wait_empty, "k")
+
+    asyncio.run(main())
+
+
+# Django's handlers.
+
+
+@zk_locked("k")
+def export(request: HttpRequest) -> StreamingHttpResponse:
+    """Stream for ever."""
+
+    def content() -> Iterator[str]:
+        while True:
+            yield "part"
+
+    return StreamingHttpResponse(content())
+
+
+@zk_locked("k")
+async def aexport(request: HttpRequest) -> StreamingHttpResponse:
+    """Stream for ever."""
+
+    async def content() -> AsyncIterator[str]:
+        while True:
+            await asyncio.sleep(0)
+            yield "part"
+
+    return StreamingHttpResponse(content())
+
+
+@zk_locked("k")
+def page(request: HttpRequest) -> TemplateResponse:
+    return TemplateResponse(request, engines["django"].from_string("{{ held }}"), {"held": _is_held})
+
+
+@zk_locked("k")
+async def apage(request: HttpRequest) -> TemplateResponse:
+    return TemplateResponse(request, engines["django"].from_string("{{ held }}"), {"held": _is_held})
+
+
+def _is_held() -> bool:
+    with zk_lock("k", timeout=0) as held:
+        return current_lock("k") is held
+
+
+def replaced(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    """Answer something else than the view does."""
+
+    def answer(request: HttpRequest) -> HttpResponse:
+        get_response(request)
+        return HttpResponse("other")
+
+    return answer
+
+
+urlpatterns = [path("export", export), path("aexport", aexport), path("page", page), path("apage", apage)]
+
+
+@pytest.fixture
+def site(ensemble: Ensemble, settings: Any) -> Any:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = []
+    return settings
+
+
+def test_wsgi__client_disconnects(ensemble: Ensemble, site: Any) -> None:
+    """A WSGI server closes the response of a client that is gone: then the lock is free."""
+    environ = RequestFactory().get("/export").environ
+    start: Any = lambda *_: None  # noqa: E731
+    response: Any = WSGIHandler()(environ, start)
+    assert next(iter(response)) == b"part"
+    assert count(ensemble) == 1
+    response.close()
+    ensemble.wait_empty("k")
+
+
+@pytest.mark.parametrize("url", ["/page", "/apage"])
+def test_template__of_a_request(ensemble: Ensemble, site: Any, url: str) -> None:
+    """Templates are rendered under the lock, which they can take again, by both of Django's handlers."""
+    assert Client().get(url).content == b"True"
+    assert asyncio.run(AsyncClient().get(url)).content == b"True"
+    ensemble.wait_empty("k")
+
+
+def test_template__replaced_by_a_middleware(ensemble: Ensemble, site: Any) -> None:
+    """A response that a middleware replaces keeps nothing."""
+    site.MIDDLEWARE = [f"{__name__}.replaced"]
+    assert Client().get("/page").content == b"other"
+    ensemble.wait_empty("k")
+
+
+_Communicator: Any = ApplicationCommunicator
+
+
+def test_asgi__client_disconnects(ensemble: Ensemble, site: Any) -> None:
+    """If the client disconnects in the middle of a stream, the lock is free, and the next request has it."""
+    headers = [(b"host", b"testserver")]
+    scope = {"type": "http", "method": "GET", "path": "/aexport", "headers": headers, "query_string": b""}
+
+    async def disconnect() -> None:
+        client: Any = _Communicator(ASGIHandler(), {**scope, "http_version": "1.1"})
+        await client.send_input({"type": "http.request", "body": b"", "more_body": False})
+        assert (await client.receive_output(LONG))["status"] == 200
+        assert (await client.receive_output(LONG))["body"] == b"part"
+        assert await asyncio.to_thread(count, ensemble) == 1
+        await client.send_input({"type": "http.disconnect"})
+        await client.wait(LONG)
+        await asyncio.to_thread(ensemble.wait_empty, "k")
+
+    async def main() -> None:
+        for _ in range(2):
+            await disconnect()
+
+    asyncio.run(main())
+    gc.collect()
