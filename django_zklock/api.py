@@ -12,12 +12,14 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from types import FrameType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Never, get_args
 
 from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.connections import connections
+from django_zklock.key_value import reject_address
 from django_zklock.transactions import CommitLock, Release, check_outside
+from django_zklock.zk import arguments
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
@@ -43,6 +45,7 @@ def zk_lock(
     template: str | None = None,
     release: Release = "block",
     label: str | None = None,
+    **mistakes: Never,
 ) -> Lock:
     """Return the lock named ``key`` of the ensemble ``ZKLOCK[using]``. No I/O.
 
@@ -67,10 +70,17 @@ def zk_lock(
 
     Raise ``ValueError`` for an empty key, a key of more than 1 kB or of invalid text, a key that occurs twice, more
     keys than fit in one request (a thousand do), an unknown mode, an unknown ``release``, ``release="commit"`` with
-    ``reentrant=False``, and a negative timeout; ``TypeError`` for a key, a template or a label that is not a ``str``, a
-    limit that is not positive, a limit with a mode and a timeout of another type; ``ImproperlyConfigured`` for an alias
-    that is not configured.
+    ``reentrant=False``, a negative timeout, and a key with an address in memory, as an f-string makes it of an object
+    without a ``__str__``; ``TypeError`` for a key, a template or a label that is not a ``str``, a limit that is not
+    positive, a limit with a mode, a timeout of another type and an argument that does not exist;
+    ``ImproperlyConfigured`` for an alias that is not configured.
     """
+    if mistakes:
+        raise arguments.unknown("zk_lock", mistakes, _PARAMETERS)
+    # An f-string writes any object, where a template refuses those without a text of their own.
+    if " at 0x" in (key if isinstance(key, str) else repr(key)):
+        for each in [key] if isinstance(key, str) else key:
+            reject_address(each)
     pool = connections[using]
     if label is not None:
         place: Work | None = Work(kind="label", name=_check_label(label))
@@ -92,6 +102,9 @@ def zk_lock(
             'release="commit" needs a reentrant lock: after its block the caller holds it until the transaction ends'
         )
     return CommitLock(key, pool, work=partial(current_work, place), **options)
+
+
+_PARAMETERS = [name for name in zk_lock.__annotations__ if name not in {"mistakes", "return"}]
 
 
 def _checked_work(using: str, template: str | None, place: Work | None) -> Work | None:

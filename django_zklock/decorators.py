@@ -20,7 +20,7 @@ from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.conflict import ConflictPolicy, OnConflict, OnLost, OnUnavailable, Skipped, UnavailablePolicy
 from django_zklock.key_template import compile_key, metric_name, warn_of_mistakes
 from django_zklock.locked_call import LockedCall
-from django_zklock.zk import paths
+from django_zklock.zk import arguments, paths
 from django_zklock.zk.queue import rule
 from django_zklock.zk.waiting import UNSET, Timeout, Unset, seconds
 
@@ -113,6 +113,7 @@ def zk_locked(
     on_unavailable: OnUnavailable = "raise",
     template: str | None = None,
     atomic: bool | str = False,
+    **mistakes: Never,
 ) -> Any:
     """Decorate a function, coroutine function, method, ``BaseCommand`` class, Celery task or Django task.
 
@@ -162,9 +163,10 @@ def zk_locked(
     default. One lock for all calls is meant if ``template``, ``mode`` or ``limit`` is given, and for a command, so that
     does not warn.
     """
-    if key is UNSET:
-        raise TypeError(f"zk_locked needs the key of the lock: write {USAGE}")
-    if _is_bare_use(key):
+    if mistakes:
+        known = [name for name in zk_locked.__annotations__ if name not in {"mistakes", "return"}]
+        raise arguments.unknown("zk_locked", mistakes, known)
+    if key is UNSET or _is_bare_use(key):
         raise TypeError(f"zk_locked needs the key of the lock: write {USAGE}")
     if not isinstance(key, (str, list, tuple)) and not callable(key):
         raise TypeError(f"the key must be a template or a callable that returns the key, got {key!r}: write {USAGE}")

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from django_zklock.key_value import key_text, reject_none, stable, stable_form
+from django_zklock.key_value import key_text, reject_address, reject_none, stable, stable_form
 from django_zklock.zk import paths
 
 KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], "str | tuple[str, ...]"]
@@ -24,6 +24,8 @@ _CONTEXT_ARGUMENTS = {"self", "cls", "request"}
 _PERCENT = re.compile(r"%(\(\w+\))?[sdr]")
 # Django's method_decorator decorates a method at each call; a warning is given once.
 _warned: dict[Any, Any] = {}
+# The modules of which a key without a field was warned of. Where one is meant there are often many.
+_modules_without_field: set[str] = set()
 
 
 class MadeKey(str):
@@ -87,7 +89,8 @@ def warn_of_mistakes(
 ) -> None:
     """Warn if a template has a ``%s``, and, with ``needs_field``, if no template has a field although calls differ.
 
-    Calls differ if ``function`` has an argument without a default, other than ``self``, ``cls`` and ``request``.
+    Calls differ if ``function`` has an argument without a default, other than ``self``, ``cls`` and ``request``. The
+    second warning is given once for a module.
     """
     if callable(key):
         return
@@ -107,13 +110,16 @@ def warn_of_mistakes(
         and parameter.kind not in _COLLECTING
         and parameter.name not in _CONTEXT_ARGUMENTS
     ]
-    if needs_field and required and not any(field for template in templates for field in _fields(template)):
+    is_constant = not any(field for template in templates for field in _fields(template))
+    if needs_field and required and is_constant and function.__module__ not in _modules_without_field:
         _warn(
             function,
             f"lock key {key!r} of {function.__qualname__} has no field, so all calls share one lock, whatever "
             f"{' and '.join(required)} may be: name an argument, as in {{{required[0]}}}, or add template= if one lock "
-            f"for all calls is meant",
+            f"for all calls is meant; other keys of the module {function.__module__} may have none either",
         )
+        # Not if the warning is an error.
+        _modules_without_field.add(function.__module__)
 
 
 def _warn(function: Callable[..., Any], message: str) -> None:
@@ -129,7 +135,7 @@ class _Formatter(string.Formatter):
         return super().convert_field(stable_form(value) if conversion else value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        return stable(format(value, format_spec), value) if format_spec else key_text(value)
+        return stable(format(stable_form(value), format_spec), value) if format_spec else key_text(value)
 
 
 _formatter = _Formatter()
@@ -159,6 +165,7 @@ def _compile(template: str) -> Callable[[Mapping[str, Any]], str]:
 def _template(template: str, function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
     if not template:
         raise ValueError("a lock key must not be empty")
+    reject_address(template)
     try:
         fields = list(_fields(template))
     except ValueError as error:

@@ -329,7 +329,9 @@ class LockedCall:
     def _skip(self, lock: Lock, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: ZkLockError) -> Any:
         """Log the skipped call and return a result that differs from every result of real work."""
         reason, holder = _reason(refusal), str(refusal.holder) if refusal.holder else None
-        logger.warning("event=skipped key=%r function=%s reason=%s holder=%r", lock.key, self.name, reason, holder)
+        # A call that another one runs for is the normal case of "coalesce".
+        level = logging.INFO if reason == "coalesced" else logging.WARNING
+        logger.log(level, "event=skipped key=%r function=%s reason=%s holder=%r", lock.key, self.name, reason, holder)
         if is_for_request(args, kwargs):
             # A middleware, and the client, expect a response.
             return Busy().response(is_unavailable=reason == "unavailable")

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, Never, NoReturn
 
 from django import db
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -132,9 +132,11 @@ class CommitLock(Lock):
     # The holds of the transactions come first. What interrupts the acquisition after that, such as a time limit, leaves
     # the lock held until the transactions end, which is what it is for.
 
-    def acquire(self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None) -> Held:
-        self._keep(partial(super().acquire, timeout, cancellation=cancellation))
-        return super().acquire(timeout, cancellation=cancellation)
+    def acquire(
+        self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None, **mistakes: Never
+    ) -> Held:
+        self._keep(partial(super().acquire, timeout, cancellation=cancellation, **mistakes))
+        return super().acquire(timeout, cancellation=cancellation, **mistakes)
 
     def try_acquire(self) -> Held | None:
         return super().try_acquire() if self._keep(super().try_acquire) else None

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never
 
 from django_zklock.exceptions import AsyncUnsafe, LockConflict, NotHeld
-from django_zklock.zk import acquire, jobs, node_data, owners, paths
+from django_zklock.zk import acquire, arguments, jobs, node_data, owners, paths
 from django_zklock.zk.contender import Contender, data_room
 from django_zklock.zk.held import Held
 from django_zklock.zk.listener import LockListener, LockValue
@@ -120,7 +120,9 @@ class Lock:
             notify=notify,
         )
 
-    def acquire(self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None) -> Held:
+    def acquire(
+        self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None, **mistakes: Never
+    ) -> Held:
         """Wait for the lock and return the hold.
 
         ``timeout`` is in seconds or a ``timedelta``; ``None`` waits for ever, 0 tries once; without it, the lock's own
@@ -135,6 +137,8 @@ class Lock:
         lock already, and in one in which nothing may wait, ``ValueError`` for a negative timeout.
         No way out leaves a node behind.
         """
+        if mistakes:
+            raise arguments.unknown("acquire", mistakes, ["timeout", "cancellation"])
         limit = self.timeout if timeout is UNSET else seconds(timeout)
         caller = owners.caller()
         owner, before = caller.owner, caller.owner.holds[:]
@@ -171,12 +175,14 @@ class Lock:
     # which asyncio.wait_for makes in Python 3.11.
 
     def aacquire(
-        self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None
+        self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None, **mistakes: Never
     ) -> Coroutine[Any, Any, Held]:
         """Acquire as :meth:`acquire` does, without a thread for the waiter; cancelling it leaves no node.
 
         The hold belongs to the task that makes the call, also if another one awaits the result.
         """
+        if mistakes:
+            raise arguments.unknown("aacquire", mistakes, ["timeout", "cancellation"])
         limit = self.timeout if timeout is UNSET else seconds(timeout)
         return jobs.enter(partial(self._aacquire, owners.caller(), limit, cancellation))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 import time
 import uuid
@@ -262,9 +263,14 @@ def make(request: pytest.FixtureRequest, ensemble: Ensemble) -> Callable[..., Ca
 
 
 def test_call__rest_skips(
-    make: Callable[..., Callable[..., Any]], stranger: Stranger, ensemble: Ensemble, recorder: Recorder
+    make: Callable[..., Callable[..., Any]],
+    stranger: Stranger,
+    ensemble: Ensemble,
+    recorder: Recorder,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The first call waits for who holds, and the others skip, say why, and send the signal."""
+    """The first call waits for who holds, and the others skip, say why, send the signal, and log no warning."""
+    caplog.set_level(logging.INFO, "django_zklock.locked_call")
     held = stranger.take("k")
     work = make(lambda: "done")
     waiting = Runner(work)
@@ -274,6 +280,7 @@ def test_call__rest_skips(
         assert (result["zklock"], result["key"], result["reason"]) == ("skipped", "k", "coalesced")
         assert result["holder"].startswith("label the stranger")
     assert recorder.facts("skipped")["reason"] == "coalesced"
+    assert [each.levelname for each in caplog.records if "event=skipped" in each.getMessage()] == ["INFO"] * 3
     held.release()
     assert waiting.result() == "done"
 

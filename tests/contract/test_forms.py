@@ -145,10 +145,9 @@ def plain_streaming_in_a_loop(body: Body) -> Callable[[], Any]:
         return StreamingHttpResponse(str(body()) for _ in range(1))
 
     async def serve() -> list[bytes]:
-        own_thread: Any = ThreadSensitiveContext
-        async with own_thread():  # as Django's handler does
+        async with ThreadSensitiveContext():  # as Django's handler does
             response = await sync_to_async(view)(REQUEST)
-            return await sync_to_async(list)(response.streaming_content)
+            return await sync_to_async(lambda: list(response))()
 
     return lambda: asyncio.run(serve())
 

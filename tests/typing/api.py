@@ -260,9 +260,9 @@ def block() -> None:
     zk_lock("k", timeout=dt.timedelta(seconds=5))
     zk_lock("k", timeout=None)
     zk_lock("k", timeout="5")  # type: ignore[arg-type]
-    zk_lock("k", work=lambda: None)  # type: ignore[call-arg]
-    zk_lock("k", expire=60)  # type: ignore[call-arg]
-    lock.acquire(blocking=False)  # type: ignore[call-arg]
+    zk_lock("k", work=lambda: None)  # type: ignore[arg-type]
+    zk_lock("k", expire=60)  # type: ignore[arg-type]
+    lock.acquire(blocking=False)  # type: ignore[arg-type]
     lock.release()  # type: ignore[attr-defined]
     held.extend()  # type: ignore[attr-defined]
     lock.acquire("5")  # type: ignore[arg-type]

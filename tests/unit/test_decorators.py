@@ -28,7 +28,7 @@ from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
 from django.views import View
 
-from django_zklock import Busy, Conflict, LockConflict, current_lock, zk_lock, zk_locked
+from django_zklock import Busy, Conflict, LockConflict, current_lock, key_template, zk_lock, zk_locked
 from django_zklock.decorators import Locked
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner
@@ -429,6 +429,11 @@ def test_zk_locked__bad_template(key: str) -> None:
         def work(number: int) -> None: ...
 
 
+@pytest.fixture(autouse=True)
+def _nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_template, "_modules_without_field", set())
+
+
 def test_template__percent() -> None:
     """A template with a ``%s`` warns where the function is defined: it is not replaced."""
     with pytest.warns(UserWarning, match=r"lock key 'invoice:%s' of .*bill has %s, which is not replaced") as caught:
@@ -449,6 +454,13 @@ def test_template__without_a_field(key: Any) -> None:
 
         @zk_locked(key)
         def bill(invoice_id: int, shop: str, *, force: bool = False) -> None: ...
+
+
+def test_template__without_a_field_once() -> None:
+    """A module where one key has no field is warned of once, and not for each of its functions."""
+    with pytest.warns(UserWarning, match=r"other keys of the module .*test_decorators may have none either"):
+        zk_locked("one")(lambda invoice_id: None)
+    zk_locked("two")(lambda invoice_id: None)  # a warning would be an error
 
 
 @pytest.mark.parametrize(
@@ -487,6 +499,37 @@ def test_template__of_a_command() -> None:
     class Command(BaseCommand):
         @zk_locked("nightly-report")
         def handle(self, *args: Any, secs: int, **options: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("ttl", "a lock has no time to live"),
+        ("lease", "a lock has no time to live"),
+        ("blocking", r"lock\.try_acquire\(\) does not wait"),
+        ("max_wait", "timeout= is how long a call waits"),
+        ("retry_delay", "does not ask again and again"),
+        ("permits", "limit= is how many may hold the lock"),
+        ("shared", 'mode="read" shares the lock'),
+        ("name", "the key is the first argument"),
+        ("tiemout", "did you mean timeout=?"),
+        ("zzz", r"it has .*timeout=, "),
+    ],
+)
+@pytest.mark.parametrize("function", ["zk_locked", "zk_lock", "acquire", "aacquire"])
+def test_unknown_argument(ensemble: Ensemble, function: str, name: str, advice: str) -> None:
+    """An argument of other libraries is answered with what is written here instead, and a misspelt one is named."""
+    lock = zk_lock("k")
+    commit = zk_lock("k", release="commit")
+    calls: dict[str, list[Any]] = {
+        "zk_locked": [functools.partial(zk_locked, "k")],
+        "zk_lock": [functools.partial(zk_lock, "k")],
+        "acquire": [lock.acquire, commit.acquire],
+        "aacquire": [lock.aacquire],
+    }
+    for call in calls[function]:
+        with pytest.raises(TypeError, match=rf"{function}\(\) got an unexpected keyword argument '{name}': .*{advice}"):
+            call(**{name: 30})
 
 
 def test_wrong_use() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import functools
 import operator
 import types
@@ -11,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import pytest
 from billing.models import Account
@@ -45,9 +47,22 @@ class Tags(list[str]):
         return "+".join(self)
 
 
+class Parts(deque[str]):
+    def __str__(self) -> str:
+        return "+".join(self)
+
+
 class Labels(dict[str, int]):
     def __str__(self) -> str:
         return "+".join(self)
+
+
+class Status(str, enum.Enum):  # noqa: UP042 - its text is not its value
+    PAID = "paid"
+
+
+class Number(int, enum.Enum):
+    ONE = 1
 
 
 class Service:
@@ -170,7 +185,7 @@ def test_compile_key__neither_template_nor_callable(key: Any) -> None:
         ("{invoice_id[1]}", (5,), "cannot be made from this call: IndexError"),
         ("{invoice_id[a]}", {}, "cannot be made from this call: KeyError"),
         ("{invoice_id:05d}", "abc", "Unknown format code 'd'"),
-        ("{invoice_id:>8}", Order(1), "cannot be made from this call: TypeError"),
+        ("{invoice_id:>8}", [1], "cannot be made from this call: TypeError"),
     ],
 )
 def test_template__unusable_value(template: str, value: object, message: str) -> None:
@@ -215,10 +230,10 @@ def test_template__query_set(template: str, wrap: Callable[[object], object]) ->
 @pytest.mark.parametrize(
     ("template", "key"),
     [
-        ("{invoice_id}", "{'a': [{'c': 1, 'd': 2}], 'b': ({'e': 1, 'f': 2},)}"),
-        ("{invoice_id!s}", "{'a': [{'c': 1, 'd': 2}], 'b': ({'e': 1, 'f': 2},)}"),
-        ("{invoice_id!r}", "{'a': [{'c': 1, 'd': 2}], 'b': ({'e': 1, 'f': 2},)}"),
-        ("{invoice_id!a}", "{'a': [{'c': 1, 'd': 2}], 'b': ({'e': 1, 'f': 2},)}"),
+        ("{invoice_id}", "{'a': [{'c': 1, 'd': 2}], 'b': [{'e': 1, 'f': 2}]}"),
+        ("{invoice_id!s}", "{'a': [{'c': 1, 'd': 2}], 'b': [{'e': 1, 'f': 2}]}"),
+        ("{invoice_id!r}", "{'a': [{'c': 1, 'd': 2}], 'b': [{'e': 1, 'f': 2}]}"),
+        ("{invoice_id!a}", "{'a': [{'c': 1, 'd': 2}], 'b': [{'e': 1, 'f': 2}]}"),
         ("{invoice_id[a]}", "[{'c': 1, 'd': 2}]"),
     ],
 )
@@ -239,18 +254,19 @@ def test_template__equal_dicts(template: str, key: str, value: object) -> None:
     ("value", "key"),
     [
         ([Account(pk=7), {"to": Proxy(pk=8)}], "[billing.account:7, {'to': billing.account:8}]"),
-        ({2: "a", "1": "b", None: "c"}, "{'1': 'b', 2: 'a', None: 'c'}"),
+        ({2: "a", "1": "b", None: "c"}, "{'1': 'b', '2': 'a', 'null': 'c'}"),
         (OrderedDict(b=1, a=2), "{'a': 2, 'b': 1}"),
-        (Point(x=["a"], y=1), "Point(x=['a'], y=1)"),
-        (Tags("ba"), "b+a"),
-        (Labels(b=1, a=2), "b+a"),
+        (Point(x=["a"], y=1), "[['a'], 1]"),
+        (Tags("ba"), "['b', 'a']"),
+        (Labels(b=1, a=2), "{'a': 2, 'b': 1}"),
+        (Parts("ba"), "b+a"),
         ([], "[]"),
-        ((), "()"),
+        ((), "[]"),
         ({}, "{}"),
     ],
 )
 def test_template__container(value: object, key: str) -> None:
-    """Dict keys of mixed types are sorted, and a container with a text of its own keeps it."""
+    """A container has the text of what JSON makes of it; one that JSON cannot write may have a text of its own."""
     assert key_of("{invoice_id}", bill, value) == key
 
 
@@ -265,6 +281,30 @@ def test_template__constant_and_a_wrong_call(args: tuple[Any, ...], kwargs: dict
 def test_template__attribute_of_an_argument() -> None:
     """A field with a dot is an attribute, also where `**options` has an entry of that very name."""
     assert key_of("{invoice.pk}", every, invoice=Order(5), **{"invoice.pk": 7}) == "5"
+
+
+@pytest.mark.celery
+@pytest.mark.parametrize(
+    ("template", "value", "key"),
+    [
+        ("{invoice_id:>6}", Status.PAID, "  paid"),
+        ("{invoice_id!r}", Status.PAID, "'paid'"),
+        ("{invoice_id:03d}", Number.ONE, "001"),
+        ("{invoice_id:%Z}", dt.datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Paris")), "UTC+01:00"),
+    ],
+)
+def test_template__as_json(template: str, value: object, key: str) -> None:
+    """With a conversion and a format specification, too, the key is that of what JSON makes of the value."""
+    from kombu.utils.json import dumps, loads
+
+    assert key_of(template, bill, value) == key_of(template, bill, loads(dumps(value))) == key
+
+
+def test_template__address() -> None:
+    """A template that is an f-string over an object has its address in memory, and is refused at decoration."""
+    for template in (f"k:{object()}", f"k:{object()}:{{invoice_id}}"):
+        with pytest.raises(ValueError, match="an object without a __str__: write an attribute of that object"):
+            compile_key(template, bill)
 
 
 def test_template__separator_in_a_value() -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import enum
 from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque
 from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from uuid import UUID
+from weakref import ref
+from zoneinfo import ZoneInfo
 
 import pytest
 from billing.models import Account
 from django.contrib.auth.models import User
 from django.http import QueryDict
 from django.utils.datastructures import MultiValueDict
-from django.utils.functional import SimpleLazyObject
+from django.utils.functional import SimpleLazyObject, lazystr
+from django.utils.safestring import mark_safe
+from django.utils.translation import gettext_lazy
 
 from django_zklock.key_value import key_text
 
@@ -31,7 +39,7 @@ class ProxyAccount(Account):
         (SimpleLazyObject(lambda: User(pk=3)), "auth.user:3"),
         (0, "0"),
         (False, "False"),
-        (("a", 1), "('a', 1)"),
+        (("a", 1), "['a', 1]"),
     ],
 )
 def test_key_text(value: object, text: str) -> None:
@@ -85,7 +93,7 @@ def test_key_text__query_dict() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (Point(Account(pk=7), {"b": 1, "a": 2}), "Point(account=billing.account:7, tags={'a': 2, 'b': 1})"),
+        (Point(Account(pk=7), {"b": 1, "a": 2}), "[billing.account:7, {'a': 2, 'b': 1}]"),
         (Filter(Account(pk=7), Counter("aba")), "Filter(account=billing.account:7, tags={'a': 2, 'b': 1})"),
         (deque([Account(pk=7), "x"]), "[billing.account:7, 'x']"),
         (Named({"a"}), "Named"),
@@ -108,3 +116,109 @@ def test_key_text__composite_primary_key() -> None:
 
     with pytest.raises(ValueError, match="unsaved"):
         key_text(Line())
+
+
+# One value, one text: that of what Celery's JSON makes of it.
+
+
+class Status(str, enum.Enum):  # noqa: UP042 - its text is not its value
+    PAID = "paid"
+
+
+class Number(int, enum.Enum):
+    ONE = 1
+
+
+class Share(float, enum.Enum):
+    HALF = 0.5
+
+
+class Day(date, enum.Enum):
+    FIRST = (2026, 1, 1)
+
+
+class Slug(str):
+    """A text with another text."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "slug"
+
+
+class Names(list[str]):
+    """A list with another text."""
+
+    def __str__(self) -> str:
+        return "names"
+
+
+@pytest.mark.celery
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Status.PAID, "paid"),
+        ([Status.PAID], "['paid']"),
+        (Number.ONE, "1"),
+        (Share.HALF, "0.5"),
+        (Day.FIRST, "2026-01-01"),
+        (Slug("a"), "a"),
+        (mark_safe("a"), "a"),
+        (Names(["a"]), "['a']"),
+        ((1, (2, "3")), "[1, [2, '3']]"),
+        (Point, "[[1, 2], 3]"),
+        ({1: (2,), 1.5: 0, None: 1, Status.PAID: 3}, "{'1': [2], '1.5': 0, 'null': 1, 'paid': 3}"),
+        ({False: Number.ONE, Number.ONE: 0}, "{'1': 0, 'false': 1}"),
+        (
+            [datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC"))],
+            "[datetime.datetime(2026, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)]",
+        ),
+        (datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Paris")), "2026-01-01 00:00:00+01:00"),
+        ([time(1)], "[datetime.time(1, 0)]"),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (Decimal("1.10"), "1.10"),
+        (b"a", "b'a'"),
+    ],
+    ids=repr,
+)
+def test_key_text__as_json(value: object, text: str) -> None:
+    """A value has the same text before and after Celery's JSON."""
+    from kombu.utils.json import dumps, loads
+
+    if value is Point:
+        value = Point((1, 2), 3)  # type: ignore[arg-type]
+    assert key_text(value) == key_text(loads(dumps(value))) == text
+
+
+def test_key_text__not_json() -> None:
+    """A dict that JSON cannot write has a text too."""
+    assert key_text({(1, 2): "a"}) == "{[1, 2]: 'a'}"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(SimpleLazyObject(lambda: (1, 2)), "[1, 2]"), ([SimpleLazyObject(lambda: Status.PAID)], "['paid']")],
+    ids=["a tuple", "in a list"],
+)
+def test_key_text__lazy_object(value: object, text: str) -> None:
+    """A lazy object is what it stands for."""
+    assert key_text(value) == text
+
+
+@pytest.mark.parametrize("value", [gettext_lazy("Yes"), [gettext_lazy("Yes")], {"a": lazystr("Yes")}], ids=type)
+def test_key_text__lazy_text(value: object) -> None:
+    """A lazy text depends on the language, and is refused."""
+    with pytest.raises(ValueError, match="a lazy text depends on the language that is active, got 'Yes'"):
+        key_text(value)
+
+
+def test_key_text__address() -> None:
+    """An address in memory is refused, and what is named is the object that has it, if that is known."""
+    with pytest.raises(
+        ValueError, match=r"got '<object object at 0x[0-9a-f]+>'; use an attribute of it, or give object"
+    ):
+        key_text(object())
+    with pytest.raises(ValueError, match="it contains the text of an object without a __str__"):
+        key_text(f"account:{object()}")
+    with pytest.raises(ValueError, match="read the same in every process"):
+        key_text([ref(Status)])
