@@ -1,20 +1,28 @@
-"""System checks of the ``ZKLOCK`` setting, without network.
+"""System checks of the ``ZKLOCK`` setting, and of functions that are registered without their lock; without network.
 
 Each message is described in ``docs/reference/checks.md``. The id of a released message never gets another meaning.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from types import FunctionType
 from typing import Any
+from weakref import ReferenceType
 
 from django.core import checks
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
+from django.dispatch import Signal
+from django.template import Library, engines
 
 from django_zklock import conf
+from django_zklock.locked_call import LockedCall, locked_call_of
 from django_zklock.zk.pool import PoolOptions
 
 TAG = "django_zklock"
@@ -24,8 +32,9 @@ MAX_SESSION_TIMEOUT = 60.0
 
 
 def register() -> None:
-    """Register the check for ``manage.py check``."""
+    """Register the checks for ``manage.py check``."""
     checks.register(check_setting, TAG)
+    checks.register(check_registrations, TAG)
 
 
 def _unreadable(error: ImproperlyConfigured) -> CheckMessage:
@@ -116,3 +125,59 @@ def check_setting(**_options: Any) -> list[CheckMessage]:
             )
         )
     return messages
+
+
+# Functions that are registered without their lock.
+
+
+def check_registrations(**_options: Any) -> list[CheckMessage]:
+    """Return a message for each function that a decorator below ``@zk_locked`` has registered, without the lock.
+
+    ``@receiver`` registers what is below it and returns that, so the signal calls a function that takes no lock. Found
+    are the receivers of signals, those of Celery too, and the tags and filters of template libraries.
+    """
+    with contextlib.suppress(Exception):  # other checks say what is wrong with TEMPLATES
+        engines.all()  # loads the libraries
+    # What is alive, whatever refers to it. Only types are looked at: isinstance would evaluate lazy objects.
+    alive = gc.get_objects()
+    locked_above: dict[int, LockedCall] = {}
+    for function in alive:
+        if type(function) is FunctionType and (call := locked_call_of(function)) is not None:
+            locked_above |= {id(each): call for each in _down_to_a_lock(call.function)}
+    messages: list[CheckMessage] = []
+    for registered, decorator in _registered(alive):
+        calls = [locked_above[id(each)] for each in _down_to_a_lock(registered) if id(each) in locked_above]
+        messages += [
+            checks.Warning(
+                f"{call.name} was registered by {decorator} without its lock {call.template!r}, which is put above "
+                f"that decorator: it is called without the lock",
+                hint=f"Put @zk_locked below {decorator}, directly above the function.",
+                id="django_zklock.W005",
+            )
+            for call in calls[:1]
+        ]
+    return messages
+
+
+def _registered(alive: list[Any]) -> Iterator[tuple[Any, str]]:
+    """Yield the functions that are registered, with the decorator that mostly does it."""
+    celery = sys.modules.get("celery.utils.dispatch.signal")
+    signals: dict[type, str] = {Signal: "@receiver"} | ({celery.Signal: "@….connect"} if celery is not None else {})
+    for registry in alive:
+        kind = type(registry)
+        if decorator := next((name for each, name in signals.items() if issubclass(kind, each)), None):
+            for entry in registry.receivers:
+                receiver = entry[1]() if isinstance(entry[1], ReferenceType) else entry[1]
+                if receiver is not None:
+                    yield receiver, decorator
+        elif issubclass(kind, Library):
+            for function in (*registry.tags.values(), *registry.filters.values()):
+                yield function, "@register.…"
+
+
+def _down_to_a_lock(function: Any) -> Iterator[Any]:
+    """Yield ``function``, the function that it wraps, and so on, down to one that takes a lock."""
+    function = getattr(function, "__func__", function)
+    while function is not None:
+        yield function
+        function = None if locked_call_of(function) is not None else getattr(function, "__wrapped__", None)

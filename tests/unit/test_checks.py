@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.checks import CheckMessage, run_checks
 from django.core.management import CommandError, call_command
+from django.dispatch import Signal, receiver
+from django.template import Library
 
-from django_zklock import checks
+from django_zklock import checks, zk_locked
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -209,3 +212,128 @@ def test_w004__no_default_alias(settings: Settings) -> None:
     (message,) = run_checks(tags=[checks.TAG])
     assert message.id == "django_zklock.W004"
     assert "main, reports" in message.msg
+
+
+# Functions that are registered without their lock.
+
+
+def registered_without_lock() -> list[str]:
+    return [message.msg.split()[0] for message in checks.check_registrations() if message.id == "django_zklock.W005"]
+
+
+def other_decorator(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def test_registrations__receiver(check: Check) -> None:
+    """A receiver with its lock above `@receiver` is called without it, also with decorators between; below is right."""
+    signal = Signal()
+
+    @zk_locked("k", template="k")
+    @receiver(signal)  # noqa: DJ013 - this mistake
+    def above(sender: object, **facts: object) -> None: ...
+
+    @zk_locked("k", template="k")
+    @other_decorator
+    @receiver(signal)  # noqa: DJ013
+    @other_decorator
+    def far_above(sender: object, **facts: object) -> None: ...
+
+    @receiver(signal)
+    @other_decorator
+    @zk_locked("k", template="k")
+    @other_decorator
+    def below(sender: object, **facts: object) -> None: ...
+
+    class Listener:
+        @zk_locked("k", template="k")
+        def method(self, sender: object, **facts: object) -> None: ...
+
+    listener = Listener()
+    signal.connect(listener.method)
+    try:
+        names = {name.rpartition(".")[2] for name in registered_without_lock()}
+        (message, *_) = check()
+    finally:
+        signal.receivers.clear()
+    assert names == {"above", "far_above"}
+    assert (message.id, message.hint) == (
+        "django_zklock.W005",
+        "Put @zk_locked below @receiver, directly above the function.",
+    )
+    assert below is not None
+
+
+def test_registrations__two_locks() -> None:
+    """Of two locks the one above `@receiver` is missing."""
+    signal = Signal()
+
+    @zk_locked("outer", template="outer")
+    @receiver(signal)  # noqa: DJ013
+    @zk_locked("inner", template="inner")
+    def work(sender: object, **facts: object) -> None: ...
+
+    try:
+        (message,) = checks.check_registrations()
+    finally:
+        signal.receivers.clear()
+    assert "without its lock 'outer'" in message.msg
+    assert work is not None
+
+
+def test_registrations__library() -> None:
+    """The same for the tags and filters of templates."""
+    library = Library()
+
+    @zk_locked("k", template="k")
+    @library.simple_tag
+    def tag(value: object) -> None: ...
+
+    @zk_locked("k", template="k")
+    @library.filter
+    def above(value: object) -> None: ...
+
+    @library.simple_tag
+    @zk_locked("k", template="k")
+    def below(value: object) -> None: ...
+
+    try:
+        names = {name.rpartition(".")[2] for name in registered_without_lock()}
+    finally:
+        library.tags.clear()
+        library.filters.clear()
+    assert names == {"tag", "above"}
+    assert (tag, above, below) != ()
+
+
+@pytest.mark.celery
+def test_registrations__celery() -> None:
+    """The same for the signals of Celery."""
+    from celery.utils.dispatch import Signal as CelerySignal
+
+    signal = CelerySignal(name="s")
+
+    @zk_locked("k", template="k")
+    @signal.connect  # type: ignore[untyped-decorator]
+    def above(sender: object, **facts: object) -> None: ...
+
+    @signal.connect  # type: ignore[untyped-decorator]
+    @zk_locked("k", template="k")
+    def below(sender: object, **facts: object) -> None: ...
+
+    try:
+        names = [name.rpartition(".")[2] for name in registered_without_lock()]
+    finally:
+        signal.receivers.clear()
+    assert names == ["above"]
+    assert (above, below) != ()
+
+
+def test_registrations__templates_are_wrong(settings: Settings) -> None:
+    """Where the engines of templates cannot be made, that is the matter of another check."""
+    settings.TEMPLATES = [{"BACKEND": "no.such.Engine"}]
+    assert checks.check_registrations() == []
