@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponse
 from django_zklock.api import Mode
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.conflict import ConflictPolicy, OnConflict, OnLost, OnUnavailable, Skipped, UnavailablePolicy
-from django_zklock.key_template import compile_key, metric_name, warn_of_mistakes
+from django_zklock.key_template import compile_key, metric_name, plain_fields, warn_of_mistakes
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk import arguments, paths
 from django_zklock.zk.queue import rule
@@ -269,6 +269,7 @@ class Locked:
         call = self.make_call(
             function=function,
             key=compile_key(self.key, function),
+            plain_fields=plain_fields(self.key),
             template=metric_name(self.key, function) if self.template is None else self.template,
             is_handle=is_handle or function.__name__ == "handle",
         )

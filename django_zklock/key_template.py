@@ -46,6 +46,12 @@ def fields_of(key: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(field for each in keys if isinstance(each, MadeKey) for field in each.fields))
 
 
+def plain_fields(key: str | Sequence[str] | Callable[..., Any]) -> frozenset[str]:
+    """Return the arguments whose values a template, or several, have as they are: ``{invoice_id}``."""
+    templates = [] if callable(key) else [key] if isinstance(key, str) else key
+    return frozenset(field for each in templates for field in _fields(each) if field.isidentifier())
+
+
 def compile_key(key: str | Sequence[str] | Callable[..., Any], function: Callable[..., Any]) -> KeyMaker:
     """Return the key maker of ``function`` for a template over its arguments or a callable that takes them.
 

@@ -86,6 +86,7 @@ class LockedCall:
     """How one function is called under its lock. ``timeout`` is in seconds, ``None`` for no limit.
 
     ``atomic`` is the database with a transaction around the body, which ends before the lock is released.
+    ``plain_fields`` are the arguments whose values are in the key as they are.
     """
 
     function: Callable[..., Any]
@@ -99,6 +100,7 @@ class LockedCall:
     on_unavailable: OnUnavailable
     template: str
     atomic: str | None = None
+    plain_fields: frozenset[str] = frozenset()
     # The function is the `handle` of a command if its first argument is a command.
     is_handle: bool = False
 

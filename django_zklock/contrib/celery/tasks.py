@@ -21,6 +21,7 @@ from django.db import connections as databases
 from django_zklock.api import resolvers
 from django_zklock.contrib.celery import internals
 from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
+from django_zklock.key_template import signature_of
 from django_zklock.locked_call import LockedCall, key_through, locked_call_of
 from django_zklock.zk.node_data import Work
 
@@ -100,6 +101,8 @@ def _on_finalize(app: Any) -> None:
             body, _own = task_body(task)
             if inspect.iscoroutinefunction(body) and locked_call_of(body) is not None:
                 _refuse_calls(task)
+            elif locked_call_of(body) is not None:
+                _check_when_sent(task)
 
     app.on_after_finalize.connect(lock_all, weak=False)
 
@@ -135,8 +138,47 @@ def _lock_once(wrap: Wrap) -> Callable[[Any], None]:
         body, own = task_body(task)
         # `bind=True`: the key may be made from the task too.
         setattr(task, name, types.MethodType(wrap(body), *own) if own else wrap(body))
+        _check_when_sent(task)
 
     return lock
+
+
+# A key that cannot be made fails where the task is sent, and not only in a worker.
+
+
+def _check_when_sent(task: Any) -> None:
+    # A class with a method of its own may send other arguments than it is called with.
+    if type(task).apply_async is Task.apply_async:
+        task.apply_async = types.MethodType(_apply_async, task)
+
+
+def _apply_async(task: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+    """Send ``task``; raise ``ValueError`` if a value that its key needs is missing in these arguments."""
+    _reject_missing(task, tuple(args or ()), dict(kwargs or {}))
+    return type(task).apply_async(task, args, kwargs, *rest, **options)
+
+
+def _reject_missing(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise ``ValueError`` if the key of ``task`` has an argument that is ``None`` or an empty text.
+
+    These are the same in every process. What else a key refuses may be something else behind the serializer. A class
+    with its own ``__call__`` may call the body with other arguments, and so does Celery with ``pydantic=True``.
+    """
+    body, own = task_body(task)
+    call = locked_call_of(body)
+    if call is None or not task.typing or type(task).__call__ is not Task.__call__:
+        return
+    try:
+        bound = signature_of(call.function).bind(*own, *args, **kwargs)
+    except TypeError:  # Celery says what is wrong
+        return
+    bound.apply_defaults()
+    named = {name: bound.arguments.get(name, kwargs.get(name, ...)) for name in call.plain_fields}
+    if any(value is None or (type(value) is str and not value) for value in named.values()):
+        try:
+            call.key((*own, *args), kwargs)
+        except ValueError as error:
+            raise ValueError(f"task {task.name} is not sent: {error}") from None
 
 
 # The task that runs here, and its locks.

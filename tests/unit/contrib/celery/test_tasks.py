@@ -101,6 +101,75 @@ def test_app_task__stays_a_task(
     assert current_lock() is None
 
 
+@pytest.mark.parametrize("above", [True, False], ids=["above", "below"])
+@pytest.mark.parametrize("bind", [True, False])
+def test_sent__without_a_value_of_the_key(app: Celery, above: bool, bind: bool) -> None:
+    """A value that the key needs and that is missing is an error where the task is sent, however that is written."""
+
+    def unbound(number: Any, shop: str | None = None) -> None: ...
+
+    def with_self(self: Any, number: Any, shop: str | None = None) -> None: ...
+
+    factory: Any = app.task
+    locked, task_of = zk_locked("{number}:{shop!r}"), factory(name="t", bind=bind)
+    function: Any = with_self if bind else unbound
+    task: Any = locked(task_of(function)) if above else task_of(locked(function))
+    app.finalize()
+    sends: list[Callable[[], object]] = [
+        lambda: task.delay(None, "main"),
+        lambda: task.delay("", shop="main"),
+        lambda: task.apply_async((1,)),
+        lambda: task.apply_async(kwargs={"number": 1, "shop": None}),
+        lambda: task.s(None).delay("main"),
+        lambda: task.si(1, None).apply_async(),
+    ]
+    for send in sends:
+        with pytest.raises(
+            ValueError, match=r"task t is not sent: lock key '{number}:{shop!r}': a value .* must not be"
+        ):
+            send()
+    with pytest.raises(TypeError, match="number"):
+        task.delay()
+    several: list[tuple[Any, str]] = [(1, "main"), (0, ""), ([], "main")]
+    for arguments in several:
+        assert task.delay(*arguments).id
+
+
+class Completing(Task):  # type: ignore[type-arg]
+    """A class of tasks that completes the arguments: in the worker."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*(args or (1,)), **kwargs)
+
+
+class CompletingFirst(Task):  # type: ignore[type-arg]
+    """And one that does so when a task is sent."""
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:  # type: ignore[override]
+        return super().apply_async((1,), kwargs, **options)
+
+
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [
+        ("{number}", {"typing": False}),
+        ("{number}", {"base": Completing}),
+        ("{number}", {"base": CompletingFirst}),
+        (lambda number: f"k:{number}", {}),
+    ],
+    ids=["no typing", "own call", "own apply_async", "callable"],
+)
+def test_sent__what_cannot_be_known(app: Celery, key: Any, options: dict[str, Any]) -> None:
+    """Where the body may be called with other arguments, and for a callable, the worker decides."""
+
+    @app.task(name="t", **options)
+    @zk_locked(key)
+    def work(number: int | None) -> None: ...
+
+    app.finalize()
+    assert work.delay(None).id
+
+
 def test_shared_task__in_every_app(ensemble: Ensemble) -> None:
     """A shared task is locked in every app that has it, finalized before or after the decoration, and once in each."""
     apps = [Celery(f"shared{n}", set_as_current=False) for n in range(3)]
