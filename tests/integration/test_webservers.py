@@ -31,7 +31,7 @@ from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble
 from tests.support.threads import Runner
 from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
+from tests.support.tree_reader import Onlooker, wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 
@@ -72,14 +72,18 @@ class WebServer:
     def log(self) -> str:
         return "".join(self._log)
 
-    def get(self) -> str:
-        """Ask, and return the answer."""
+    def open(self) -> Any:
+        """Ask, and return the answer, of which the head has come."""
         assert self._listening.wait(LONG)
         found = re.search(r"Listening at: (http://[\d.:]+)", self.log)
         assert found, self.log
         # The main process of Granian says that its worker has been started before that listens.
         wait_until(lambda: _accepts(found[1]), timeout=LONG)
-        with urllib.request.urlopen(found[1], timeout=LONG) as response:
+        return urllib.request.urlopen(found[1], timeout=LONG)
+
+    def get(self) -> str:
+        """Ask, and return the answer."""
+        with self.open() as response:
             answer: str = response.read().decode()
         return answer
 
@@ -158,6 +162,32 @@ def test_granian(server: Server, root: str) -> None:
     finally:
         granian.end()
     pytest.fail(f"no ident was given again: {idents}")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", ["gunicorn", "granian"])
+def test_client_disconnects(server: Server, root: str, onlooker: Onlooker, kind: str) -> None:
+    """A streaming view keeps its lock while the client reads; when the client is gone, the next request has it."""
+    application = "tests.support.streaming_wsgi_app:application"
+    port = str(free_port())
+    options = {
+        "gunicorn": ["--bind", f"127.0.0.1:{port}", "--threads", "2"],
+        "granian": ["--interface", "wsgi", "--host", "127.0.0.1", "--port", port, "--blocking-threads", "2"],
+    }
+    ready = {"gunicorn": "Booting worker", "granian": "Started worker"}
+    site = WebServer(server, root, kind, *options[kind], application, ready=ready[kind])
+    try:
+        first = site.open()
+        assert first.read(4) == b"part"
+        second = Runner(site.open)
+        onlooker.wait_count(f"{root}/k", 2, LONG)
+        assert first.read(4) == b" par"
+        first.close()
+        with second.result(LONG) as response:
+            assert response.read(4) == b"part", site.log
+        onlooker.wait_empty(f"{root}/k", LONG)
+    finally:
+        site.end()
 
 
 # Requests of Django's ASGI handler.
