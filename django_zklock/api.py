@@ -45,7 +45,7 @@ def zk_lock(
     template: str | None = None,
     release: Release = "block",
     label: str | None = None,
-    **mistakes: Never,
+    **unknown: Never,
 ) -> Lock:
     """Return the lock named ``key`` of the ensemble ``ZKLOCK[using]``. No I/O.
 
@@ -75,8 +75,8 @@ def zk_lock(
     positive, a limit with a mode, a timeout of another type and an argument that does not exist;
     ``ImproperlyConfigured`` for an alias that is not configured.
     """
-    if mistakes:
-        raise arguments.unknown("zk_lock", mistakes, _PARAMETERS)
+    if unknown:
+        raise arguments.unexpected("zk_lock", unknown, _PARAMETERS)
     # An f-string writes any object, where a template refuses those without a text of their own.
     if " at 0x" in (key if isinstance(key, str) else repr(key)):
         for each in [key] if isinstance(key, str) else key:
@@ -104,7 +104,7 @@ def zk_lock(
     return CommitLock(key, pool, work=partial(current_work, place), **options)
 
 
-_PARAMETERS = [name for name in zk_lock.__annotations__ if name not in {"mistakes", "return"}]
+_PARAMETERS = [name for name in zk_lock.__annotations__ if name not in {"unknown", "return"}]
 
 
 def _checked_work(using: str, template: str | None, place: Work | None) -> Work | None:

@@ -113,7 +113,7 @@ def zk_locked(
     on_unavailable: OnUnavailable = "raise",
     template: str | None = None,
     atomic: bool | str = False,
-    **mistakes: Never,
+    **unknown: Never,
 ) -> Any:
     """Decorate a function, coroutine function, method, ``BaseCommand`` class, Celery task or Django task.
 
@@ -163,9 +163,9 @@ def zk_locked(
     default. One lock for all calls is meant if ``template``, ``mode`` or ``limit`` is given, and for a command, so that
     does not warn.
     """
-    if mistakes:
-        known = [name for name in zk_locked.__annotations__ if name not in {"mistakes", "return"}]
-        raise arguments.unknown("zk_locked", mistakes, known)
+    if unknown:
+        known = [name for name in zk_locked.__annotations__ if name not in {"unknown", "return"}]
+        raise arguments.unexpected("zk_locked", unknown, known)
     if key is UNSET or _is_bare_use(key):
         raise TypeError(f"zk_locked needs the key of the lock: write {USAGE}")
     if not isinstance(key, (str, list, tuple)) and not callable(key):

@@ -1,4 +1,7 @@
-"""The key of a lock, made from the arguments of a call by a template or a callable."""
+"""The key of a lock, made from the arguments of a call by a template or a callable.
+
+The module keeps what was warned of, by place and by module.
+"""
 
 from __future__ import annotations
 

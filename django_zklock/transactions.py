@@ -133,10 +133,10 @@ class CommitLock(Lock):
     # the lock held until the transactions end, which is what it is for.
 
     def acquire(
-        self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None, **mistakes: Never
+        self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None, **unknown: Never
     ) -> Held:
-        self._keep(partial(super().acquire, timeout, cancellation=cancellation, **mistakes))
-        return super().acquire(timeout, cancellation=cancellation, **mistakes)
+        self._keep(partial(super().acquire, timeout, cancellation=cancellation, **unknown))
+        return super().acquire(timeout, cancellation=cancellation, **unknown)
 
     def try_acquire(self) -> Held | None:
         return super().try_acquire() if self._keep(super().try_acquire) else None

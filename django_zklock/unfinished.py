@@ -10,7 +10,8 @@ expected to go on: its lock is kept
 Django closes the response that a request ends with. A response that something replaces before is destroyed, which
 releases the lock too: no other object refers to what keeps it.
 
-Of what a response does not show, this module uses ``_iterator`` and ``_resource_closers`` (Django 5.2 to 6.1).
+Of what a response does not show, this module uses ``_iterator`` and ``_resource_closers`` (Django 5.2 to 6.1). It keeps
+the tasks that close generators.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ ADVICE = {
 }
 
 
-def unknown(function: str, given: Iterable[str], known: Iterable[str]) -> TypeError:
+def unexpected(function: str, given: Iterable[str], known: Iterable[str]) -> TypeError:
     """Return the error of a call of ``function`` with the unknown arguments ``given``, which says what was meant."""
     name = next(iter(given))
     advice = ADVICE.get(name)

@@ -121,7 +121,7 @@ class Lock:
         )
 
     def acquire(
-        self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None, **mistakes: Never
+        self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None, **unknown: Never
     ) -> Held:
         """Wait for the lock and return the hold.
 
@@ -137,8 +137,8 @@ class Lock:
         lock already, and in one in which nothing may wait, ``ValueError`` for a negative timeout.
         No way out leaves a node behind.
         """
-        if mistakes:
-            raise arguments.unknown("acquire", mistakes, ["timeout", "cancellation"])
+        if unknown:
+            raise arguments.unexpected("acquire", unknown, ["timeout", "cancellation"])
         limit = self.timeout if timeout is UNSET else seconds(timeout)
         caller = owners.caller()
         owner, before = caller.owner, caller.owner.holds[:]
@@ -175,14 +175,14 @@ class Lock:
     # which asyncio.wait_for makes in Python 3.11.
 
     def aacquire(
-        self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None, **mistakes: Never
+        self, timeout: Timeout | Unset = UNSET, *, cancellation: Cancellation | None = None, **unknown: Never
     ) -> Coroutine[Any, Any, Held]:
         """Acquire as :meth:`acquire` does, without a thread for the waiter; cancelling it leaves no node.
 
         The hold belongs to the task that makes the call, also if another one awaits the result.
         """
-        if mistakes:
-            raise arguments.unknown("aacquire", mistakes, ["timeout", "cancellation"])
+        if unknown:
+            raise arguments.unexpected("aacquire", unknown, ["timeout", "cancellation"])
         limit = self.timeout if timeout is UNSET else seconds(timeout)
         return jobs.enter(partial(self._aacquire, owners.caller(), limit, cancellation))
 

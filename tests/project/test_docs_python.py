@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import logging.config
 import os
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from billing.models import Account
 from django.db import models, transaction
+from django.http import HttpRequest
 from django.test.utils import isolate_apps
 
 from django_zklock import (
@@ -25,6 +27,7 @@ from django_zklock import (
     LockTimeout,
     StaleToken,
     ZooKeeperUnavailable,
+    checks,
     conf,
     current_lock,
     signals,
@@ -322,9 +325,15 @@ def test_lost_locks(blocks: Blocks, names: dict[str, Any]) -> None:
 @runs("docs/howto/database.md", language="python")
 def test_database(blocks: Blocks, names: dict[str, Any]) -> None:
     """The lock outlives the commit, and late writes are refused."""
-    atomic, until_commit, setting, model, fenced, claim = blocks
+    atomic, stack, until_commit, setting, model, fenced, claim = blocks
     account = Account.objects.create(name="Ada", balance=100)
-    names["Account"] = Account
+    names |= {"Account": Account, "app": SimpleNamespace(task=lambda function: function)}
+    with pytest.warns(LockInTransaction), transaction.atomic():
+        execute([stack], names)["settle"](account.pk)
+    Account.objects.update(balance=100)
+    execute([stack], names)["settle"](account.pk)
+    assert Account.objects.get().balance == 0
+    Account.objects.update(balance=100)
     execute([atomic], names)["deposit"](account.pk, 5)
     with transaction.atomic():
         execute([until_commit], names)["withdraw"](account.pk, 15)
@@ -407,6 +416,24 @@ def test_migrate(blocks: Blocks, names: dict[str, Any], stranger: Stranger, monk
         "report": ("monday", "shop.report:monday"),
         "nightly": (None, "nightly"),
     }
+    timer, *blocks, old_and_new, new = blocks
+    acquire = execute([timer], {})["acquire"]
+    released = acquire("ttl", 0.01)
+    wait_until(lambda: released.released)
+    acquire("ttl", 60).release()
+
+    Status = enum.Enum("Status", {"PAID": "paid"}, type=str)  # noqa: N806 - a class
+    keys: list[tuple[str, ...]] = []
+
+    def record(sender: object, held: Any, **_: object) -> None:
+        keys.append(held.keys)
+
+    signals.acquired.connect(record)
+    for block, value in ((old_and_new, Status.PAID), (old_and_new, "paid"), (new, Status.PAID), (new, "paid")):
+        execute([block], {"Status": Status, **names})["close_orders"](value)
+    signals.acquired.disconnect(record)
+    assert keys == [("orders:Status.PAID", "orders:paid")] * 2 + [("orders:paid",)] * 2
+
     pairs = zip(blocks[::2], blocks[1::2], strict=True)
     for (name, (argument, key)), (both, after) in zip(functions.items(), pairs, strict=True):
         arguments = [] if argument is None else [argument]
@@ -530,6 +557,7 @@ def test_views(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> Non
         "ViewSet": object,
         "action": lambda **_options: lambda method: method,
         "exception_handler": lambda _exception, _context: None,
+        "rows_of": lambda day: [f"{day} {bool(current_lock(f'export:{day}'))}"],
     }
     names = execute(blocks, names)
     request = object()
@@ -542,6 +570,13 @@ def test_views(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> Non
     assert charged == [(3, True), (0, True)]
     assert asyncio.run(names["pay_async"](request, 5)).status_code == 200
     assert charge_locked == [(5, True)]
+    response = names["export"](request, "monday")
+    assert names["export"](HttpRequest(), "monday").status_code == 409
+    assert list(response) == [b"monday True"]
+    charged.clear()
+    assert names["pay_all"](None, request, [SimpleNamespace(pk=6)]) is None
+    assert charged == [(6, True)]
+    assert names["pay_all"].short_description == "Pay the chosen invoices"
 
     for number in (1, 2, 5):
         stranger.take(f"invoice:{number}")
@@ -552,6 +587,27 @@ def test_views(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> Non
     assert names["handle"](ZooKeeperUnavailable("away"), {}).status_code == 503
     assert names["handle"](ValueError(), {}) is None
     stranger.release_all()
+
+
+@runs("docs/reference/checks.md", language="python")
+def test_checks(blocks: Blocks, names: dict[str, Any]) -> None:
+    """The receiver is called under its lock, and no check complains."""
+    from django.core.signals import setting_changed
+
+    keys: list[str] = []
+
+    def record(sender: object, key: str, **_: object) -> None:
+        keys.append(key)
+
+    reload = execute(blocks, names)["reload"]
+    signals.acquired.connect(record)
+    try:
+        assert checks.check_registrations() == []
+        setting_changed.send(object, setting="DEBUG", value=True, enter=True)
+    finally:
+        setting_changed.disconnect(reload)
+        signals.acquired.disconnect(record)
+    assert keys == ["settings:DEBUG"]
 
 
 @pytest.mark.usefixtures("ensemble")

@@ -686,6 +686,48 @@ def test_generator__refused() -> None:
         locked(contextlib.asynccontextmanager(_async_generator))
 
 
+# Functions that have others.
+
+
+def _held_key() -> str | None:
+    held = current_lock()
+    return held.key if held is not None else None
+
+
+def test_singledispatch(ensemble: Ensemble) -> None:
+    """Above `singledispatch` the lock is for all implementations, below it for those that are decorated."""
+
+    @zk_locked("above", template="above")
+    @functools.singledispatch
+    def above(value: object) -> str | None:
+        return _held_key()
+
+    above.register(int, lambda value: _held_key())
+
+    @functools.singledispatch
+    @zk_locked("below", template="below")
+    def below(value: object) -> str | None:
+        return _held_key()
+
+    below.register(int, lambda value: _held_key())
+    assert [above("a"), above(1), below("a"), below(1)] == ["above", "above", "below", None]
+
+
+def test_override(ensemble: Ensemble) -> None:
+    """The method of a subclass has no lock of its own, also after it has called the decorated one."""
+
+    class Base:
+        @zk_locked("base")
+        def work(self) -> list[str | None]:
+            return [_held_key()]
+
+    class Child(Base):
+        def work(self) -> list[str | None]:
+            return [*super().work(), _held_key()]
+
+    assert Child().work() == ["base", None]
+
+
 def _generator() -> Iterator[int]:
     yield 1
 

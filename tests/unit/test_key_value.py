@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque
 from dataclasses import dataclass, field
-from datetime import date, datetime, time
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -188,6 +188,28 @@ def test_key_text__as_json(value: object, text: str) -> None:
     if value is Point:
         value = Point((1, 2), 3)  # type: ignore[arg-type]
     assert key_text(value) == key_text(loads(dumps(value))) == text
+
+
+PARIS = datetime(2026, 1, 1, 1, tzinfo=ZoneInfo("Europe/Paris"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Decimal("1.0"), Decimal("1.00")),
+        (1, 1.0),
+        (1, True),
+        (PARIS, PARIS.astimezone(UTC)),
+        ("\u00e9", "e\u0301"),
+        ("a", " a"),
+        ("AB", "ab"),
+        ([None], []),
+        (QueryDict("a=1&a=2"), {"a": "2"}),
+    ],
+)
+def test_key_text__two_texts(one: object, other: object) -> None:
+    """What the documents say of values that people take for one, and that have two keys."""
+    assert key_text(one) != key_text(other)
 
 
 def test_key_text__not_json() -> None:
