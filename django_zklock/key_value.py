@@ -160,8 +160,9 @@ def stable(text: str, value: object) -> str:
     """Return the ``text`` of ``value``; raise ``ValueError`` if it is empty, or differs from process to process."""
     if not text:
         raise ValueError(f"a value in a lock key must not be empty, got {value!r}")
-    # A value that is a text itself was made of others, in an f-string or by a callable.
-    reject_address(text, None if isinstance(value, str) else type(value).__name__)
+    if " at 0x" in text:
+        # A value that is a text itself was made of others, in an f-string or by a callable.
+        reject_address(text, None if isinstance(value, str) else type(value).__name__)
     return text
 
 

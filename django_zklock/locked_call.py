@@ -176,7 +176,8 @@ class LockedCall:
             if held is not None and self.on_lost in {"interrupt", "terminate"}:
                 body = interrupt.arun(held, body)
             result = await body
-            unfinished.refuse(result, self.function)
+            if kind := unfinished.kind_of(result):
+                unfinished.refuse(result, kind, self.function)
             if held is not None:
                 if issubclass(type(result), HttpResponseBase) and unfinished.goes_on(result):
                     await unfinished.akeep(held, result, self.on_lost)
@@ -199,12 +200,14 @@ class LockedCall:
         body = functools.partial(self.function, *args, **kwargs)
         if self.atomic is None:
             result = self._watch(held, body)
-            unfinished.refuse(result, self.function)
+            if kind := unfinished.kind_of(result):
+                unfinished.refuse(result, kind, self.function)
             return result
         with transaction.atomic(self.atomic, durable=True):
             # The commit is not watched: an exception in the middle of it would leave the connection in disorder.
             result = self._watch(held, body)
-            unfinished.refuse(result, self.function)
+            if kind := unfinished.kind_of(result):
+                unfinished.refuse(result, kind, self.function)
             if held is not None and self.on_lost != "ignore":
                 held.check()
             return result

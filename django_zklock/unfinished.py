@@ -24,7 +24,7 @@ import sys
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any
+from typing import Any, NoReturn
 
 from django_zklock.zk import owners
 from django_zklock.zk.held import Held
@@ -68,11 +68,8 @@ def kind_of(result: Any) -> str | None:
     return "context" if issubclass(kind, _LAZY_CONTEXTS) else None
 
 
-def refuse(result: Any, function: Callable[..., Any]) -> None:
-    """Raise ``TypeError`` if ``result``, which ``function`` has returned, runs after the call, and end it."""
-    kind = kind_of(result)
-    if kind is None:
-        return
+def refuse(result: Any, kind: str, function: Callable[..., Any]) -> NoReturn:
+    """End ``result``, which is of this ``kind`` and was returned by ``function``, and raise ``TypeError``."""
     if isinstance(result, (CoroutineType, GeneratorType)):
         with contextlib.suppress(Exception):
             result.close()
