@@ -158,6 +158,9 @@ def zk_locked(
     the function rolls it back, unless ``on_lost`` is ``"ignore"``. Where that database has a transaction already, the
     call raises ``LockInTransaction``. Without ZooKeeper, ``on_unavailable="run"`` runs the transaction too.
 
+    The lock of a view is kept until its response is rendered, or its content has ended. A call raises ``TypeError`` if
+    its result would run after the release, such as a generator or a coroutine.
+
     Raise ``TypeError`` or ``ValueError`` at decoration for arguments that can never work. Warn at decoration if the
     template has a ``%s``, which is not a field, and if it has no field although the function has an argument without a
     default. One lock for all calls is meant if ``template``, ``mode`` or ``limit`` is given, and for a command, so that

@@ -337,7 +337,11 @@ class _AsyncContent(_Content):
         try:
             if self._checks:
                 self._kept.check()
-            part = await anext(self._inner, _END)
+            try:
+                # Without a default, whose awaitable hides from `sync_to_async` in there which task waits for it.
+                part = await anext(self._inner)
+            except StopAsyncIteration:
+                part = _END
             if part is _END:
                 self._is_over = True
                 await self._kept.afinish()

@@ -85,3 +85,15 @@ def test_work__first_that_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert api.current_work() == Work(kind="task", name="bill")
     monkeypatch.setattr(api, "resolvers", [task(None)])
     assert api.current_work() == Work(kind="command", name="migrate")
+
+
+@pytest.mark.parametrize("key", [f"k:{object()}", ["k", f"k:{object()}"]])
+def test_zk_lock__address(key: Any) -> None:
+    """A key that an f-string has made of an object without a text is refused, as in a template."""
+    with pytest.raises(ValueError, match="an object without a __str__: write an attribute of that object"):
+        api.zk_lock(key)
+
+
+def test_zk_lock__like_an_address(zookeeper: object) -> None:
+    """Words that look like the beginning of an address are a key like any other."""
+    assert api.zk_lock("register at 0x40").key == "register at 0x40"

@@ -26,7 +26,7 @@ from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.utils.functional import SimpleLazyObject
 
-from django_zklock import LockLost, LockTimeout, current_lock, zk_lock, zk_locked
+from django_zklock import LockLost, LockTimeout, current_lock, unfinished, zk_lock, zk_locked
 from tests.support.django_layer import Ensemble, Recorder
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
@@ -248,9 +248,70 @@ def test_released_in_the_view(ensemble: Ensemble) -> None:
             held.release()
             return make()
 
-        response = view(REQUEST)
-        ensemble.wait_empty("k")
+        @zk_locked("k")
+        async def aview(request: HttpRequest, make: Callable[[], Any] = make) -> Any:
+            held = current_lock()
+            assert held is not None
+            held.release()
+            return make()
+
+        for response in (view(REQUEST), asyncio.run(aview(REQUEST))):
+            ensemble.wait_empty("k")
+            response.close()
+
+
+def test_closed_in_the_view(ensemble: Ensemble) -> None:
+    """A response that is closed already keeps nothing: it would not be closed again."""
+
+    @zk_locked("k")
+    def view(request: HttpRequest) -> StreamingHttpResponse:
+        response = StreamingHttpResponse(two_parts())
         response.close()
+        return response
+
+    response = view(REQUEST)
+    ensemble.wait_empty("k")
+    assert response.closed
+
+
+def test_time_limit(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that strikes when the lock is handed over to the response, such as a time limit, releases it."""
+
+    def strike(*_arguments: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(unfinished, "_put_into", strike)
+
+    @zk_locked("k")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(two_parts())
+
+    calls: list[Callable[[], object]] = [lambda: streaming(two_parts()), lambda: asyncio.run(view(REQUEST))]
+    for call in calls:
+        with pytest.raises(TimeoutError):
+            call()
+        ensemble.wait_empty("k")
+
+
+def test_end_of_the_interpreter(ensemble: Ensemble) -> None:
+    """What is destroyed when the interpreter ends releases nothing, as no thread may be left to do so."""
+
+    def parts_of(response: Any) -> list[Any]:
+        if not response.streaming:
+            return list(response._post_render_callbacks)
+        return [response._iterator, response._iterator._kept]
+
+    makers: list[Callable[[], Any]] = [lambda: streaming(two_parts()), lambda: rendering(str)]
+    for make in makers:
+        response = make()
+        for each in parts_of(response):
+            each.__del__(lambda: True)
+        assert count(ensemble) == 1
+        if response.streaming:
+            response.close()
+        else:
+            response.render()
+        ensemble.wait_empty("k")
 
 
 # Whose it is.
@@ -507,6 +568,49 @@ def test_async__loop_has_ended(ensemble: Ensemble) -> None:
     response = asyncio.run(main())
     response.close()
     ensemble.wait_empty("k")
+
+
+def test_async__closes_itself(ensemble: Ensemble) -> None:
+    """If a part is being made when the response is closed, the lock is kept until it is made."""
+    responses: list[StreamingHttpResponse] = []
+
+    async def content() -> AsyncIterator[str]:
+        await sync_to_async(responses[0].close)()
+        assert await asyncio.to_thread(count, ensemble) == 1
+        yield "one"
+
+    @zk_locked("k")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(content())
+
+    async def main() -> list[bytes]:
+        responses.append(await view(REQUEST))
+        parts = [part async for part in responses[0]]
+        await asyncio.to_thread(ensemble.wait_empty, "k")
+        return parts
+
+    assert asyncio.run(main()) == [b"one"]
+
+
+def test_async__is_interrupted(ensemble: Ensemble) -> None:
+    """With `on_lost="interrupt"` no part is made after the loss."""
+
+    async def content() -> AsyncIterator[str]:
+        await sync_to_async(lose)(ensemble)
+        yield "one"
+        raise AssertionError("a part was made")
+
+    @zk_locked("k", on_lost="interrupt")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(content())
+
+    async def main() -> None:
+        parts = aiter(await view(REQUEST))
+        assert await anext(parts) == b"one"
+        with pytest.raises(LockLost):
+            await anext(parts)
+
+    asyncio.run(main())
 
 
 def test_async__is_cancelled(ensemble: Ensemble) -> None:
