@@ -26,7 +26,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
 
-from django_zklock.zk import owners
+from django_zklock.zk import jobs, owners
 from django_zklock.zk.held import Held
 
 logger = logging.getLogger("django_zklock.unfinished")
@@ -128,7 +128,7 @@ def _keeper(held: Held, response: Any, on_lost: str) -> _Kept | _Rendering | Non
         return None
     if response.streaming:
         kept = _Kept(on_lost)
-        return kept if kept.take(held) else None
+        return kept if kept.take(held, is_async=getattr(response, "is_async", False)) else None
     rendering = _Rendering(held, on_lost)
     response.add_post_render_callback(rendering)
     return rendering
@@ -159,20 +159,25 @@ class _Kept:
     """The hold of a streaming response, and its owner.
 
     Not the thread that has returned the response: its next request may come while another thread sends the response.
-    Code that makes the content has the hold lent, so that it can check it and take the lock again.
+    Code that makes the content has the hold lent, so that it can check it and take the lock again. Asynchronous code is
+    in the ``scope`` of the hold too: what it starts in threads may go on, and keeps the lock as long.
     """
 
-    __slots__ = ("__weakref__", "_owner", "_raises")
+    __slots__ = ("__weakref__", "_owner", "_raises", "scope")
 
     def __init__(self, on_lost: str) -> None:
         self._raises = on_lost != "ignore"
         self._owner = owners.owner_of(self)
+        self.scope: jobs.Scope | None = None
 
-    def take(self, held: Held) -> bool:
+    def take(self, held: Held, *, is_async: bool) -> bool:
         """Share the possession of ``held``; return ``False`` if it is released already."""
         caller = owners.caller()
         thread = None if caller.thread is caller.owner else caller.thread
-        return held._nest(held.lock, self._owner, thread=thread) is not None
+        kept = held._nest(held.lock, self._owner, thread=thread)
+        if kept is not None and is_async:
+            self.scope = jobs.begin(kept)
+        return kept is not None
 
     def lend(self) -> list[Held]:
         """Lend the hold to the calling owner; return what :meth:`take_back` wants."""
@@ -195,11 +200,13 @@ class _Kept:
             held._finish(raising=self._raises)
 
     async def afinish(self) -> None:
+        self.scope = None
         for held in self._owner.holds[:]:
             await held._afinish(raising=self._raises)
 
     def release(self) -> None:
         """Release the lock where a loss cannot be raised any more, and is logged."""
+        self.scope = None
         for held in self._owner.holds[:]:
             if self._raises and held.lost:
                 logger.error("event=response_without_lock key=%r token=%s", held.key, held.token)
@@ -338,8 +345,9 @@ class _AsyncContent(_Content):
             if self._checks:
                 self._kept.check()
             try:
-                # Without a default, whose awaitable hides from `sync_to_async` in there which task waits for it.
-                part = await anext(self._inner)
+                with jobs.within(self._kept.scope):
+                    # Without a default, whose awaitable hides from `sync_to_async` in there which task waits for it.
+                    part = await anext(self._inner)
             except StopAsyncIteration:
                 part = _END
             if part is _END:
@@ -385,7 +393,8 @@ def _start_to_close(inner: AsyncGenerator[Any, Any], kept: _Kept) -> None:
 async def _aclose(inner: AsyncGenerator[Any, Any], kept: _Kept) -> None:
     borrower = kept.lend()
     try:
-        await inner.aclose()
+        with jobs.within(kept.scope):
+            await inner.aclose()
     finally:
         kept.take_back(borrower)
         kept.release()

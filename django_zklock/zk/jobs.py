@@ -60,6 +60,25 @@ def enter(begin: Callable[[ref[Scope]], C]) -> C:
     return acquiring
 
 
+def begin(held: Any) -> Scope:
+    """Begin a scope of a hold that is there already. The result keeps it alive, and :func:`within` enters it."""
+    scope = Scope()
+    scope.of = ref(held)
+    held._scope = ref(scope)
+    return scope
+
+
+@contextlib.contextmanager
+def within(scope: Scope | None) -> Iterator[None]:
+    """Enter ``scope``, if there is one, in the calling context for a block."""
+    token = None if scope is None else _scopes.set((*_scopes.get(), scope))
+    try:
+        yield
+    finally:
+        if token is not None:
+            _scopes.reset(token)
+
+
 def belongs_to(get: ref[Scope], held: object) -> None:
     """Note that the hold of a scope is ``held``."""
     if (scope := get()) is not None:

@@ -30,11 +30,12 @@ from django_zklock import zk_locked
 from django_zklock.key_value import key_text
 from tests.support.django_layer import Ensemble
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 
-LONG = 60.0
+LONG = scaled(60)
 
 Body = Callable[[], Any]
 Form = Callable[[Body], Callable[[], Any]]

@@ -29,11 +29,12 @@ from django.utils.functional import SimpleLazyObject
 from django_zklock import LockLost, LockTimeout, current_lock, unfinished, zk_lock, zk_locked
 from tests.support.django_layer import Ensemble, Recorder
 from tests.support.threads import Runner
+from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 
-LONG = 60.0
+LONG = scaled(60)
 REQUEST = RequestFactory().get("/")
 
 
@@ -609,6 +610,40 @@ def test_async__is_interrupted(ensemble: Ensemble) -> None:
         assert await anext(parts) == b"one"
         with pytest.raises(LockLost):
             await anext(parts)
+
+    asyncio.run(main())
+
+
+def test_async__its_thread_goes_on(ensemble: Ensemble) -> None:
+    """If a cancellation ends the content while a thread of it works, the lock is kept until the thread has ended."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        inside.set()
+        assert go_on.wait(LONG)
+
+    async def content() -> AsyncIterator[str]:
+        yield "one"
+        await asyncio.to_thread(work)
+        yield "two"
+
+    @zk_locked("k")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(content())
+
+    async def main() -> None:
+        response = await view(REQUEST)
+        parts: Any = aiter(response)
+        await anext(parts)
+        consuming: asyncio.Task[bytes] = asyncio.create_task(anext(parts))
+        await asyncio.to_thread(inside.wait, LONG)
+        consuming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await consuming
+        await sync_to_async(response.close)()
+        assert await asyncio.to_thread(count, ensemble) == 1
+        go_on.set()
+        await asyncio.to_thread(ensemble.wait_empty, "k")
 
     asyncio.run(main())
 
