@@ -94,7 +94,9 @@ def split() -> Iterator[Split]:
                 # The names of the strays come before those that follow.
                 for _ in range(3):
                     client.delete(client.create(f"{ROOT}/{lock}/used", sequence=True))
-            client.sync("/")
+            with client_of(odd) as reader:
+                # It has all of it: what it missed now, it would never get.
+                reader.sync("/")
             odd.stop()
             write_alone(odd)
             for number in range(100):
