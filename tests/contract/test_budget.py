@@ -42,7 +42,7 @@ def size_of(root: str, key: str) -> int:
 
 
 def take(pool: Pool, count: int) -> list[Held]:
-    return [Lock(f"k{number}", pool).acquire(timeout=20) for number in range(count)]
+    return [Lock(f"k{number}", pool).acquire(timeout=120) for number in range(count)]
 
 
 def used(pool: Pool) -> list[int]:
@@ -124,17 +124,17 @@ def test_size__with_a_chroot(
     """What is counted is at least what the server writes: full paths, the chroot included."""
     outsider.ensure_path(f"{root}/inside")
     pool = make_pool(f"{server.hosts}{root}/inside")
-    with Lock("kä", pool, rule=rule).acquire(timeout=10) as held:  # type: ignore[arg-type]
+    with Lock("kä", pool, rule=rule).acquire(timeout=120) as held:  # type: ignore[arg-type]
         length = LENGTH + len(f"{root}/inside{held.node}".encode())
         assert used(pool) == [length + 1]
-    with Lock(["one", "two"], pool).acquire(timeout=10):
+    with Lock(["one", "two"], pool).acquire(timeout=120):
         wait_until(lambda: used(pool) == [2 * (size_of(f"{root}/inside{root}", "one"))])
 
 
 def test_key__in_several_sessions(small: Pool, onlooker: Onlooker, root: str) -> None:
     """Contenders of one key in several sessions of a process are granted in the order of their nodes."""
     order: list[int] = []
-    first = Lock("k0", small).acquire(timeout=10)
+    first = Lock("k0", small).acquire(timeout=120)
 
     def take_a_turn(number: int) -> None:
         with Lock("k0", small).acquire(timeout=60) as held:
@@ -170,9 +170,9 @@ def test_try_acquire(small: Pool, onlooker: Onlooker, root: str) -> None:
 def test_nested(small: Pool) -> None:
     """A lock that is held in another session than its home can be acquired again by its owner, without a node."""
     take(small, ROOM)
-    before = Lock("outer", small).acquire(timeout=10)
+    before = Lock("outer", small).acquire(timeout=120)
     counted = used(small)
-    with Lock("outer", small).acquire(timeout=10) as inner:
+    with Lock("outer", small).acquire(timeout=120) as inner:
         assert inner.node == before.node
         assert used(small) == counted
 
@@ -181,19 +181,19 @@ def test_several_keys(small: Pool, onlooker: Onlooker, root: str) -> None:
     """All nodes of a lock of several keys are in one session; more than the budget go into an empty one."""
     take(small, 1)
     keys = [f"k{number}" for number in range(1, 3 * ROOM)]
-    with Lock(keys, small).acquire(timeout=10) as held:
+    with Lock(keys, small).acquire(timeout=120) as held:
         nodes = [f"{root}/{key}/{onlooker.children(f'{root}/{key}')[0]}" for key in keys]
         assert {onlooker.client.exists(node).ephemeralOwner for node in nodes} == {small.sessions()[1].id}
         assert used(small) == [size_of(root, "k0"), len(keys) * size_of(root, "k0")]
         # Nobody joins it there.
-        single = Lock(["a0", "a1", "a2"], small).acquire(timeout=10)
+        single = Lock(["a0", "a1", "a2"], small).acquire(timeout=120)
         assert owners(onlooker, [single]) == [small.sessions()[2].id]
         held.check()
 
 
 def test_several_keys__node_deleted(small: Pool, onlooker: Onlooker, make_pool: MakePool, root: str) -> None:
     """Nodes that are given up for new ones count until they are deleted."""
-    other = Lock("k1", make_pool()).acquire(timeout=10)
+    other = Lock("k1", make_pool()).acquire(timeout=120)
     waiter = waiting_in(Lock(["k0", "k1"], small))
     onlooker.wait_count(f"{root}/k1", 2)
     (name,) = onlooker.children(f"{root}/k0")
@@ -223,7 +223,7 @@ def test_herd__opens_what_is_needed(small: Pool, onlooker: Onlooker, root: str) 
 def test_session_ended(make_pool: MakePool, onlooker: Onlooker) -> None:
     """The sessions of one process live apart: the end of one costs the locks of no other, and waiters join again."""
     pool = make_pool(budget=1)
-    first, second = Lock("a", pool).acquire(timeout=10), Lock("b", pool).acquire(timeout=10)
+    first, second = Lock("a", pool).acquire(timeout=120), Lock("b", pool).acquire(timeout=120)
     waiter = waiting_in(Lock("a", pool))
     before = onlooker.wait_count(Lock("a", pool).paths[0], 2)
     onlooker.end_session(pool, 1)
@@ -256,7 +256,7 @@ def test_leave__on_the_way(small: Pool, halted: threading.RLock, onlooker: Onloo
         Lock("other", small).acquire(timeout=0.3)
     halted.release()
     wait_until(lambda: len(small.sessions()) == 2)
-    with Lock("later", small).acquire(timeout=10) as later:
+    with Lock("later", small).acquire(timeout=120) as later:
         assert owners(onlooker, [later]) == [small.sessions()[1].id]
         # T1 acquires the later lock there, while the contender of T2, which has left, is still on its way in or out.
         wait_until(lambda: small.sessions()[1].used == size_of(root, "later"))
@@ -275,7 +275,7 @@ def test_cancelled__on_the_way(small: Pool, halted: threading.RLock, onlooker: O
         await asyncio.wait(tasks)
         halted.release()
         # Posted to the home after all of them.
-        await (await Lock("later", small).aacquire(timeout=20)).arelease()
+        await (await Lock("later", small).aacquire(timeout=120)).arelease()
 
     asyncio.run(main())
     # What moves on from a session is posted to a later one, where nothing is used before it comes.
@@ -293,7 +293,7 @@ def test_cancelled__on_the_way(small: Pool, halted: threading.RLock, onlooker: O
 def test_close__on_the_way(small: Pool, halted: threading.RLock, onlooker: Onlooker, root: str) -> None:
     """A pool that is closed opens no further session: the contender on its way to one fails."""
     state = small._of_this_process()
-    waiter = Runner(lambda: Lock("other", small).acquire(timeout=20))
+    waiter = Runner(lambda: Lock("other", small).acquire(timeout=120))
     wait_until(lambda: small.sessions()[0]._is_emptying)
     state.closed = True
     halted.release()
@@ -327,7 +327,7 @@ def test_idle__overflow_session_ends(
     monkeypatch.setattr(pool_module, "IDLE_TIMEOUT", 0.3)
     home = take(small, ROOM)
     for _ in range(2):
-        other = Lock("other", small).acquire(timeout=10)
+        other = Lock("other", small).acquire(timeout=120)
         (session,) = small.overflow_sessions()
         other.release()
         wait_until(lambda session=session: session.ended is not None)  # type: ignore[misc]
@@ -339,7 +339,7 @@ def test_idle__overflow_session_ends(
 def test_idle__a_contender_on_its_way(small: Pool, onlooker: Onlooker) -> None:
     """A contender that was given a session which ends before it has joined goes on to another one."""
     take(small, ROOM)
-    Lock("other", small).acquire(timeout=10).release(wait=True)
+    Lock("other", small).acquire(timeout=120).release(wait=True)
     (session,) = small.overflow_sessions()
     state = small._of_this_process()
     inside, go_on = threading.Event(), threading.Event()
@@ -350,7 +350,7 @@ def test_idle__a_contender_on_its_way(small: Pool, onlooker: Onlooker) -> None:
 
     session.post(halt)
     assert inside.wait(10)
-    waiter = Runner(lambda: Lock("other", small).acquire(timeout=20))
+    waiter = Runner(lambda: Lock("other", small).acquire(timeout=120))
     # It is posted there, behind `halt`; what ends the session comes first.
     wait_until(lambda: any(getattr(call, "__name__", "") == "join" for call in list(session._inbox)))
     session.used_at = 0.0
@@ -365,11 +365,11 @@ def test_idle__a_contender_on_its_way(small: Pool, onlooker: Onlooker) -> None:
 def test_ended__replaced(small: Pool, onlooker: Onlooker) -> None:
     """A further session that has ended for good is replaced by another one."""
     take(small, ROOM)
-    Lock("other", small).acquire(timeout=10).release(wait=True)
+    Lock("other", small).acquire(timeout=120).release(wait=True)
     (session,) = small.overflow_sessions()
     assert session.close(10)
     wait_until(lambda: session.ended is not None)
-    held = Lock("other", small).acquire(timeout=10)
+    held = Lock("other", small).acquire(timeout=120)
     assert small.overflow_sessions() != [session]
     assert owners(onlooker, [held]) == [small.overflow_sessions()[0].id]
 
@@ -387,7 +387,7 @@ def test_fork(small: Pool, onlooker: Onlooker) -> None:
 
     def work(report: object) -> None:
         assert small.sessions() == []
-        own = Lock("own", small).acquire(timeout=10)
+        own = Lock("own", small).acquire(timeout=120)
         assert used(small) == [room_of(own)]
         assert small.close(10)
 
@@ -404,7 +404,7 @@ def test_left_behind(make_pool: MakePool, server: Server, outsider: KazooClient,
 
     outsider.create(root, acl=parse_acl(["world:anyone:cdrwa"]))
     pool = make_pool(acl=["world:anyone:cra"])
-    held = Lock("k", pool).acquire(timeout=10)
+    held = Lock("k", pool).acquire(timeout=120)
     held.release()
     (session,) = pool.sessions()
     wait_until(lambda: not session.listeners)

@@ -63,7 +63,7 @@ def test_line__one_waits(make_pool: MakePool, onlooker: Onlooker, rule: Rule, ro
         with pytest.raises(
             AlreadyAwaited, match=r"'k' is taken, and another call of the function waits for it already; held by pid"
         ):
-            coalescing(make_pool(), rule).acquire(timeout=10)
+            coalescing(make_pool(), rule).acquire(timeout=120)
     onlooker.wait_count(path, room + 1)
     assert second.running
     holding.pop().release()
@@ -109,7 +109,7 @@ def test_line__who_waits_does_something_else(
     onlooker.wait_count(path, 3)
     # Behind others it counts as well.
     with pytest.raises(AlreadyAwaited):
-        coalescing(make_pool()).acquire(timeout=10)
+        coalescing(make_pool()).acquire(timeout=120)
     onlooker.wait_count(path, 3)
     first.release()
     if isinstance(second, str):
@@ -128,7 +128,7 @@ def test_line__own_earlier_delivery(make_pool: MakePool, onlooker: Onlooker) -> 
         again = waiting(coalescing(make_pool(), task="1"))
         onlooker.wait_count(path, 3)
         with pytest.raises(AlreadyAwaited):
-            coalescing(make_pool(), task="2").acquire(timeout=10)
+            coalescing(make_pool(), task="2").acquire(timeout=120)
     first.result().release()
     again.result().release()
 
@@ -141,7 +141,7 @@ def test_line__others_who_wait_are_of_another_kind(make_pool: MakePool, onlooker
         reader = waiting(coalescing(make_pool(), READ))
         onlooker.wait_count(held.lock.paths[0], 3)
         with pytest.raises(AlreadyAwaited):
-            coalescing(make_pool(), READ).acquire(timeout=10)
+            coalescing(make_pool(), READ).acquire(timeout=120)
     writer.result().release()
     reader.result().release()
 
@@ -225,7 +225,7 @@ def test_line__may_not_ask(make_pool: MakePool, outsider: KazooClient, onlooker:
         guid = new_guid(waiter.mark)
         outsider.create(f"{path}/{name_prefix(guid, Kind.EXCLUSIVE)}", ephemeral=True, sequence=True)
         with pytest.raises(ZkLockError, match="refused: NoAuthError"):
-            coalescing(make_pool()).acquire(timeout=10)
+            coalescing(make_pool()).acquire(timeout=120)
         onlooker.wait_count(path, 2)
 
 

@@ -277,7 +277,7 @@ def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, onlooker: Onlooke
     def work(pool: Pool) -> int:
         count = 0
         while not stop.is_set():
-            with Lock("k", pool).acquire(timeout=20) as held:
+            with Lock("k", pool).acquire(timeout=120) as held:
                 assert inside.acquire(blocking=False)
                 assert not held.lost
                 inside.release()
@@ -324,7 +324,7 @@ def test_link__black_hole(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker)
     proxy.resume(drop=True)
     proxy.cut()
     held.release()
-    Lock("k", pool).acquire(timeout=10).release()
+    Lock("k", pool).acquire(timeout=120).release()
 
 
 def test_strict__suspended(proxy: Proxy, make_pool: MakePool) -> None:
@@ -374,7 +374,7 @@ def test_interrupted__and_an_outer_hold_released(
             with lock:
                 pass
         else:
-            lock.acquire(10)
+            lock.acquire(120)
     releasing.result()
     assert held_stack() == []
     onlooker.wait_count(lock.paths[0], 0)

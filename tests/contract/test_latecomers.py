@@ -52,7 +52,7 @@ def test_write__after_the_next_holder(start: Callable[[], Player], account: Acco
     player = start()
     token = int(player.hear().split()[1])
     player.stop()
-    with Lock("k", make_pool()).acquire(timeout=10) as held:
+    with Lock("k", make_pool()).acquire(timeout=120) as held:
         assert held.token > token
         assert account.set("the next one's", held.token)
         player.say("go on")

@@ -21,7 +21,7 @@ def test_line_deleted(make_pool: MakePool, onlooker: Onlooker, kind: str, keys: 
     pools = [make_pool(session_timeout=3.0) for _ in range(2)]
 
     def enter(number: int) -> int:
-        with Lock(keys, pools[number % 2], rule=rule).acquire(timeout=30) as mine:
+        with Lock(keys, pools[number % 2], rule=rule).acquire(timeout=120) as mine:
             mine.check()
             return mine.token
 

@@ -43,7 +43,7 @@ def test_acquire__two_threads(pool: Pool) -> None:
     """Two threads of one session exclude each other."""
     lock = Lock("k", pool)
     held = lock.acquire(timeout=60)
-    waiting = Runner(lambda: lock.acquire(timeout=10))
+    waiting = Runner(lambda: lock.acquire(timeout=120))
     with pytest.raises(LockTimeout):
         Runner(lambda: lock.acquire(timeout=0.5)).result()
     assert waiting.running

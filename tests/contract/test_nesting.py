@@ -129,7 +129,7 @@ def test_reentrant__writer_waits_for_the_reader_inside(pool: Pool, make_pool: Ma
     read = Lock("k", pool, rule=READ)
     with read as outer:
         writer = Lock("k", make_pool(), rule=RULES["write"])
-        writing = Runner(lambda: writer.acquire(timeout=20))
+        writing = Runner(lambda: writer.acquire(timeout=120))
         onlooker.wait_count(read.paths[0], 2)
         with read as inner:
             assert inner.node == outer.node
@@ -213,7 +213,7 @@ def test_not_reentrant__leases_of_others(pool: Pool, make_pool: MakePool) -> Non
             lock.acquire(timeout=0.2)
         timer = threading.Timer(0.05, other.release)
         timer.start()
-        lock.acquire(timeout=10).release(wait=True)
+        lock.acquire(timeout=120).release(wait=True)
         timer.join()
 
 

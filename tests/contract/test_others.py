@@ -96,7 +96,7 @@ def test_we_hold(join: Join, pool: Pool, onlooker: Onlooker, theirs: str, ours: 
     other.wait_granted()
     assert Runner(lock.try_acquire).result() is None
     other.release()
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def exclusions(pool: Pool, other: Other, rule: Rule, keys: list[str]) -> tuple[b
     other.release()
     if ours is not None:
         ours.release(wait=True)
-    held = lock.acquire(timeout=10)
+    held = lock.acquire(timeout=120)
     theirs = other.tries()
     if theirs:
         other.release()

@@ -63,7 +63,7 @@ def test_process__killed(play: MakePlayer, make_pool: MakePool) -> None:
     token = int(player.hear().split()[1])
     player.process.kill()
     began = time.monotonic()
-    with Lock("k", make_pool()).acquire(timeout=30) as held:
+    with Lock("k", make_pool()).acquire(timeout=120) as held:
         assert time.monotonic() - began < 2.0 + 2 * 0.2 + GRACE
         assert held.token > token
 
@@ -75,7 +75,7 @@ def test_process__exits(play: MakePlayer, make_pool: MakePool, order: str, statu
     player.hear()
     began = time.monotonic()
     player.say(order)
-    Lock("k", make_pool()).acquire(timeout=30).release()
+    Lock("k", make_pool()).acquire(timeout=120).release()
     assert time.monotonic() - began < GRACE
     code, errors = player.wait()
     assert code == status
@@ -102,7 +102,7 @@ def test_process__releases_after_its_pools_are_closed(play: MakePlayer, make_poo
     began = time.monotonic()
     assert player.wait() == (0, "")
     assert time.monotonic() - began < GRACE
-    Lock("k", make_pool()).acquire(timeout=30).release()
+    Lock("k", make_pool()).acquire(timeout=120).release()
 
 
 def test_process__frozen(play: MakePlayer, make_pool: MakePool) -> None:
@@ -110,7 +110,7 @@ def test_process__frozen(play: MakePlayer, make_pool: MakePool) -> None:
     player = play("hold", timeout=1.0)
     player.hear()
     player.stop()
-    later = Lock("k", make_pool()).acquire(timeout=30)
+    later = Lock("k", make_pool()).acquire(timeout=120)
     player.say("check")
     player.resume()
     assert player.hear() == "lost"
@@ -207,7 +207,7 @@ def test_child__ends(
     lock = Lock("k", make_pool())
     owners = [outsider.get(f"{lock.paths[0]}/{name}")[1].ephemeralOwner for name in children(outsider, lock)]
     assert int(session) not in owners
-    with lock.acquire(timeout=10):
+    with lock.acquire(timeout=120):
         player.say("end")
     assert player.wait()[0] == 0
 
@@ -229,7 +229,7 @@ def test_signal__raises_at_any_instant(play: MakePlayer, make_pool: MakePool, on
 
     def take_turns() -> None:
         while not stop.is_set():
-            Lock("k", pool).acquire(timeout=10).release()
+            Lock("k", pool).acquire(timeout=120).release()
 
     turns = threading.Thread(target=take_turns)
     turns.start()
@@ -270,4 +270,4 @@ def test_gevent__computes_without_yielding(play: MakePlayer, make_pool: MakePool
     player = play("compute", timeout=2.0, before="from gevent import monkey; monkey.patch_all()")
     assert player.hear(80) == "lost True"
     assert player.wait()[0] == 0
-    Lock("k", make_pool()).acquire(timeout=10).release()
+    Lock("k", make_pool()).acquire(timeout=120).release()

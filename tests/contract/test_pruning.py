@@ -98,7 +98,7 @@ def test_prune__beside_live_traffic(make_pool: MakePool) -> None:
         for number in itertools.cycle([*range(beginning, KEYS), *range(beginning)]):
             if over.is_set():
                 return
-            with Lock(f"k{number}", pool).acquire(timeout=20):
+            with Lock(f"k{number}", pool).acquire(timeout=120):
                 assert inside[number].acquire(blocking=False), "two at once"
                 taken[number] += 1
                 inside[number].release()

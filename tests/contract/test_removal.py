@@ -119,7 +119,7 @@ def test_remove__reason_of_each_error(
 def check_until_lost(lock: Lock, granted: threading.Event) -> LockLost:
     """Acquire the lock, check it each millisecond, and return the error."""
     try:
-        with lock.acquire(20) as held:
+        with lock.acquire(120) as held:
             granted.set()
             while True:
                 held.check()

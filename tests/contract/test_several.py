@@ -78,7 +78,7 @@ def test_acquire__one_in_a_list(pool: Pool, onlooker: Onlooker) -> None:
 def test_acquire__many(pool: Pool, onlooker: Onlooker) -> None:
     """A hundred keys with long names go together too."""
     lock = Lock([f"{number}-{'/' * 400}" for number in range(100)], pool)
-    with lock.acquire(timeout=10) as held:
+    with lock.acquire(timeout=120) as held:
         assert set(held.tokens.values()) == {held.token}
         assert set(counts(onlooker, lock)) == {1}
         # The name has no room for the whole key, so the line's node keeps it.
@@ -223,7 +223,7 @@ def test_acquire__no_deadlock(make_pool: MakePool, onlooker: Onlooker) -> None:
         chance = random.Random(seed + number)
         for _ in range(25):
             keys = chance.sample(sorted(alone), chance.randint(1, 4))
-            with Lock(keys, pools[number % 2]).acquire(timeout=30) as held:
+            with Lock(keys, pools[number % 2]).acquire(timeout=120) as held:
                 for key in keys:
                     assert alone[key].acquire(blocking=False), key
                     grants[key].append(held.tokens[key])
@@ -297,13 +297,13 @@ def test_acquire__timeout(make_pool: MakePool, onlooker: Onlooker) -> None:
 def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
     """Cancelling before the nodes are there, while waiting, or with the news of the grant leaves no node anywhere."""
     lock = Lock(["a", "b"], pool)
-    lock.acquire(timeout=20).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
     canceller = Canceller(lock)
     asyncio.run(canceller.cancel("asleep", BEFORE))
     wait_counts(onlooker, lock, 0, 0)
     asyncio.run(canceller.cancel("woken", HELD))
     wait_counts(onlooker, lock, 0, 0)
-    blocker = Lock("b", make_pool()).acquire(timeout=20)
+    blocker = Lock("b", make_pool()).acquire(timeout=120)
     asyncio.run(canceller.cancel("asleep", BEFORE))
     wait_counts(onlooker, lock, 0, 1)
     asyncio.run(canceller.cancel("asleep", WAITING))
@@ -360,7 +360,7 @@ def test_session_ended__holding(pool: Pool, make_pool: MakePool, onlooker: Onloo
     lock = Lock(["a", "b"], pool)
     with pytest.raises(LockLost), lock as held:  # noqa: PT012
         onlooker.end_session(pool)
-        with Runner(lambda: Lock(["b", "a"], make_pool()).acquire(timeout=10)).result():
+        with Runner(lambda: Lock(["b", "a"], make_pool()).acquire(timeout=120)).result():
             wait_until(lambda: held.lost)
     assert held_stack() == []
     lock.acquire(timeout=60).release(wait=True)

@@ -23,7 +23,7 @@ def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, onlooker: On
     """Every lock in use is listed with its holders and waiters, in order."""
     lock = Lock("b/ü", pool, work=lambda: Work(kind="task", name="billing"))
     with lock as held, Lock("a", pool):
-        waiter = Runner(lambda: Lock("b/ü", make_pool()).acquire(timeout=10))
+        waiter = Runner(lambda: Lock("b/ü", make_pool()).acquire(timeout=120))
         onlooker.wait_count(lock.paths[0], 2)
         found = search.find(pool, timeout=60)
         assert [line.key for line in found] == ["a", "b/ü"]

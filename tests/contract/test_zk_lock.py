@@ -213,7 +213,7 @@ def test_holders__one(stranger: Stranger) -> None:
 def test_holders__waiters_are_none(stranger: Stranger, ensemble: Ensemble) -> None:
     """The waiters behind a holder are not among the holders."""
     stranger.take("k")
-    waiting = Runner(lambda: zk_lock("k").acquire(30).release())
+    waiting = Runner(lambda: zk_lock("k").acquire(120).release())
     ensemble.wait_count("k", 2)
     (holder,) = zk_lock("k").holders()
     assert str(holder).startswith("label the stranger")
@@ -258,7 +258,7 @@ def test_holders__of_another_client(ensemble: Ensemble) -> None:
 def test_holders__left_meanwhile(ensemble: Ensemble, stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder that leaves between the list and the read of its data does not make the lock look free."""
     stranger.take("k")
-    waiting = Runner(lambda: zk_lock("k").acquire(30))
+    waiting = Runner(lambda: zk_lock("k").acquire(120))
     ensemble.wait_count("k", 2)
     read = snapshots.read_entries
 

@@ -709,7 +709,7 @@ def redelivered(monkeypatch: pytest.MonkeyPatch) -> Work:
 
 def _take_as(stranger: Stranger, work: Work) -> Any:
     lock = Lock("k", stranger.pool, work=lambda: work)
-    held = stranger.held["k"] = Runner(lambda: lock.acquire(10)).result(15)
+    held = stranger.held["k"] = Runner(lambda: lock.acquire(120)).result(15)
     return held
 
 

@@ -91,7 +91,7 @@ def test_template__no_text(ensemble: Ensemble, make: Callable[..., object]) -> N
 def test_taken_lock__contended(ensemble: Ensemble, stranger: Stranger, recorder: Recorder) -> None:
     """A waiter sends `contended` with the holder, once, and then `acquired` with the time that it waited."""
     stranger.take("k")
-    waiting = Runner(lambda: zk_lock("k").acquire(30).release())
+    waiting = Runner(lambda: zk_lock("k").acquire(120).release())
     facts = recorder.facts("contended")
     assert (facts["key"], facts["alias"], facts["sender"]) == ("k", "default", Lock)
     assert str(facts["holder"]).startswith("label the stranger (pid ")
@@ -142,7 +142,7 @@ def test_lost__receiver_may_take_its_time(ensemble: Ensemble) -> None:
         held = zk_lock("k").acquire()
         ensemble.delete(held)
         assert entered.wait(20)
-        with zk_lock("other").acquire(20) as other:
+        with zk_lock("other").acquire(120) as other:
             other.check()
         held.release()
         leave.set()

@@ -101,7 +101,7 @@ def test_request__lost_later(place: Sandbox) -> None:
     with pytest.warns(ResourceWarning, match="lock 'entered' was acquired in this request or task"):
         unreleased.end()
     place.lose(entered)
-    with zk_lock("entered").acquire(timeout=20) as held:
+    with zk_lock("entered").acquire(timeout=120) as held:
         assert held.token > entered.token
 
 

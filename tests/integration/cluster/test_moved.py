@@ -119,7 +119,7 @@ class Stage:
         self.waiters: dict[str, Runner] = {}
         self.followers: dict[str, Runner] = {}
         for kind, (key, rule, blocking) in KINDS.items():
-            self.held[kind] = self._lock("held", key, rule, pool).acquire(timeout=20)
+            self.held[kind] = self._lock("held", key, rule, pool).acquire(timeout=120)
             self.blockers[kind] = [
                 Runner(self._lock("awaited", key, blocking, others).acquire).result(20)
                 for _ in range(blocking.limit or 1)
@@ -212,7 +212,7 @@ def test_create_reply__lost_with_its_server(
     first, second = ensemble.followers()
     way = make_way(first)
     lock = Lock(key, way.pool)
-    lock.acquire(timeout=20).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
 
     def swallow(direction: str, chunk: bytes) -> bool:
         if direction == UP and CREATES & set(requests(chunk)):

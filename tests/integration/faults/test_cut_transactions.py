@@ -49,12 +49,12 @@ def test_transaction_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool
 
     def visit(pool: Pool, size: int) -> None:
         lock = Lock(keys(size % LANES), pool)
-        with lock.acquire(timeout=10) as held:
+        with lock.acquire(timeout=120) as held:
             before = numbers(server, lock)
             held.release(wait=True)
         session = session_of(pool)
         cut = server.faults.cut_reply("multi", after_bytes=size, session=session)
-        with lock.acquire(timeout=10) as held:
+        with lock.acquire(timeout=120) as held:
             cut.wait()
             made = nodes(server, lock)
             assert len(made) == 2

@@ -175,7 +175,7 @@ class Machine(RuleBasedStateMachine):
         for key, path, start in zip(self.keys.values(), self.paths, starts, strict=True):
             if start:
                 # So that the line is there.
-                Lock(key, self.world.pools[0]).acquire(timeout=20).release(wait=True)
+                Lock(key, self.world.pools[0]).acquire(timeout=120).release(wait=True)
                 self.world.server.faults.set_sequence(path, start)
         self.come(crowd, settle)
 

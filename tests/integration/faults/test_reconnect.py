@@ -302,9 +302,9 @@ def test_wiped(server: ZooKeeperServer, wiped: ZooKeeperServer, make_pool: MakeP
     losses = Losses()
     pool = make_pool(session_timeout=2.0, connect_timeout=60)
     for _ in range(50):
-        Lock("k", pool).acquire(timeout=10).release(wait=True)
-    held = Lock("held", pool, listener=losses).acquire(timeout=10)
-    blocking = Lock("k", pool).acquire(timeout=10)
+        Lock("k", pool).acquire(timeout=120).release(wait=True)
+    held = Lock("held", pool, listener=losses).acquire(timeout=120)
+    blocking = Lock("k", pool).acquire(timeout=120)
     waiter = waiting_in(Lock("k", pool, reentrant=False))
     wait_until(lambda: settled(pool, 1))
     before = session_of(pool).id
@@ -321,7 +321,7 @@ def test_wiped(server: ZooKeeperServer, wiped: ZooKeeperServer, make_pool: MakeP
     wait_until(lambda: losses.told)
     held.release()
     blocking.release()
-    Lock("held", pool).acquire(timeout=10).release(wait=True)
+    Lock("held", pool).acquire(timeout=120).release(wait=True)
 
 
 class Door:
@@ -348,7 +348,7 @@ def test_refused__while_the_session_may_live(
 ) -> None:
     """A server that lags refuses too: as long as the session may live, no other is asked for."""
     pool = make_pool(session_timeout=LONG)
-    held = Lock("k", pool).acquire(timeout=10)
+    held = Lock("k", pool).acquire(timeout=120)
     session, door = session_of(pool), Door(server, monkeypatch)
     before = session.id
     door.refuses = lambda _session: True
@@ -367,7 +367,7 @@ def test_refused__no_quorum(server: ZooKeeperServer, make_pool: MakePool, monkey
     """Servers without a quorum refuse everybody, and keep what they have: the session is taken up again after that."""
     pool = make_pool(session_timeout=1.0)
     lock = Lock("k", pool)
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
     session, door = session_of(pool), Door(server, monkeypatch)
     before = session.id
     door.refuses = lambda _session: True
@@ -385,14 +385,14 @@ def test_refused__no_quorum(server: ZooKeeperServer, make_pool: MakePool, monkey
     wait_until(lambda: session.connected)
     server.call(server.service.sessions.resume)
     assert session.id == before
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
 
 
 def test_refused__alone(server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """If servers serve others and refuse this session, a new one is begun, and only one is left at the server."""
     losses = Losses()
     pool = make_pool(session_timeout=1.0)
-    held = Lock("k", pool, listener=losses).acquire(timeout=10)
+    held = Lock("k", pool, listener=losses).acquire(timeout=120)
     session, door = session_of(pool), Door(server, monkeypatch)
     before = session.id
     door.refuses = lambda claimed: claimed == before
@@ -404,7 +404,7 @@ def test_refused__alone(server: ZooKeeperServer, make_pool: MakePool, monkeypatc
     assert "the servers refuse it" in losses.told[0][1] or "the lease ran out" in losses.told[0][1]
     wait_until(lambda: [each.id for each in server.sessions()] == [session.id])
     held.release()
-    Lock("k", pool).acquire(timeout=10).release(wait=True)
+    Lock("k", pool).acquire(timeout=120).release(wait=True)
 
 
 @pytest.mark.zookeeper
@@ -413,7 +413,7 @@ def test_wiped__real_server(own_zookeeper: ZooKeeper, make_pool: MakePool) -> No
     session_timeout, connect_timeout = 3.0, 10.0
     pool = make_pool(own_zookeeper.hosts, session_timeout=session_timeout, connect_timeout=connect_timeout)
     for _ in range(20):
-        Lock("k", pool).acquire(timeout=10).release(wait=True)
+        Lock("k", pool).acquire(timeout=120).release(wait=True)
     before = session_of(pool).id
     own_zookeeper.stop()
     shutil.rmtree(own_zookeeper.folder / "data" / "version-2")

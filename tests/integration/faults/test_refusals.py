@@ -110,7 +110,7 @@ def test_first_use(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opco
     """Whatever is refused during the first use of a lock, done or not, delays it, and leaves nothing."""
     lock = Lock("k", pool)
     refusal = refusals.refuse(opcode, code=code, done=done)
-    held = lock.acquire(timeout=30)
+    held = lock.acquire(timeout=120)
     assert server.paths(lock.paths[0]) == [held.node]
     held.check()
     held.release(wait=True)
@@ -134,8 +134,8 @@ def test_waiting(
     code: int,
 ) -> None:
     """A waiter to whom the line, its own node or its predecessor is refused keeps its place and is granted in turn."""
-    held = Lock("k", make_pool()).acquire(timeout=10)
-    Lock("elsewhere", pool).acquire(timeout=10).release(wait=True)
+    held = Lock("k", make_pool()).acquire(timeout=120)
+    Lock("elsewhere", pool).acquire(timeout=120).release(wait=True)
     refusal = refusals.refuse(opcode, code=code, times=times, session=session_of(pool))
     waiter = waiting_in(Lock("k", pool))
     refusal.wait_for(times)
@@ -150,7 +150,7 @@ def test_waiting(
 def test_try(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
     """A try whose look is refused tries again, within the time that ZooKeeper has for an answer."""
     lock = Lock("k", pool)
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
     refusal = refusals.refuse("getChildren")
     held = lock.try_acquire()
     assert held is not None
@@ -162,7 +162,7 @@ def test_try(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
 def test_deadline(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
     """When everything is refused, the caller's deadline ends the wait, the error says why, and no node is left."""
     lock = Lock("k", pool)
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
     refusal = refusals.refuse("create2", "getChildren", times=math.inf, done=True)
     with pytest.raises(ZooKeeperUnavailable, match=r"lock 'k': ZooKeeper at .* has refused for .* ThrottledOpError"):
         lock.acquire(timeout=scaled(1))
@@ -204,7 +204,7 @@ def test_release__waits(
 ) -> None:
     """A release that waits does not return before the delete has succeeded."""
     pool = make_pool(connect_timeout=60)
-    held = Lock("k", pool).acquire(timeout=10)
+    held = Lock("k", pool).acquire(timeout=120)
     refusal = refusals.refuse("delete", code=code, times=math.inf, done=done)
     release = Runner(lambda: held.release(wait=True))
     refusal.wait_for(3)
@@ -224,7 +224,7 @@ def test_release__unconfirmed(
 ) -> None:
     """It returns unconfirmed after its bound only, and says so in the log."""
     pool = make_pool(connect_timeout=0.5)
-    held = Lock("k", pool).acquire(timeout=10)
+    held = Lock("k", pool).acquire(timeout=120)
     refusal = refusals.refuse("delete", code=code, times=math.inf)
     with caplog.at_level(logging.WARNING):
         held.release(wait=True)
@@ -240,7 +240,7 @@ def test_release__many_share_the_pause(
     server: ZooKeeperServer, pool: Pool, refusals: Refusals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many deletes are refused, they wait for the same pause, and its end is the only timer."""
-    holds = [Lock(f"k{number}", pool).acquire(timeout=10) for number in range(50)]
+    holds = [Lock(f"k{number}", pool).acquire(timeout=120) for number in range(50)]
     session = pool.sessions()[0]
     timers: list[float] = []
     call_later = session._timer_thread.call_later
@@ -270,7 +270,7 @@ def test_release__many_share_the_pause(
 def test_search(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str, code: int) -> None:
     """If the search for a node whose creation was not answered is refused, it goes on, and finds that node."""
     lock = Lock("k", pool)
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
     cut = server.faults.cut_reply("create2")
     with server.faults.refuse():
         waiter = waiting_in(lock)
@@ -285,7 +285,7 @@ def test_search(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode:
 def test_search__server_that_lags(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
     """Nothing is concluded from a list before the server has caught up, also if it refuses to at first."""
     lock = Lock("k", pool)
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
     with server.faults.lag_reads(zxids=10_000):
         cut = server.faults.cut_reply("create2")
         with server.faults.refuse():
@@ -301,7 +301,7 @@ def test_search__server_that_lags(server: ZooKeeperServer, pool: Pool, refusals:
 def test_search__may_not_read_the_node(server: ZooKeeperServer, pool: Pool, refusals: Refusals, left: bool) -> None:
     """A node with our id that we may not read is taken away, and the attempt ends."""
     lock = Lock("k", pool)
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
     cut = server.faults.cut_reply("create2")
     with server.faults.refuse():
         waiter = Runner(lambda: lock.acquire(timeout=scaled(1 if left else 30)))
@@ -320,7 +320,7 @@ def test_search__may_not_read_the_node(server: ZooKeeperServer, pool: Pool, refu
 def test_search__may_not_list(server: ZooKeeperServer, pool: Pool, refusals: Refusals, left: bool) -> None:
     """An attempt that may not search, waiting or given up, comes to its end."""
     lock = Lock("k", pool)
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
     cut = server.faults.cut_reply("create2")
     with server.faults.refuse():
         waiter = Runner(lambda: lock.acquire(timeout=scaled(1 if left else 30)))
@@ -341,7 +341,7 @@ def test_semaphore__telling_the_next(
     server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, done: bool
 ) -> None:
     """A lease that comes in tells the one behind it, also if that is refused at first: nobody waits for nothing."""
-    first = [Lock("k", make_pool(), rule=semaphore(2)).acquire(timeout=10) for _ in range(2)]
+    first = [Lock("k", make_pool(), rule=semaphore(2)).acquire(timeout=120) for _ in range(2)]
     path = first[0].lock.paths[0]
     waiters = []
     for number in range(3, 6):
@@ -359,13 +359,13 @@ def test_semaphore__telling_the_next(
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
 def test_coalesced(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, done: bool) -> None:
     """A call leaves for one that waits to run the same, also if its leave is refused at first."""
-    held = Lock("k", make_pool()).acquire(timeout=10)
+    held = Lock("k", make_pool()).acquire(timeout=120)
     waiter = Runner(lambda: Lock("k", make_pool(), coalesces="work").acquire(None))
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
     pool = make_pool()
     refusal = refusals.refuse("multi", code=code, done=done)
     with pytest.raises(AlreadyAwaited):
-        Lock("k", pool, coalesces="work").acquire(timeout=30)
+        Lock("k", pool, coalesces="work").acquire(timeout=120)
     assert refusal.count == 2
     wait_until(lambda: idle(pool))
     assert len(server.paths(held.lock.paths[0])) == 2
@@ -381,11 +381,11 @@ def test_several(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode
     lock = Lock(["a", "b", "c"], pool)
     cause = None
     if opcode == "getData":
-        lock.acquire(timeout=30).release(wait=True)
+        lock.acquire(timeout=120).release(wait=True)
         # So that the nodes are searched for; nothing else reads them.
         cause = refusals.refuse("multi", times=1, done=True)
     refusal = refusals.refuse(opcode, code=code, done=done)
-    held = lock.acquire(timeout=30)
+    held = lock.acquire(timeout=120)
     assert [len(server.paths(path)) for path in lock.paths] == [1, 1, 1]
     held.check()
     held.release(wait=True)
@@ -399,7 +399,7 @@ def test_several(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode
 
 def test_survey(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
     """Reading what is there goes on after a refusal."""
-    held = Lock("k", pool).acquire(timeout=10)
+    held = Lock("k", pool).acquire(timeout=120)
     refusal = refusals.refuse("getChildren", "multiRead", "getData", times=3)
     (line,) = search.find(pool, timeout=30)
     assert line.key == "k"
@@ -421,7 +421,7 @@ def test_survey__deadline(pool: Pool, refusals: Refusals) -> None:
 def test_connection_error(server: ZooKeeperServer, pool: Pool, refusals: Refusals, code: int) -> None:
     """A server that answers that the session or the connection is gone is left, and the next one is asked."""
     lock = Lock("k", pool)
-    held = lock.acquire(timeout=10)
+    held = lock.acquire(timeout=120)
     refusal = refusals.refuse("delete", code=code)
     held.release(wait=True)
     assert refusal.count == 2

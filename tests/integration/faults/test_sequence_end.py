@@ -52,7 +52,7 @@ class Room:
             wait_until(lambda line=line: len(self._server.paths(self.path)) == line + 1)  # type: ignore[misc]
 
     def _stay(self, number: int, rule: Rule) -> None:
-        with Lock("k", self._pools[number % len(self._pools)], rule=rule).acquire(timeout=30) as held:
+        with Lock("k", self._pools[number % len(self._pools)], rule=rule).acquire(timeout=120) as held:
             self.inside[number] = held
             self.entries.append(number)
             assert self._go[number].wait(30)

@@ -73,7 +73,7 @@ def test_no_timeout__each_call_has_its_time(make_pool: MakePool, call: str) -> N
 
 def test_timeout__place_outlived(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A waiter with a timeout waits until then, also if ZooKeeper is away for longer than its session can live."""
-    held = Lock("k", make_pool(session_timeout=30)).acquire(timeout=10)
+    held = Lock("k", make_pool(session_timeout=30)).acquire(timeout=120)
     pool = make_pool(session_timeout=1.0, connect_timeout=1.0)
     patient, other = waiting_in(Lock("k", pool)), Runner(lambda: Lock("k", pool).acquire())
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 3)
@@ -91,7 +91,7 @@ def test_timeout__place_outlived(server: ZooKeeperServer, make_pool: MakePool) -
 def test_timeout__away_at_the_deadline(server: ZooKeeperServer, make_pool: MakePool, fault: str) -> None:
     """A waiter that stands in the queue has met a holder, whatever happens to the connection at its deadline."""
     holding, waiting = make_pool(session_timeout=30), make_pool(session_timeout=30)
-    held = Lock("k", holding).acquire(timeout=30)
+    held = Lock("k", holding).acquire(timeout=120)
     waiter = Runner(lambda: Lock("k", waiting).acquire(timeout=scaled(3)))
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
     session = waiting.session(held.lock.paths[0])
@@ -113,7 +113,7 @@ def test_timeout__away_at_the_deadline(server: ZooKeeperServer, make_pool: MakeP
 
 def test_timeout__silent_at_the_deadline(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A waiter that has heard nothing for longer than its session lives does not say that a holder was in its way."""
-    held = Lock("k", make_pool(session_timeout=30)).acquire(timeout=30)
+    held = Lock("k", make_pool(session_timeout=30)).acquire(timeout=120)
     waiting = make_pool(session_timeout=1.0)
     waiter = Runner(lambda: Lock("k", waiting).acquire(timeout=scaled(4)))
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
@@ -145,7 +145,7 @@ def test_tiny_timeout__slow(server: ZooKeeperServer, make_pool: MakePool, timeou
     """A timeout that is too short for any answer is a timeout, not an outage: nothing says that ZooKeeper is away."""
     pool = make_pool()
     lock = Lock("k", pool)
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
     with server.faults.delay(0.3), pytest.raises(LockTimeout, match="ZooKeeper had not answered by then") as caught:
         asyncio.run(lock.aacquire(timeout)) if asynchronous else lock.acquire(timeout)
     assert f"within {timeout:g} s" in str(caught.value)
@@ -159,7 +159,7 @@ def test_short_timeout__heard_of(server: ZooKeeperServer, make_pool: MakePool, h
     """Whether ZooKeeper is away or slow is told by whether anything came over the connection since it was asked."""
     pool = make_pool(session_timeout=60)
     lock = Lock("k", pool)
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
     with server.faults.black_hole("requests") as hole:
         waiter = Runner(lambda: lock.acquire(timeout=scaled(2)))
         hole.requests.wait_for("create2")
@@ -174,7 +174,7 @@ def test_timeout__ends_the_wait_for_the_answer(server: ZooKeeperServer, make_poo
     """The time for ZooKeeper's answer is a part of the timeout and comes not on top of it; no other limit is near."""
     pool = make_pool(session_timeout=120, connect_timeout=60)
     lock = Lock("k", pool)
-    lock.acquire(timeout=10).release(wait=True)
+    lock.acquire(timeout=120).release(wait=True)
     with server.faults.black_hole("requests"):
         began = time.monotonic()
         with pytest.raises(ZooKeeperUnavailable, match=r"no answer from ZooKeeper at .* within [1-9][\d.]* s"):

@@ -404,7 +404,7 @@ def test_tls__dropped(server: SecureZooKeeper, papers: Papers, configure: Config
 
     def work() -> None:
         while not done.is_set():
-            zk_lock(f"other-{threading.get_ident()}").acquire(timeout=20).release()
+            zk_lock(f"other-{threading.get_ident()}").acquire(timeout=120).release()
 
     def back(epoch: int) -> bool:
         return session.epoch > epoch and session.connected

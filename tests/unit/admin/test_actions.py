@@ -289,7 +289,7 @@ def own_zookeeper(settings: Settings) -> Iterator[ZooKeeper]:
 @both
 def test_action__zookeeper_away(boss: Client, own_zookeeper: ZooKeeper, action: str) -> None:
     """The holder cannot be read, so nothing is done, and the page says why."""
-    with zk_lock("account:17").acquire(10) as held:
+    with zk_lock("account:17").acquire(120) as held:
         form = ask(boss, held, action) | {"reason": "hurry"}
         own_zookeeper.pause()
         text = text_of(send(boss, "account:17", action, form))
@@ -305,7 +305,7 @@ def test_action__zookeeper_goes_away(
 ) -> None:
     """If the outcome is unknown, page and log say so, and the form keeps the reason."""
     call_before(monkeypatch, own_zookeeper.pause)
-    with zk_lock("account:17").acquire(10) as held:
+    with zk_lock("account:17").acquire(120) as held:
         form = ask(boss, held, action) | {"reason": "in a hurry"}
         response = boss.post(url_of("account:17", action), form)
         own_zookeeper.resume()

@@ -47,7 +47,7 @@ if "grappelli" in sys.argv:
 call_command("migrate", verbosity=0)
 client = Client()
 client.force_login(get_user_model().objects.create_superuser("operator"))
-held = zk_lock("invoice:42").acquire(timeout=30)
+held = zk_lock("invoice:42").acquire(timeout=120)
 lock = quote("default/" + paths.escape("invoice:42"))
 pages = {name: reverse(f"admin:django_zklock_lock_{name}", args=arguments) for name, arguments in [
     ("changelist", ()), ("ensembles", ()),

@@ -179,7 +179,7 @@ def test_nodes(ensemble: Ensemble, meter: Meter) -> None:
         (session,) = ensemble.pool.sessions()
         size = session.used
         assert size > 0
-        waiting = Runner(lambda: zk_lock("invoice:42").acquire(timeout=20).release())
+        waiting = Runner(lambda: zk_lock("invoice:42").acquire(timeout=120).release())
         wait_until(lambda: session.used == 2 * size)
         assert [(point.value, dict(point.attributes)) for point in meter.points("zklock.nodes.size")] == [
             (2 * size, {"zklock.alias": "default"})

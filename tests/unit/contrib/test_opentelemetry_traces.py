@@ -166,8 +166,8 @@ def test_wait__of_tasks_of_one_loop(stranger: Stranger, traces: Traces) -> None:
         await asyncio.gather(abill(42), abill(42))
 
     waiting = Runner(lambda: asyncio.run(both()))
-    assert met.acquire(timeout=20)
-    assert met.acquire(timeout=20)
+    assert met.acquire(timeout=120)
+    assert met.acquire(timeout=120)
     taken.release()
     waiting.result()
     waits = wait_until(lambda: found if len(found := traces.spans("zklock wait")) == 2 else None, 20, "two spans")

@@ -415,7 +415,7 @@ def test_sessions__several(configure: Callable[..., None]) -> None:
 def test_sessions__full(make_pool: MakePool) -> None:
     """If a process has more locks than one session has room for, the finding says so, and is no warning."""
     pool = make_pool(budget=1)
-    held = [Lock(key, pool).acquire(timeout=10) for key in ("a", "b")]
+    held = [Lock(key, pool).acquire(timeout=120) for key in ("a", "b")]
     home = pool.sessions()[0]
     (finding,) = by_id(ensemble.examine_sessions(pool, home, servers("standalone")))["pool.sessions"]
     assert (finding.level, finding.subject) == ("info", "1 of at most 1 session in this process")

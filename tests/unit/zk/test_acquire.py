@@ -72,7 +72,7 @@ def test_cancel__in_each_state(pool: Pool, make_pool: MakePool, state: State) ->
     assert owners.caller().owner.holds == [blocker] * (blocker is not None)
     if blocker is not None:
         blocker.release()
-    with other.acquire(timeout=20):
+    with other.acquire(timeout=120):
         pass
     wait_until(lambda: not pool.sessions()[0].listeners)
 

@@ -77,7 +77,7 @@ def shortage(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def hold(pool: Pool, count: int, listener: LockListener) -> list[Held]:
-    return [Lock(f"k{number}", pool, listener=listener).acquire(timeout=30) for number in range(count)]
+    return [Lock(f"k{number}", pool, listener=listener).acquire(timeout=120) for number in range(count)]
 
 
 def test_loss__of_many_at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
@@ -130,7 +130,7 @@ def test_loss__one_observer_blocks(make_pool: MakePool, onlooker: Onlooker, bloc
     """An listener that blocks does not keep the others from hearing."""
     listener = Losses()
     pool = make_pool()
-    first = Lock("first", pool, listener=blocked).acquire(timeout=10)
+    first = Lock("first", pool, listener=blocked).acquire(timeout=120)
     holds = hold(pool, 20, listener)
     onlooker.end_session(pool)
     wait_until(lambda: len(listener.told) == len(holds))
@@ -144,7 +144,7 @@ def test_loss__a_call_raises(pool: Pool, onlooker: Onlooker, caplog: pytest.LogC
         raise ValueError("no good")
 
     listener = Losses()
-    held = Lock("k", pool, listener=listener).acquire(timeout=10)
+    held = Lock("k", pool, listener=listener).acquire(timeout=120)
     told = threading.Event()
     held._when_lost(fail)
     held._when_lost(told.set)
@@ -169,7 +169,7 @@ def test_listener__raises(
 ) -> None:
     """A listener of a session that raises does not make the waiters behind it deaf, and is named in the log."""
     holder = make_pool()
-    held = Lock("k", holder).acquire(timeout=10)
+    held = Lock("k", holder).acquire(timeout=120)
     with Proxy(testserver.address) as proxy:
         pool = make_pool(proxy.hosts)
         session = pool.session("/")
@@ -217,11 +217,11 @@ def test_calls__at_most_so_many_threads() -> None:
     for _ in range(10):
         calls.submit(block)
     for _ in range(3):
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=120)
     assert calls.waiting == 7
     go_on.set()
     for _ in range(7):
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=120)
     assert calls.flush(10)
 
 

@@ -61,7 +61,7 @@ def test_handler__blocks(blocking: Blocking, make_pool: MakePool, server: Server
     host, port = server.hosts.rsplit(":", 1)
     with Proxy((host, int(port))) as proxy:
         pool = make_pool(proxy.hosts, session_timeout=2.0)
-        with Lock("k", pool).acquire(timeout=10) as held:
+        with Lock("k", pool).acquire(timeout=120) as held:
             (session,) = pool.sessions()
             proxy.cut()
             assert blocking.began.wait(10)

@@ -222,7 +222,7 @@ def test_drop__two_at_once() -> None:
 def test_lost__contender_has_left(pool: Pool, onlooker: Onlooker) -> None:
     """A hold whose contender has left by another way than a release is lost, and stays lost; a released one is not."""
     lock = Lock("k", pool)
-    held = lock.acquire(timeout=10)
+    held = lock.acquire(timeout=120)
     with pytest.raises(LockLost, match="this process has given it up elsewhere"), held:  # noqa: PT012
         contender = held._possession.contender
         contender.session.post(contender.leave)
@@ -231,7 +231,7 @@ def test_lost__contender_has_left(pool: Pool, onlooker: Onlooker) -> None:
         held.check()
     assert held.lost
     onlooker.wait_empty(lock.paths[0])
-    with lock.acquire(timeout=10) as released:
+    with lock.acquire(timeout=120) as released:
         contender = released._possession.contender
     wait_until(lambda: contender.state is State.GONE)
     assert not released.lost
@@ -242,11 +242,11 @@ def test_release__wait_in_an_event_loop(pool: Pool, onlooker: Onlooker) -> None:
     lock = Lock("k", pool)
 
     async def main() -> None:
-        held = await lock.aacquire(10)
+        held = await lock.aacquire(120)
         with pytest.raises(AsyncUnsafe, match=r"is released, .* `await asyncio.to_thread\(held.release, wait=True\)`"):
             held.release(wait=True)
         assert held.released
-        held = await lock.aacquire(10)
+        held = await lock.aacquire(120)
         await asyncio.to_thread(held.release, wait=True)
         assert onlooker.children(lock.paths[0]) == []
 
@@ -255,7 +255,7 @@ def test_release__wait_in_an_event_loop(pool: Pool, onlooker: Onlooker) -> None:
 
 def test_release__no_thread_can_be_started(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its pool was closed, a hold is released without a thread: at the exit of Python none can be started."""
-    held = Lock("k", pool).acquire(timeout=10)
+    held = Lock("k", pool).acquire(timeout=120)
     timers = pool._of_this_process().timers
     pool.close()
     wait_until(lambda: timers._thread is None)

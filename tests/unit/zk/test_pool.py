@@ -51,7 +51,7 @@ def own_server() -> Iterator[ZooKeeperServer]:
 def test_inspection__apart_from_locks(own_server: ZooKeeperServer, make_pool: MakePool) -> None:
     """What looks at locks, breaks and asks has a session of its own, begun when it is needed."""
     pool = make_pool(own_server.hosts)
-    with Lock("k", pool).acquire(timeout=10) as held:
+    with Lock("k", pool).acquire(timeout=120) as held:
         (session,) = pool.sessions()
         assert [each.id for each in own_server.sessions()] == [session.id]
         own_server.requests.clear()
@@ -73,7 +73,7 @@ def test_inspection__server_too_old(
     """A server older than ZooKeeper 3.6 ends the session for inspection, and costs no lock."""
     monkeypatch.setattr(MultiRead, "type", UNKNOWN_OPCODE)
     pool = make_pool(own_server.hosts, strict=True)
-    with Lock("k", pool).acquire(timeout=10) as held:
+    with Lock("k", pool).acquire(timeout=120) as held:
         for _ in range(2):
             with pytest.raises(ZooKeeperUnavailable, match=r"ZooKeeper 3\.6 or newer is required"):
                 search.find(pool, timeout=10)
@@ -107,7 +107,7 @@ def test_inspection__ends_when_idle(
 def test_ended_session__closed_in_the_background(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An event loop does not wait until what is left of an ended session is closed."""
     pool = make_pool()
-    Lock("k", pool).acquire(timeout=10).release(wait=True)
+    Lock("k", pool).acquire(timeout=120).release(wait=True)
     (session,) = pool.sessions()
     assert session.close(10)
     assert session.ended is not None
@@ -121,7 +121,7 @@ def test_ended_session__closed_in_the_background(make_pool: MakePool, monkeypatc
     monkeypatch.setattr(session, "close", close.__get__(session))
 
     async def lock_again() -> None:
-        await (await Lock("k", pool).aacquire(timeout=30)).arelease()
+        await (await Lock("k", pool).aacquire(timeout=120)).arelease()
 
     try:
         asyncio.run(lock_again())
@@ -148,7 +148,7 @@ def test_close__all_at_once(own_server: ZooKeeperServer, make_pool: MakePool) ->
     """The end of every session is requested before the answer to the first: a server that is slow delays them once."""
     pool = make_pool(own_server.hosts, budget=1, session_timeout=30.0)
     for key in "abc":
-        Lock(key, pool).acquire(timeout=10)
+        Lock(key, pool).acquire(timeout=120)
     with own_server.faults.black_hole("replies"):
         closing = Runner(lambda: pool.close(60))
         wait_until(lambda: own_server.sessions() == [])
@@ -160,7 +160,7 @@ def test_close__all_at_once(own_server: ZooKeeperServer, make_pool: MakePool) ->
 def test_close__lost_before_the_server_knows(own_server: ZooKeeperServer, make_pool: MakePool, by: str) -> None:
     """What a session holds is lost before the request for its end is sent: another process may hold right after it."""
     pool = make_pool(own_server.hosts, session_timeout=30.0)
-    held = Lock("k", pool).acquire(timeout=10)
+    held = Lock("k", pool).acquire(timeout=120)
     (session,) = pool.sessions()
     held.check()
     close = {"close_all": lambda: pool_module.close_all(60), "pool": lambda: pool.close(60)}
@@ -259,7 +259,7 @@ def test_fork__two_threads_at_once(stubbed: Pool, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_fork__with_the_number_of_the_parent(pool: Pool) -> None:
     """A child holds nothing, also if it has the number of its grandparent, or is the first in a container."""
-    held = Lock("k", pool).acquire(timeout=10)
+    held = Lock("k", pool).acquire(timeout=120)
     acquisition = Acquisition(Lock("other", pool), None, lambda: None, owners.caller())
     acquisition.start()
     with pytest.raises(LockConflict):

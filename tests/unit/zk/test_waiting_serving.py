@@ -321,7 +321,7 @@ from django_zklock.zk.wire import ConnectionOptions
 options = ConnectionOptions(hosts=sys.argv[1], session_timeout=40.0)
 pool = Pool("p", PoolOptions(connection=options, root=sys.argv[2], connect_timeout=60.0))
 gc.disable()
-held = Lock("kept", pool).acquire(30)
+held = Lock("kept", pool).acquire(120)
 errors = []
 
 class Cycle:
@@ -336,7 +336,7 @@ class Cycle:
 
 Cycle()
 pool.session("/").post(gc.collect)
-Lock("other", pool).acquire(30).release(wait=True)
+Lock("other", pool).acquire(120).release(wait=True)
 print(len(errors), held.lost, type(pool.session("/").wire._client.handler).__name__, flush=True)
 pool.close()
 """

@@ -955,7 +955,7 @@ def test_chroot(make_pool: MakePool, zookeeper: ZooKeeper, onlooker: Onlooker) -
     with Lock("k", pools[0]).acquire(timeout=60) as held:
         assert len(onlooker.children("/apps/billing/locks/k")) == 1
         assert held.node.startswith("/locks/k/")
-        waiter = Runner(lambda: Lock("k", pools[1]).acquire(timeout=10))
+        waiter = Runner(lambda: Lock("k", pools[1]).acquire(timeout=120))
         onlooker.wait_count("/apps/billing/locks/k", 2)
     waiter.result().release()
 
@@ -967,7 +967,7 @@ def test_acl__creator(make_pool: MakePool, onlooker: Onlooker) -> None:
     with Lock("k", owner).acquire(timeout=60) as held:
         with pytest.raises(NoAuthError):
             onlooker.client.get(held.node)
-        waiter = Runner(lambda: Lock("k", friend).acquire(timeout=10))
+        waiter = Runner(lambda: Lock("k", friend).acquire(timeout=120))
         began = time.monotonic()
         calls: list[Callable[[], object]] = [
             lambda: Lock("k", stranger).acquire(timeout=60),

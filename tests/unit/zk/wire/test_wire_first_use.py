@@ -43,13 +43,13 @@ def while_importing():
 
 # What is registered last is called first.
 os.register_at_fork(before=forking.set)
-other = threading.Thread(target=lambda: zk_lock("a").acquire(timeout=30))
+other = threading.Thread(target=lambda: zk_lock("a").acquire(timeout=120))
 other.start()
 assert importing.wait(30)
 child = os.fork()
 if child == 0:
     signal.alarm(20)
-    zk_lock("b").acquire(timeout=10)
+    zk_lock("b").acquire(timeout=120)
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 other.join()
@@ -63,10 +63,10 @@ def while_importing():
 
 def handle(*_):
     handling.set()
-    tokens.append(zk_lock("b").acquire(timeout=30).token)
+    tokens.append(zk_lock("b").acquire(timeout=120).token)
 
 signal.signal(signal.SIGUSR1, handle)
-zk_lock("a").acquire(timeout=30)
+zk_lock("a").acquire(timeout=120)
 assert tokens
 """
 
