@@ -87,7 +87,7 @@ def test_work__first_that_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert api.current_work() == Work(kind="command", name="migrate")
 
 
-@pytest.mark.parametrize("key", [f"k:{object()}", ["k", f"k:{object()}"]])
+@pytest.mark.parametrize("key", [f"k:{object()}", ["k", f"k:{object()}"]], ids=["one key", "several"])
 def test_zk_lock__address(key: Any) -> None:
     """A key that an f-string has made of an object without a text is refused, as in a template."""
     with pytest.raises(ValueError, match="an object without a __str__: write an attribute of that object"):
