@@ -410,14 +410,14 @@ def test_refused__alone(server: ZooKeeperServer, make_pool: MakePool, monkeypatc
 @pytest.mark.zookeeper
 def test_wiped__real_server(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     """A worker that runs on while its server loses all data locks again, within the two timeouts of its settings."""
-    session_timeout, connect_timeout = 3.0, 10.0
-    pool = make_pool(own_zookeeper.hosts, session_timeout=session_timeout, connect_timeout=connect_timeout)
+    pool = make_pool(own_zookeeper.hosts, session_timeout=3.0, connect_timeout=10.0)
+    both = pool.options.connection.session_timeout + pool.options.connect_timeout
     for _ in range(20):
         Lock("k", pool).acquire(timeout=120).release(wait=True)
     before = session_of(pool).id
     own_zookeeper.stop()
     shutil.rmtree(own_zookeeper.folder / "data" / "version-2")
     own_zookeeper.start()
-    with Lock("k", pool).acquire(timeout=session_timeout + connect_timeout) as held:
+    with Lock("k", pool).acquire(timeout=both) as held:
         held.check()
     assert session_of(pool).id != before
