@@ -40,7 +40,17 @@ def test_slowness__measured() -> None:
 
 @pytest.mark.parametrize(
     ("slowness", "cores", "expected"),
-    [(1.0, 2, 8), (1.05, 2, 8), (2.0, 2, 4), (3.0, 2, 3), (10.0, 2, 2), (1.0, 1, 4), (1.0, 64, 16), (4.0, 64, 4)],
+    [
+        (1.0, 2, 8),
+        (1.05, 2, 8),
+        (2.0, 2, 4),
+        (3.0, 2, 3),
+        (3.2, 2, 3),
+        (10.0, 2, 2),
+        (1.0, 1, 4),
+        (1.0, 64, 16),
+        (4.0, 64, 4),
+    ],
 )
 def test_processes(slowness: float, cores: int, expected: int) -> None:
     """Four for each core, fewer on a slow machine, never one alone, and no more than the memory is for."""

@@ -14,6 +14,7 @@ takes the number of who wants to choose.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def scaled(seconds: float) -> float:
 
 def processes(slowness: float = SLOWNESS, cores: int = cores()) -> int:
     """Return how many processes run tests at once: each gets about as much computing done as on a quiet machine."""
-    return max(2, round(min(PROCESSES_PER_CORE * cores, MOST_PROCESSES) / slowness))
+    return max(2, math.ceil(min(PROCESSES_PER_CORE * cores, MOST_PROCESSES) / slowness))
 
 
 # Added to a bound: it is missed when something waits for another limit, and never because the machine is busy.
