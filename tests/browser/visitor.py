@@ -28,8 +28,9 @@ MANY = 300
 CONTROLS = "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']"
 MISSED = "(all) => all.filter((each) => !('reached' in each.dataset)).map((each) => each.outerHTML.slice(0, 120))"
 STILL = "() => document.getAnimations().every((each) => each.playState !== 'running')"
-# Milliseconds, for every wait on a page.
-TIMEOUT = scaled(15_000)
+# Milliseconds, for every wait on a page; the first page of a site takes a second, and a browser that starts beside it
+# has more processes than the machine has cores.
+TIMEOUT = scaled(45_000)
 
 
 def page_of(key: str) -> str:

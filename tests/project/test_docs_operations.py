@@ -20,7 +20,16 @@ ZOOKEEPER = "docs/explanation/zookeeper.md"
 SYMPTOMS = "docs/howto/troubleshooting.md"
 CODE = "\n".join(path.read_text(encoding="utf-8") for path in Path(django_zklock.__file__).parent.rglob("*.py"))
 # Texts of others, and parts of ours that the code puts together.
-OTHERS = {"Connection refused", "CERTIFICATE_VERIFY_FAILED", "Unknown command: 'zklock'", "refused: NoAuthError()"}
+OTHERS = {
+    "CERTIFICATE_VERIFY_FAILED",
+    "Connection refused",
+    "Exception ignored in",
+    "Too many open files",
+    "Unknown command: 'zklock'",
+    "can't start new thread",
+    "refused: NoAuthError()",
+    "this process cannot start a connection, now or later",
+}
 
 
 def readiness_probe() -> list[str]:
