@@ -222,7 +222,9 @@ class LockedCall:
             try:
                 return body()
             finally:
-                forget()
+                if not forget():
+                    # It was called in the background. Until this process has ended, the call must not have an outcome.
+                    terminate()
         return interrupt.run(held, body)
 
     # Errors are returned and not raised, so that neither the body nor a callable as a policy runs inside of an

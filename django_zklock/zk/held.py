@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import sys
@@ -156,16 +155,20 @@ class Possession:
             await known.wait(REASON_TIMEOUT)
             forget()
 
-    def when_lost(self, call: Callable[[], object]) -> Callable[[], None]:
+    def when_lost(self, call: Callable[[], object]) -> Callable[[], bool]:
         """Call ``call`` once, in the background, as soon as it is known that the lock is lost. It must not block.
 
-        If it is known already, the call is made here and now. Returns a function that takes that back.
+        If it is known already, the call is made here and now. Returns a function that takes that back; it returns
+        ``False`` if the call was made, or is being made.
         """
         waiting = self._loss_callbacks
 
-        def forget() -> None:
-            with contextlib.suppress(ValueError):  # called already
+        def forget() -> bool:
+            try:
                 waiting.remove(call)
+            except ValueError:
+                return False
+            return True
 
         waiting.append(call)
         if self._is_loss_reported:
@@ -350,7 +353,7 @@ class Held:
             key=self.key,
         )
 
-    def _when_lost(self, call: Callable[[], object]) -> Callable[[], None]:
+    def _when_lost(self, call: Callable[[], object]) -> Callable[[], bool]:
         """Call ``call`` when the lock is lost, see :meth:`Possession.when_lost`."""
         return self._possession.when_lost(call)
 

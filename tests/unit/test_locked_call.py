@@ -28,6 +28,7 @@ from django_zklock import (
     ZkLockError,
     ZooKeeperUnavailable,
     current_lock,
+    locked_call,
     zk_lock,
     zk_locked,
 )
@@ -296,6 +297,29 @@ def test_lost__ignored(make: Make, lose: Callable[[], None]) -> None:
         return "done"
 
     assert make(body=body, on_lost="ignore")() == "done"
+
+
+def test_lost__process_is_being_ended(lose: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `on_lost="terminate"` a call has no outcome if its body ends while its process is being ended."""
+
+    class TerminatedError(BaseException):
+        pass
+
+    begun = threading.Event()
+
+    def terminate() -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise TerminatedError
+        begun.set()
+
+    def body() -> str:
+        lose()
+        assert begun.wait(scaled(20))
+        return "done"
+
+    monkeypatch.setattr(locked_call, "terminate_hooks", [lambda: terminate])
+    with pytest.raises(TerminatedError):
+        _sync(body=body, on_lost="terminate")()
 
 
 @pytest.mark.parametrize("on_lost", ["raise", "ignore"])

@@ -14,6 +14,7 @@ from celery.app.base import Celery
 
 from django_zklock.contrib.celery.gate.child import HEADER
 from django_zklock.zk.ops import actions
+from tests.support import broker_audit
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
@@ -106,6 +107,24 @@ def test_lost__terminates_and_is_delivered_again(workshop: Any, key: str) -> Non
     workshop.entered(f"{key}:gate")
     workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
     assert task.outcome(8)["key"] == key
+
+
+def states(workshop: Any) -> list[str]:
+    return [each["state"] for each in broker_audit.ask(workshop, "zklocks")]
+
+
+def test_lost__after_the_body(open_workshop: Any, key: str) -> None:
+    """A child whose body has ended is not killed for a later loss, also if the main process has not read of the end."""
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
+        task = workshop.send("end_unnoticed", key, f"{key}:gate")
+        pid = workshop.entered(f"{key}:gate")["pid"]
+        workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+        # Until the main process has found the loss it takes the body for one that runs.
+        wait_until(lambda: states(workshop) == ["running"], 20, "the main process has read the end in the memory")
+        workshop.let_go(f"{key}:gate")
+        assert workshop.result(task)["key"] == key
+        assert workshop.result(workshop.send("shared_below", key))["pid"] == pid
+        assert "event=child_ended" not in workshop.worker.log.read_text()
 
 
 def test_lost__somebody_has_broken_it(workshop: Any, key: str) -> None:

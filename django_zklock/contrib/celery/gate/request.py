@@ -399,14 +399,17 @@ class GateRequest:
         return True
 
     def _is_claimed(self) -> bool:
-        """Return whether the body has the hold; read it from the cell if that is not known."""
+        """Return whether the body has the hold; read from the cell whether it has claimed it, and has ended."""
         with self._changing:
             claimed_by = self.cell.claimed_by if self.cell is not None else None
             if claimed_by is not None and (self.phase, self.verdict) == (Phase.SUBMITTED, Verdict.GRANTED):
+                self._move(Phase.CLAIMED, Verdict.GRANTED)
                 if self.pid is None:
                     # Celery has dropped the task, or reports it later.
                     self._watch_child(claimed_by)
-                self._move(Phase.CLAIMED, Verdict.GRANTED)
+            if self.phase is Phase.CLAIMED and self.cell is not None and self.cell.has_ended:
+                # What the child has sent is still in the pipe.
+                self.on_body_ended()
             return self.phase is Phase.CLAIMED
 
     def on_accepted(self, pid: int, accepted: float) -> None:
@@ -433,6 +436,8 @@ class GateRequest:
             raise
 
     def on_success(self, result: Any, **options: Any) -> Any:
+        if not self._takes_report():
+            return None
         self.over()
         return self._callbacks["on_success"](result, **options)
 
@@ -455,7 +460,7 @@ class GateRequest:
         return self._callbacks["on_timeout"](soft, timeout)
 
     def _takes_report(self) -> bool:
-        """Let the pool report the failure of the task, unless it has failed for its lost lock: it fails once."""
+        """Let the pool report how the task has ended, unless it has failed for its lost lock: it ends once."""
         with self._changing:
             # From here on a loss is no reason any more to kill the child, or to fail.
             self._kills_child = False
@@ -482,9 +487,10 @@ class GateRequest:
             # A body that does not run under this hold has ended, or acquires the lock itself.
             if not self.gate.forks or not self._is_claimed() or self.verdict is Verdict.KILLED or self.pid is None:
                 return
-            self._move(Phase.CLAIMED, Verdict.KILLED)
             # Under the lock: when the result has come, Celery may give the child its next task.
-            self.gate.child_watcher.kill(self.pid)
+            if self.cell is None or not self.cell.kill(partial(self.gate.child_watcher.kill, self.pid)):
+                return
+            self._move(Phase.CLAIMED, Verdict.KILLED)
         logger.warning("event=child_ended key=%r task=%s pid=%d reason=lost", self.lock.key, self.request.id, self.pid)
 
     def on_child_exit(self) -> None:

@@ -1,8 +1,9 @@
 """Shared memory in which a worker's main process publishes which of its children's locks are still held.
 
-The children inherit it by the fork. A hold is used by the child or given up by the parent, never both. The two decide
-under a lock of the kernel on one byte of an inherited file, for a few microseconds; the kernel frees it if the one that
-decides dies, or closes any descriptor of that file. So what was decided stands in the memory.
+The children inherit it by the fork. A hold is used by the child or given up by the parent, never both; and its body
+ends, or its child is killed for the loss of the lock, never both. The two decide under a lock of the kernel on one byte
+of an inherited file, for a few microseconds; the kernel frees it if the one that decides dies, or closes any descriptor
+of that file. So what was decided stands in the memory.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ class HoldState(enum.IntEnum):
 
 
 class _Words(ctypes.Structure):
-    # Each is aligned, written and read at once. `lease_end` is on the clock of `boottime()`.
+    # Each is aligned, written and read at once. `lease_end` is on the clock of `boottime()`, and `ended` is the id of
+    # the hold that has ended: a child that is late writes nothing about the next one.
     _fields_ = (
         ("hold_id", ctypes.c_uint64),
         ("state", ctypes.c_uint64),
         ("claimed_by", ctypes.c_uint64),
+        ("ended", ctypes.c_uint64),
         ("lease_end", ctypes.c_double),
     )
 
@@ -84,11 +87,11 @@ class Scoreboard:
         self._deciding: dict[int, threading.RLock] = {}
 
     @contextmanager
-    def deciding(self, number: int) -> Iterator[bool]:
-        """Whether this process alone decides about the cell ``number`` meanwhile; neither side waits for the other."""
+    def deciding(self, number: int, *, waits: bool = False) -> Iterator[bool]:
+        """Whether this process alone decides about the cell ``number`` meanwhile; if it ``waits``, after the other."""
         with self._deciding.setdefault(os.getpid(), threading.RLock()):
             try:
-                fcntl.lockf(self._claims.intact, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+                fcntl.lockf(self._claims.intact, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB), 1, number)
             except OSError:
                 yield False
                 return
@@ -149,6 +152,19 @@ class Cell:
         pid = self._words.claimed_by
         return pid if pid and self._words.hold_id == self._hold_id else None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the child has ended the hold."""
+        return bool(self._words.ended == self._hold_id)
+
+    def end(self) -> None:
+        """Write that the body has ended, or has released the lock: the child is not killed for its loss any more.
+
+        If the parent is killing the child, this does not return. A body that has closed the descriptor decides alone.
+        """
+        with self._scoreboard.deciding(self.number, waits=True):
+            self._words.ended = self._hold_id
+
     def claim(self, pid: int) -> bool:
         """Claim the hold for the child ``pid``, which calls this; return ``False`` if the hold must not be used."""
         with self._scoreboard.deciding(self.number) as alone:
@@ -200,6 +216,15 @@ class ParentCell(Cell, SessionListener):
             if not alone or self.claimed_by is not None:
                 return False
             self.close()
+            return True
+
+    def kill(self, kill: Callable[[], object]) -> bool:
+        """Call ``kill``, which kills the child that has claimed the hold, and return ``True``, unless it has ended."""
+        with self._scoreboard.deciding(self.number) as alone:
+            # Otherwise the child is writing that at this moment.
+            if not alone or self.has_ended:
+                return False
+            kill()
             return True
 
     def close(self) -> None:
@@ -278,6 +303,8 @@ class InheritedContender:
 
     def leave(self) -> None:
         if self.state is State.HELD:
+            # First: the main process may read the pipe late, and lose the lock meanwhile.
+            self._cell.end()
             self.state = State.LEAVING
             if self._timer is not None:
                 self._timer.cancel()

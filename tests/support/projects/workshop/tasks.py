@@ -19,11 +19,13 @@ import redis
 from celery import Task, chain, current_task, shared_task, signature
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.result import allow_join_result
+from celery.signals import task_success
 from celery.worker.request import Request
 
 from django_zklock import LockConflict, LockTimeout, current_lock, zk_lock, zk_locked
 from django_zklock.connections import connections
 from django_zklock.contrib.celery import RetryLater
+from django_zklock.contrib.celery.gate.child import gates
 from tests.support.timing import scaled
 
 from .app import app, finalized
@@ -619,6 +621,21 @@ def hold_terminably_late(key: str, gate: str) -> dict[str, Any]:
     if board().incr(f"{gate}:deliveries") == 1:
         return stay(gate)
     return facts()
+
+
+@shared_task
+@zk_locked("{key}", on_lost="terminate")
+def end_unnoticed(key: str, gate: str) -> dict[str, Any]:
+    """Close the pipe in which the main process reads that the body has ended; the task goes on for a while after it."""
+    (gate_here,) = gates.values()
+    os.close(gate_here.child_watcher._inherited.fd)
+    return facts(gate=gate)
+
+
+@task_success.connect
+def _go_on(sender: Any, result: Any, **_facts: Any) -> None:
+    if sender.name == end_unnoticed.name:
+        stay(result["gate"])
 
 
 @shared_task

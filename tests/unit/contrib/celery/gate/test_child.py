@@ -196,6 +196,17 @@ def test_take() -> None:
     assert hold.released == [7]
 
 
+def test_end__is_written_first() -> None:
+    """The end of the body is in the memory before the main process is sent anything."""
+    hold = Hold()
+    written: list[bool] = []
+    hold.offer.gate.release = lambda hold_id: written.append(hold.words.ended == hold_id)
+    held = hold.taken()
+    assert hold.words.ended == 0
+    held._let_go()
+    assert written == [True]
+
+
 def test_take__lease_over(caplog: pytest.LogCaptureFixture) -> None:
     """A body does not begin under a lock whose lease is over: the main process has stood still since its grant."""
     hold = Hold()

@@ -145,6 +145,52 @@ def test_lost__the_pool_was_first(by_time: bool) -> None:
     assert (workplace.watcher.killed, len(workplace.failures), locked.phase) == ([], failures, Phase.OVER)
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_lost__after_the_body(is_read: bool) -> None:
+    """A child whose body has ended is not killed for a later loss, whatever the main process has read of it."""
+    workplace = Workplace()
+    locked, in_child = workplace.running(on_lost="terminate")
+    assert in_child.claim(71)
+    assert not is_read or locked._is_claimed()
+    in_child.end()
+    locked.attempts.contender.lost = "its node was deleted"
+    locked._on_change()
+    workplace.loop.fire()
+    workplace.gate._on_child_exit(71)
+    workplace.loop.turn()
+    assert (workplace.watcher.killed, workplace.failures, locked.verdict) == ([], [], Verdict.GRANTED)
+
+
+def test_lost__ends_once() -> None:
+    """A task that has failed for its lost lock reports no success after that."""
+    workplace = Workplace()
+    locked, in_child = workplace.running(on_lost="terminate")
+    successes: list[str] = []
+    locked._callbacks["on_success"] = successes.append
+    on_success = locked.request.on_success
+    assert in_child.claim(71)
+    locked._kill_child()
+    on_success("result")
+    assert (workplace.watcher.killed, successes) == ([71], [])
+    workplace.gate._on_child_exit(71)
+    workplace.loop.turn()
+    assert (len(workplace.failures), locked.phase) == (1, Phase.OVER)
+
+
+def test_lost__child_is_gone_when_its_claim_is_read() -> None:
+    """A child that has ended itself for the loss, before Celery has reported that it has the task, fails it once."""
+    workplace = Workplace()
+    locked, in_child = workplace.running(pid=None, on_lost="terminate")
+    on_failure = locked.request.on_failure
+    assert in_child.claim(71)
+    locked.attempts.contender.lost = "its node was deleted"
+    workplace.watcher.add = lambda pid: pid != 71  # type: ignore[method-assign]
+    locked._on_change()
+    workplace.loop.fire()
+    on_failure(SimpleNamespace(exception=WorkerLostError("signal 9")))
+    assert (len(workplace.failures), locked.phase, locked.verdict) == (1, Phase.OVER, Verdict.KILLED)
+
+
 def test_lost__before_the_body() -> None:
     """A child that has not begun the body is not killed: it finds the loss, and acquires the lock itself."""
     workplace = Workplace()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -234,6 +235,68 @@ def test_claim__of_a_thread() -> None:
         assert cell.withdraw()
     claiming.join()
     assert claimed == [False]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_end__while_it_is_killed() -> None:
+    """A body cannot end while its child is being killed: whoever reads the end knows that nothing kills the child."""
+    scoreboard = Scoreboard()
+    cell, in_one = opened(scoreboard, 1)
+    assert in_one.claim(71)
+    read_end, write_end = os.pipe()
+    pids: list[int] = []
+    ended_meanwhile: list[object] = []
+
+    def kill() -> None:
+        pids.append(os.fork())
+        if not pids[0]:
+            os.write(write_end, b"1")
+            in_one.end()
+            os.write(write_end, b"2")
+            os._exit(0)
+        assert os.read(read_end, 1) == b"1"
+        # Nothing has to come in this time.
+        ended_meanwhile.extend(select.select([read_end], [], [], 0.2)[0])
+
+    assert cell.kill(kill)
+    os.waitpid(pids[0], 0)
+    assert (ended_meanwhile, os.read(read_end, 1), cell.has_ended) == ([], b"2", True)
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_end__is_not_killed() -> None:
+    """A child that has ended its hold is not killed for it, and the next hold in the cell has not ended."""
+    scoreboard = Scoreboard()
+    first, in_first = opened(scoreboard, 1)
+    assert in_first.claim(71)
+    assert not first.has_ended
+    in_first.end()
+    killed: list[int] = []
+    assert not first.kill(lambda: killed.append(1))
+    scoreboard.free.clear()
+    first.close()
+    second, in_second = opened(scoreboard, 2)
+    assert in_second.claim(72)
+    assert not second.has_ended
+    assert second.kill(lambda: killed.append(2))
+    assert killed == [2]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("change", [close, use_again])
+def test_end__without_the_descriptor(change: Callable[[Scoreboard], None]) -> None:
+    """A body that has closed the descriptor writes its end too."""
+    scoreboard = Scoreboard()
+    cell, in_one = opened(scoreboard, 1)
+
+    def end() -> bool:
+        change(scoreboard)
+        in_one.end()
+        return True
+
+    assert in_child(end)
+    assert not cell.kill(pytest.fail)
 
 
 def test_reasons() -> None:
