@@ -6,8 +6,9 @@ context variable tells what was started under which hold: each hold that a corou
 
 Only copies of the context keep a scope alive when its hold ends. Mostly there are none, and no thread is looked at.
 
-What nothing else shows is found in private places of executors: the call of a job, and the jobs in a queue (Python 3.11
-to 3.13, asgiref 3.8 to 3.13). A job that copies no context is not found, such as one of ``loop.run_in_executor``.
+What nothing else shows is found in private places of executors: the call of a job, the jobs in a queue, and the job
+that a thread has (Python 3.11 to 3.13, asgiref 3.8 to 3.13). A job that copies no context is not found, such as one of
+``loop.run_in_executor``.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import gc
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextvars import Context, ContextVar
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -105,18 +107,24 @@ def started_in(get: ref[Scope]) -> list[Any]:
     scope, found = get(), {}
     # The queues first: a job that leaves one meanwhile is seen in its thread.
     for job in itertools.chain(_queued(), _running()):
-        context = _context_of(job)
-        if context is not None and scope in context.get(_scopes, ()) and not job.future.done():
+        if any(scope in each.get(_scopes, ()) for each in _contexts(job)) and not job.future.done():
             found[id(job)] = job
     return list(found.values())
 
 
 def name_of(job: Any) -> str:
     """Return the name of the function that a job runs, for a message."""
-    bridge, called = _bridge_of(job), _called(job)
-    # The function that a context runs is its first argument.
-    in_context = _run_by(called[0]) is not None and len(called) > 1
-    call = bridge.func if bridge is not None else called[int(in_context)]
+    bridge = getattr(sys.modules.get("asgiref.sync"), "SyncToAsync", None)
+    call, is_in_context = job.fn, False
+    for each in _parts(job):
+        if bridge is not None and issubclass(type(each), bridge):
+            call = each.func
+            break
+        if type(each) is BuiltinFunctionType and type(each.__self__) is Context:
+            is_in_context = True
+        elif is_in_context and callable(each):
+            call = each
+            break
     while type(call) is partial:
         call = call.func
     # Anything may be called, and an object of Django's lazy types would be loaded for its name.
@@ -153,54 +161,52 @@ def _queued() -> Iterator[Any]:
 
 
 def _running() -> Iterator[Any]:
-    """Iterate over the jobs that other threads are at."""
+    """Iterate over the jobs that other threads have taken out of a queue."""
     types = _job_types()
-    # The functions that run a job, at most two. Compared as objects: the hash of a function's code takes its time.
-    first, last = (types[0].run.__code__, types[-1].run.__code__) if types else (None, None)
     here = threading.get_ident()
     for thread, top in sys._current_frames().items():
         frame = None if thread == here else top
         while frame is not None:
-            code = frame.f_code
-            if (code is first or code is last) and type(job := frame.f_locals.get("self")) in types:
+            if (job := owners.job_in(frame)) is not None and type(job) in types:
                 yield job
             frame = frame.f_back
 
 
-# What a job is. Only exact types are looked at: asking an object of Django's lazy types for anything would load it.
+# What a job is made of. An agent that traces a program puts a function, a tuple or an object of its own around what was
+# submitted, so the context that a job runs in is not always in the same place.
+
+# A job mostly has some ten parts; its arguments may be large.
+MAX_PARTS = 500
 
 
-def _called(job: Any) -> tuple[Any, ...]:
-    """Return the callable of a job and its arguments."""
-    call = job.fn
-    return (call.func, *call.args, *job.args) if type(call) is partial else (call, *job.args)
+def _contexts(job: Any) -> Iterator[Context]:
+    """Iterate over the contexts that a job may run in."""
+    return (each for each in _parts(job) if type(each) is Context)
 
 
-def _bridge_of(job: Any) -> Any:
-    """Return the object of ``sync_to_async`` whose call a job is, or ``None``."""
-    call = _called(job)[0]
-    base = getattr(sys.modules.get("asgiref.sync"), "SyncToAsync", None)
-    if base is not None and type(call) is MethodType and issubclass(type(call.__self__), base):
-        return call.__self__
-    return None
+def _parts(job: Any) -> Iterator[Any]:
+    """Iterate over what a job calls, its arguments, and what these call or contain, the nearest first."""
+    seen: dict[int, Any] = {}
+    parts: deque[Any] = deque([job.fn, job.args, job.kwargs])
+    while parts and len(seen) < MAX_PARTS:
+        part = parts.popleft()
+        if id(part) not in seen:
+            seen[id(part)] = part
+            yield part
+            parts.extend(_inside(part))
 
 
-def _context_of(job: Any) -> Context | None:
-    """Return the context that a job runs in, if it has one of its own."""
-    called = _called(job)
-    if _bridge_of(job) is None:
-        return _run_by(called[0])
-    # Among the arguments of a bridge is what enters the context.
-    return next((context for each in called[1:] if (context := _run_by(each)) is not None), None)
+def _inside(part: Any) -> Iterable[Any]:
+    """Return what ``part`` calls or contains.
 
-
-def _run_by(call: Any) -> Context | None:
-    """Return the context that ``call`` enters: its method ``run``, or a function around that."""
-    if type(call) is BuiltinFunctionType and type(call.__self__) is Context:
-        return call.__self__
-    if type(call) is not FunctionType:
-        return None
-    contents = (cell.cell_contents for cell in call.__closure__ or ())
-    with contextlib.suppress(ValueError):  # a cell that is empty
-        return next((each for each in contents if type(each) is Context), None)
-    return None
+    Nothing is asked of an object but its type, as one of Django's lazy types would be loaded. What it refers to is
+    asked of the garbage collector.
+    """
+    kind = type(part)
+    if kind is FunctionType:
+        return (*(part.__closure__ or ()), part.__defaults__, part.__kwdefaults__)
+    if kind in {tuple, list, dict}:
+        return () if len(part) > MAX_PARTS else part.values() if kind is dict else part
+    if kind is CellType or (callable(part) and not issubclass(kind, type)):
+        return [each for each in gc.get_referents(part) if not issubclass(type(each), type)]
+    return ()

@@ -11,6 +11,9 @@ each call, and it is a local variable on both sides: the list ``task_context`` o
 ``call_result`` of ``AsyncToSync`` (asgiref 3.8 to 3.13). So what is found by them is right. Where nothing is found, as
 for a call whose task was cancelled, the code has no outer owner. Nothing here imports asgiref: without it there are no
 bridges.
+
+An agent that traces a program puts functions of its own around those of asgiref, of executors, and around coroutines.
+The real ones still run, so their frames are looked for, by name and module: at its place a class may have another.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ TURN = 1.0
 
 # The modules whose `_WorkItem` is a job of an executor.
 EXECUTORS = ("asgiref.current_thread_executor", "concurrent.futures.thread")
-
-_SUSPENDABLE = (CoroutineType, GeneratorType, AsyncGeneratorType)
+# The functions there that have a job, and the variable that it is in.
+_JOB_IN = {"run": "self", "_worker": "work_item", "run_until_future": "work_item"}
 
 # By the id of the task, greenlet, thread or job, with which the entry goes: two that compare equal are two owners.
 _owners: dict[int, Owner] = {}
@@ -188,21 +191,13 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     task = asyncio.current_task(loop)
     runs = getattr(type(loop), "run_forever", None)
     code = runs.__code__ if isinstance(runs, FunctionType) else None
-    coroutine = None if task is None else getattr(task.get_coro(), "cr_frame", None)
+    coroutine = None if task is None else _frame_of(task.get_coro())
     if code is None and coroutine is None:
         return loop
-    greenlet = getcurrent()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # A greenlet that a task has started runs for that task, as SQLAlchemy's do.
-        if any(
-            each is coroutine or (each.f_code is code and each.f_locals.get("self") is loop)
-            for each in _outwards(frame)
-        ):
-            return loop
-        greenlet = greenlet.parent
-        frame = None if greenlet is None else greenlet.gr_frame
-    return None
+    is_here = any(
+        each is coroutine or (each.f_code is code and each.f_locals.get("self") is loop) for each in _callers()
+    )
+    return loop if is_here else None
 
 
 def owner_of(what: Any) -> Owner:
@@ -232,9 +227,8 @@ def _of(what: Any, frame: FrameType | None = None) -> Owner:
     if owner is not None and owner._of() is what:
         return owner
     # A thread or a greenlet that runs the jobs of an executor.
-    worker = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
-    runs_jobs = worker is not None and any(each.f_code is worker.__code__ for each in _outwards(frame))
-    owner = Owner(what, runs_jobs=runs_jobs)
+    module = sys.modules.get("concurrent.futures.thread")
+    owner = Owner(what, runs_jobs=any(_is_of(each, "_worker", module) for each in _outwards(frame)))
     found = _owners.setdefault(id(what), owner)
     if found._of() is not what:
         found = _owners[id(what)] = owner
@@ -267,26 +261,30 @@ def _served(found: Caller, frame: FrameType) -> Caller:
     can be found, is an outer owner.
     """
     module = _asgiref()
-    # The function that runs what `sync_to_async` was given.
-    call = None if module is None else module.SyncToAsync.thread_handler.__code__
-    executors: Any = map(sys.modules.get, EXECUTORS)
-    # The functions that run a job of an executor, at most two; a thread may have many frames to compare them with.
-    jobs = [executor._WorkItem.run.__code__ for executor in executors if hasattr(executor, "_WorkItem")]
-    first, last = (jobs[0], jobs[-1]) if jobs else (None, None)
     blocked = task = None
     each: FrameType | None = frame
     while each is not None:
-        code = each.f_code
-        if code is call:
+        # A thread may have many frames.
+        name = each.f_code.co_name
+        if name == "thread_handler" and _is_of(each, name, module):
             # The calls of other tasks have to wait for the end of a call that is thread-sensitive.
             blocks_all = getattr(each.f_locals.get("self"), "_thread_sensitive", True)
             blocked = blocked or (found.thread if blocks_all else None)
             task = task or _waiting_task(each)
-        elif code is first or code is last:
-            owner = _of(each.f_locals["self"])
+        elif name == "run" and (job := job_in(each)) is not None:
+            owner = _of(job)
             return Caller(owner, blocked) if task is None else _called(owner, blocked, _of_task(task))
         each = each.f_back
     return found if task is None else _of_task(task)._replace(thread=blocked)
+
+
+def job_in(frame: FrameType) -> Any:
+    """Return the job of an executor that ``frame`` runs, or is about to run or has just run; ``None`` mostly."""
+    name = frame.f_code.co_name
+    variable = _JOB_IN.get(name)
+    if variable is None or not any(_is_of(frame, name, sys.modules.get(module)) for module in EXECUTORS):
+        return None
+    return frame.f_locals.get(variable)
 
 
 def _blocks_thread() -> bool:
@@ -337,25 +335,48 @@ def _waiting_thread(task: asyncio.Task[Any]) -> tuple[Any, FrameType] | None:
     module = _asgiref()
     if module is None:
         return None
-    call, wrap = module.AsyncToSync.__call__.__code__, module.AsyncToSync.main_wrap.__code__
-    coroutine: Any = task.get_coro()
-    code = getattr(coroutine, "cr_code", None)
-    if code is not None and code is not wrap and code in call.co_consts:
-        # In a loop of its own, a function of `__call__` awaits the one that is looked for.
-        coroutine = _local(coroutine, "awaitable")
-        code = getattr(coroutine, "cr_code", None)
     # The future that the task will put its result into.
-    result = _local(coroutine, "call_result") if code is wrap else None
+    result = _call_result(task, module)
     if result is None:
         return None
     frames: dict[Any, FrameType] = sys._current_frames()
     for thread in threading.enumerate():
         for frame in _outwards(frames.get(thread.ident)):
-            if frame.f_code is call and frame.f_locals.get("call_result") is result:
+            if _is_of(frame, "__call__", module) and frame.f_locals.get("call_result") is result:
                 is_foreign = isinstance(thread, threading._DummyThread)
                 found = _foreign_threads.get(thread.ident or 0) if is_foreign else thread
                 return None if found is None else (found, frame)
     return None
+
+
+def _call_result(task: asyncio.Task[Any], module: Any) -> Any:
+    """Return the variable of that name where ``async_to_sync`` runs a coroutine in ``task``, or ``None``."""
+    outermost = _frame_of(task.get_coro())
+    is_running = asyncio._get_running_loop() is task.get_loop() and asyncio.current_task() is task
+    if is_running:
+        # A coroutine that runs does not show what it awaits.
+        frames: Iterator[FrameType | None] = _callers()
+    else:
+        frames = map(_frame_of, _awaited(task))
+    for frame in frames:
+        if frame is not None and _is_of(frame, "main_wrap", module):
+            return frame.f_locals.get("call_result")
+        if frame is outermost and is_running:
+            break
+    return None
+
+
+# Frames.
+
+
+def _is_of(frame: FrameType, name: str, module: Any) -> bool:
+    """Whether a function of that name, in that module if it is imported, runs in ``frame``."""
+    return frame.f_code.co_name == name and module is not None and frame.f_globals is vars(module)
+
+
+def _frame_of(coroutine: Any) -> FrameType | None:
+    """Return the frame of a coroutine; ``None`` if it has none, as one that is written in C."""
+    return getattr(coroutine, "cr_frame", None)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -363,6 +384,20 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _callers() -> Iterator[FrameType]:
+    """Iterate over the frames of the calling code, outwards.
+
+    A greenlet that a task has started runs for that task, as SQLAlchemy's do: then come those of its parent.
+    """
+    getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)
+    greenlet = None if getcurrent is None else getcurrent()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield from _outwards(frame)
+        greenlet = None if greenlet is None else greenlet.parent
+        frame = None if greenlet is None else greenlet.gr_frame
 
 
 # The task that was found last in each thread. Code that asks once asks again; each time the task is checked again.
@@ -375,17 +410,23 @@ def _find(mark: list[Any], loop: asyncio.AbstractEventLoop) -> asyncio.Task[Any]
 
 def _waits(task: asyncio.Task[Any], mark: list[Any]) -> bool:
     """Whether ``task`` waits for the call that has this ``mark``."""
-    code = _asgiref().SyncToAsync.__call__.__code__
+    module = _asgiref()
+    for awaited in _awaited(task):
+        # There may be thousands of tasks, so its frame is asked for last.
+        if type(awaited) is CoroutineType and awaited.cr_code.co_name == "__call__":
+            frame = _frame_of(awaited)
+            if frame is not None and _is_of(frame, "__call__", module) and frame.f_locals.get("task_context") is mark:
+                return True
+    return False
+
+
+def _awaited(task: asyncio.Task[Any]) -> Iterator[Any]:
+    """Iterate over what a task that is suspended waits in, from its coroutine to the innermost."""
     awaited: Any = task.get_coro()
     while awaited is not None:
-        # There may be thousands of tasks, and nearly all of what they wait in is of this type.
-        if type(awaited) is CoroutineType:
-            if awaited.cr_code is code and _local(awaited, "task_context") is mark:
-                return True
-            awaited = awaited.cr_await
-        else:
-            awaited = _behind(awaited)
-    return False
+        yield awaited
+        # Nearly all of them are of this type.
+        awaited = awaited.cr_await if type(awaited) is CoroutineType else _behind(awaited)
 
 
 def _behind(awaited: Any) -> Any:
@@ -396,10 +437,10 @@ def _behind(awaited: Any) -> Any:
     if type(awaited).__module__ != "builtins":
         return None
     # The objects that drive an asynchronous generator, or iterate over a coroutine, show it only to the garbage
-    # collector.
-    return next((each for each in gc.get_referents(awaited) if isinstance(each, _SUSPENDABLE)), None)
+    # collector. That of `anext(…, default)` shows one of them.
+    shown = gc.get_referents(awaited)
+    return next((each for each in shown if isinstance(each, _SUSPENDABLE) or type(each).__name__ in _DRIVERS), None)
 
 
-def _local(coroutine: Any, name: str) -> Any:
-    frame = coroutine.cr_frame
-    return None if frame is None else frame.f_locals.get(name)
+_SUSPENDABLE = (CoroutineType, GeneratorType, AsyncGeneratorType)
+_DRIVERS = {"async_generator_asend", "async_generator_athrow", "coroutine_wrapper"}

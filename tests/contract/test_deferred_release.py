@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from tests.support.forked_child import fork
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
-pytest_plugins = ["tests.support.slow_deadlines"]
+pytest_plugins = ["tests.support.agents", "tests.support.slow_deadlines"]
 
 # Seconds, for what must not happen: a wait that never ends.
 LONG = 60.0
@@ -55,6 +56,10 @@ class Work:
         self.value: Any = None
 
     def __call__(self) -> None:
+        self.run()
+
+    def run(self) -> None:
+        """Begin, and end when it may."""
         self.begun.set()
         assert self.may_end.wait(LONG)
         try:
@@ -136,6 +141,35 @@ def test_cancelled(lock: Lock, onlooker: Onlooker, form: Any, start: Start) -> N
 
     asyncio.run(main())
     onlooker.wait_empty(lock.paths[0])
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize("waits", [False, True], ids=["loop", "thread that waits"])
+@pytest.mark.parametrize("start", [sync_to_async, asyncio.to_thread])
+def test_cancelled__traced(
+    lock: Lock, onlooker: Onlooker, start: Any, waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same in a program that an agent traces, whatever it puts around the call; the log has the function."""
+    work = Work()
+    seen: list[bool] = []
+
+    async def body() -> None:
+        async with lock:
+            await (sync_to_async(work.run)() if start is sync_to_async else asyncio.to_thread(work.run))
+
+    async def main() -> None:
+        await cancel(asyncio.create_task(body()), work)
+        seen.append(await asyncio.to_thread(is_taken, lock))
+        work.may_end.set()
+
+    if waits:
+        async_to_sync(main)()
+    else:
+        asyncio.run(main())
+    assert seen == [True]
+    assert work.ended.wait(LONG)
+    onlooker.wait_empty(lock.paths[0])
+    assert "Work.run'" in next(message for message in caplog.messages if "release_deferred" in message)
 
 
 async def _timeout(work: Work) -> None:
@@ -543,6 +577,49 @@ def test_queued__sibling_goes_on(lock: Lock, onlooker: Onlooker, waits: bool) ->
         async_to_sync(main)()
     else:
         asyncio.run(main())
+    onlooker.wait_empty(lock.paths[0])
+
+
+class HeldBack:
+    """Stands for the method that runs a job: the thread that has taken ``work`` out of its queue does not begin it."""
+
+    def __init__(self, run: Callable[[Any], None], work: Work) -> None:
+        self.taken, self.may_begin = threading.Event(), threading.Event()
+        self._run, self._work = run, work
+
+    def __get__(self, job: Any, kind: type) -> Callable[..., None]:
+        if job is None:
+            return self._run
+        if any(part is self._work for part in jobs._parts(job)):
+            self.taken.set()
+            assert self.may_begin.wait(LONG)
+        return partial(self._run, job)
+
+
+@pytest.mark.parametrize("module", ["concurrent.futures.thread", "asgiref.current_thread_executor"])
+def test_queued__taken_out(lock: Lock, onlooker: Onlooker, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that a thread has taken out of its queue, and has not begun, keeps the lock."""
+    kind: Any = vars(sys.modules[module])["_WorkItem"]
+    work = Work()
+    held_back = HeldBack(kind.run, work)
+    seen: list[bool] = []
+
+    async def main() -> None:
+        async with lock:
+            call = asyncio.create_task(sync_to_async(work)())
+            assert await asyncio.to_thread(held_back.taken.wait, LONG)
+        seen.append(await asyncio.to_thread(is_taken, lock))
+        held_back.may_begin.set()
+        work.may_end.set()
+        await call
+
+    monkeypatch.setattr(kind, "run", held_back)
+    if "asgiref" in module:
+        # Thread-sensitive code runs in the thread of the test then.
+        async_to_sync(main)()
+    else:
+        asyncio.run(main())
+    assert seen == [True]
     onlooker.wait_empty(lock.paths[0])
 
 

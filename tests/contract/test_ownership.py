@@ -37,7 +37,7 @@ from tests.support.threads import Runner, run_foreign
 from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
-pytest_plugins = ["tests.support.slow_deadlines"]
+pytest_plugins = ["tests.support.agents", "tests.support.slow_deadlines"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Seconds, for what must not happen: a wait that never ends.
@@ -677,10 +677,20 @@ def test_sync_to_async__under_a_generator(lock: Lock) -> None:
         def __await__(self) -> Any:
             return sync_to_async(ask)(lock).__await__()
 
+    class Number:
+        async def __anext__(self) -> str:
+            return await sync_to_async(ask)(lock)
+
+        def __aiter__(self) -> Number:
+            return self
+
     async def main() -> None:
         async with lock, manager() as answer:
             assert answer == "re-enters"
             assert await Wrapped() == "re-enters"
+            assert await anext(numbers()) == "re-enters"
+            assert await anext(numbers(), "none") == "re-enters"
+            assert await anext(Number(), "none") == "re-enters"
 
     asyncio.run(main())
 
@@ -855,8 +865,8 @@ def test_async_to_sync__child_back_in_the_thread(lock: Lock) -> None:
         async_to_sync(parent)()
 
 
-def test_bridges__there_and_back(lock: Lock) -> None:
-    """Ownership goes over any number of bridges."""
+def there_and_back(lock: Lock) -> list[str]:
+    """Say what comes of asking in each place behind some bridges, twice from a task and once from a thread."""
 
     def innermost() -> str:
         return ask(lock)
@@ -867,17 +877,33 @@ def test_bridges__there_and_back(lock: Lock) -> None:
     def there() -> list[str]:
         return [ask(lock), *async_to_sync(back)(), ask(lock)]
 
-    async def main() -> None:
-        async with lock:
-            assert await sync_to_async(there)() == ["re-enters"] * 4
-        assert await sync_to_async(take)() == ["re-enters"] * 4
-
     def take() -> list[str]:
         with lock:
             return there()
 
-    asyncio.run(main())
-    assert take() == ["re-enters"] * 4
+    async def main() -> list[str]:
+        async with lock:
+            inside = await sync_to_async(there)()
+        return inside + await sync_to_async(take)()
+
+    return asyncio.run(main()) + take()
+
+
+def test_bridges__there_and_back(lock: Lock) -> None:
+    """Ownership goes over any number of bridges."""
+    assert there_and_back(lock) == ["re-enters"] * 12
+
+
+@pytest.mark.usefixtures("agent")
+def test_bridges__traced(lock: Lock) -> None:
+    """Ownership is the same in a program that an agent traces, whatever it puts around bridges and coroutines."""
+    assert there_and_back(lock) == ["re-enters"] * 12
+
+    async def child() -> str:
+        return await asyncio.create_task(aask(lock))
+
+    with lock:
+        assert async_to_sync(child)() == "waits"
 
 
 # Blocks that are left by another one than has entered them.

@@ -160,11 +160,11 @@ class Callable_:  # noqa: N801
 )
 def test_name(call: Callable[..., Any], arguments: tuple[Any, ...], name: str) -> None:
     """A job is named by its function, and no argument of it is touched."""
-    assert jobs.name_of(SimpleNamespace(fn=call, args=arguments)) == name
+    assert jobs.name_of(SimpleNamespace(fn=call, args=arguments, kwargs={})) == name
 
 
-def test_context__of_a_function_with_other_contents() -> None:
-    """A function around a context is looked into, whatever else it refers to, and what it lacks."""
+def test_contexts__around_a_call() -> None:
+    """What is around a call is looked into, whatever else it refers to, and what it lacks."""
     context, lazy = contextvars.copy_context(), SimpleLazyObject(load)
 
     def inside() -> Any:
@@ -173,8 +173,22 @@ def test_context__of_a_function_with_other_contents() -> None:
     def unset() -> Any:
         return later
 
-    assert jobs._run_by(inside) is context
-    assert jobs._run_by(unset) is None
+    def contexts(call: Any, /, *args: Any, **kwargs: Any) -> list[contextvars.Context]:
+        return list(jobs._contexts(SimpleNamespace(fn=call, args=args, kwargs=kwargs)))
+
+    assert contexts(inside) == [context]
+    assert contexts(load, lazy, [{"call": (partial(inside), lazy)}]) == [context]
+    assert contexts(load, call=inside) == [context]
+    assert contexts(unset) == []
     later = 0
-    assert jobs._run_by(unset) is None
+    assert contexts(unset) == []
     assert later == 0
+
+
+def test_contexts__large_arguments() -> None:
+    """Arguments of a job that are large, or contain themselves, do not delay the end of a block."""
+    endless: list[Any] = [[number] for number in range(jobs.MAX_PARTS)]
+    endless[0].append(endless)
+    job = SimpleNamespace(fn=load, args=(list(range(100 * jobs.MAX_PARTS)), endless), kwargs={})
+    assert list(jobs._contexts(job)) == []
+    assert len(list(jobs._parts(job))) <= jobs.MAX_PARTS
