@@ -27,11 +27,8 @@ from django_zklock.zk.owners import Caller
 from django_zklock.zk.waiting import (
     RETRY_INTERVAL,
     AsyncAutoResetEvent,
-    AutoResetEvent,
     Cancellation,
-    boottime,
     get_ident,
-    monotonic,
     serving_threads,
 )
 
@@ -41,6 +38,7 @@ if TYPE_CHECKING:
     from django_zklock.zk.contender import Contender
     from django_zklock.zk.listener import LockValue
     from django_zklock.zk.owners import Owner
+    from django_zklock.zk.system import Event
 
 # Seconds after the deadline for reading the holder, which the error names: the last known one may be gone.
 HOLDER_READ_GRACE = 0.2
@@ -62,8 +60,8 @@ class Acquisition:
     # Thousands may wait in one process.
     __slots__ = (
         "__weakref__", "_asked_at", "_began", "_cancellation", "_contention", "_deadline", "_holder_deadline",
-        "_holder_reads", "_in_queue", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_thread",
-        "_wake", "_wants_holder", "contender", "held", "is_waiting", "lock", "timeout",
+        "_holder_reads", "_in_queue", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_system",
+        "_thread", "_wake", "_wants_holder", "contender", "held", "is_waiting", "lock", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +78,7 @@ class Acquisition:
         if cancellation is not None and not isinstance(cancellation, Cancellation):
             raise TypeError(f"cancellation must be a django_zklock.Cancellation, got {cancellation!r}")
         self.lock = lock
+        self._system = lock.pool.system
         self.timeout = timeout
         self._may_be_taken = may_be_taken
         self._wants_holder = lock.listener.wants("contended") if wants_holder is None else wants_holder
@@ -95,10 +94,10 @@ class Acquisition:
         self._wake = wake
         self._cancellation = cancellation
         # Moments on the monotonic clock; infinity is never.
-        self._began = monotonic()
+        self._began = self._system.monotonic()
         self._deadline = math.inf if timeout is None else self._began + timeout
         # On the clock of leases.
-        self._asked_at = boottime()
+        self._asked_at = self._system.boottime()
         self._in_queue = False
         # Until when the holder is read after the deadline, and how often it had been read before that.
         self._holder_deadline = math.inf
@@ -122,7 +121,7 @@ class Acquisition:
         """Return a contender that has not joined, and note until when ZooKeeper is to have answered it."""
         self._response_deadline = self._deadline
         if not self.timeout:
-            self._response_deadline = monotonic() + self.lock.pool.options.connect_timeout
+            self._response_deadline = self._system.monotonic() + self.lock.pool.options.connect_timeout
         lock = self.lock
         try:
             contender = lock._new_contender(wait=self.timeout != 0, notify=self._changed, stays=self.timeout is None)
@@ -161,7 +160,12 @@ class Acquisition:
         if contender.state is State.HELD:
             owner = self._owner()
             assert owner is not None, "the caller of poll() has the owner"
-            held = Held(self.lock, contender, waited=monotonic() - self._began, caller=Caller(owner, self._thread()))
+            held = Held(
+                self.lock,
+                contender,
+                waited=self._system.monotonic() - self._began,
+                caller=Caller(owner, self._thread()),
+            )
             self.is_waiting = False
             if self._cancellation is not None:
                 self._cancellation._remove(self)
@@ -187,7 +191,7 @@ class Acquisition:
         return contender.lost is not None or (contender.state is State.HELD and contender.session.lease_expired)
 
     def _check_deadlines(self) -> None:
-        contender, now = self.contender, monotonic()
+        contender, now = self.contender, self._system.monotonic()
         if contender.session.start_failure is not None:
             contender.session.start_wire()
         if self._holder_deadline < math.inf:
@@ -225,7 +229,10 @@ class Acquisition:
         return session.connected and session.wire.received > self._asked_at
 
     def _read_holder(self) -> None:
-        self._holder_reads, self._holder_deadline = self.contender.holder_reads, monotonic() + HOLDER_READ_GRACE
+        self._holder_reads, self._holder_deadline = (
+            self.contender.holder_reads,
+            self._system.monotonic() + HOLDER_READ_GRACE,
+        )
         self.contender.session.post(self.contender.refresh_holder)
 
     def next_wakeup(self) -> float | None:
@@ -234,8 +241,8 @@ class Acquisition:
         if self._holder_deadline < math.inf:
             deadline = self._holder_deadline
         if self.contender.session.start_failure is not None:
-            deadline = min(deadline, monotonic() + RETRY_INTERVAL)
-        return None if deadline == math.inf else max(0.0, deadline - monotonic())
+            deadline = min(deadline, self._system.monotonic() + RETRY_INTERVAL)
+        return None if deadline == math.inf else max(0.0, deadline - self._system.monotonic())
 
     def newly_contended(self) -> bool:
         """Return ``True`` once, when the caller has begun to wait."""
@@ -282,8 +289,9 @@ class Acquisition:
         """Return the error of a wait that was ended from outside."""
         holder = self.contender.holder
         by = f", held by {holder.as_holder}," if holder else ""
+        waited = self._system.monotonic() - self._began
         return LockCancelled(
-            f"the wait for lock {self.lock.key!r}{by} was cancelled after {monotonic() - self._began:.1f} s",
+            f"the wait for lock {self.lock.key!r}{by} was cancelled after {waited:.1f} s",
             key=self.lock.key,
             timeout=self.timeout,
             holder=holder,
@@ -313,7 +321,7 @@ class Acquisition:
     def _unanswered(self) -> ZooKeeperUnavailable:
         """Return the error of an acquisition that ZooKeeper has not answered."""
         session, refusal = self.contender.session, self.contender.refusal
-        waited = monotonic() - self._began
+        waited = self._system.monotonic() - self._began
         return self._unavailable(
             format_silence(session.wire.server, waited, connected=session.connected, refusal=refusal)
         )
@@ -358,7 +366,7 @@ def acquire(
     """
     if get_ident() in serving_threads:  # mostly not, so this is no call
         owners.check_may_wait(f"lock {lock.key!r} cannot be acquired", key=lock.key)
-    changed = AutoResetEvent()
+    changed = lock.pool.system.event()
     acquisition = Acquisition(lock, timeout, changed.set, caller, may_be_taken=may_be_taken, cancellation=cancellation)
     try:
         # A call, because in CPython the jump back of a loop is not covered by the `try` around it.
@@ -372,7 +380,7 @@ def acquire(
         raise
 
 
-def _wait(acquisition: Acquisition, changed: AutoResetEvent, caller: Caller) -> Held | None:
+def _wait(acquisition: Acquisition, changed: Event, caller: Caller) -> Held | None:
     lock, listener = acquisition.lock, acquisition.lock.listener
     acquisition.start()
     if caller.owner.holds and acquisition.timeout != 0:

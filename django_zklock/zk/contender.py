@@ -430,7 +430,7 @@ class Contender(Script):
             # are rarely all new. The contenders that join meanwhile rely on this request, which is before theirs.
             known.add(self.places[0].path)
             self._make_parent(self.places[0], [], with_ancestors=False)
-        self.guid = new_guid(self.mark)
+        self.guid = new_guid(self.mark, session.system.urandom)
         prefix = name_prefix(self.guid, self.rule.kind, self.rule.limit)
         stems = [f"{place.path}/{prefix}" for place in self.places]
         session.wire.create(stems, self.data, reply)

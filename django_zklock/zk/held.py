@@ -18,7 +18,7 @@ from django_zklock.exceptions import AsyncUnsafe, LockLost, NotHeld
 from django_zklock.zk import jobs, owners
 from django_zklock.zk.contender import State
 from django_zklock.zk.session import STOOD_STILL
-from django_zklock.zk.waiting import AsyncAutoResetEvent, AutoResetEvent, is_serving
+from django_zklock.zk.waiting import AsyncAutoResetEvent, is_serving
 
 if TYPE_CHECKING:
     from typing import Self
@@ -141,7 +141,7 @@ class Possession:
         Return ``False`` if it is still not known.
         """
         if self.contender.loss_reason_pending and owners.running_loop() is None and not is_serving():
-            known = AutoResetEvent()
+            known = self.lock.pool.system.event()
             forget = self.when_lost(known.set)
             known.wait(REASON_TIMEOUT)
             forget()
@@ -399,7 +399,7 @@ class Held:
                 f"`await asyncio.to_thread(held.release, wait=True)`",
                 key=self.key,
             )
-        gone = AutoResetEvent()
+        gone = self.lock.pool.system.event()
         contender.session.post(partial(contender.on_deleted, gone.set))
         timeout = self.lock.pool.options.connect_timeout
         if not gone.wait(timeout):

@@ -17,10 +17,11 @@ from functools import partial
 
 from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.zk import background, owners, paths
-from django_zklock.zk.background import BackgroundCalls, DeferredLogger, TimerThread
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.formatting import advise
 from django_zklock.zk.session import Session
-from django_zklock.zk.waiting import can_start_threads, monotonic
+from django_zklock.zk.system import MACHINE, Calls, System
+from django_zklock.zk.waiting import can_start_threads
 from django_zklock.zk.wire import MAX_REQUEST, ConnectionOptions
 from django_zklock.zk.wire.options import NOT_STARTED
 
@@ -67,8 +68,11 @@ class Pool:
     use. It is closed when the interpreter exits, so that a normal end of the process frees its locks at once.
     """
 
-    def __init__(self, name: str, options: PoolOptions, *, tree: Hashable | None = None) -> None:
+    def __init__(
+        self, name: str, options: PoolOptions, *, tree: Hashable | None = None, system: System = MACHINE
+    ) -> None:
         """Make a pool; ``tree`` is equal for all pools whose locks are known to be in the same tree."""
+        self.system = system
         self.name = name
         self.options = options
         self.tree = id(self) if tree is None else tree
@@ -124,12 +128,12 @@ class Pool:
         return self._started().get(INSPECTION)
 
     @property
-    def actions(self) -> BackgroundCalls:
+    def actions(self) -> Calls:
         """The threads for calls that end or interrupt a body whose lock is lost: short calls that must be prompt."""
         return self._of_this_process().actions
 
     @property
-    def listeners(self) -> BackgroundCalls:
+    def listeners(self) -> Calls:
         """The threads that notify listeners, each of which may be slow."""
         return self._of_this_process().listeners
 
@@ -150,14 +154,14 @@ class Pool:
         with state.home_guard, state.overflow_guard:
             state.closed = True
             sessions = list(state.sessions.values())
-        end = monotonic() + timeout
+        end = self.system.monotonic() + timeout
         # All at the same time, because a server needs a while for a session with thousands of nodes. No contender of
         # one session is granted a lock that the end of another one has freed.
         for session in sessions:
             session.closing = True
         for session in sessions:
             session.wire.begin_close()
-        closed = [session.close(max(0.0, end - monotonic())) for session in sessions]
+        closed = [session.close(max(0.0, end - self.system.monotonic())) for session in sessions]
         state.timers.stop()
         if not all(closed):
             logger.warning("event=close_unconfirmed pool=%s timeout=%s", self.name, timeout)
@@ -183,7 +187,7 @@ class Pool:
             # os.register_at_fork discards inherited sessions, but not in servers that fork without Python's knowledge
             # (uWSGI). Those are stored under the parent's process id, so they are not found here.
             self.forget(keep=pid)
-            state = self._states.setdefault(pid, _ProcessState())
+            state = self._states.setdefault(pid, _ProcessState(self.system))
         return state
 
     def _open_session(self, state: _ProcessState, slot: str) -> Session | None:
@@ -196,7 +200,7 @@ class Pool:
                 session = self._start_session(state, slot, home=slot)
             elif session.start_failure is not None:
                 session.start_wire()
-            session.used_at = monotonic()
+            session.used_at = self.system.monotonic()
             return session
 
     def _overflow(self, state: _ProcessState, home: str, size: int) -> Session:
@@ -223,7 +227,7 @@ class Pool:
                 slot = next(slot for slot in slots[1:] if slot not in usable)
                 session = self._start_session(state, slot, home=home)
                 logger.info("event=session_full pool=%s budget=%d next=%s", self.name, self.options.budget, slot)
-            session.used_at = monotonic()
+            session.used_at = self.system.monotonic()
             return session
 
     def _start_session(self, state: _ProcessState, slot: str, *, home: str) -> Session:
@@ -242,6 +246,7 @@ class Pool:
                 overflow=partial(self._overflow, state, home),
                 # No lock depends on the connection of the session for inspection.
                 strict=self.options.strict and slot != INSPECTION,
+                system=self.system,
             )
         except (OSError, MemoryError) as error:  # the first one imports kazoo
             facts = f"{NOT_STARTED}: {error}"
@@ -282,7 +287,7 @@ class Pool:
         try:
             if state.sessions.get(slot) is not session:
                 return
-            now = monotonic()
+            now = self.system.monotonic()
             if session.listeners:
                 session.used_at = now
             if now - session.used_at < IDLE_TIMEOUT:
@@ -298,8 +303,8 @@ class Pool:
 class _ProcessState:
     """The state of a pool in one process, made at first use, when monkey patches are in place."""
 
-    def __init__(self) -> None:
-        self.timers = TimerThread()
+    def __init__(self, system: System) -> None:
+        self.timers = system.timers()
         # Guard `sessions` and `closed`. Both are reentrant, for a signal handler that acquires a lock.
         #
         # T1, in the main thread, starts a home and has `home_guard` when a signal handler interrupts it, which waits
@@ -311,9 +316,9 @@ class _ProcessState:
         self.closed = False
         # Homes are "0", "1", …, and the overflow sessions of "0" are "0+1", "0+2", …
         self.sessions: dict[str, Session] = {}
-        self.actions = BackgroundCalls("zklock-actions", threads=ACTION_THREADS, call_later=self.timers.call_later)
+        self.actions = system.calls("zklock-actions", threads=ACTION_THREADS, call_later=self.timers.call_later)
         # Receivers of signals may take other locks. No heartbeat and no other lock depends on these threads.
-        self.listeners = BackgroundCalls(
+        self.listeners = system.calls(
             "zklock-listeners", threads=LISTENER_THREADS, may_wait=True, call_later=self.timers.call_later
         )
 

@@ -19,7 +19,7 @@ import hashlib
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -112,9 +112,9 @@ class Node(NamedTuple):
         return self.kind is Kind.READ and not self.is_ours
 
 
-def new_guid(mark: Mark | None = None) -> str:
+def new_guid(mark: Mark | None = None, urandom: Callable[[int], bytes] = os.urandom) -> str:
     """Return an id for one creation: a UUID of version 8, with 122 random bits, or with ``mark`` and 42."""
-    digits = os.urandom(16).hex()
+    digits = urandom(16).hex()
     if mark is not None:
         digits = f"{mark.call}{digits[8:20]}{mark.run}"
     # The variant is in the two highest bits of a digit.

@@ -15,10 +15,11 @@ from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import owners, wire
 from django_zklock.zk.formatting import advise, format_silence
 from django_zklock.zk.session import Session, SessionListener
-from django_zklock.zk.waiting import RETRY_INTERVAL, AutoResetEvent, Deadline
+from django_zklock.zk.waiting import RETRY_INTERVAL, Deadline
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST
 
 if TYPE_CHECKING:
+    from django_zklock.zk.system import Event
     from django_zklock.zk.wire import KazooException, Read
 
 T = TypeVar("T")
@@ -255,7 +256,7 @@ def run(
     raise error
 
 
-def _wait(session: Session, done: AutoResetEvent, deadline: Deadline) -> bool:
+def _wait(session: Session, done: Event, deadline: Deadline) -> bool:
     """Wait for the event until the deadline, and start the session again where that has failed."""
     while session.start_failure is not None:
         if done.wait(deadline.capped(RETRY_INTERVAL).remaining()):
@@ -297,7 +298,7 @@ class _BlockingRun(Script, Generic[T]):
         # These are written before the event is set. The first has one element when there is an outcome.
         self.outcome: list[T] = []
         self.error: Exception | None = None
-        self.done = AutoResetEvent()
+        self.done = session.system.event()
         # Any thread may clear this: answers are ignored from then on.
         self.wanted = True
         # The waiting thread has a deadline, which covers outages too.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from django_zklock.zk import wire
-from django_zklock.zk.background import DeferredLogger, TimerHandle, TimerThread
+from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.strays import Strays
-from django_zklock.zk.waiting import NOT_STARTABLE, boottime, monotonic
+from django_zklock.zk.system import MACHINE, System, Timer, Timers
+from django_zklock.zk.waiting import NOT_STARTABLE
 from django_zklock.zk.wire import ConnectionOptions
 
 if TYPE_CHECKING:
@@ -110,14 +110,16 @@ class Session:
         self,
         options: ConnectionOptions,
         *,
-        timers: TimerThread,
+        timers: Timers,
         name: str,
         connect_timeout: float,
         budget: int,
         overflow: Callable[[int], Session],
         strict: bool = False,
+        system: System = MACHINE,
     ) -> None:
         self.name = name
+        self.system = system
         # A child may get the number of its parent: in another container, or when numbers have come round. So it is 0
         # in a child that Python knows of; a server in C, such as uWSGI, forks without Python's knowledge.
         self.pid = os.getpid()
@@ -129,7 +131,7 @@ class Session:
         self.closing = False
         # Why this process cannot connect at all, as long as that is so.
         self.start_failure: Exception | None = None
-        self.wire = wire.Wire(options, self, connect_timeout=connect_timeout)
+        self.wire = system.connect(options, self, connect_timeout)
         self.budget = budget
         self.overflow = overflow
         # Bytes of nodes that exist or may exist: of holders and waiters, of creations without an answer, of deletions
@@ -161,7 +163,7 @@ class Session:
         # Whether the server has caught up since this connection began; None as long as that was not requested.
         self._caught_up: bool | None = None
         self._when_caught_up: list[Callable[[], object]] = []
-        self.strays = Strays(self.wire, found=self._leave_server, retry=self.retry_later)
+        self.strays = Strays(self.wire, system.boottime, found=self._leave_server, retry=self.retry_later)
         # Calls that each watch a held node, in the order of the heartbeats at which listeners have added them.
         self.to_watch: dict[Callable[[], object], None] = {}
         # When the heartbeat that is not answered yet was sent, and when one was last found to take too long, both on
@@ -171,12 +173,12 @@ class Session:
         # What waits for the end of the pause, see `retry_later`. A dict keeps the order, and the same call once.
         self._refused: dict[Callable[[], object], None] = {}
         self._pause = 0.0
-        self._pause_timer: TimerHandle | None = None
+        self._pause_timer: Timer | None = None
         # When the last pause has ended.
         self._resumed_at = float("-inf")
         # Since the first connection.
         self._beats = False
-        self._timers: list[TimerHandle] = []
+        self._timers: list[Timer] = []
 
     def __repr__(self) -> str:
         state = "connected" if self.connected else self.ended or "disconnected"
@@ -236,12 +238,12 @@ class Session:
     @property
     def lease_expired(self) -> bool:
         """Whether the session may have ended at the server unknown to us, or nothing needs the lease."""
-        return boottime() >= self.wire.lease.end
+        return self.system.boottime() >= self.wire.lease.end
 
     @property
     def silent(self) -> bool:
         """Whether nothing was received for the session timeout, so that the session has probably ended."""
-        return boottime() >= self.wire.received + self.timeout
+        return self.system.boottime() >= self.wire.received + self.timeout
 
     @property
     def watching(self) -> bool:
@@ -348,7 +350,7 @@ class Session:
         self._call_listeners(lambda listener: listener.suspended())
         if self._strict:
             self._call_listeners(lambda listener: listener.lose("the connection to ZooKeeper was suspended"))
-        left = max(0.0, self.lease_end - boottime())
+        left = max(0.0, self.lease_end - self.system.boottime())
         self._timers.append(self._timer_thread.call_later(left, self._lose_lease))
         self._start_outage_timer()
 
@@ -406,7 +408,9 @@ class Session:
 
     def _start_outage_timer(self) -> None:
         # A node may live as long as the session. After that a reconnect gets the time of a first connect.
-        surely_ended = max(0.0, self.wire.received + self.timeout - boottime()) if self.id is not None else 0.0
+        surely_ended = (
+            max(0.0, self.wire.received + self.timeout - self.system.boottime()) if self.id is not None else 0.0
+        )
         delay = surely_ended + self._connect_timeout
         self._timers.append(self._timer_thread.call_later(delay, partial(self._give_up, delay)))
 
@@ -454,10 +458,10 @@ class Session:
         if not self.connected:
             return
         if self._beat_at is None:
-            self._beat_at = boottime()
+            self._beat_at = self.system.boottime()
             self.wire.sync("/", self._seen)
         else:
-            self._note_delay(boottime() - self._beat_at)
+            self._note_delay(self.system.boottime() - self._beat_at)
             # The server hears of us all the same.
             self.wire.sync("/")
 
@@ -466,7 +470,7 @@ class Session:
         # After a stop of this process several heartbeats come at once.
         if seconds < SLOW * self.timeout:
             return
-        now = boottime()
+        now = self.system.boottime()
         level = logging.DEBUG if now < self._slow_at + self.timeout else logging.WARNING
         self._slow_at = now
         logger.log(
@@ -485,7 +489,7 @@ class Session:
                 self.retry_later(self._beat, error)
         elif not any(listener.needs_lease for listener in list(self.listeners)):
             self._check_nodes()
-        elif not is_proof and self.lease_end - boottime() < ENOUGH * self.timeout:
+        elif not is_proof and self.lease_end - self.system.boottime() < ENOUGH * self.timeout:
             self.wire.write_nothing(partial(self._seen, is_proof=True))
         elif is_proof and self.lease_expired:
             # This process was stopped, and no recent answer is left to build a proof on. A new connection renews the
@@ -526,7 +530,7 @@ class Session:
         lease would end before the next heartbeat renews it.
         """
         lease = self.wire.lease
-        is_short = lease.timeout is not None and lease.end - boottime() < ENOUGH * lease.timeout
+        is_short = lease.timeout is not None and lease.end - self.system.boottime() < ENOUGH * lease.timeout
         if is_short and self.connected and not self._is_proving:
             self._is_proving = True
             self.wire.write_nothing(self._on_proof)
@@ -578,16 +582,16 @@ class Session:
         self._refused[call] = None
         if self._pause_timer is not None:
             return
-        continues = monotonic() < self._resumed_at + 2 * LAST_PAUSE
+        continues = self.system.monotonic() < self._resumed_at + 2 * LAST_PAUSE
         self._pause = min(2 * self._pause, LAST_PAUSE) if continues else FIRST_PAUSE
         level = logging.DEBUG if continues else logging.WARNING
         logger.log(level, "event=refused_for_now session=%s error=%r", self.name, error)
-        pause = self._pause * random.uniform(0.5, 1.0)  # noqa: S311
+        pause = self._pause * self.system.uniform(0.5, 1.0)
         self._pause_timer = self._timer_thread.call_later(pause, partial(self.post, self._end_pause))
 
     def _end_pause(self) -> None:
         self._pause_timer = None
-        self._resumed_at = monotonic()
+        self._resumed_at = self.system.monotonic()
         calls, self._refused = self._refused, {}
         for call in calls:
             self.post(call)

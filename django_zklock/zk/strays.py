@@ -23,11 +23,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django_zklock.zk import wire
-from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST
 
 if TYPE_CHECKING:
-    from django_zklock.zk.wire import KazooException, Wire
+    from django_zklock.zk.wire import KazooException, WirePort
 
 # A queue is forgotten when so many locks were found taken.
 MAX_TAKEN = 10_000
@@ -48,18 +47,20 @@ class _Blockage:
 class Strays:
     """What blocks the contenders of one session on this connection.
 
-    Every method runs under the session's monitor. ``found`` is called with nodes of which one is a stray, ``retry``
-    makes a call after a pause because of a refusal that passes.
+    Every method runs under the session's monitor. ``boottime`` is the clock of leases. ``found`` is called with nodes,
+    of which one is a stray, and ``retry`` makes a call after a pause because of a refusal that passes.
     """
 
     def __init__(
         self,
-        wire: Wire,
+        wire: WirePort,
+        boottime: Callable[[], float],
         *,
         found: Callable[[Sequence[str]], None],
         retry: Callable[[Callable[[], object], KazooException], None],
     ) -> None:
         self._wire = wire
+        self._boottime = boottime
         self._found = found
         self._retry = retry
         # By the path of the queue: what blocks the first waiter, and what a lock that was found taken is taken by.
@@ -90,10 +91,10 @@ class Strays:
         self._ask(self._if_due(taken, timeout))
 
     def _same(self, known: _Blockage | None, nodes: tuple[str, ...]) -> _Blockage:
-        return known if known is not None and known.nodes == nodes else _Blockage(nodes, boottime())
+        return known if known is not None and known.nodes == nodes else _Blockage(nodes, self._boottime())
 
     def _if_due(self, blockage: _Blockage, timeout: float) -> tuple[str, ...]:
-        if blockage.is_asked or boottime() < blockage.since + self._timeouts * timeout:
+        if blockage.is_asked or self._boottime() < blockage.since + self._timeouts * timeout:
             return ()
         blockage.is_asked = True
         return blockage.nodes

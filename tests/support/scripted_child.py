@@ -27,6 +27,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support.raw_fork import raw_fork
+from tests.support.real_parts import wire_of
 
 
 def say(*words: object) -> None:
@@ -310,7 +311,7 @@ def greenlets(pool: Pool) -> None:
             waiter.kill()
     Lock("k", pool).acquire(timeout=60).release(wait=True)
     turning.kill()
-    say("free", type(pool.sessions()[0].wire._client.handler).__name__)
+    say("free", type(wire_of(pool.sessions()[0])._client.handler).__name__)
 
 
 def patched_late(pool: Pool, fork: str) -> None:
@@ -328,7 +329,7 @@ def patched_late(pool: Pool, fork: str) -> None:
     with Lock("k", pool).acquire(timeout=10) as held:
         session = pool.sessions()[0]
         gevent.spawn(turned.set)
-        say("turned", turned.wait(10), type(session.wire._client.handler).__name__)
+        say("turned", turned.wait(10), type(wire_of(session)._client.handler).__name__)
         held._when_lost(lost.set)
         session.post(lambda: held._possession.contender.lose("to see whether it is told"))
         say("told", lost.wait(10))

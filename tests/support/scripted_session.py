@@ -15,6 +15,8 @@ from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath, Place, SharedListing
 from django_zklock.zk.queue import EXCLUSIVE, Kind, Node, Rule, name_prefix, parse_name, sort_by_sequence
 from django_zklock.zk.strays import Strays
+from django_zklock.zk.system import MACHINE
+from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import Read
 
 logger = logging.getLogger("tests.scripted_session")
@@ -69,7 +71,9 @@ class Script:
     ``watches`` are those that the server has, by path; those of children by the path with a slash at its end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = boottime) -> None:
+        self.clock = clock
+        self.system = MACHINE
         self.connected = True
         self.pid = os.getpid()
         self.epoch = 0
@@ -97,7 +101,9 @@ class Script:
         self.to_watch: dict[Callable[[], object], None] = {}
         self.timeout = 15.0
         wire: Any = self
-        self.strays = Strays(wire, found=lambda nodes: self.strays_found.append(tuple(nodes)), retry=self.retry_later)
+        self.strays = Strays(
+            wire, self.clock, found=lambda nodes: self.strays_found.append(tuple(nodes)), retry=self.retry_later
+        )
         self.requests: list[tuple[str, Any, Any]] = []
         self.watches: dict[str, list[Callable[[bool], None]]] = {}
         # Those among them that are not answered yet, so that they end with the connection.

@@ -12,6 +12,7 @@ from kazoo.exceptions import NoNodeError
 from django_zklock.zk.pool import Pool
 from tests.support.protocol.jute import boolean, buffer, integer, long
 from tests.support.protocol.raw_client import RawClient
+from tests.support.real_parts import wire_of
 from tests.support.timing import scaled
 
 CLOSE = -11
@@ -59,7 +60,7 @@ class Onlooker:
 
     def end_session(self, pool: Pool, place: int = 0) -> None:
         """End a session of ``pool`` at the server, from outside, whatever its own way to the server is like."""
-        client = pool.sessions()[place].wire._client
+        client = wire_of(pool.sessions()[place])._client
         host, _, port = self.hosts.partition(",")[0].rpartition(":")
         with RawClient((host, int(port))) as other:
             resume = integer(0) + long(0) + integer(10_000) + long(client._session_id) + buffer(client._session_passwd)

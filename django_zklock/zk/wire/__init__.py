@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from kazoo.protocol.states import ZnodeStat
 
-    from django_zklock.zk.wire.client import TESTED_KAZOO, Wire, WireListener, untested_kazoo
+    from django_zklock.zk.wire.client import TESTED_KAZOO, Wire, WireListener, WirePort, untested_kazoo
     from django_zklock.zk.wire.requests import Read, Reply, Write, creation_size, is_temporary
 
 # The modules of the names that need kazoo, and what a first connection imports itself. They are imported at the first
@@ -71,7 +71,7 @@ _HOMES = (
 __all__ = [
     "KAZOO_OPTIONS", "MAX_READS_PER_REQUEST", "MAX_REQUEST", "TESTED_KAZOO", "BadVersionError", "ConnectionOptions",
     "KazooException", "NoAuthError", "NoNodeError", "NodeExistsError", "NotEmptyError", "Read", "Reply", "Wire",
-    "WireListener", "Write", "ZnodeStat", "creation_size", "is_temporary", "parse_acl", "untested_kazoo",
+    "WireListener", "WirePort", "Write", "ZnodeStat", "creation_size", "is_temporary", "parse_acl", "untested_kazoo",
 ]  # fmt: skip
 
 

@@ -7,6 +7,8 @@ import logging
 import os
 import socket
 import threading
+from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +23,7 @@ from kazoo.version import __version__ as kazoo_version
 from django_zklock.zk.background import DeferredLogger, note_end
 from django_zklock.zk.waiting import NOT_STARTABLE, boottime
 from django_zklock.zk.wire.connection import Connection, make_handler
+from django_zklock.zk.wire.exchange import Lease
 from django_zklock.zk.wire.options import (
     AUTH_REFUSED,
     HIDDEN,
@@ -29,7 +32,7 @@ from django_zklock.zk.wire.options import (
     join_address,
     parse_acl,
 )
-from django_zklock.zk.wire.requests import Requests
+from django_zklock.zk.wire.requests import Delivery, Reply, Requests
 
 logger = DeferredLogger("django_zklock.wire")
 
@@ -94,12 +97,84 @@ class WireListener(Protocol):
         """The session is gone, and every node of it; ``final`` if this wire makes no other."""
 
 
-class Wire(Requests):
-    """One kazoo client, started once and used for requests without waiting.
+class WirePort(Requests):
+    """What a session asks of its client: requests without waiting, and a life that the listener is notified of.
 
     Any thread may use :meth:`wake`, :meth:`drop`, :meth:`close` and the attributes. Requests are made on the
-    connection's thread only, in a method of the listener or in a reply.
+    connection's thread only, in a method of the listener or in a reply. Times are seconds of the boot-time clock.
     """
+
+    lease: Lease
+    # Makes the connection's thread call `listener.on_wake` and send what is queued; any thread.
+    wake: Callable[[], None]
+
+    @property
+    @abstractmethod
+    def session_id(self) -> int | None:
+        """The id of the current session; ``None`` before the first and after the last."""
+
+    @property
+    @abstractmethod
+    def received(self) -> float:
+        """When the last complete message was received."""
+
+    @property
+    @abstractmethod
+    def failure(self) -> str | None:
+        """Why the last attempt to connect has failed, or why connections end again and again; else ``None``."""
+
+    @property
+    @abstractmethod
+    def server(self) -> str:
+        """The server at the other end; without a connection, the ensemble, and the last failure or what is tried."""
+
+    @property
+    @abstractmethod
+    def hosts(self) -> str:
+        """All servers of the ensemble, without the chroot."""
+
+    @property
+    @abstractmethod
+    def addresses(self) -> int:
+        """How many addresses the servers had at the last attempt to connect; 0 before the first."""
+
+    @abstractmethod
+    def unanswered_for(self) -> float:
+        """Return the seconds since the oldest unanswered request was sent or any bytes moved, if that is later.
+
+        It is 0 if every request is answered.
+        """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to connect, unless that is done; the listener is notified of the rest.
+
+        Raises ``OSError``, ``RuntimeError`` or ``MemoryError`` where the process has no descriptor, no thread or no
+        memory left; it may be called again.
+        """
+
+    @abstractmethod
+    def drop(self, reason: str, *, avoid: bool = False) -> None:
+        """End the connection, not the session; another one follows. Any thread.
+
+        With ``avoid`` this server is tried last, from now on.
+        """
+
+    @abstractmethod
+    def begin_close(self) -> None:
+        """Request the end of the session with the next write, and do not wait; :meth:`close` does the rest."""
+
+    @abstractmethod
+    def close(self, timeout: float) -> bool:
+        """End the session, so that the server deletes its nodes now; return ``False`` without an answer in time."""
+
+    @abstractmethod
+    def abandon_after_fork(self) -> None:
+        """In a forked child, leave the parent's connection alone, without sending anything."""
+
+
+class Wire(WirePort):
+    """One kazoo client, started once."""
 
     def __init__(self, options: ConnectionOptions, listener: WireListener, *, connect_timeout: float) -> None:
         self.listener = listener
@@ -122,7 +197,8 @@ class Wire(Requests):
             logger=kazoo_logger,
             **options.extra,
         )
-        super().__init__(client, parse_acl(options.acl))
+        self._client = client
+        super().__init__(client.chroot or "", parse_acl(options.acl))
         self.monitor = listener.monitor
         sasl = dict(options.sasl) if options.sasl else None
         self._connection = Connection(client, self, sasl, connect_timeout=connect_timeout)
@@ -131,7 +207,6 @@ class Wire(Requests):
         self.before_write = partial(self.notify, listener.on_wake)
         client._connection = self._connection
         self.lease = self._connection.lease
-        # Makes the connection's thread call `listener.on_wake` and send what is queued; any thread.
         self.wake = self._connection.wake
         client.add_listener(self._state_changed)
         # Guards the close request: close() and the end of the handshake may come in either order.
@@ -150,20 +225,14 @@ class Wire(Requests):
 
     @property
     def session_id(self) -> int | None:
-        """The id of the current session; ``None`` before the first and after the last."""
         session_id: int | None = self._client._session_id
         return session_id
 
     @property
     def received(self) -> float:
-        """When the last complete message was received, by the boot-time clock."""
         return self._connection.received
 
     def unanswered_for(self) -> float:
-        """Return the seconds since the oldest unanswered request was sent or any bytes moved, if that is later.
-
-        It is 0 if every request is answered.
-        """
         connection = self._connection
         try:
             oldest = min(queue[0].at for queue in (connection.sent, connection.pings) if queue)
@@ -173,12 +242,10 @@ class Wire(Requests):
 
     @property
     def failure(self) -> str | None:
-        """Why the last attempt to connect has failed, or why connections end again and again; else ``None``."""
         return self._connection.failure or self._connection.endings.explain(boottime())
 
     @property
     def server(self) -> str:
-        """The server at the other end; without a connection, the ensemble, and the last failure or what is tried."""
         reason = self.failure
         # After a failure the next attempt may be under way, with a socket that is connected.
         if reason is None:
@@ -190,22 +257,15 @@ class Wire(Requests):
 
     @property
     def hosts(self) -> str:
-        """All servers of the ensemble, without the chroot."""
         return ",".join(join_address(host, port) for host, port in self._client.hosts)
 
     @property
     def addresses(self) -> int:
-        """How many addresses the servers had at the last attempt to connect; 0 before the first."""
         return self._connection.addresses
 
     # Life.
 
     def start(self) -> None:
-        """Begin to connect, unless that is done; the listener is notified of the rest.
-
-        Raises ``OSError``, ``RuntimeError`` or ``MemoryError`` where the process has no descriptor, no thread or no
-        memory left; it may be called again.
-        """
         with contextlib.suppress(IndexError):
             logger.warning("event=kazoo_untested version=%s tested=%s", _warnings.pop(), TESTED_KAZOO)
         connection = self._connection
@@ -229,10 +289,7 @@ class Wire(Requests):
             self._client._stopped.set()
 
     def drop(self, reason: str, *, avoid: bool = False) -> None:
-        """End the connection, not the session; kazoo then reconnects. Any thread.
-
-        With ``avoid`` it tries this server last, from now on.
-        """
+        # kazoo then reconnects.
         logger.warning("event=connection_dropped server=%s reason=%s", self.server, reason)
         sock = self._connection._socket
         if sock is None:
@@ -250,7 +307,6 @@ class Wire(Requests):
                 plain.shutdown(socket.SHUT_RDWR)
 
     def begin_close(self) -> None:
-        """Request the end of the session with the next write, and do not wait; :meth:`close` does the rest."""
         self.before_write = partial(self.notify, self._queue_close)
         self._connection.wake()
 
@@ -264,7 +320,6 @@ class Wire(Requests):
             self._client._queue.append((CloseInstance, None))
 
     def close(self, timeout: float) -> bool:
-        """End the session, so that the server deletes its nodes now; return ``False`` without an answer in time."""
         client, connection = self._client, self._connection
         if client._stopped.is_set():
             self._closing = True
@@ -298,6 +353,22 @@ class Wire(Requests):
             if sock is not None:
                 with contextlib.suppress(OSError):
                     os.close(sock.detach())
+
+    # For the requests, on the connection's thread.
+
+    @property
+    def last_zxid(self) -> int:
+        newest: int = self._client.last_zxid
+        return newest
+
+    @property
+    def is_live(self) -> bool:
+        return bool(self._client._live.is_set())
+
+    def _send(self, request: Any, reply: Reply) -> None:
+        self._client._queue.append((request, Delivery(self.notify, reply)))
+        if not self._connection.collecting:
+            self._connection.wake()
 
     # For kazoo and the connection, on the connection's thread.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from kazoo import exceptions
-from kazoo.client import KazooClient
 from kazoo.exceptions import (
     EXCEPTIONS,
     KazooException,
@@ -211,16 +211,15 @@ def creation_size(options: ConnectionOptions, stems: Sequence[str]) -> int:
     return header + nothing + len(stems) * each + sum(len(stem.encode()) for stem in stems)
 
 
-class Requests:
+class Requests(ABC):
     """What a client can ask a server. Requests are made on the connection's thread, and leave together in one write."""
 
     # Set by the client, as it belongs to the connection: see `Exchange.notify`.
     notify: Callable[..., None]
 
-    def __init__(self, client: KazooClient, acl: Sequence[Any]) -> None:
+    def __init__(self, chroot: str, acl: Sequence[Any]) -> None:
         self.acl = acl
-        self._client = client
-        self._chroot = client.chroot or ""
+        self._chroot = chroot
         # The bytes that a sequential node takes, besides its stem, in the transaction that ends its session. The server
         # writes one with the full paths of all nodes of the session (``CloseSessionTxn``).
         self.path_overhead = LENGTH_FIELD + len(self._chroot.encode()) + MAX_SEQUENCE
@@ -265,7 +264,7 @@ class Requests:
                 return
             # One node has a stat. For several, a reply is called as soon as it is read: that is the last transaction.
             one = len(stems) == 1
-            paths, token = ([answer[0]], answer[1].czxid) if one else (answer, self._client.last_zxid)
+            paths, token = ([answer[0]], answer[1].czxid) if one else (answer, self.last_zxid)
             reply(([path.rpartition("/")[2] for path in paths], token), None)
 
         if len(stems) == 1:
@@ -341,7 +340,7 @@ class Requests:
         return partial(self._remove_watch, watch)
 
     def _remove_watch(self, watch: Watch) -> None:
-        if self.watches.discard(watch) and self._client._live.is_set() and not self.watches.is_watched(watch.key):
+        if self.watches.discard(watch) and self.is_live and not self.watches.is_watched(watch.key):
             kind, full = watch.key
             self._send(RemoveWatches(full, WATCHER_TYPES[kind]), lambda _value, _error: None)
 
@@ -390,7 +389,16 @@ class Requests:
 
         self._send(self.watches.set_request(keys), answered)
 
+    @property
+    @abstractmethod
+    def last_zxid(self) -> int:
+        """The newest transaction that an answer has reported."""
+
+    @property
+    @abstractmethod
+    def is_live(self) -> bool:
+        """Whether there is a connection."""
+
+    @abstractmethod
     def _send(self, request: Any, reply: Reply) -> None:
-        self._client._queue.append((request, Delivery(self.notify, reply)))
-        if not self._client._connection.collecting:
-            self._client._connection.wake()
+        """Send ``request`` with the next write."""

@@ -21,6 +21,7 @@ from django_zklock.exceptions import LockLost, ZooKeeperUnavailable
 from django_zklock.testing import Opcode, ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
+from tests.support.real_parts import wire_of
 from tests.support.refusing_server import Refusals
 from tests.support.servers.haproxy import HAProxy
 from tests.support.tcp_proxy import Proxy
@@ -149,7 +150,7 @@ def test_idle(server: ZooKeeperServer, make_pool: MakePool) -> None:
         held = Lock("k", pool).acquire(timeout=GRACE)
         (session,) = pool.sessions()
         for _ in range(8):
-            wait_until(lambda: session.connected and not session.wire._client._pending)
+            wait_until(lambda: session.connected and not wire_of(session)._client._pending)
             ended = session.epoch + 1
             proxy.cut()
             wait_until(partial(lambda epoch: session.epoch == epoch and session.connected, ended))

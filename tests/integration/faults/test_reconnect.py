@@ -22,6 +22,7 @@ from django_zklock.zk.session import Session
 from django_zklock.zk.wire.watches import MAX_PATHS, WatchKey
 from tests.support.loss_recorder import Losses
 from tests.support.queued_contenders import is_watching
+from tests.support.real_parts import wire_of
 from tests.support.refusing_server import Refusals
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import scaled
@@ -74,7 +75,7 @@ def drop(server: ZooKeeperServer, pool: Pool) -> None:
 def caught_up(pool: Pool) -> None:
     """Wait until everything that was asked on this connection has been answered."""
     session = session_of(pool)
-    wait_until(lambda: not session.wire._client._queue and not session.wire._client._pending)
+    wait_until(lambda: not wire_of(session)._client._queue and not wire_of(session)._client._pending)
 
 
 # Restored watches.
@@ -314,7 +315,7 @@ def test_wiped(server: ZooKeeperServer, wiped: ZooKeeperServer, make_pool: MakeP
         assert session_of(pool).id != before
         assert wiped.owner(later.node) == session_of(pool).id
         # kazoo's count of what the ensemble has done begins anew.
-        assert session_of(pool).wire._client.last_zxid <= wiped.service.newest.zxid
+        assert wire_of(session_of(pool))._client.last_zxid <= wiped.service.newest.zxid
         later.check()
     assert held.lost
     assert blocking.lost

@@ -20,6 +20,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
 from django_zklock.zk.wire.requests import EncodingError, error_of, is_temporary
 from tests.support.error_codes import CODES_OF_ZOOKEEPER, UNKNOWN
+from tests.support.real_parts import timers_of
 from tests.support.refusing_server import (
     NO_AUTH,
     OPERATION_TIMEOUT,
@@ -243,7 +244,7 @@ def test_release__many_share_the_pause(
     holds = [Lock(f"k{number}", pool).acquire(timeout=120) for number in range(50)]
     session = pool.sessions()[0]
     timers: list[float] = []
-    call_later = session._timer_thread.call_later
+    call_later = timers_of(session).call_later
 
     def counted(delay: float, call: Callable[[], None]) -> TimerHandle:
         # Heartbeats have timers too.

@@ -18,6 +18,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.waiting import boottime
 from tests.support.queued_contenders import is_watching
+from tests.support.real_parts import wire_of
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, MAX_SESSION, scaled
 from tests.support.tree_reader import MakePool, wait_until
@@ -165,7 +166,7 @@ def test_short_timeout__heard_of(server: ZooKeeperServer, make_pool: MakePool, h
         hole.requests.wait_for("create2")
         if heard:
             # As an event or the answer to an earlier request would.
-            pool.sessions()[0].wire._connection.received = boottime()
+            wire_of(pool.sessions()[0])._connection.received = boottime()
         error = waiter.outcome(30)
     assert isinstance(error, LockTimeout if heard else ZooKeeperUnavailable)
 
@@ -204,7 +205,7 @@ def test_connecting__slow_servers(server: ZooKeeperServer, make_pool: MakePool) 
     held.check()
     held.release(wait=True)
     # The next connection begins with equal shares again.
-    assert pool.sessions()[0].wire._connection.server_limit == pytest.approx(share)
+    assert wire_of(pool.sessions()[0])._connection.server_limit == pytest.approx(share)
 
 
 def test_connecting__no_longer_than_the_patience(make_pool: MakePool) -> None:
@@ -212,7 +213,7 @@ def test_connecting__no_longer_than_the_patience(make_pool: MakePool) -> None:
     pool = make_pool("127.0.0.1:1,127.0.0.1:2", connect_timeout=0.5)
     with pytest.raises(ZooKeeperUnavailable):
         Lock("k", pool).acquire(timeout=scaled(2))
-    assert pool.sessions()[0].wire._connection.server_limit == pytest.approx(pool.options.connect_timeout)
+    assert wire_of(pool.sessions()[0])._connection.server_limit == pytest.approx(pool.options.connect_timeout)
 
 
 def test_connecting__reason_logged_once(make_pool: MakePool, caplog: pytest.LogCaptureFixture) -> None:

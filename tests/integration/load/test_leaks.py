@@ -26,6 +26,7 @@ from django_zklock.zk import node_data
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from tests.support.real_parts import wire_of
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
 
@@ -70,7 +71,7 @@ def counters(server: ZooKeeper) -> dict[str, int]:
 def tables(pool: Pool) -> dict[str, int]:
     """Return how much is entered wherever a session and its connection keep what is under way."""
     (session,) = pool.sessions()
-    wire, client = session.wire, session.wire._client
+    wire, client = wire_of(session), wire_of(session)._client
     return {
         "tenants": len(session.listeners),
         "inbox": len(session._inbox),

@@ -20,6 +20,7 @@ from django_zklock import zk_lock
 from django_zklock.connections import connections
 from django_zklock.zk.wire import client as wire_client
 from django_zklock.zk.wire.client import kazoo_logger
+from tests.support.real_parts import wire_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -121,7 +122,7 @@ def test_logs(level: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(level, "django_zklock")
     with zk_lock("k"):
         (session,) = connections["default"].sessions()
-        password: bytes = session.wire._client._session_passwd
+        password: bytes = wire_of(session)._client._session_passwd
     connections.close_all()
     assert "Auth(" in caplog.text
     assert told(caplog.text) == []

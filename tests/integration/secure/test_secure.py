@@ -35,6 +35,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.wire.connection import ThreadingHandler
 from django_zklock.zk.wire.names import Names
 from tests.support.certificates import Authority, Issued
+from tests.support.real_parts import wire_of
 from tests.support.servers.ensemble import Ensemble
 from tests.support.tcp_proxy import DOWN, UP, Proxy
 from tests.support.threads import Runner
@@ -216,7 +217,7 @@ def test_tls__cycles(
     assert len(asleep_on) > 500
     assert not any(asleep_on)
     assert pool.sessions()[0].epoch == 0
-    assert pool.sessions()[0].wire._connection._socket.version() == version
+    assert wire_of(pool.sessions()[0])._connection._socket.version() == version
 
 
 def test_tls__contention(server: SecureZooKeeper, papers: Papers, configure: Configure, asleep_on: list[int]) -> None:
@@ -503,7 +504,7 @@ def test_sasl__wrong_password(server: SecureZooKeeper, configure: Configure) -> 
         assert "wrong" not in message
         (session,) = pool.sessions()
         assert session.ended is not None
-        assert session.wire._connection.connection_stopped.wait(scaled(10))
+        assert wire_of(session)._connection.connection_stopped.wait(scaled(10))
 
 
 @pytest.mark.parametrize(

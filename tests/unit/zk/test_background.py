@@ -15,6 +15,7 @@ from django_zklock.zk.listener import LockListener, LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import LISTENER_THREADS, Pool
 from tests.support.loss_recorder import Losses
+from tests.support.real_parts import actions_of
 from tests.support.tcp_proxy import Proxy
 from tests.support.threads import waiting_in
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
@@ -104,7 +105,7 @@ def test_loss__where_threads_are_short(make_pool: MakePool, onlooker: Onlooker, 
     holds = hold(pool, 30, listener)
     onlooker.end_session(pool)
     wait_until(lambda: all(held.lost for held in holds))
-    wait_until(lambda: pool.actions.waiting == len(holds))
+    wait_until(lambda: actions_of(pool).waiting == len(holds))
     assert listener.told == []
     shortage.set()
     wait_until(lambda: len(listener.told) == len(holds))

@@ -7,8 +7,9 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Never, cast
 
 import pytest
 
@@ -18,6 +19,8 @@ from django_zklock.zk.held import Held, Possession, current, held_stack
 from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.system import MACHINE
+from tests.support.real_parts import timers_of
 from tests.support.tree_reader import Onlooker, wait_until
 
 
@@ -97,7 +100,8 @@ def lost_hold(*, pending: bool) -> Iterator[Held]:
     """Yield a hold whose node was deleted, and whose reason stays unknown while ``pending``."""
     contender = fake_contender()
     contender.lost, contender.loss_reason_pending = "its node was deleted", pending
-    lock = SimpleNamespace(key="k", keys=("k",), paths=("/k",), listener=LockListener())
+    pool = SimpleNamespace(system=MACHINE)
+    lock = SimpleNamespace(key="k", keys=("k",), paths=("/k",), listener=LockListener(), pool=pool)
     held = Held(cast("Any", lock), cast("Any", contender), waited=0.0)
     try:
         yield held
@@ -116,15 +120,19 @@ def test_check__reason_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
         held.check()
 
 
-def test_check__does_not_block_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an event loop a check raises at once, and the error says where the reason will be."""
-    monkeypatch.setattr("django_zklock.zk.held.AutoResetEvent", None)
+def no_event() -> Never:
+    raise AssertionError("nothing is to be waited for")
 
-    async def check() -> None:
+
+def test_check__does_not_block_an_event_loop() -> None:
+    """In an event loop a check raises at once, and the error says where the reason will be."""
+
+    async def check(held: Held) -> None:
+        held.lock.pool.system = replace(MACHINE, event=no_event)
         held.check()
 
     with lost_hold(pending=True) as held, pytest.raises(LockLost, match=LATER):
-        asyncio.run(check())
+        asyncio.run(check(held))
 
 
 def test_finish__waits_in_a_task() -> None:
@@ -256,7 +264,7 @@ def test_release__wait_in_an_event_loop(pool: Pool, onlooker: Onlooker) -> None:
 def test_release__no_thread_can_be_started(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its pool was closed, a hold is released without a thread: at the exit of Python none can be started."""
     held = Lock("k", pool).acquire(timeout=120)
-    timers = pool._of_this_process().timers
+    timers = timers_of(pool.sessions()[0])
     pool.close()
     wait_until(lambda: timers._thread is None)
 
@@ -265,7 +273,7 @@ def test_release__no_thread_can_be_started(pool: Pool, monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        patch.setattr("django_zklock.zk.held.AutoResetEvent", None)
+        patch.setattr(pool, "system", replace(MACHINE, event=no_event))
         held.release(wait=True)
     assert held.released
     assert held_stack() == []

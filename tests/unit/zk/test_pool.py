@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from django_zklock.zk.lock import Lock, _check_wait
 from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.session import Session
+from django_zklock.zk.system import MACHINE
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.requests import MultiRead
 from tests.support import forked_child
@@ -237,7 +239,7 @@ def test_fork__two_threads_at_once(stubbed: Pool, monkeypatch: pytest.MonkeyPatc
                 assert go_on.wait(60)
             super().__init__()
 
-    monkeypatch.setattr("django_zklock.zk.pool.TimerThread", SlowClock)
+    stubbed.system = replace(MACHINE, timers=SlowClock)
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
 
     def use() -> Session:

@@ -20,6 +20,7 @@ from django_zklock.zk.ops import ensemble, search
 from django_zklock.zk.pool import Pool
 from tests.support import forked_child
 from tests.support.any_server import Server
+from tests.support.real_parts import wire_of
 from tests.support.session_shortage import ERRORS, Shortage
 from tests.support.tcp_proxy import Proxy
 from tests.support.threads import Runner
@@ -63,7 +64,7 @@ def test_start__fails(make_pool: MakePool, shortage: Shortage, timeout: float | 
     error = refusal(lambda: Lock("k", pool).acquire(timeout), shortage)
     assert (error.key, error.timeout) == ("k", timeout)
     (session,) = pool.sessions()
-    assert session.wire._connection._connection_routine is None
+    assert wire_of(session)._connection._connection_routine is None
     assert_closed(shortage.sockets)
     wait_until(lambda: isinstance(shortage.error, RuntimeError) or not (session.listeners or session.used))
     shortage.over = True
@@ -155,7 +156,7 @@ def test_start__closed_meanwhile(make_pool: MakePool, shortage: Shortage) -> Non
     # What another thread has begun before it was closed ends too.
     session.wire.start()
     assert_closed(shortage.sockets)
-    session.wire._connection._connection_routine.join(LONG)
+    wire_of(session)._connection._connection_routine.join(LONG)
     assert pool.sessions() == []
 
 

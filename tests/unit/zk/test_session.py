@@ -16,6 +16,7 @@ from django_zklock.zk.session import (
     Session,
     SessionListener,
 )
+from django_zklock.zk.system import System
 from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import ConnectionOptions
 
@@ -85,7 +86,7 @@ def timers() -> Timers:
     return Timers()
 
 
-def connected(timers: Timers, *, strict: bool = False) -> Session:
+def connected(timers: Timers, *, strict: bool = False, clock: Callable[[], float] = boottime) -> Session:
     """Return a session that believes to be connected; nothing is sent."""
     session = Session(
         ConnectionOptions(hosts="nowhere:1", session_timeout=TIMEOUT),
@@ -95,6 +96,7 @@ def connected(timers: Timers, *, strict: bool = False) -> Session:
         budget=1000,
         overflow=lambda _size: session,
         strict=strict,
+        system=System(boottime=clock),
     )
     session.connected, session.id = True, 77
     return session
@@ -241,12 +243,11 @@ def test_beat__connection_lost(session: Session, monkeypatch: pytest.MonkeyPatch
     assert len(many.watched) == 2 * MAX_WATCHES_PER_WRITE
 
 
-def test_beat__late_answers(
-    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_beat__late_answers(timers: Timers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Answers that take longer than a heartbeat are warned of, while the locks are held, and once."""
-    requests, now = Requests(session, monkeypatch), boottime()
-    monkeypatch.setattr("django_zklock.zk.session.boottime", lambda: now)
+    now = boottime()
+    session = connected(timers, clock=lambda: now)
+    requests = Requests(session, monkeypatch)
     session.wire.lease.end = now + 10.0
     session._beat()
     # Of a process that was stopped: several heartbeats at one moment.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 
-from django_zklock.zk import strays
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.queue import READ, WRITE, Kind, Mark, Rule, name_prefix, new_guid, semaphore
 from django_zklock.zk.strays import MAX_TAKEN, MAX_TIMEOUTS
@@ -22,15 +21,13 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(strays, "boottime", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
 def script(clock: Clock) -> Script:
-    return Script()
+    return Script(clock)
 
 
 def wait_long(script: Script, clock: Clock, timeouts: float = 1.0) -> None:

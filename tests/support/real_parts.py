@@ -1,0 +1,26 @@
+"""The parts of a machine that a pool really has: kazoo's client, and the threads."""
+
+from __future__ import annotations
+
+from django_zklock.zk.background import BackgroundCalls, TimerThread
+from django_zklock.zk.pool import Pool
+from django_zklock.zk.session import Session
+from django_zklock.zk.wire import Wire
+
+
+def wire_of(session: Session) -> Wire:
+    """Return the client of a session."""
+    assert isinstance(session.wire, Wire)
+    return session.wire
+
+
+def timers_of(session: Session) -> TimerThread:
+    """Return the timers of a session."""
+    assert isinstance(session._timer_thread, TimerThread)
+    return session._timer_thread
+
+
+def actions_of(pool: Pool) -> BackgroundCalls:
+    """Return the threads of a pool for short calls."""
+    assert isinstance(pool.actions, BackgroundCalls)
+    return pool.actions
