@@ -322,7 +322,7 @@ class Session:
             "event=connected session=%s id=0x%x server=%s timeout=%s",
             self.name,
             self.id or 0,
-            self.wire.server,
+            self.wire.peer,
             self.timeout,
         )
         if not self._beats:
@@ -437,7 +437,7 @@ class Session:
                 # On a thin link an answer may be on its way for that long.
                 self._call_listeners(lambda listener: listener.lose(STOOD_STILL))
             if self.wire.unanswered_for() > self.timeout * self._max_silence:
-                self.wire.drop("nothing has been received for too long")
+                self.wire.drop("nothing has been received for too long", avoid=True)
             else:
                 self.post(self._beat)
 
@@ -477,7 +477,7 @@ class Session:
             level,
             "event=slow_answers session=%s server=%s unanswered_for=%.1f lease_left=%.1f",
             self.name,
-            self.wire.server,
+            self.wire.peer,
             seconds,
             max(0.0, self.lease_end - now),
         )
@@ -518,7 +518,7 @@ class Session:
 
     def _leave_server(self, strays: Sequence[str]) -> None:
         """Go to another server: of these nodes, behind which we wait, one is at this server alone."""
-        logger.warning("event=stray_found session=%s server=%s among=%s", self.name, self.wire.server, " ".join(strays))
+        logger.warning("event=stray_found session=%s server=%s among=%s", self.name, self.wire.peer, " ".join(strays))
         # Where the loss of a connection is the loss of its locks, no holder pays for a waiter.
         if not (self._strict and any(listener.needs_lease for listener in list(self.listeners))):
             self.wire.drop("it has a node that the leader does not know", avoid=True)

@@ -124,7 +124,7 @@ class Strays:
             # Some were deleted meanwhile, or may not be read. The transaction says nothing about the others.
             self._ask(there)
         elif is_missing:
-            server = self._wire.server
+            server = self._wire.peer
             self._timeouts = min(2 * self._timeouts, MAX_TIMEOUTS) if server == self._server else 1
             self._server = server
             self._found(nodes)

@@ -87,7 +87,7 @@ class Script:
         self._synced: bool | None = None
         self._when_synced: list[Callable[[], object]] = []
         self.id: int | None = SESSION
-        self.server = "here"
+        self.server = self.peer = "here"
         self.known_queues: Any = AllQueues()
         self.deleting: set[str] = set()
         # It has no room; and where contenders go then.

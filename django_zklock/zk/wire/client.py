@@ -24,6 +24,7 @@ from django_zklock.zk.background import DeferredLogger, note_end
 from django_zklock.zk.waiting import NOT_STARTABLE, boottime
 from django_zklock.zk.wire.connection import Connection, make_handler
 from django_zklock.zk.wire.exchange import Lease
+from django_zklock.zk.wire.names import describe
 from django_zklock.zk.wire.options import (
     AUTH_REFUSED,
     HIDDEN,
@@ -127,6 +128,11 @@ class WirePort(Requests):
     @abstractmethod
     def server(self) -> str:
         """The server at the other end; without a connection, the ensemble, and the last failure or what is tried."""
+
+    @property
+    @abstractmethod
+    def peer(self) -> str:
+        """The server that has accepted the session last, whatever became of it; the ensemble, if none has."""
 
     @property
     @abstractmethod
@@ -246,14 +252,15 @@ class Wire(WirePort):
 
     @property
     def server(self) -> str:
-        reason = self.failure
-        # After a failure the next attempt may be under way, with a socket that is connected.
-        if reason is None:
-            try:
-                return join_address(*self._connection._socket.getpeername()[:2])
-            except (OSError, AttributeError):
-                reason = self._connection.attempt
-        return f"{self.hosts} ({reason})" if reason else self.hosts
+        reason = self.failure or self._connection.attempt
+        if reason:
+            return f"{self.hosts} ({reason})"
+        return self.peer if self._client._live.is_set() else self.hosts
+
+    @property
+    def peer(self) -> str:
+        home = self._connection.home
+        return self.hosts if home is None else describe(home)
 
     @property
     def hosts(self) -> str:
@@ -290,13 +297,12 @@ class Wire(WirePort):
 
     def drop(self, reason: str, *, avoid: bool = False) -> None:
         # kazoo then reconnects.
-        logger.warning("event=connection_dropped server=%s reason=%s", self.server, reason)
+        logger.warning("event=connection_dropped server=%s reason=%s", self.peer, reason)
         sock = self._connection._socket
         if sock is None:
             return
         if avoid:
-            with contextlib.suppress(OSError):
-                self._connection.avoided = sock.getpeername()[:2]
+            self._connection.avoid()
         # The shutdown of a TLS socket also discards its TLS state; then the connection's thread, if it is just reading,
         # would take encrypted bytes for plain answers. gevent keeps the plain socket inside.
         plain: Any = getattr(sock, "_sock", sock)

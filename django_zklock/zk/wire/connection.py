@@ -11,6 +11,7 @@ import random
 import select
 import ssl
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,17 +19,21 @@ from typing import TYPE_CHECKING, Any
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionExpiredError, ZookeeperError
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.serialization import CloseInstance, Connect
+from kazoo.protocol.connection import STOP_CONNECTING
+from kazoo.protocol.serialization import CloseInstance, Connect, Sync
+from kazoo.retry import ForceRetryError
 
 from django_zklock.zk.waiting import AutoResetEvent, Deadline, boottime, serve
 from django_zklock.zk.wire.exchange import Exchange, StrangeAnswerError, UnsupportedServerError
-from django_zklock.zk.wire.names import Address, Names
+from django_zklock.zk.wire.names import Address, Names, describe
 from django_zklock.zk.wire.options import (
+    DATA_LOST,
     NOT_ACCEPTED,
+    NOT_KNOWN,
     NOT_RESOLVED,
+    REFUSED,
     ConnectionOptions,
     explain,
-    join_address,
     tls_context,
 )
 from django_zklock.zk.wire.requests import is_temporary
@@ -46,10 +51,19 @@ READABLE = 1
 MIN_ATTEMPT = 0.05
 # The share of the connect timeout for which a round waits for names to be looked up.
 RESOLVE_SHARE = 1 / 5
+# How many servers are avoided at most: more than an ensemble has. Addresses that nothing has any more take no room.
+MAX_AVOIDED = 16
+# How often a session is refused, by servers that take new ones and have lost nothing, before it is given up. Behind one
+# address there may be a server that only just starts, beside those that serve.
+MAX_DOUBTS = 8
 
 
 class _ServesError(Exception):
-    """The server takes new sessions."""
+    """The server takes new sessions; with the newest transaction that it has then, or 0 if it does not tell."""
+
+    def __init__(self, zxid: int) -> None:
+        super().__init__(zxid)
+        self.zxid = zxid
 
 
 class Connection(Exchange):
@@ -66,20 +80,23 @@ class Connection(Exchange):
         self.addresses = 0
         # How many equal shares of the connect timeout an address has: more after each round in vain.
         self._shares = 1
-        # The address at which the session was accepted last.
-        self._home: Address | None = None
+        # The address of the attempt under way, and the one that has accepted the session last.
+        self._address: Address | None = None
+        self.home: Address | None = None
+        # Those that are tried after all others, in the order in which they were left.
+        self._avoided: deque[Address] = deque(maxlen=MAX_AVOIDED)
         # What is being tried; and why connecting has failed, None if it succeeded.
         self.attempt = ""
         self.failure: str | None = None
         # In this round over the servers: one has accepted the session; one has closed the connection instead; the
         # round must find out whether the session is over.
         self._accepted = self._refused = self._doubting = False
-        # The address and port of the server to which a connection is made only if no other one accepts it.
-        self.avoided: tuple[str, int] | None = None
         # In the round before, one has closed the connection instead.
         self._refused_before = False
-        # The handshake under way tests whether a server accepts new sessions, or it replaces the session.
-        self._probing = self._renewing = False
+        # How often the session was refused since then where a new one was not.
+        self._doubts = 0
+        # The handshake under way tests whether a server accepts new sessions, or it replaces the session; and why.
+        self._probing = self._renewing = self._has_lost_data = False
 
     def zk_loop(self) -> None:
         serve(self._run)
@@ -100,8 +117,17 @@ class Connection(Exchange):
         """Seconds that one address has to accept the session: an equal share of the connect timeout, and later more."""
         return min(self._connect_timeout, self._shares * self._connect_timeout / max(1, self.addresses))
 
+    def avoid(self) -> None:
+        """Try the server of this connection, or of the last one, after all others from now on; any thread."""
+        if self.home is not None:
+            self._avoided.append(self.home)
+
     def _expand_client_hosts(self) -> list[Address]:
-        """Return the addresses of a round, in its order."""
+        """Return the addresses of a round, in its order.
+
+        A session lives in one ensemble, and the servers of any other one end it: they answer that it has expired. What
+        DNS says may be wrong, or new, so a session is resumed where it was accepted last, if it can be.
+        """
         self.attempt = f"no answer to the look-up of {', '.join(self._names.names)}" if self._names.names else ""
         share = self._within_lease(RESOLVE_SHARE * self._connect_timeout)
         found, failures = self._names.resolve(Deadline.after(share))
@@ -113,31 +139,40 @@ class Connection(Exchange):
             self.failure = f"{NOT_RESOLVED}: {reasons}"
         if self.client.randomize_hosts:
             random.shuffle(found)
-        if self._home is not None and self.client._session_id and self._home not in found:
-            # The answer may be wrong. A session lives in one ensemble, so it cannot be resumed at a wrong one.
-            found.append(self._home)
+        left = {address: number for number, address in enumerate(self._avoided.copy(), 1)}
+        found.sort(key=lambda address: left.get(address, 0))
+        home = self.home if self.client._session_id else None
+        if home is not None and (home not in left or home not in found):
+            found = [home, *(address for address in found if address != home)]
         self.addresses = len(found)
-        return sorted(found, key=lambda each: each[1:] == self.avoided)
+        return found
 
     def _connect_loop(self, retry: Any) -> Any:
-        """Try all servers, one after the other, and use the first that accepts the session.
+        """Try all servers, one after the other, and use the first that accepts the session, until its connection ends.
+
+        Names are looked up for each round. So when a connection has ended, the next addresses are not those of a time
+        when it began, which may belong to others by now.
 
         A server that has seen less than this client refuses it: it closes the connection. If the ensemble has lost its
         data, or was restored from a backup, all servers refuse for ever, and kazoo never starts a new session. A server
         without a quorum closes the connection too, but the session may survive that. So if a whole round was refused
-        after the session timeout has passed, the next round finds out which of the two it is.
+        after the session timeout has passed, the next round finds out which of the two it is: a new session shows
+        whether there is a quorum, and what it has.
         """
         timeout = self.lease.timeout if self.client._session_id else None
         is_past = timeout is not None and boottime() >= self.received + timeout
-        self._doubting = not self._doubting and self._refused and is_past
-        self._refused_before = self._refused
+        self._refused_before = self._refused and not self._accepted
+        self._doubting = not self._doubting and self._refused_before and is_past
         self._refused = self._accepted = False
-        try:
-            return super()._connect_loop(retry)
-        finally:
-            if not self._accepted:
-                # Maybe because all are slow.
-                self._shares = min(2 * self._shares, max(1, self.addresses))
+        for address in self._expand_client_hosts():
+            if self.client._stopped.is_set() or self._connect_attempt(*address, retry) is STOP_CONNECTING:
+                return STOP_CONNECTING
+            if self._accepted:
+                break
+        else:
+            # Maybe because all are slow.
+            self._shares = min(2 * self._shares, max(1, self.addresses))
+        raise ForceRetryError("the next round")
 
     def _within_lease(self, seconds: float) -> float:
         """Return at most half of what is left of the lease.
@@ -150,8 +185,9 @@ class Connection(Exchange):
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         connect = self._connect_in_doubt if self._doubting else self._shake_hands
-        # As ZooKeeper writes it. Where HOSTS is one address, an error names it anyway.
-        address = join_address(hostip, port) if host == hostip else f"{host}/{join_address(hostip, port)}"
+        self._address = host, hostip, port
+        address = describe(self._address)
+        # Where HOSTS is one address, an error names it anyway.
         is_alone = host == hostip and len(self.client.hosts) == 1
         self.attempt = "" if is_alone else f"{address} has not accepted yet"
         at = "" if is_alone else f"{address}: "
@@ -170,29 +206,35 @@ class Connection(Exchange):
         self.failure, self.attempt = None, ""
         self.endings.begin(boottime(), self.lease.timeout or 0.0)
         self._accepted = True
-        self._home = host, hostip, port
-        # Another round may follow on this one in the same loop.
-        self._doubting = False
-        self._shares = 1
+        self._shares, self._doubts = 1, 0
         return timeouts
 
     def _connect_in_doubt(self, *arguments: Any) -> Any:
-        """Begin a new session if the server accepts new ones and, after that, still refuses the old one."""
-        with contextlib.suppress(_ServesError), self._anonymous():
-            self._probing = True
-            try:
-                self._shake_hands(*arguments)
-            finally:
-                self._probing = False
-                if self._socket is not None:
-                    self._socket.close()
-        self._refused = False
+        """Begin a new session if the servers have lost data, or refuse the old one again and again.
+
+        Behind one address may be several servers, so a refusal says nothing about the server that takes new sessions.
+        """
+        zxid = 0
         try:
-            return self._shake_hands(*arguments)
-        except ConnectionDropped:
-            if not self._refused:
-                raise
-            self._socket.close()
+            with self._anonymous():
+                self._probing = True
+                self._shake_hands(*arguments)
+        except _ServesError as answer:
+            zxid = answer.zxid
+        finally:
+            self._probing = False
+            if self._socket is not None:
+                self._socket.close()
+        self._has_lost_data = 0 < zxid < self.client.last_zxid
+        if not self._has_lost_data:
+            self._refused = False
+            try:
+                return self._shake_hands(*arguments)
+            except ConnectionDropped:
+                self._doubts += self._refused
+                if not self._refused or self._doubts < MAX_DOUBTS:
+                    raise
+                self._socket.close()
         with self._anonymous():
             self._renewing = True
             try:
@@ -224,6 +266,26 @@ class Connection(Exchange):
                 raise error.__cause__ from None
             raise
 
+    def _end_probe(self) -> int:
+        """End a new session that was only a test, and return the newest transaction, 0 if the server does not tell."""
+        zxid = None
+        # One that demands an identity answers with an error, and closes the connection.
+        with contextlib.suppress(ConnectionDropped, ZookeeperError):
+            # By its answer the server has what the leader had.
+            zxid = super()._invoke(self.handler.attempt.remaining(), Sync("/"), xid=1)
+            super()._submit(CloseInstance, self.handler.attempt.remaining(), xid=2)
+        return zxid or 0
+
+    def _may_be_elsewhere(self, session_id: int) -> bool:
+        """Whether another server may know a session that the one of this handshake does not know.
+
+        It may belong to another ensemble. Where the session was accepted last, and when it has outlived its timeout, it
+        is over.
+        """
+        timeout = self.lease.timeout
+        may_live = bool(session_id) and timeout is not None and boottime() < self.received + timeout
+        return may_live and self._address != self.home
+
     @contextlib.contextmanager
     def _anonymous(self) -> Iterator[None]:
         """Connect as a client without a session; keep the new session if the server grants one."""
@@ -247,15 +309,15 @@ class Connection(Exchange):
                 raise
             self._refused = True
             raise ConnectionDropped(f"{NOT_ACCEPTED}: {error}") from error
+        if isinstance(request, Connect) and outcome[0].time_out <= 0 and self._may_be_elsewhere(request.session_id):
+            raise ConnectionDropped(NOT_KNOWN)
         if isinstance(request, Connect) and outcome[0].time_out > 0:
             if self._probing:
-                # The new session was only a test.
-                super()._submit(CloseInstance, timeout, xid=1)
-                raise _ServesError
+                raise _ServesError(self._end_probe())
             if self._renewing:
                 # Before the lease begins again: locks that were held in the old session must not be covered by it.
-                reason = "the servers refuse it: they have lost data that this process has seen"
-                self._listener.end_session(reason, final=False)
+                self._listener.end_session(DATA_LOST if self._has_lost_data else REFUSED, final=False)
+            self.home, self.attempt = self._address, ""
             self.sent.clear()
             self.pings.clear()
             self.received = boottime()

@@ -31,7 +31,8 @@ from kazoo.protocol.states import KeeperState
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.waiting import boottime, monotonic
 from django_zklock.zk.wire.endings import CLOSED, Endings
-from django_zklock.zk.wire.options import AUTH_REFUSED, join_address
+from django_zklock.zk.wire.names import describe
+from django_zklock.zk.wire.options import AUTH_REFUSED
 from django_zklock.zk.wire.requests import SEEN_BY_LEADER, WRITES, EncodingError, error_of, name_of
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ class Exchange(ConnectionHandler):
                 self._on_end(str(error), retry)
                 raise
         except (ConnectionDropped, self.handler.timeout_exception) as error:
-            self.report(f"Connection dropped: {join_address(hostip, port)}: {error}")
+            self.report(f"Connection dropped: {describe((host, hostip, port))}: {error}")
             client._session_callback(KeeperState.CONNECTING)
             return None
         except AuthFailedError as error:

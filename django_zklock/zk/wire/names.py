@@ -12,11 +12,18 @@ from collections.abc import Sequence
 from functools import partial
 
 from django_zklock.zk.waiting import DaemonCall, Deadline
+from django_zklock.zk.wire.options import join_address
 
 Address = tuple[str, str, int]
 """A host as HOSTS names it, one of its addresses, and the port."""
 
 _known: dict[str, tuple[str, ...]] = {}
+
+
+def describe(address: Address) -> str:
+    """Return an address as ZooKeeper writes it, with the name in HOSTS, if it is not that itself."""
+    host, literal, port = address
+    return join_address(host, port) if host == literal else f"{host}/{join_address(literal, port)}"
 
 
 class Names:
@@ -75,4 +82,6 @@ def _read_literal(host: str) -> tuple[str, ...]:
 def _addresses(entries: Sequence[tuple[object, ...]]) -> tuple[str, ...]:
     # A link-local address of IPv6 means nothing without its zone, the last of its four parts.
     sockaddrs: list[tuple[str | int, ...]] = [entry[4] for entry in entries]  # type: ignore[misc]
-    return tuple(f"{host}%{zone[1]}" if zone[1:] and zone[1] else str(host) for host, _port, *zone in sockaddrs)
+    found = (f"{host}%{zone[1]}" if zone[1:] and zone[1] else str(host) for host, _port, *zone in sockaddrs)
+    # One that comes twice, as from two lines of /etc/hosts, is one server.
+    return tuple(dict.fromkeys(found))

@@ -21,6 +21,10 @@ MAX_REQUEST = 0xFFFFF
 # Why a connect has failed: servers do so without a quorum.
 NOT_ACCEPTED = "the server has closed the connection instead of accepting"
 NOT_RESOLVED = "the host name cannot be resolved"
+NOT_KNOWN = "the server does not know the session: is it one of another ensemble?"
+# Why a session was given up.
+DATA_LOST = "the servers refuse it: they have lost data that this process has seen"
+REFUSED = "the servers refuse it, again and again, and take new ones"
 # Why a session was refused for good.
 AUTH_REFUSED = "authentication was refused, check AUTH and SASL in ZKLOCK"
 # What to ask where a server ends each connection at the same request.

@@ -167,12 +167,81 @@ def test_reason_logged_once(
     assert set(levels()[1:]) == {"DEBUG"}
 
 
+# Another ensemble.
+
+
+@pytest.fixture
+def foreign(server: ZooKeeperServer) -> Iterator[ZooKeeperServer]:
+    """Return a server of another ensemble, a busy one, at the same port of another address; it is not started yet."""
+    yield (other := ZooKeeperServer(host=DEAF, port=server.address[1], zxid=10_000))
+    other.close()
+
+
+def in_order(server: ZooKeeperServer, make_pool: MakePool) -> Pool:
+    """Return a pool that tries addresses in the order of the answers."""
+    extra = {"randomize_hosts": False}
+    return make_pool(named(server), session_timeout=LONG_SESSION, connect_timeout=2.0, extra=extra)
+
+
+@pytest.mark.parametrize("answer", [[DEAF], [DEAF, LOOPBACK]], ids=["alone", "beside"])
+def test_another_ensemble(
+    server: ZooKeeperServer, foreign: ZooKeeperServer, make_pool: MakePool, dns: FakeDns, answer: Answer
+) -> None:
+    """A session is resumed where it lives, whatever servers DNS names by now; a new one is begun where DNS says."""
+    foreign.start()
+    pool = in_order(server, make_pool)
+    held = Lock("k", pool).acquire(timeout=GRACE)
+    dns.answer(NAME, answer)
+    for _ in range(3):
+        reset(server, pool)
+    held.check()
+    assert foreign.requests.all() == []
+    held.release(wait=True)
+    server.faults.expire(pool.sessions()[0].id)
+    Lock("k", pool).acquire(timeout=GRACE).release(wait=True)
+    assert foreign.requests.all() != []
+
+
+def test_another_ensemble__took_an_address(
+    server: ZooKeeperServer, foreign: ZooKeeperServer, make_pool: MakePool, dns: FakeDns
+) -> None:
+    """An address that belonged to a server when the connection began, and to another ensemble when it ends."""
+    dns.answer(NAME, [LOOPBACK, DEAF])
+    pool = in_order(server, make_pool)
+    held = Lock("k", pool).acquire(timeout=GRACE)
+    foreign.start()
+    dns.answer(NAME, [LOOPBACK])
+    reset(server, pool)
+    held.check()
+    assert foreign.requests.all() == []
+    held.release(wait=True)
+
+
+def test_another_ensemble__while_the_server_is_away(
+    server: ZooKeeperServer, foreign: ZooKeeperServer, make_pool: MakePool, dns: FakeDns
+) -> None:
+    """While no server is there that has had the session, an answer that it has expired does not end it."""
+    foreign.start()
+    pool = in_order(server, make_pool)
+    held = Lock("k", pool).acquire(timeout=GRACE)
+    dns.answer(NAME, [DEAF])
+    (session,) = pool.sessions()
+    number = session.id
+    with server.faults.refuse():
+        server.faults.drop(number)
+        wait_until(lambda: "one of another ensemble?" in session.wire.server)
+    wait_until(lambda: session.connected)
+    assert session.id == number
+    held.check()
+    held.release(wait=True)
+
+
 # Several addresses of one name.
 
 
 def test_dead_addresses(server: ZooKeeperServer, make_pool: MakePool, dns: FakeDns, dead: str) -> None:
     """Each address of a name has its share of the connect timeout, which is enough for a first lock."""
-    dns.answer(NAME, [dead, LOOPBACK, LOOPBACK])
+    dns.answer(NAME, [dead, DEAF, LOOPBACK, dead, LOOPBACK])
     pool = make_pool(named(server), session_timeout=LONG_SESSION, connect_timeout=9.0, extra={"randomize_hosts": False})
     Lock("k", pool).acquire().release(wait=True)
     assert pool.sessions()[0].wire.addresses == 3
@@ -195,10 +264,27 @@ def test_dead_addresses__named(server: ZooKeeperServer, make_pool: MakePool, dns
         Lock("k", pool).acquire(timeout=0.5)
 
 
+def test_named(server: ZooKeeperServer, make_pool: MakePool, dns: FakeDns, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names a server as HOSTS does, beside its address, while it is connected, and when it has failed."""
+    caplog.set_level("INFO", "django_zklock.session")
+    pool = make_pool(named(server), session_timeout=LONG_SESSION, connect_timeout=2.0)
+    at = f"{NAME}/{LOOPBACK}:{server.address[1]}"
+    session = pool.session("/k")
+    wait_until(lambda: session.connected)
+    assert session.wire.peer == session.wire.server == at
+    with server.faults.refuse():
+        server.faults.drop(session.id)
+        wait_until(lambda: f"({at}: " in session.wire.server)
+    wait_until(lambda: session.connected)
+    told = [record.getMessage() for record in caplog.records]
+    assert [each for each in told if each.startswith(f"Connection dropped: {at}: ")]
+    assert len([each for each in told if each.startswith("event=connected") and f" server={at} timeout=" in each]) == 2
+
+
 @pytest.mark.parametrize(("timeout", "level"), [(5, "ok"), (1, "warning")])
 def test_doctor(server: ZooKeeperServer, settings: Settings, dns: FakeDns, timeout: float, level: str) -> None:
     """The doctor counts addresses, and not names."""
-    dns.answer(NAME, [LOOPBACK] * 4)
+    dns.answer(NAME, [LOOPBACK, *(f"127.0.0.{number}" for number in (71, 72, 73))])
     settings.ZKLOCK = {"default": {"HOSTS": named(server), "CONNECT_TIMEOUT": timeout}}
     Lock("k", connections["default"]).acquire(timeout=GRACE).release(wait=True)
     (finding,) = [each for each in doctor.run("default") if each.id == "pool.connect-timeout"]

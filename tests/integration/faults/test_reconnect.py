@@ -19,6 +19,8 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ, Rule, semaphore
 from django_zklock.zk.session import Session
+from django_zklock.zk.wire.connection import MAX_DOUBTS
+from django_zklock.zk.wire.options import DATA_LOST, REFUSED
 from django_zklock.zk.wire.watches import MAX_PATHS, WatchKey
 from tests.support.loss_recorder import Losses
 from tests.support.queued_contenders import is_watching
@@ -387,6 +389,53 @@ def test_refused__no_quorum(server: ZooKeeperServer, make_pool: MakePool, monkey
     server.call(server.service.sessions.resume)
     assert session.id == before
     lock.acquire(timeout=120).release(wait=True)
+
+
+def test_refused__by_some(server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind one address some servers serve, and others only just start: the session is taken up by one that serves."""
+    pool = make_pool(session_timeout=1.0)
+    lock = Lock("k", pool)
+    lock.acquire(timeout=120).release(wait=True)
+    session, door = session_of(pool), Door(server, monkeypatch)
+    before = session.id
+    server.call(server.service.sessions.suspend)
+    # Those that were asked for a new session serve, and those that were asked for the old one do not, three times.
+    door.refuses = lambda claimed: claimed == before and door.claims.count(0) < 3
+    server.faults.drop(before)
+    wait_until(lambda: door.claims.count(0) >= 3)
+    wait_until(lambda: session.connected)
+    server.call(server.service.sessions.resume)
+    assert door.claims.count(0) < MAX_DOUBTS
+    assert session.id == before
+    lock.acquire(timeout=120).release(wait=True)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_refused__for_lost_data(
+    server: ZooKeeperServer,
+    wiped: ZooKeeperServer,
+    make_pool: MakePool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tells: bool,
+) -> None:
+    """A server that lacks what was seen ends the session at once; one that does not tell, because of authentication."""
+    pool = make_pool(session_timeout=1.0)
+    for _ in range(20):
+        Lock("k", pool).acquire(timeout=120).release(wait=True)
+    session, door = session_of(pool), Door(wiped, monkeypatch)
+    before = session.id
+    refusal = None if tells else Refusals(wiped, monkeypatch).refuse("sync", code=-124, times=MAX_DOUBTS)
+    server.close()
+    wiped.start()
+    wait_until(lambda: session.id not in {None, before} and session.connected)
+    if refusal is None:
+        assert door.claims.count(0) < MAX_DOUBTS
+    else:
+        assert refusal.count == MAX_DOUBTS
+    reason = DATA_LOST if tells else REFUSED
+    assert [record for record in caplog.records if record.getMessage().endswith(f"reason={reason}")]
+    Lock("k", pool).acquire(timeout=120).release(wait=True)
 
 
 def test_refused__alone(server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:

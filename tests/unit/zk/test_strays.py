@@ -260,7 +260,7 @@ def test_found__the_same_server_again(script: Script, clock: Clock) -> None:
         deny(script, True)
         timeouts = min(2 * timeouts, MAX_TIMEOUTS) if found else 1
     assert timeouts == MAX_TIMEOUTS
-    script.server = "elsewhere"
+    script.peer = "elsewhere"
     clock.now += MAX_TIMEOUTS
     script.strays.disconnected()
     script.strays.check(waits, 1.0)

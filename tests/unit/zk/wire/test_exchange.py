@@ -6,6 +6,7 @@ import bisect
 import contextlib
 import inspect
 import itertools
+import operator
 import socket
 import ssl
 import threading
@@ -32,7 +33,7 @@ from kazoo.protocol.states import KeeperState
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.connection import READABLE, Connection, make_handler
 from django_zklock.zk.wire.exchange import Exchange
-from django_zklock.zk.wire.names import Names
+from django_zklock.zk.wire.names import Address, Names
 from django_zklock.zk.wire.requests import Delivery, EncodingError
 from tests.support.threads import Runner
 
@@ -487,10 +488,62 @@ def test_poller__decrypted_bytes() -> None:
             assert wait(10_000.0) == readable
 
 
-def test_servers__one_is_avoided(ends: Ends) -> None:
-    """A server that is to be avoided is tried after all others, and not left out."""
-    ends.connection._names = Names([("127.0.0.1", 1), ("127.0.0.1", 2), ("127.0.0.1", 3)])
-    for avoided in (1, 2, 3):
-        ends.connection.avoided = ("127.0.0.1", avoided)
-        ports = [port for _host, _address, port in ends.connection._expand_client_hosts()]
-        assert (sorted(ports), ports[-1]) == ([1, 2, 3], avoided)
+# The order of a round.
+
+
+@pytest.fixture
+def three(ends: Ends) -> list[Address]:
+    """Return the addresses of a connection's three servers, one of them with a zone."""
+    ends.connection._names = Names([("127.0.0.1", 1), ("fe80::1%lo", 2), ("127.0.0.1", 3)])
+    return sorted(ends.connection._expand_client_hosts(), key=operator.itemgetter(2))
+
+
+def accepted_at(ends: Ends, address: Address) -> None:
+    ends.connection.client._session_id = 7
+    ends.connection.home = address
+
+
+def test_round__home_first(ends: Ends, three: list[Address]) -> None:
+    """A session is resumed where it was accepted last, also if that is no address in HOSTS any more."""
+    old = ("127.0.0.9", "127.0.0.9", 9)
+    for home in (*three, *three, old):
+        accepted_at(ends, home)
+        found = ends.connection._expand_client_hosts()
+        assert found[0] == home
+        assert sorted(found) == sorted({*three, home})
+        assert ends.connection.addresses == len(found)
+
+
+def test_round__without_a_session(ends: Ends, three: list[Address]) -> None:
+    """A new session is begun at any server, and only where HOSTS says."""
+    ends.connection.home = ("127.0.0.9", "127.0.0.9", 9)
+    rounds = [ends.connection._expand_client_hosts() for _ in range(200)]
+    assert {found[0] for found in rounds} == set(three)
+    assert all(sorted(found) == sorted(three) for found in rounds)
+
+
+def test_round__avoided(ends: Ends, three: list[Address]) -> None:
+    """Servers that are avoided are tried after all others, the last one at the end; none is left out."""
+    first, second, third = three
+    for number, address in enumerate([first, second, third, first], 1):
+        accepted_at(ends, address)
+        ends.connection.avoid()
+        found = ends.connection._expand_client_hosts()
+        assert sorted(found) == sorted(three)
+        assert found[-1] == address
+        assert number == 1 or found[-2] == three[number - 2]
+    # One that is not in HOSTS any more belongs to the ensemble of the session, which the others may not.
+    accepted_at(ends, old := ("127.0.0.9", "127.0.0.9", 9))
+    ends.connection.avoid()
+    assert ends.connection._expand_client_hosts() == [old, second, third, first]
+
+
+def test_round__avoided_for_years(ends: Ends, three: list[Address]) -> None:
+    """Addresses that nothing has any more take no room."""
+    for number in range(10_000):
+        accepted_at(ends, ("zk", f"10.0.0.{number}", 1))
+        ends.connection.avoid()
+    accepted_at(ends, three[0])
+    ends.connection.avoid()
+    assert ends.connection._expand_client_hosts()[-1] == three[0]
+    assert len(ends.connection._avoided) < 100

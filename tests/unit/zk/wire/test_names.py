@@ -47,6 +47,13 @@ def test_names(dns: FakeDns) -> None:
     assert dns.asked == {"zk1": 1, "zk2": 1}
 
 
+def test_names__twice(dns: FakeDns) -> None:
+    """An address that an answer has twice is one."""
+    dns.answer("zk1", ["127.0.0.1", "127.0.0.2", "127.0.0.1"])
+    found, _failures = Names([("zk1", 2181)]).resolve(patient())
+    assert found == [("zk1", "127.0.0.1", 2181), ("zk1", "127.0.0.2", 2181)]
+
+
 def test_names__changed(dns: FakeDns) -> None:
     """A new answer replaces what was known: the old address may belong to another program."""
     names = Names([("zk1", 2181)])
