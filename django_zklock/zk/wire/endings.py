@@ -17,7 +17,7 @@ from django_zklock.zk.wire.requests import NEWER
 TRIAL = 1 / 5
 # How a reason begins if the other side has ended the connection; kazoo's words.
 CLOSED = "socket connection"
-# In the place of a request: the connection has ended before one was sent.
+# In the place of a request: the connection may have ended before the server had read one, as it has answered none.
 _NONE = ""
 
 
@@ -32,8 +32,8 @@ class Endings:
         self._began: float | None = None
         self._trial = 0.0
         self._reason = ""
-        # The requests that were not answered when the last connection ended during its trial, in the order of their
-        # sending; and those of them that were not answered when the connection before ended either.
+        # The requests at which the last connection may have ended during its trial: those that were not answered, in
+        # the order of their sending. And those of them at which the connection before may have ended too.
         self._last: list[str] = []
         self._repeated: list[str] = []
 
@@ -50,8 +50,9 @@ class Endings:
         self._began, self._reason = None, reason
         lasted, has_answered = now - began, received > began
         last = list(dict.fromkeys(unanswered)) if lasted < self._trial else []
-        if not last and not has_answered and lasted < self._trial:
-            last = [_NONE]
+        if not has_answered and lasted < self._trial:
+            # Whether a request is on its way by then depends on which side is faster.
+            last.append(_NONE)
         self._repeated = [each for each in self._last if each in last]
         self._last = last
         # Requests before the one at which the server has closed the connection may be answered. One that lives longer

@@ -48,21 +48,26 @@ def test_other_requests() -> None:
         assert clock.explain() is None
 
 
-def test_no_answer() -> None:
-    """A connection that has answered nothing is of no use, at any request."""
+@pytest.mark.parametrize(
+    ("first", "second"), [([], []), ([], ["sync"]), (["sync"], []), (["sync"], ["getData"])], ids=str
+)
+def test_no_answer(first: list[str], second: list[str]) -> None:
+    """A server that takes the session and closes before an answer repeats itself, whatever is on its way by then."""
     clock = Clock()
-    assert not clock.connect("sync")
-    assert not clock.connect("getData")
+    assert not clock.connect(*first)
     assert clock.explain() is None
-
-
-def test_before_the_first_request() -> None:
-    """A server that takes the session and closes at once is one that repeats itself too."""
-    clock = Clock()
-    assert not clock.connect()
-    assert clock.explain() is None
-    assert not clock.connect()
+    assert not clock.connect(*second)
     assert clock.explain() == f"{CLOSES}: {QUESTION}"
+
+
+def test_no_answer__then_another_end() -> None:
+    """An end after an answer has another reason than one before, if no request was under way at both."""
+    clock = Clock()
+    clock.connect("sync")
+    assert clock.connect("getData", answers=True)
+    assert clock.explain() is None
+    assert not clock.connect("sync")
+    assert clock.explain() is None
 
 
 def test_idle() -> None:
