@@ -181,6 +181,10 @@ class Contender(Script):
         return False
 
     @property
+    def is_held(self) -> bool:
+        return self.state is State.HELD and self.lost is None
+
+    @property
     def redundant_behind(self) -> Mark | None:
         """What a waiting contender will run if this one, which joins, is to leave for it; ``None`` if it stays."""
         return self._coalesces if self.state is State.JOINING else None

@@ -74,6 +74,11 @@ class SessionListener:
         """Whether the lease is to be kept: for a hold, or for a grant that needs no request then."""
         return False
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a lock is held, which a strict session loses with its connection."""
+        return False
+
     def suspended(self) -> None:
         """The connection is lost, and with it all open requests and all watches."""
 
@@ -163,7 +168,7 @@ class Session:
         # Whether the server has caught up since this connection began; None as long as that was not requested.
         self._caught_up: bool | None = None
         self._when_caught_up: list[Callable[[], object]] = []
-        self.strays = Strays(self.wire, system.boottime, found=self._leave_server, retry=self.retry_later)
+        self.strays = Strays(self.wire, system.boottime, found=self._stray_found, retry=self.retry_later)
         # Calls that each watch a held node, in the order of the heartbeats at which listeners have added them.
         self.to_watch: dict[Callable[[], object], None] = {}
         # When the heartbeat that is not answered yet was sent, and when one was last found to take too long, both on
@@ -515,12 +520,18 @@ class Session:
         listings = [listing for get in self.shared.valuerefs() if (listing := get()) is not None]
         waits = ((listing.path, listing.blockers) for listing in listings)
         self.strays.check(((path, nodes) for path, nodes in waits if nodes), self.timeout)
+        if self.strays.is_found:
+            self._leave_server()
 
-    def _leave_server(self, strays: Sequence[str]) -> None:
+    def _stray_found(self, among: Sequence[str]) -> None:
         """Go to another server: of these nodes, behind which we wait, one is at this server alone."""
-        logger.warning("event=stray_found session=%s server=%s among=%s", self.name, self.wire.peer, " ".join(strays))
+        logger.warning("event=stray_found session=%s server=%s among=%s", self.name, self.wire.peer, " ".join(among))
+        self._leave_server()
+
+    def _leave_server(self) -> None:
+        """Go to another server, now or at a later heartbeat."""
         # Where the loss of a connection is the loss of its locks, no holder pays for a waiter.
-        if not (self._strict and any(listener.needs_lease for listener in list(self.listeners))):
+        if not (self._strict and any(listener.is_held for listener in list(self.listeners))):
             self.wire.drop("it has a node that the leader does not know", avoid=True)
 
     def prove(self) -> None:

@@ -66,6 +66,8 @@ class Strays:
         # By the path of the queue: what blocks the first waiter, and what a lock that was found taken is taken by.
         self._waits: dict[str, _Blockage] = {}
         self._taken: dict[str, _Blockage] = {}
+        # The server of this connection has a stray.
+        self.is_found = False
         # The server that had a stray last, and how many session timeouts a blockage must last.
         self._server: str | None = None
         self._timeouts = 1
@@ -73,6 +75,7 @@ class Strays:
     def disconnected(self) -> None:
         """The next server is another one, or knows more."""
         self._waits, self._taken = {}, {}
+        self.is_found = False
 
     def check(self, waits: Iterable[tuple[str, tuple[str, ...]]], timeout: float) -> None:
         """Ask about what blocks the first waiter of each queue, where that has not changed for long; at heartbeats."""
@@ -127,4 +130,5 @@ class Strays:
             server = self._wire.peer
             self._timeouts = min(2 * self._timeouts, MAX_TIMEOUTS) if server == self._server else 1
             self._server = server
+            self.is_found = True
             self._found(nodes)

@@ -32,6 +32,7 @@ STRAYS: dict[str, tuple[Sequence[Kind], int | None, Rule]] = {
     "write": ([Kind.READ, Kind.READ], None, WRITE),
     "read": ([Kind.WRITE], None, READ),
     "semaphore": ([Kind.LEASE, Kind.LEASE], 2, semaphore(2)),
+    "strict": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
     "several": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
     "try": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
     "behind another": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
@@ -113,12 +114,13 @@ def names(node: ZooKeeper, lock: str) -> list[str]:
 
 
 @pytest.fixture
-def at_the_odd_one(split: Split, make_pool: MakePool) -> Callable[[], Pool]:
+def at_the_odd_one(split: Split, make_pool: MakePool) -> Callable[..., Pool]:
     """Return a function that connects a pool to the server with the strays, as the first of all."""
 
-    def make() -> Pool:
+    def make(*, strict: bool = False) -> Pool:
         pool = make_pool(
             split.hosts,
+            strict=strict,
             root=ROOT,
             session_timeout=SESSION_TIMEOUT,
             connect_timeout=20.0,
@@ -150,6 +152,13 @@ def test_wait(split: Split, at_the_odd_one: Callable[[], Pool], caplog: pytest.L
         assert pool.session("/").wire.server != split.odd.hosts
         # Nothing was deleted by anybody.
         assert len(names(split.odd, lock)) > len(STRAYS[lock][0])
+
+
+def test_wait__strict(split: Split, at_the_odd_one: Callable[..., Pool]) -> None:
+    """Where the loss of a connection is the loss of its locks, one who only waits leaves too."""
+    pool = at_the_odd_one(strict=True)
+    with Lock("strict", pool).acquire(timeout=PATIENCE):
+        assert pool.session("/").wire.server != split.odd.hosts
 
 
 def test_wait__several_keys(split: Split, at_the_odd_one: Callable[[], Pool]) -> None:

@@ -255,6 +255,17 @@ def test_create__abandoned_under_way(script: Script) -> None:
     assert (contender.state, script.listeners) == (State.GONE, {})
 
 
+def test_is_held(script: Script) -> None:
+    """What a strict session would lose with its connection: no wait, however near its end, and nothing lost before."""
+    contender, name = line_up(script, other(3))
+    settle(script, name)
+    assert (contender.needs_lease, contender.is_held) == (True, False)
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert (contender.state, contender.is_held) == (State.HELD, True)
+    contender.lose("for the test")
+    assert not contender.is_held
+
+
 def test_create__reply_lost(script: Script) -> None:
     """After a reconnect the node is looked for, after a sync, and adopted if it is of this session."""
     contender = contend(script)

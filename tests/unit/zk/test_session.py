@@ -49,7 +49,7 @@ class Holder(SessionListener):
 class Many(Holder):
     """Holds that many locks, each of which is to be watched once."""
 
-    needs_lease = True
+    needs_lease = is_held = True
 
     def __init__(self, session: Session, count: int) -> None:
         super().__init__()
@@ -270,12 +270,36 @@ def test_beat__late_answers(timers: Timers, monkeypatch: pytest.MonkeyPatch, cap
 # A node that only the server of this connection has.
 
 
-@pytest.mark.parametrize(("strict", "holds", "leaves"), [(False, True, True), (True, True, False), (True, False, True)])
-def test_leave_server(timers: Timers, monkeypatch: pytest.MonkeyPatch, strict: bool, holds: bool, leaves: bool) -> None:
-    """A session leaves a server that has such a node, but not where that would cost another of its locks."""
+class Next(Holder):
+    """Waits, and will hold when its predecessor is gone."""
+
+    needs_lease = True
+
+
+@pytest.mark.parametrize(
+    ("strict", "listener", "leaves"),
+    [(False, "holder", True), (True, "holder", False), (True, "waiter", True), (True, "next", True)],
+)
+def test_leave_server(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch, strict: bool, listener: str, leaves: bool
+) -> None:
+    """A session leaves a server that has such a node, as soon as that costs no lock that is held."""
     session = connected(timers, strict=strict)
     drops: list[bool] = []
     monkeypatch.setattr(session.wire, "drop", lambda _reason, *, avoid: drops.append(avoid))
-    session.add_listener(Many(session, 0) if holds else Holder())
-    session.strays._found(["/k/n"])
+    held = Many(session, 0)
+    session.add_listener({"holder": held, "waiter": Holder(), "next": Next()}[listener])
+    session._check_nodes()
+    session.strays._read(["/k/n"], [[]], None, is_missing=True)
     assert drops == [True] * leaves
+    if not leaves:
+        session._check_nodes()
+        assert drops == []
+        session.listeners.pop(held)
+        session._check_nodes()
+        assert drops == [True]
+        # On the next connection nothing is known.
+        session.on_suspended()
+        session.on_connected()
+        session._check_nodes()
+        assert drops == [True]
