@@ -19,15 +19,13 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_zklock import operations
 from django_zklock.admin.detail import rows
 from django_zklock.admin.reader import AliasReader
-from django_zklock.connections import connections
 from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
 from django_zklock.models import Lock
 from django_zklock.zk import formatting
-from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
-from django_zklock.zk.pool import Pool
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
@@ -41,8 +39,8 @@ MAX_REASON = 200
 class Action:
     """What a user can do to a holder.
 
-    ``name`` is the last part of the address, and of the permission before ``_lock``. ``act`` is called
-    with the holder, the user's name and the reason; ``log_verb`` begins the entry in the log.
+    ``name`` is the last part of the address, and of the permission before ``_lock``. ``act`` is called with the holder
+    and the reason, ``by`` the user's name and ``using`` the alias; ``log_verb`` begins the entry in the log.
     """
 
     name: str
@@ -50,19 +48,11 @@ class Action:
     button: StrOrPromise
     done: StrOrPromise
     log_verb: str
-    act: Callable[[Pool, QueueEntry, str, str], None]
+    act: Callable[..., None]
 
     def is_allowed(self, request: HttpRequest) -> bool:
         """Return whether the user has the permission."""
         return request.user.has_perm(f"django_zklock.{self.name}_lock")
-
-
-def _break(pool: Pool, entry: QueueEntry, by: str, reason: str) -> None:
-    actions.break_lock(pool, entry.path, token=entry.token, why=reason, by=by, timeout=pool.options.connect_timeout)
-
-
-def _revoke(pool: Pool, entry: QueueEntry, by: str, reason: str) -> None:
-    actions.revoke(pool, entry.path, reason, by=by, timeout=pool.options.connect_timeout)
 
 
 BREAK = Action(
@@ -71,7 +61,7 @@ BREAK = Action(
     button=gettext_lazy("Break the lock"),
     done=gettext_lazy("The lock was broken: “%(holder)s” does not hold it any more."),
     log_verb="Broken",
-    act=_break,
+    act=operations.break_lock,
 )
 REVOKE = Action(
     name="revoke",
@@ -79,7 +69,7 @@ REVOKE = Action(
     button=gettext_lazy("Request release"),
     done=gettext_lazy("Release was requested from “%(holder)s”, which holds the lock until its code releases it."),
     log_verb="Release requested",
-    act=_revoke,
+    act=operations.revoke_lock,
 )
 
 
@@ -131,7 +121,7 @@ def _act(request: HttpRequest, lock: Lock, entry: QueueEntry, action: Action, re
     """Act, tell the user the outcome, and return whether it is known."""
 
     def act() -> None:
-        action.act(connections[lock.alias], entry, request.user.get_username(), reason)
+        action.act(entry, reason, by=request.user.get_username(), using=lock.alias)
 
     logged = known = True
     try:

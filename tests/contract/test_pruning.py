@@ -12,7 +12,7 @@ import pytest
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
-from django_zklock.zk import paths
+from django_zklock.zk import paths, scripts
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool
@@ -24,8 +24,12 @@ KEYS = 20
 GUID = "01234567-89ab-cdef-0123-456789abcdef"
 
 
+def find_idle(pool: Pool, timeout: float = 60) -> list[str]:
+    return [name for batch in actions.find_idle(pool, timeout=timeout) for name in batch]
+
+
 def prune(pool: Pool) -> list[str]:
-    return actions.prune(pool, actions.find_idle(pool, timeout=60), timeout=60)
+    return actions.prune(pool, find_idle(pool), timeout=60)
 
 
 def test_prune__idle_lines_alone(pool: Pool, onlooker: Onlooker) -> None:
@@ -35,11 +39,11 @@ def test_prune__idle_lines_alone(pool: Pool, onlooker: Onlooker) -> None:
         onlooker.client.create(f"{root}/{name}", makepath=True)
     onlooker.client.create(f"{root}/held/_c_{GUID}-lock-", sequence=True)
     onlooker.client.create(f"{root}/foreign/readme")
-    found = actions.find_idle(pool, timeout=60)
+    found = find_idle(pool)
     assert found == sorted(["idle", paths.escape("a/b" * 200)])
     assert actions.prune(pool, found, timeout=60) == found
     assert snapshots.list_names(pool, timeout=60) == ["foreign", "held"]
-    assert actions.find_idle(pool, timeout=60) == []
+    assert find_idle(pool) == []
 
 
 def test_prune__containers_and_ephemeral_nodes(own_server: Server, make_pool: MakePool) -> None:
@@ -60,7 +64,7 @@ def test_idle__gone_meanwhile(pool: Pool, onlooker: Onlooker, monkeypatch: pytes
     onlooker.client.create(f"{pool.options.root}/idle", makepath=True)
     names = snapshots.list_names
     monkeypatch.setattr(snapshots, "list_names", lambda *arguments, **options: [*names(*arguments, **options), "gone"])
-    assert actions.find_idle(pool, timeout=60) == ["idle"]
+    assert find_idle(pool) == ["idle"]
 
 
 def test_prune__nothing_there(pool: Pool) -> None:
@@ -73,7 +77,7 @@ def test_remove__taken_meanwhile(pool: Pool, onlooker: Onlooker) -> None:
     root = pool.options.root
     for name in ("taken", "gone", "idle"):
         onlooker.client.create(f"{root}/{name}", makepath=True)
-    found = actions.find_idle(pool, timeout=60)
+    found = find_idle(pool)
     with Lock("taken", pool):
         onlooker.client.delete(f"{root}/gone")
         assert actions.prune(pool, found, timeout=60) == ["gone", "idle"]
@@ -119,6 +123,23 @@ def test_prune__beside_live_traffic(make_pool: MakePool) -> None:
         worker.result(30)
 
 
+def test_prune__in_batches(pool: Pool, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch has the whole timeout, and an error says how many queues were read."""
+    monkeypatch.setattr(actions, "BATCH_SIZE", 2)
+    for number in range(5):
+        onlooker.client.create(f"{pool.options.root}/k{number}", makepath=True)
+    assert [len(batch) for batch in actions.find_idle(pool, timeout=60)] == [2, 2, 1]
+    batches = actions.find_idle(pool, timeout=60)
+    assert next(batches) == ["k0", "k1"]
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise ZooKeeperUnavailable("no answer")
+
+    monkeypatch.setattr(scripts, "run", fail)
+    with pytest.raises(ZooKeeperUnavailable, match="no answer; 2 of 5 queues had been read"):
+        next(batches)
+
+
 def test_remove__many(make_pool: MakePool, onlooker: Onlooker) -> None:
     """More nodes than one batch can be deleted."""
     pool = make_pool()
@@ -142,4 +163,4 @@ def test_prune__refused(make_pool: MakePool, onlooker: Onlooker) -> None:
 def test_prune__unreachable(make_pool: MakePool) -> None:
     """Without a server the error comes within the timeout."""
     with pytest.raises(ZooKeeperUnavailable):
-        actions.find_idle(make_pool("127.0.0.1:1"), timeout=0.3)
+        find_idle(make_pool("127.0.0.1:1"), 0.3)

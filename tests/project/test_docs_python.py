@@ -526,8 +526,10 @@ def test_secure_zookeeper(blocks: Blocks, settings: Settings, monkeypatch: pytes
 
 @runs("docs/reference/api.md", language="python")
 def test_api(blocks: Blocks, names: dict[str, Any]) -> None:
-    """The block holds its lock."""
-    assert execute(blocks, names)["held"].key == "invoice:42"
+    """The block holds its lock, and the script finds no old import."""
+    found = execute(blocks, names)
+    assert found["held"].key == "invoice:42"
+    assert found["end_old_imports"]() is None
 
 
 @pytest.mark.django_db(transaction=True)

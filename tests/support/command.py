@@ -8,6 +8,8 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
+from django_zklock.management.commands.zklock import Command, UnsuccessfulError
+from django_zklock.management.subcommands.exit_codes import INTERRUPTED
 from django_zklock.zk.held import Held
 
 GUID = "01234567-89ab-cdef-0123-456789abcdef"
@@ -28,11 +30,17 @@ class Screen(StringIO):
 def run(*arguments: str, status: int | None = 0, out: StringIO | None = None) -> str:
     """Run ``zklock`` and return its output; its exit code must be ``status``, unless that is ``None``."""
     out = out or StringIO()
-    ended: str | int | None = 0
+    command = Command()
+    ended: str | int | None
     try:
-        call_command("zklock", *arguments, stdout=out)
-    except SystemExit as end:
+        call_command(command, *arguments, stdout=out)
+        ended = command.exit_code
+    except UnsuccessfulError as end:
+        ended = end.returncode
+    except SystemExit as end:  # a signal, or the command that it runs
         ended = end.code
+    except KeyboardInterrupt:
+        ended = INTERRUPTED
     assert status in {ended, None}, out.getvalue()
     return out.getvalue()
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from argparse import SUPPRESS, Namespace
+from argparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace, _SubParsersAction
+from collections import UserDict
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from django_zklock.conf import did_you_mean
 from django_zklock.management.subcommands import (
     break_,
     devserver,
@@ -26,7 +28,7 @@ from django_zklock.management.subcommands import (
 )
 from django_zklock.management.subcommands import list as list_
 from django_zklock.management.subcommands._output import Terminal
-from django_zklock.management.subcommands.exit_codes import INTERRUPTED
+from django_zklock.management.subcommands.exit_codes import INTERRUPTED, OK
 
 # Each module has a text HELP, a function `add_arguments` that adds options to a parser, and a function `run` that takes
 # a terminal and these options and returns the exit code.
@@ -34,6 +36,9 @@ SUBCOMMANDS: Mapping[str, ModuleType] = {
     module.__name__.rpartition(".")[2].rstrip("_"): module
     for module in (list_, show, watch, history, revoke, break_, prune, doctor, run, manage, migrate, devserver)
 }
+
+# These ask, and that there is nothing is an answer. The others do something, or find what is wrong.
+QUESTIONS = {"list", "show", "history"}
 
 # These take the words after "--" as they are.
 WITH_COMMAND = {"run", "manage", "migrate"}
@@ -71,11 +76,53 @@ class _SubcommandParser(CommandParser):
                 # No command is named like that, so it is the key.
                 own, command = [*own, "--", command[0]], _split(command[1:])[1]
         parsed, unknown = super().parse_known_args(own, namespace)
-        if unknown and name in WITH_COMMAND and not command:
-            what = "what is passed on to migrate" if name == "migrate" else "the command to run"
-            self.error(f'unrecognized arguments: {" ".join(unknown)}; {what} stands after "--"')
+        if unknown:
+            # Here, and not by the parser of all subcommands: an error shows the usage of its parser.
+            advice = did_you_mean(unknown[0], self._option_string_actions) if unknown[0].startswith("-") else ""
+            if name in WITH_COMMAND and not command:
+                what = "what is passed on to migrate" if name == "migrate" else "the command to run"
+                advice = f'; {what} stands after "--"'
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
         parsed.command = command
         return parsed, unknown
+
+
+class _AnyName(UserDict[str, CommandParser]):
+    """The parsers of subcommands by name; argparse does not refuse other names, which it would by a list alone."""
+
+    def __contains__(self, _name: object) -> bool:
+        return True
+
+
+if TYPE_CHECKING:
+    _SubcommandsAction = _SubParsersAction[CommandParser]
+else:
+    _SubcommandsAction = _SubParsersAction
+
+
+class _Subcommands(_SubcommandsAction):
+    """The subcommands; a wrong name is answered with one that is like it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        names = _AnyName()
+        names.data = self._name_parser_map
+        self.choices = cast("dict[str, CommandParser]", names)
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        if values[0] not in SUBCOMMANDS:
+            known = ", ".join(SUBCOMMANDS)
+            raise ArgumentError(self, f"there is no {values[0]!r}{did_you_mean(values[0], SUBCOMMANDS)}: {known}")
+        super().__call__(parser, namespace, values, option_string)
+
+
+class UnsuccessfulError(CommandError):
+    """A subcommand called from code has not done what it was called for; its output says why.
+
+    ``returncode`` is what it exits with on a command line.
+    """
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -90,13 +137,26 @@ class Command(BaseCommand):
     help = "Shows the locks in ZooKeeper, revokes and breaks them, runs a command under one, or a development server."
     # In an emergency a check of another app must not stop this command. It reports wrong settings itself.
     requires_system_checks = ()
+    exit_code = OK
+    _is_program = False
 
     def add_arguments(self, parser: CommandParser) -> None:
         parsers = parser.add_subparsers(
-            dest="subcommand", required=True, metavar="SUBCOMMAND", parser_class=_SubcommandParser
+            action=_Subcommands, dest="subcommand", required=True, metavar="SUBCOMMAND", parser_class=_SubcommandParser
         )
         for name, subcommand in SUBCOMMANDS.items():
             subcommand.add_arguments(parsers.add_parser(name, help=subcommand.HELP))
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the command line, and exit with the code of the subcommand."""
+        self._is_program = True
+        try:
+            super().run_from_argv(argv)
+        except KeyboardInterrupt:
+            # Ctrl-C is no error and needs no traceback.
+            self.exit_code = INTERRUPTED
+        if self.exit_code:
+            sys.exit(self.exit_code)
 
     def handle(self, *args: Any, subcommand: str, force_color: bool, **options: Any) -> None:  # noqa: ARG002 - Django's
         if subcommand != "devserver":
@@ -104,10 +164,10 @@ class Command(BaseCommand):
             logging.getLogger("django_zklock").addHandler(logging.NullHandler())
         # Django checks sys.stdout for a terminal; self.stdout may be another stream.
         coloured = force_color or self.stdout.isatty()
-        try:
-            code = SUBCOMMANDS[subcommand].run(Terminal(self.stdout, self.style if coloured else None), **options)
-        except KeyboardInterrupt:
-            # Ctrl-C is no error and needs no traceback.
-            code = INTERRUPTED
-        if code:
-            sys.exit(code)
+        terminal = Terminal(self.stdout, self.style if coloured else None, self.stderr)
+        self.exit_code = SUBCOMMANDS[subcommand].run(terminal, **options)
+        # `call_command` returns nothing, and a program must not exit because there is no lock.
+        if self.exit_code and not self._is_program and subcommand not in QUESTIONS:
+            raise UnsuccessfulError(
+                f"zklock {subcommand} has ended with {self.exit_code}; its output says why", returncode=self.exit_code
+            )

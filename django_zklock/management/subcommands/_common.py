@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
+from django_zklock import operations
 from django_zklock.connections import connections
 from django_zklock.exceptions import ZkLockError
 from django_zklock.management.subcommands import _output
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN
 from django_zklock.zk.formatting import escape_controls
-from django_zklock.zk.ops import search, snapshots
+from django_zklock.zk.ops import search
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import Pool
 
@@ -53,22 +54,26 @@ def one_line(error: BaseException) -> str:
 
 def find_holders(
     terminal: Terminal, using: str, key: str, node: str | None
-) -> tuple[Pool, LockSnapshot, Sequence[QueueEntry]]:
-    """Return the pool of an alias, the queue of a lock, and its holders; with ``node`` only the holder of that name.
+) -> tuple[LockSnapshot, Sequence[QueueEntry]]:
+    """Return the queue of a lock, and its holders; with ``node`` only the holder of that name.
 
     If there is none, a message is written, with the other holders. Raises ``CommandError`` if ZooKeeper cannot be read.
     """
     with as_command_errors():
         pool = connections[using]
-        snapshot = snapshots.one_lock(pool, key, timeout=answer_timeout(pool, terminal))
+        snapshot = operations.show_lock(key, using=using, timeout=answer_timeout(pool, terminal))
     holders = [entry for entry in snapshot.holders if node is None or entry.node == node]
     if not holders:
-        with_node = "" if node is None else f" with node {escape_controls(node)}"
-        terminal.write(f"Lock {escape_controls(key)} has no holder{with_node}.\n")
+        name = escape_controls(key)
+        if snapshot.state == "free":
+            terminal.write(f"No lock {name} is in use: it has no holder and no waiter.\n")
+        else:
+            with_node = "" if node is None else f" with node {escape_controls(node)}"
+            terminal.write(f"Lock {name} has no holder{with_node}.\n")
         write_holders(snapshot, terminal)
         if snapshot.state == "free":
             write_similar(pool, key, terminal)
-    return pool, snapshot, holders
+    return snapshot, holders
 
 
 def write_holders(snapshot: LockSnapshot, terminal: Terminal) -> None:

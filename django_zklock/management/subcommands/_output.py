@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
+from math import inf
 from typing import Any
 
 from django.core.management.base import OutputWrapper
@@ -22,6 +23,7 @@ from django_zklock.serializers import end_command, kill_command, serialize_lock
 from django_zklock.zk.formatting import abbreviate, escape_controls, format_duration
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.ops.trail import Action
+from django_zklock.zk.waiting import monotonic
 
 # A table shows this number of ranges of positions; JSON has all.
 MAX_RANGES = 3
@@ -33,16 +35,21 @@ COLUMN_GAP = "  "
 MIN_WIDTH = 12
 # Where nothing is cut, a longer text sticks out of its column.
 MAX_WIDTH = 100
+MAX_KEY_WIDTH = 40
+# Seconds until a command says how far it is, and between two such lines.
+FIRST_NOTE = 1.0
+NOTE_INTERVAL = 0.2
+CLEAR_TO_END_OF_LINE = "\x1b[K"
 
 
 class Terminal:
-    """Standard output: a terminal, a file or a pipe.
+    """Standard output: a terminal, a file or a pipe; and standard error, for how far the command is.
 
     ``styles`` maps words such as "held" to functions that colour them; it is empty if colours are off. ``closed`` is
     true after the reader has closed the pipe.
     """
 
-    def __init__(self, stdout: OutputWrapper, style: Style | None) -> None:
+    def __init__(self, stdout: OutputWrapper, style: Style | None, stderr: OutputWrapper | None = None) -> None:
         self.closed = False
         self.styles: Mapping[str, Callable[[str], str]] = {}
         if style is not None:
@@ -56,6 +63,10 @@ class Terminal:
                 "error": style.ERROR,
             }
         self._stdout = stdout
+        self._stderr = stderr
+        # When the next line about the progress may be written, and whether there is one.
+        self._next_note = monotonic() + FIRST_NOTE
+        self._has_note = False
 
     @property
     def is_a_tty(self) -> bool:
@@ -74,6 +85,7 @@ class Terminal:
 
     def write(self, text: str) -> None:
         """Write ``text`` unchanged and flush it; a closed pipe is not an error."""
+        self.clear_note()
         encoding = getattr(self._stdout, "encoding", None) or "utf-8"
         try:
             # Characters that the terminal cannot encode are written as escapes.
@@ -83,6 +95,22 @@ class Terminal:
             # The reader has exited, for example `head`. Python would raise again when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.closed = True
+
+    def note(self, text: str) -> None:
+        """Write how far the command is to standard error, if that is a terminal: one line, which is replaced."""
+        if self._stderr is None or not self._stderr.isatty() or monotonic() < self._next_note:
+            return
+        self._next_note = monotonic() + NOTE_INTERVAL
+        self._has_note = True
+        self._stderr.write(f"\r{text}{CLEAR_TO_END_OF_LINE}", style_func=str, ending="")
+        self._stderr.flush()
+
+    def clear_note(self) -> None:
+        """Remove the line that :meth:`note` has written."""
+        if self._has_note and self._stderr is not None:
+            self._has_note = False
+            self._stderr.write(f"\r{CLEAR_TO_END_OF_LINE}", style_func=str, ending="")
+            self._stderr.flush()
 
     def ask(self, question: str) -> str:
         """Return the answer; an empty one at the end of input."""
@@ -101,20 +129,65 @@ UUID = re.compile(r"(?<=\[)([0-9a-f]{8})-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}(?=\])")
 # The column whose words have styles.
 COLOURED = "STATE"
 
-Found = Mapping[str, Sequence[LockSnapshot]]
-"""The locks that were found, by alias."""
+
+class LockTable:
+    """Writes one row for each lock as it is read, with a column for the alias if there are several."""
+
+    def __init__(self, terminal: Terminal, *, with_alias: bool) -> None:
+        self.is_empty = True
+        self._terminal = terminal
+        self._first = 0 if with_alias else 1
+        self._sizes: list[int] = []
+
+    def write(self, alias: str, locks: Sequence[LockSnapshot]) -> None:
+        """Write the rows of these locks; below a header, if they are the first ones."""
+        if locks:
+            self._terminal.write(self.text(alias, locks))
+
+    def text(self, alias: str, locks: Sequence[LockSnapshot]) -> str:
+        """Return what :meth:`write` writes."""
+        now = time.time()
+        header = LOCK_COLUMNS[self._first :]
+        rows = [(alias, *_lock_row(snapshot, now))[self._first :] for snapshot in locks]
+        width = self._terminal.width
+        if width is not None and _total(_sizes(header, rows)) > width:
+            # The ids of tasks say less than their processes, which stand behind them.
+            rows = [(*row[:-1], UUID.sub(r"\1…", row[-1])) for row in rows]
+        sizes = _sizes(header, rows, limited=width is None)
+        # Columns become wider for later rows, and not narrower.
+        self._sizes = list(map(max, sizes, self._sizes)) if self._sizes else sizes
+        lines = _lines(header, rows, self._sizes, width=width, styles=self._terminal.styles)
+        lines, self.is_empty = lines if self.is_empty else lines[1:], False
+        return "\n".join(lines) + "\n"
+
+    def end(self, _problems: Mapping[str, str]) -> None:
+        """Add nothing: problems are errors of the command."""
 
 
-def lock_table(found: Found, terminal: Terminal) -> str:
-    """Return one row for each lock, with a column for the alias if there are several."""
-    now = time.time()
-    rows = [(alias, *_lock_row(snapshot, now)) for alias, locks in found.items() for snapshot in locks]
-    first = 1 if len(found) == 1 else 0
-    header, rows = LOCK_COLUMNS[first:], [row[first:] for row in rows]
-    if terminal.width is not None and _total(_sizes(header, rows)) > terminal.width:
-        # The ids of tasks say less than their processes, which stand behind them.
-        rows = [(*row[:-1], UUID.sub(r"\1…", row[-1])) for row in rows]
-    return table(header, rows, width=terminal.width, styles=terminal.styles)
+class LockList:
+    """Writes all locks with their queues as one JSON object, as they are read, and why an alias could not be read.
+
+    Each lock is one line of text.
+    """
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.is_empty = True
+        self._terminal = terminal
+
+    def write(self, alias: str, locks: Sequence[LockSnapshot]) -> None:
+        """Write these locks."""
+        now = time.time()
+        for lock in locks:
+            # Without indentation the encoder is much faster.
+            begin = '{"locks": [\n' if self.is_empty else ",\n"
+            self.is_empty = False
+            self._terminal.write(f"{begin}  {json.dumps(serialize_lock(alias, lock, now))}")
+
+    def end(self, problems: Mapping[str, str]) -> None:
+        """Write the rest of the object: the problem of each alias."""
+        named = json.dumps([{"alias": alias, "problem": problem} for alias, problem in problems.items()])
+        begin = '{"locks": [' if self.is_empty else "\n"
+        self._terminal.write(f'{begin}], "problems": {named}}}\n')
 
 
 def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
@@ -178,19 +251,6 @@ def end_text(entry: QueueEntry) -> str:
     return text
 
 
-def locks_json(found: Found, problems: Mapping[str, str]) -> str:
-    """Return all locks with their queues as one JSON object, and why an alias could not be read, by alias.
-
-    Each lock is one line of text.
-    """
-    now = time.time()
-    # Without indentation the encoder is much faster.
-    locks = [json.dumps(serialize_lock(alias, each, now)) for alias, several in found.items() for each in several]
-    rows = ",".join(f"\n  {lock}" for lock in locks) + ("\n" if locks else "")
-    named = json.dumps([{"alias": alias, "problem": problem} for alias, problem in problems.items()])
-    return f'{{"locks": [{rows}], "problems": {named}}}\n'
-
-
 def object_json(value: dict[str, Any]) -> str:
     """Return one JSON object, indented; pure ASCII contains no character that a terminal would interpret."""
     return json.dumps(value, indent=2) + "\n"
@@ -207,11 +267,21 @@ def table(
 
     With ``width`` long texts are cut so that a row fits. ``styles`` colours words, see :class:`Terminal`.
     """
-    sizes = _sizes(header, rows)
-    if width is None:
-        # One text of a thousand characters must not pad every other row to that length.
-        sizes = [min(size, MAX_WIDTH) for size in sizes]
-    else:
+    sizes = _sizes(header, rows, limited=width is None)
+    return "\n".join(_lines(header, rows, sizes, width=width, styles=styles)) + "\n"
+
+
+def _lines(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    sizes: Sequence[int],
+    *,
+    width: int | None,
+    styles: Mapping[str, Callable[[str], str]],
+) -> list[str]:
+    """Return the header and the rows in columns of these sizes, or so narrow that a row fits into ``width``."""
+    sizes = list(sizes)
+    if width is not None:
         elastic = [number for number, name in enumerate(header) if name in ELASTIC]
         excess = _total(sizes) - width
         while excess > 0 and sizes[widest := max(elastic, key=sizes.__getitem__)] > MIN_WIDTH:
@@ -224,12 +294,14 @@ def table(
         if coloured is not None and row[coloured] in styles:
             cells[coloured] = styles[row[coloured]](cells[coloured])
         lines.append(COLUMN_GAP.join(cells).rstrip())
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def _sizes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """Return the width of each column."""
-    return [max(map(_display_width, texts)) for texts in zip(header, *rows, strict=True)]
+def _sizes(header: Sequence[str], rows: Sequence[Sequence[str]], *, limited: bool = False) -> list[int]:
+    """Return the width of each column; if ``limited``, without texts so long that they would pad all other rows."""
+    limits = [(MAX_KEY_WIDTH if name == "KEY" else MAX_WIDTH) if limited else inf for name in header]
+    columns = [list(map(_display_width, texts)) for texts in zip(header, *rows, strict=True)]
+    return [max(each for each in column if each <= limit) for column, limit in zip(columns, limits, strict=True)]
 
 
 def _total(sizes: Sequence[int]) -> int:

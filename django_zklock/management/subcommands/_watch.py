@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from django_zklock import serializers
 from django_zklock.management.subcommands import _output
-from django_zklock.management.subcommands._output import Terminal
+from django_zklock.management.subcommands._output import CLEAR_TO_END_OF_LINE, Terminal
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.ops.search import LockFilter
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
@@ -19,7 +19,6 @@ from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 # nothing has to be restored at the end.
 CLEAR_SCREEN = "\x1b[2J"
 CURSOR_HOME = "\x1b[H"
-CLEAR_TO_END_OF_LINE = "\x1b[K"
 CLEAR_BELOW = "\x1b[J"
 WRAP_OFF = "\x1b[?7l"
 WRAP_ON = "\x1b[?7h"
@@ -128,7 +127,7 @@ class LiveView:
         if self._one_lock:
             self._text = _output.queue_table(locks[0], self._terminal)
         else:
-            self._text = _output.lock_table({self._alias: locks}, self._terminal)
+            self._text = _output.LockTable(self._terminal, with_alias=False).text(self._alias, locks)
         self._draw("read")
 
     def show_error(self, error: str) -> None:

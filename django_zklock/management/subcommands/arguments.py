@@ -44,6 +44,12 @@ def add_holder(parser: ArgumentParser) -> None:
 def add_format(parser: ArgumentParser) -> None:
     """Add the option for the output format."""
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    add_json(parser)
+
+
+def add_json(parser: ArgumentParser) -> None:
+    """Add the short form of ``--format json``."""
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
 
 
 def add_filters(parser: ArgumentParser) -> None:

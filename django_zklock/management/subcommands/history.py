@@ -5,14 +5,13 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
+from django_zklock import operations
 from django_zklock.connections import connections
 from django_zklock.management.subcommands import _common, _output, arguments
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import FOUND_PROBLEM, OK
 from django_zklock.serializers import serialize_action
-from django_zklock.zk import paths
 from django_zklock.zk.formatting import escape_controls
-from django_zklock.zk.ops import trail
 
 HELP = "show which locks were broken or asked for, by whom, when, and why"
 
@@ -35,8 +34,7 @@ def run(
 ) -> int:
     with _common.as_command_errors():
         pool = connections[using]
-        lock = None if key is None else paths.escape(paths.check_key(key))
-        actions = trail.read(pool, lock=lock, timeout=_common.answer_timeout(pool, terminal))
+        actions = operations.lock_history(key, using=using, timeout=_common.answer_timeout(pool, terminal))
     actions = actions[-limit:] if limit is not None else actions
     if format == "json":
         terminal.write(_output.object_json({"actions": [serialize_action(using, each) for each in actions]}))

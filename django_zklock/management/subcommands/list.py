@@ -7,18 +7,22 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from django_zklock import operations
 from django_zklock.connections import connections
 from django_zklock.management.subcommands import _common, _output, arguments
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, FOUND_PROBLEM, OK
+from django_zklock.operations import Search
 from django_zklock.zk.ops import search
-from django_zklock.zk.ops.snapshots import LockSnapshot
 
 HELP = "list the locks that have a holder or a waiter"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("pattern", metavar="KEYPATTERN", nargs="?", help="a part of the key, or a pattern with * and ?")
+    pattern = parser.add_mutually_exclusive_group()
+    help_text = "a part of the key, or a pattern with * and ?"
+    pattern.add_argument("pattern", metavar="KEYPATTERN", nargs="?", help=help_text)
+    pattern.add_argument("--match", metavar="KEYPATTERN", help="the same, as for `watch`")
     which = parser.add_mutually_exclusive_group()
     arguments.add_alias(which)
     which.add_argument("--all", action="store_true", help="the locks of every alias")
@@ -30,39 +34,58 @@ def run(
     terminal: Terminal,
     *,
     pattern: str | None,
+    match: str | None,
     using: str,
     all: bool,  # noqa: A002 - the option's name
     limit: int | None,
     format: str,  # noqa: A002
     **options: Any,
 ) -> int:
-    lock_filter, ordering = arguments.parse_filters(pattern, options)
+    conditions = {name: options[name] for name in ("state", "kind", "host", "task", "older_than", "sort", "reverse")}
+    wanted = pattern or match or ""
+    is_json = format == "json"
 
-    def find(alias: str) -> list[LockSnapshot] | CommandError:
+    def begin(alias: str) -> Search | CommandError:
+        """Return a search that has listed the names, or the error."""
         try:
             with _common.as_command_errors():
-                pool = connections[alias]
-                timeout = _common.answer_timeout(pool, terminal)
-                return search.find(pool, lock_filter, ordering, limit=limit, timeout=timeout)
+                timeout = _common.answer_timeout(connections[alias], terminal)
+                found = operations.find_locks(
+                    wanted, limit=limit, holders_only=not is_json, using=alias, timeout=timeout, **conditions
+                )
+                found.list_names()
+                return found
         except CommandError as error:
             return error
 
     with _common.as_command_errors():
         aliases = list(connections) if all else [using]
-    results = dict(zip(aliases, search.map_parallel(find, aliases), strict=True))
-    found = {alias: result for alias, result in results.items() if not isinstance(result, CommandError)}
-    problems = {alias: str(result) for alias, result in results.items() if isinstance(result, CommandError)}
-    if format == "json":
-        terminal.write(_output.locks_json(found, problems))
-    elif any(found.values()):
-        terminal.write(_output.lock_table(found, terminal))
-    else:
-        what = "No locks" if lock_filter == search.ALL else "No matching locks"
-        for pool in map(connections.__getitem__, found):
+    searches = dict(zip(aliases, search.map_parallel(begin, aliases), strict=True))
+    several = sum(isinstance(each, Search) for each in searches.values()) > 1
+    output = _output.LockList(terminal) if is_json else _output.LockTable(terminal, with_alias=several)
+    problems: dict[str, str] = {}
+    for alias, found in searches.items():
+        try:
+            if isinstance(found, CommandError):
+                raise found
+            with _common.as_command_errors():
+                for batch in found.batches():
+                    output.write(alias, batch)
+                    terminal.note(f"{found.progress} read; Ctrl-C ends")
+                    if terminal.closed:
+                        return OK
+        except CommandError as error:
+            problems[alias] = str(error)
+    terminal.clear_note()
+    output.end(problems)
+    is_filtered = bool(wanted) or any(conditions[name] for name in ("state", "kind", "host", "task", "older_than"))
+    if output.is_empty and not is_json:
+        what = "No matching locks" if is_filtered else "No locks"
+        for pool in map(connections.__getitem__, [alias for alias in aliases if alias not in problems]):
             hosts = pool.options.connection.hosts
             terminal.write(f"{what} are in use under {pool.options.root} at {hosts}.\n")
     # Raised after the output: an ensemble that cannot be reached must not hide the others.
     if problems:
         raise CommandError("; ".join(problems.values()), returncode=COULD_NOT_RUN)
     # Exit 1 if a filter matched nothing, like grep. An empty, unfiltered list is fine.
-    return FOUND_PROBLEM if lock_filter != search.ALL and not any(found.values()) else OK
+    return FOUND_PROBLEM if is_filtered and output.is_empty else OK

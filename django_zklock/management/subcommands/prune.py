@@ -5,18 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
+from django_zklock import operations
 from django_zklock.connections import connections
 from django_zklock.management.subcommands import _common, arguments
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import OK
-from django_zklock.zk import paths
 from django_zklock.zk.formatting import escape_controls
-from django_zklock.zk.ops import actions
 
 HELP = "remove empty queues, which other clients such as kazoo leave behind"
-
-# Queues removed within one CONNECT_TIMEOUT.
-BATCH_SIZE = 1000
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,14 +21,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(terminal: Terminal, *, using: str, dry_run: bool, **_options: Any) -> int:
+    count = 0
     with _common.as_command_errors():
         pool = connections[using]
         timeout = _common.answer_timeout(pool, terminal)
-        names = actions.find_idle(pool, timeout=timeout)
-        if not dry_run:
-            batches = [names[start : start + BATCH_SIZE] for start in range(0, len(names), BATCH_SIZE)]
-            names = [name for batch in batches for name in actions.prune(pool, batch, timeout=timeout)]
-    terminal.write("".join(f"{escape_controls(paths.display_key(name))}\n" for name in names))
-    count = f"{len(names)} empty queue{'' if len(names) == 1 else 's'}"
-    terminal.write(f"{'Would remove' if dry_run else 'Removed'} {count} under {pool.options.root}.\n")
+        for key in operations.prune_queues(dry_run=dry_run, using=using, timeout=timeout):
+            count += 1
+            terminal.write(f"{escape_controls(key)}\n")
+    queues = f"{count} empty queue{'' if count == 1 else 's'}"
+    terminal.write(f"{'Would remove' if dry_run else 'Removed'} {queues} under {pool.options.root}.\n")
     return OK

@@ -7,13 +7,12 @@ from argparse import ArgumentParser
 from collections.abc import Collection
 from typing import Any
 
+from django_zklock import operations
 from django_zklock.exceptions import NotHeld
 from django_zklock.management.subcommands import _common, arguments
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import FOUND_PROBLEM, OK
-from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.ops.snapshots import QueueEntry
-from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import Deadline
 
 HELP = "request the release of a lock from its holders"
@@ -39,7 +38,7 @@ def run(
     wait: float | None,
     **_options: Any,
 ) -> int:
-    pool, _snapshot, holders = _common.find_holders(terminal, using, key, node)
+    _snapshot, holders = _common.find_holders(terminal, using, key, node)
     if not holders:
         return FOUND_PROBLEM
     why, by = _common.require_reason(reason, terminal), _common.operator()
@@ -47,7 +46,7 @@ def run(
     with _common.as_command_errors():
         for entry in holders:
             try:
-                actions.revoke(pool, entry.path, why, by=by, timeout=pool.options.connect_timeout)
+                operations.revoke_lock(entry, why, by=by, using=using)
             except NotHeld:
                 terminal.write(f"Already released by {entry.owner_text}.\n")
             else:
@@ -55,7 +54,7 @@ def run(
                 terminal.write(f"Release requested from {entry.owner_text}. The holder decides when to release.\n")
         if wait == 0:
             return OK
-        remaining = _wait(pool, key, revoked, Deadline.after(wait))
+        remaining = _wait(using, key, revoked, Deadline.after(wait))
     for entry in remaining:
         terminal.write(f"Still held by {entry.owner_text}.\n")
     if remaining:
@@ -64,10 +63,10 @@ def run(
     return OK
 
 
-def _wait(pool: Pool, key: str, nodes: Collection[str], deadline: Deadline) -> list[QueueEntry]:
+def _wait(using: str, key: str, nodes: Collection[str], deadline: Deadline) -> list[QueueEntry]:
     """Wait until none of these nodes holds the lock; return those that still hold it at the deadline."""
     while True:
-        snapshot = snapshots.one_lock(pool, key, timeout=pool.options.connect_timeout)
+        snapshot = operations.show_lock(key, using=using)
         remaining = [entry for entry in snapshot.holders if entry.node in nodes]
         if not remaining or deadline.passed:
             return remaining

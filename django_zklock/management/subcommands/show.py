@@ -6,12 +6,11 @@ import time
 from argparse import ArgumentParser
 from typing import Any
 
-from django_zklock import serializers
+from django_zklock import operations, serializers
 from django_zklock.connections import connections
 from django_zklock.management.subcommands import _common, _output, arguments
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import FOUND_PROBLEM, OK
-from django_zklock.zk.ops import snapshots
 
 HELP = "show the queue of one lock"
 
@@ -24,7 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(terminal: Terminal, *, key: str, using: str, format: str, **_options: Any) -> int:  # noqa: A002 - the option's
     with _common.as_command_errors():
         pool = connections[using]
-        snapshot = snapshots.one_lock(pool, key, timeout=_common.answer_timeout(pool, terminal))
+        snapshot = operations.show_lock(key, using=using, timeout=_common.answer_timeout(pool, terminal))
     if format == "json":
         terminal.write(_output.object_json(serializers.serialize_lock(using, snapshot, time.time())))
     else:

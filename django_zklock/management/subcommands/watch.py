@@ -33,6 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     arguments.add_filters(parser)
     arguments.add_alias(parser)
     parser.add_argument("--format", choices=("text", "json"), help="write changes, also on a terminal")
+    arguments.add_json(parser)
     parser.add_argument(
         "--interval",
         metavar="SECONDS",

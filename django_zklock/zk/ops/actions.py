@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from django_zklock.exceptions import NotHeld
+from django_zklock.exceptions import NotHeld, ZooKeeperUnavailable
 from django_zklock.zk import formatting, node_data, paths, scripts, wire
 from django_zklock.zk.contender import NODE_DELETED
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.ops import snapshots, trail
+from django_zklock.zk.ops.snapshots import Progress
 from django_zklock.zk.ops.trail import Action
 from django_zklock.zk.place import Place, SharedListing
 from django_zklock.zk.pool import Pool, pools_of
@@ -26,9 +27,11 @@ logger = logging.getLogger("django_zklock.breaking")
 
 # The maximum of deletions under way: other requests of the session wait behind them.
 MAX_DELETIONS = 128
+# Queues that are read within one timeout.
+BATCH_SIZE = 1024
 
 
-def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float, by: str = "") -> None:
+def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float | None, by: str = "") -> None:
     """Delete the node at the full path ``node`` for the reason ``why``, if it still has that fencing token.
 
     A holder loses its lock; the loss names the reason, and ``by`` if that is given, if the ACL lets us write it to the
@@ -42,7 +45,7 @@ def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float, b
     _carry_out(pool, node, trail.BROKEN, token=token, why=why, by=by, timeout=timeout)
 
 
-def revoke(pool: Pool, node: str, why: str, *, timeout: float, by: str = "") -> None:
+def revoke(pool: Pool, node: str, why: str, *, timeout: float | None, by: str = "") -> None:
     """Request that the owner of the node at the full path ``node`` releases its lock, for the reason ``why``.
 
     The owner reads the reason, and ``by`` if that is given; one in this process knows it when this returns. The request
@@ -54,7 +57,7 @@ def revoke(pool: Pool, node: str, why: str, *, timeout: float, by: str = "") -> 
 
 
 def _carry_out(  # noqa: PLR0915 - one script, with the ways on after each refusal
-    pool: Pool, node: str, what: str, *, token: int | None, why: str, by: str, timeout: float
+    pool: Pool, node: str, what: str, *, token: int | None, why: str, by: str, timeout: float | None
 ) -> None:
     """Delete ``node``, or write the request to release into it, and add that to the trail in the same transaction."""
     deadline = Deadline.after(timeout)
@@ -206,22 +209,29 @@ def last_break(pool: Pool, lock: str, *, timeout: float | None) -> Removal | Non
     return replace(written.removal, why=formatting.escape_controls(written.removal.why), at=stat.mtime / 1000.0)
 
 
-def find_idle(pool: Pool, *, timeout: float | None) -> list[str]:
-    """Return the names of lock nodes with an empty queue.
+def find_idle(pool: Pool, *, timeout: float | None) -> Iterator[list[str]]:
+    """Iterate over the names of lock nodes with an empty queue, by the batch.
 
     ZooKeeper deletes those that are containers, a while after the last node in them. It keeps the persistent nodes that
     other clients (kazoo) create, and containers that never had a node. A server does not tell which nodes are
-    containers, so all are returned. Takes at most ``timeout`` seconds. Raises what :func:`prune` raises.
+    containers, so all are returned. ZooKeeper has ``timeout`` seconds for the list of all names, and again for each
+    batch. Raises what :func:`prune` raises, with the number of queues that were read.
     """
-    deadline = Deadline.after(timeout)
     root = pool.options.root
     session = pool.inspection()
-    names = snapshots.list_names(pool, timeout=deadline.remaining())
-    script = partial(scripts.read_many, session, [wire.Read(f"{root}/{name}") for name in names])
-    found = scripts.run(session, script, action=f"read what is in {root}", timeout=deadline.remaining())
-    read = [(name, outcome[1]) for name, outcome in zip(names, found, strict=True) if isinstance(outcome, tuple)]
-    # An ephemeral node is no lock node.
-    return [name for name, stat in read if (stat.numChildren, stat.ephemeralOwner) == (0, 0)]
+    names = snapshots.list_names(pool, timeout=timeout)
+    progress = Progress(total=len(names))
+    for start in range(0, len(names), BATCH_SIZE):
+        batch = names[start : start + BATCH_SIZE]
+        script = partial(scripts.read_many, session, [wire.Read(f"{root}/{name}") for name in batch])
+        try:
+            found = scripts.run(session, script, action=f"read what is in {root}", timeout=timeout)
+        except ZooKeeperUnavailable as error:
+            raise progress.failed(error) from error
+        progress.read += len(batch)
+        read = [(name, outcome[1]) for name, outcome in zip(batch, found, strict=True) if isinstance(outcome, tuple)]
+        # An ephemeral node is no lock node.
+        yield [name for name, stat in read if (stat.numChildren, stat.ephemeralOwner) == (0, 0)]
 
 
 def prune(pool: Pool, names: Sequence[str], *, timeout: float | None) -> list[str]:

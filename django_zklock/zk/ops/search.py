@@ -1,4 +1,8 @@
-"""Search for locks: which to show, and in what order, with as few requests as possible."""
+"""Search for locks: which to show, and in what order, with as few requests as possible.
+
+There may be a hundred thousand locks. So a search reads them in batches, keeps no more of them than it has to, and
+hands them on as they are read; each batch has its own time.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import partial
-from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any, Generic, Self, TypeVar
 
+from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.zk import owners, paths
 from django_zklock.zk.ops import snapshots
-from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
+from django_zklock.zk.ops.snapshots import LockSnapshot, Progress, QueueEntry
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Kind
+from django_zklock.zk.waiting import Deadline
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -24,8 +29,10 @@ T = TypeVar("T")
 STATES = ("held", "contended", "revoked", "unknown")
 KINDS = tuple(kind.value for kind in Kind)
 
-# How many locks are read within one timeout; the time for a whole tree depends on its size.
-BATCH_SIZE = 10_000
+# The maximum of queues that are read within one timeout; the time for a whole tree depends on its size.
+BATCH_SIZE = 1024
+# Queues of the first batch, so that something can be shown soon; each batch is twice as large as the one before.
+FIRST_BATCH = 128
 # How many similar keys are found, and by how many characters their lengths may differ.
 MAX_SIMILAR = 3
 MAX_TYPING_ERRORS = 2
@@ -117,9 +124,37 @@ class Ordering:
 
     def sort(self, locks: Iterable[LockSnapshot]) -> list[LockSnapshot]:
         """Return ``locks`` sorted by the column, then by key; those without a value in the column come last."""
-        pairs = [(self.value(lock), lock) for lock in sorted(locks, key=attrgetter("key"))]
-        valued = sorted((pair for pair in pairs if pair[0] is not None), key=itemgetter(0), reverse=self.reverse)
-        return [lock for _value, lock in valued] + [lock for each, lock in pairs if each is None]
+        return [lock for _value, _key, lock in self.sort_ranks((self.value(lock), lock.key, lock) for lock in locks)]
+
+    def sort_ranks(self, ranks: Iterable[tuple[Any, str, T]]) -> list[tuple[Any, str, T]]:
+        """Sort anything with the value and the key of a lock before it, as :meth:`sort` does."""
+        by_key = sorted(ranks, key=itemgetter(1))
+        valued = sorted((each for each in by_key if each[0] is not None), key=itemgetter(0), reverse=self.reverse)
+        return valued + [each for each in by_key if each[0] is None]
+
+
+class Ranking(Generic[T]):
+    """The first ``limit`` of any number of locks in an order, by what names each; no lock is kept itself."""
+
+    def __init__(self, ordering: Ordering, limit: int | None) -> None:
+        self._ordering = ordering
+        self._limit = limit
+        self._ranks: list[tuple[Any, str, T]] = []
+
+    def add(self, lock: LockSnapshot, name: T) -> None:
+        """Add a lock that ``name`` names."""
+        self._ranks.append((self._ordering.value(lock), lock.key, name))
+        # Now and then, those that cannot be among the first any more are dropped.
+        if self._limit is not None and len(self._ranks) >= 2 * self._limit + BATCH_SIZE:
+            self._ranks = self._ordering.sort_ranks(self._ranks)[: self._limit]
+
+    def __iadd__(self, other: Ranking[T]) -> Self:
+        self._ranks += other._ranks
+        return self
+
+    def names(self) -> list[T]:
+        """Return the names of the first locks, in their order."""
+        return [name for _value, _key, name in self._ordering.sort_ranks(self._ranks)[: self._limit]]
 
 
 # The value of each column, of a lock and its first holder, if it has one.
@@ -144,26 +179,128 @@ ALL = LockFilter()
 BY_KEY = Ordering()
 
 
+class Search:
+    """The locks in use that match, in an order, at most ``limit`` of them: iterate over them, more than once if needed.
+
+    Each lock comes with its whole queue, or with its holders alone. In the order of keys a lock comes as soon as it has
+    been read, and nothing behind the last one is read. In another order all are read first, and those that come a
+    second time, so that not all have to be kept. ``progress`` says how far it is.
+
+    ZooKeeper has ``timeout`` seconds to list the names of all locks, and again for each batch of queues. Iterating
+    raises ``ZooKeeperUnavailable``, which says how many queues were read, if it does not answer in time, and
+    ``ZkLockError`` if it refuses.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        lock_filter: LockFilter = ALL,
+        ordering: Ordering = BY_KEY,
+        *,
+        limit: int | None = None,
+        whole: bool = True,
+        timeout: float | None,
+    ) -> None:
+        self.progress = Progress()
+        self._pool = pool
+        self._filter = lock_filter
+        self._ordering = ordering
+        self._limit = limit
+        self._whole = whole
+        self._timeout = timeout
+        self._names: list[str] | None = None
+
+    def __iter__(self) -> Iterator[LockSnapshot]:
+        for batch in self.batches():
+            yield from batch
+
+    def list_names(self) -> list[str]:
+        """Return the names of the locks that may match, in use or not, in the order of keys: what is read first."""
+        found = filter(self._filter.matches_name, snapshots.list_names(self._pool, timeout=self._timeout))
+        reverse = self._ordering.reverse and not self._ordering.needs_queues
+        self._names = sorted(found, key=paths.display_key, reverse=reverse)
+        self.progress = Progress(total=len(self._names))
+        return self._names
+
+    def batches(self) -> Iterator[list[LockSnapshot]]:
+        """Iterate by the batch, which may be empty: after each of them, something was read."""
+        names, self._names = self.list_names() if self._names is None else self._names, None
+        try:
+            yield from self._sorted(names) if self._ordering.needs_queues else self._by_key(names)
+        except ZooKeeperUnavailable as error:
+            raise self.progress.failed(error) from error
+
+    def _by_key(self, names: Sequence[str]) -> Iterator[list[LockSnapshot]]:
+        left = self._limit
+        first = self._limit or FIRST_BATCH
+        for batch in self._scan(names, whole=self._whole, first=first, progress=self.progress):
+            yield batch[:left]
+            if left is not None:
+                left -= len(batch)
+                if left <= 0:
+                    return
+
+    def _sorted(self, names: Sequence[str]) -> Iterator[list[LockSnapshot]]:
+        ranking = Ranking[str](self._ordering, self._limit)
+        for batch in self._scan(names, read_data=self._ordering.needs_data, progress=self.progress):
+            for lock in batch:
+                ranking.add(lock, lock.name)
+            yield []
+        yield from self._scan(ranking.names(), whole=self._whole)
+
+    def _scan(self, names: Sequence[str], **options: Any) -> Iterator[list[LockSnapshot]]:
+        return scan(self._pool, names, self._filter, timeout=self._timeout, **options)
+
+
 def find(
     pool: Pool, lock_filter: LockFilter = ALL, ordering: Ordering = BY_KEY, *, limit: int | None = None, timeout: float
 ) -> list[LockSnapshot]:
-    """Read the locks in use that match, in that order, at most ``limit`` of them, each with its whole queue.
+    """Return the locks of a :class:`Search`, each with its whole queue."""
+    return list(Search(pool, lock_filter, ordering, limit=limit, timeout=timeout))
 
-    ZooKeeper has ``timeout`` seconds to list the names of all locks, and again for each ten thousand queues. Raises
-    ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, and ``ZkLockError`` if it refuses.
+
+def scan(
+    pool: Pool,
+    names: Sequence[str],
+    lock_filter: LockFilter,
+    *,
+    read_data: bool = True,
+    whole: bool = False,
+    timeout: float | None = None,
+    deadline: Deadline | None = None,
+    progress: Progress | None = None,
+    first: int = FIRST_BATCH,
+) -> Iterator[list[LockSnapshot]]:
+    """Read the queues of these locks batch by batch; iterate over those in use that match, in the order of ``names``.
+
+    A batch may be empty. The holders are read with the queues, if ``read_data`` or the filter needs them, or with
+    ``whole`` all contenders.
+
+    With a ``deadline`` it ends there, and ``progress`` says how far it has come. It raises ``ZooKeeperUnavailable`` all
+    the same if nothing was answered until then, or if the connection is lost.
     """
-    names = list(filter(lock_filter.matches_name, snapshots.list_names(pool, timeout=timeout)))
-    locks = _in_batches(partial(snapshots.list_queues, pool, timeout=timeout), names)
-    read_first = lock_filter.needs_data or ordering.needs_data
-    read = partial(snapshots.read_entries, pool, timeout=timeout)
-    if read_first:
-        locks = _in_batches(read, locks)
-    now = time.time()
-    chosen = ordering.sort(lock for lock in locks if lock_filter.matches(lock, now))[:limit]
-    if not read_first:
-        chosen = _in_batches(read, chosen)
-    # Nodes may have been deleted since the queues were listed.
-    return [lock for lock in chosen if lock.nodes or lock.unknown_nodes]
+    progress = progress or Progress(total=len(names))
+    start, size, now = 0, min(first, BATCH_SIZE), time.time()
+    whole = whole or bool(lock_filter.host or lock_filter.task)
+    while start < len(names):
+        batch = names[start : start + size]
+        # A first batch gets what there is: without an answer nothing is known.
+        if deadline is not None and deadline.passed and start:
+            return
+        end = deadline or Deadline.after(timeout)
+        try:
+            locks = snapshots.list_queues(pool, batch, timeout=end.remaining())
+            if read_data or lock_filter.needs_data:
+                locks = snapshots.read_entries(pool, locks, holders=not whole, timeout=end.remaining())
+        except ZooKeeperUnavailable:
+            if deadline is None or not start or not pool.inspection().connected:
+                raise
+            return
+        start += len(batch)
+        size = min(2 * size, BATCH_SIZE)
+        progress.read += len(batch)
+        # Nodes may have been deleted since the queues were listed.
+        yield [lock for lock in locks if (lock.nodes or lock.unknown_nodes) and lock_filter.matches(lock, now)]
 
 
 def similar_keys(pool: Pool, key: str, *, timeout: float) -> list[str]:
@@ -192,8 +329,3 @@ def map_parallel(function: Callable[[A], T], arguments: Sequence[A]) -> list[T]:
     owners.check_may_wait("ensembles cannot be read")
     with ThreadPoolExecutor(len(arguments), "zklock-search") as threads:
         return list(threads.map(function, arguments))
-
-
-def _in_batches(read: Callable[[Sequence[T]], list[LockSnapshot]], items: Sequence[T]) -> list[LockSnapshot]:
-    batches = [items[start : start + BATCH_SIZE] for start in range(0, len(items), BATCH_SIZE)]
-    return [lock for batch in batches for lock in read(batch)]

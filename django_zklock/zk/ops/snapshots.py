@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
+from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.zk import node_data, paths, queue, scripts, wire
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.node_data import Identity
@@ -93,6 +94,11 @@ class LockSnapshot:
     unknown_nodes: tuple[str, ...] = ()
 
     @property
+    def name(self) -> str:
+        """The name of the lock's node."""
+        return self.path.rpartition("/")[2]
+
+    @property
     def holders(self) -> tuple[QueueEntry, ...]:
         """The holders among ``entries``."""
         return tuple(entry for entry in self.entries if entry.held)
@@ -164,7 +170,22 @@ class LockSnapshot:
         return {}
 
 
-def one_lock(pool: Pool, key: str, *, timeout: float) -> LockSnapshot:
+@dataclass
+class Progress:
+    """How far the reading of many queues is: of ``total``, ``read`` were read."""
+
+    total: int = 0
+    read: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.read:,} of {self.total:,} queues"
+
+    def failed(self, error: ZooKeeperUnavailable) -> ZooKeeperUnavailable:
+        """Return the error that also says how far the reading has come."""
+        return ZooKeeperUnavailable(f"{error}; {self} had been read", timeout=error.timeout)
+
+
+def one_lock(pool: Pool, key: str, *, timeout: float | None) -> LockSnapshot:
     """Read the queue of one lock in at most ``timeout`` seconds; it may be empty.
 
     Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, ``ZkLockError`` if it refuses, ``ValueError``
@@ -250,22 +271,40 @@ def list_queues(pool: Pool, names: Sequence[str], *, timeout: float | None) -> l
 
 
 def read_entries(
-    pool: Pool, locks: Sequence[LockSnapshot], *, timeout: float | None, limit: int | None = None
+    pool: Pool,
+    locks: Sequence[LockSnapshot],
+    *,
+    timeout: float | None,
+    limit: int | None = None,
+    holders: bool = False,
 ) -> list[LockSnapshot]:
-    """Return ``locks`` with their first ``limit`` entries, by default with all; raises what :func:`one_lock` raises.
+    """Return ``locks`` with their first ``limit`` entries, by default with all, or with those of the ``holders`` alone.
+
+    Raises what :func:`one_lock` raises.
 
     Nodes that were deleted since the queues were listed are left out.
     """
     session = pool.inspection()
     # Where the sequence numbers are not reliable, the order is known only when every node is read.
-    chosen = [lock.nodes[: limit if queue.sort_by_sequence(lock.nodes)[1] else None] for lock in locks]
+    chosen = [
+        lock.nodes[: (lock.holder_count if holders else limit) if queue.sort_by_sequence(lock.nodes)[1] else None]
+        for lock in locks
+    ]
     reads = [wire.Read(f"{lock.path}/{node.name}") for lock, nodes in zip(locks, chosen, strict=True) for node in nodes]
     script = partial(_read_many, session, reads)
     outcomes = iter(scripts.run(session, script, action=f"read what is in {pool.options.root}", timeout=timeout))
-    return [
+    found = [
         _add_entries(lock, [(node, next(outcomes)) for node in nodes])
         for lock, nodes in zip(locks, chosen, strict=True)
     ]
+    if holders:
+        # If a holder left in between, a node whose data was not read holds now.
+        unread = [number for number, lock in enumerate(found) if len(lock.entries) < lock.holder_count]
+        if unread:
+            again = read_entries(pool, [found[number] for number in unread], timeout=timeout, holders=True)
+            for number, lock in zip(unread, again, strict=True):
+                found[number] = lock
+    return found
 
 
 def _read_many(session: Session, reads: Sequence[wire.Read]) -> RequestScript[list[Any]]:

@@ -138,10 +138,11 @@ def test_break__no_reason(hold: Hold, operator: Type, reason: list[str]) -> None
 
 
 def test_break__free(zklock: str) -> None:
-    """A lock without a holder, or without this holder, is exit code 1, and nothing is asked."""
-    assert run("break", "k", "--yes", "--reason", "why", status=1) == "Lock k has no holder.\n"
-    out = run("break", "k", "--node", "\u202e", "--yes", "--reason", "why", status=1)
-    assert out == "Lock k has no holder with node \\u202e.\n"
+    """A lock that nobody uses is exit code 1, and nothing is asked: not even for --yes without a terminal."""
+    answer = "No lock k\\u202e is in use: it has no holder and no waiter.\n"
+    assert run("break", "k\u202e", "--yes", "--reason", "why", status=1) == answer
+    assert run("break", "k\u202e", status=1) == answer
+    assert run("revoke", "k\u202e", status=1) == answer
 
 
 def test_break__several_holders(hold: Hold, outsider: KazooClient) -> None:

@@ -17,11 +17,13 @@ from kazoo.client import KazooClient
 from services.port import free_port
 from services.zookeeper import ZooKeeper
 
+from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.management.commands.zklock import Command
-from django_zklock.management.subcommands import arguments
+from django_zklock.management.subcommands import _output, arguments
 from django_zklock.management.subcommands._output import table
 from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Identity, Work
+from django_zklock.zk.ops import snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
 from tests.support.any_server import packets_received
@@ -495,16 +497,116 @@ def test_list__every_alias_at_once(settings: Settings, monkeypatch: pytest.Monke
     settings.ZKLOCK = {alias: {"HOSTS": f"127.0.0.1:{free_port()}"} for alias in ("default", "reports", "archive")}
     all_reading = threading.Barrier(3)
 
-    def find(pool: Pool, *_arguments: object, **_options: object) -> list[LockSnapshot]:
-        all_reading.wait(20)
-        return [LockSnapshot(key=pool.name, path="p", unknown_nodes=("f",))]
+    def list_names(_pool: Pool, *, timeout: float) -> list[str]:
+        all_reading.wait(timeout)
+        return []
 
-    monkeypatch.setattr("django_zklock.zk.ops.search.find", find)
-    assert [row.split()[:2] for row in run("list", "--all").splitlines()[1:]] == [
-        ["default", "default"],
-        ["archive", "archive"],
-        ["reports", "reports"],
-    ]
+    monkeypatch.setattr("django_zklock.zk.ops.snapshots.list_names", list_names)
+    assert len(run("list", "--all").splitlines()) == 3
+
+
+class Written(StringIO):
+    """Standard output that counts how many queues were read when each row was written."""
+
+    def __init__(self, reads: list[str]) -> None:
+        super().__init__()
+        self.reads = reads
+        self.read_before: list[int] = []
+
+    def write(self, text: str) -> int:
+        self.read_before += [len(self.reads)] * text.count("\n")
+        return super().write(text)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the name of each queue that is read, two at once."""
+    names_read: list[str] = []
+    list_queues = snapshots.list_queues
+
+    def count(pool: Pool, names: list[str], *, timeout: float) -> list[LockSnapshot]:
+        names_read.extend(names)
+        return list_queues(pool, names, timeout=timeout)
+
+    monkeypatch.setattr(snapshots, "list_queues", count)
+    monkeypatch.setattr("django_zklock.zk.ops.search.BATCH_SIZE", 2)
+    return names_read
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_list__as_it_is_read(hold: Hold, reads: list[str], output: str) -> None:
+    """Rows are written when their locks have been read, and not when all have."""
+    for number in range(6):
+        hold(f"k{number}")
+    out = Written(reads)
+    run("list", "--format", output, out=out)
+    before_first_row = out.read_before[1]
+    assert 0 < before_first_row <= 2
+    assert len(reads) == 6
+    if output == "json":
+        assert [lock["key"] for lock in json.loads(out.getvalue())["locks"]] == [f"k{number}" for number in range(6)]
+    else:
+        assert len(out.getvalue().splitlines()) == 7
+
+
+@pytest.mark.parametrize(("options", "first", "count"), [((), "k0", 1), (("--reverse",), "k5", 1), (("k4",), "k4", 1)])
+def test_list__reads_no_more_than_its_limit(
+    hold: Hold, reads: list[str], options: tuple[str, ...], first: str, count: int
+) -> None:
+    """In the order of keys, only as many queues are read as are shown."""
+    for number in range(6):
+        hold(f"k{number}")
+    assert run("list", "--limit", "1", *options).splitlines()[1].startswith(first)
+    assert len(reads) == count
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_list__zookeeper_stops_answering(
+    hold: Hold, reads: list[str], monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    """What was read before ZooKeeper stopped answering is shown, and the error says how much that was."""
+    for number in range(6):
+        hold(f"k{number}")
+    list_queues = snapshots.list_queues
+
+    def fail(pool: Pool, names: list[str], *, timeout: float) -> list[LockSnapshot]:
+        if "k4" in names:
+            raise ZooKeeperUnavailable("no answer")
+        return list_queues(pool, names, timeout=timeout)
+
+    monkeypatch.setattr(snapshots, "list_queues", fail)
+    out = StringIO()
+    error = failure("list", "--format", output, out=out)
+    assert (str(error), error.returncode) == ("no answer; 4 of 6 queues had been read", 2)
+    if output == "json":
+        answer = json.loads(out.getvalue())
+        assert [len(answer["locks"]), answer["problems"][0]["problem"]] == [4, str(error)]
+    else:
+        assert len(out.getvalue().splitlines()) == 5
+
+
+def test_list__progress(hold: Hold, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it takes its time, a terminal is told how far it is, on standard error; a file is not."""
+    monkeypatch.setattr(_output, "FIRST_NOTE", 0.0)
+    monkeypatch.setattr(_output, "NOTE_INTERVAL", 0.0)
+    for number in range(4):
+        hold(f"k{number}")
+    screen, file, out = Screen(), StringIO(), StringIO()
+    for errors in (screen, file):
+        call_command("zklock", "list", "--sort", "urgency", stdout=out, stderr=errors)
+    assert "\r2 of 4 queues read; Ctrl-C ends\x1b[K" in screen.getvalue()
+    # The line is removed.
+    assert screen.getvalue().endswith("\r\x1b[K")
+    assert file.getvalue() == ""
+    assert "\r" not in out.getvalue()
+
+
+def test_list__match(hold: Hold) -> None:
+    """The pattern may have the name that it has for `watch`; two patterns are one too many."""
+    for key in ("invoice:1", "account:1"):
+        hold(key)
+    assert run("list", "--match", "inv") == run("list", "inv")
+    assert "--match" in str(failure("list", "inv", "--match", "acc"))
 
 
 @pytest.mark.zookeeper
@@ -586,9 +688,9 @@ def test_table__wide_characters_stay_in_columns() -> None:
 
 def test_table__long_text_does_not_pad_the_others() -> None:
     """In a pipe nothing is cut, and one long text does not make every row as long as itself."""
-    _header, long, short = columns_of(("k" * 1000, "free"), ("a", "free"))
-    assert long == "k" * 1000 + "  free"
-    assert len(short) < 200
+    header, long, short = columns_of(("k" * 41, "free"), ("account:17", "held"))
+    assert long == "k" * 41 + "  free"
+    assert [header, short] == ["KEY         STATE", "account:17  <held >"]
 
 
 def test_table__terminal_too_narrow() -> None:

@@ -8,7 +8,7 @@ import pytest
 from kazoo.client import KazooClient
 from services.port import free_port
 
-from django_zklock.management.subcommands import prune
+from django_zklock.zk.ops import actions
 from tests.support.command import Hold, failure, run
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def test_prune__removes_empty_queues(hold: Hold, zklock: str, outsider: KazooCli
 
 def test_prune__in_batches(zklock: str, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of empty queues is removed, in several batches."""
-    monkeypatch.setattr(prune, "BATCH_SIZE", 2)
+    monkeypatch.setattr(actions, "BATCH_SIZE", 2)
     for number in range(5):
         outsider.create(f"{zklock}/k{number}", makepath=True)
     assert run("prune").endswith(f"k4\nRemoved 5 empty queues under {zklock}.\n")

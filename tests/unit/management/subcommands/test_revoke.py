@@ -59,7 +59,7 @@ def test_revoke__no_reason(hold: Hold) -> None:
 
 def test_revoke__free(zklock: str) -> None:
     """A lock without a holder is exit code 1."""
-    assert run("revoke", "k", "--reason", "why", status=1) == "Lock k has no holder.\n"
+    assert run("revoke", "k", "--reason", "why", status=1) == "No lock k is in use: it has no holder and no waiter.\n"
 
 
 def test_revoke__several_holders(hold: Hold, outsider: KazooClient) -> None:

@@ -21,6 +21,7 @@ from services.port import free_port
 from services.zookeeper import ZooKeeper
 
 from django_zklock.api import zk_lock
+from django_zklock.management.commands.zklock import UnsuccessfulError
 from django_zklock.management.subcommands._locked_process import FORWARDED, NOT_FORWARDED, LockedProcess
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
@@ -108,9 +109,11 @@ def run_here(zklock: str) -> Callable[..., tuple[object, str]]:
     def run(*arguments: str) -> tuple[object, str]:
         try:
             call_command("zklock", "run", *arguments)
+        except UnsuccessfulError as error:
+            return error.returncode, ""
         except CommandError as error:
             return error.returncode, str(error)
-        except SystemExit as end:
+        except SystemExit as end:  # by a signal
             return end.code, ""
         return 0, ""
 

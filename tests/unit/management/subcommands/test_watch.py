@@ -22,7 +22,7 @@ from django.core.management import CommandError, call_command
 from kazoo.client import KazooClient
 from services.port import free_port
 
-from django_zklock.management.subcommands import _common, _watch
+from django_zklock.management.subcommands import _common, _output, _watch
 from django_zklock.management.subcommands import watch as subcommand
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.node_data import Work
@@ -279,7 +279,7 @@ def frame(out: StringIO) -> list[str]:
     """Return the lines of the last frame."""
     text = out.getvalue().rpartition(_watch.CURSOR_HOME)[2].partition(_watch.CLEAR_BELOW)[0]
     assert out.getvalue().endswith(_watch.WRAP_ON)
-    return text.replace(_watch.CLEAR_TO_END_OF_LINE, "").splitlines()
+    return text.replace(_output.CLEAR_TO_END_OF_LINE, "").splitlines()
 
 
 def test_screen__list(watch: Start, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,103 @@
+"""The functions for scripts and other admins, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kazoo.client import KazooClient
+from services.port import free_port
+
+from django_zklock import operations
+from django_zklock.exceptions import NotHeld, ZooKeeperUnavailable
+from django_zklock.zk.node_data import Work
+from tests.support.command import GUID, Hold
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytest_plugins = ["tests.support.command_fixtures"]
+
+
+def keys(*arguments: Any, **options: Any) -> list[str]:
+    return [lock.key for lock in operations.find_locks(*arguments, **options)]
+
+
+def test_find_locks(hold: Hold, outsider: KazooClient) -> None:
+    """Locks are found by the conditions of the command, in its orders; that there is none is no error."""
+    assert keys() == []
+    hold("invoice:42", Work(kind="task", name="billing.bill", id="77"))
+    contended = hold("catalogue", mode="read")
+    outsider.create(f"{contended.lock.paths[0]}/_c_{GUID}-__WRIT__", ephemeral=True, sequence=True)
+    assert keys() == ["catalogue", "invoice:42"]
+    assert keys("invoice:*") == keys(task="bill") == ["invoice:42"]
+    assert keys(state="contended") == keys(kind="write") == ["catalogue"]
+    assert keys("nothing") == keys(host="nowhere") == keys(older_than=timedelta(days=1)) == []
+    assert keys(sort="token") == keys(reverse=True) == ["invoice:42", "catalogue"]
+    assert keys(limit=1) == ["catalogue"]
+    found = operations.find_locks()
+    # It can be iterated over again, and reads again.
+    assert [*found] == [*found]
+    (whole,), (part,) = operations.find_locks("cat"), operations.find_locks("cat", holders_only=True)
+    assert [len(whole.entries), len(part.entries), part.waiter_count] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"state": "hold"}, r"state must be one of contended, held, .* got 'hold' \(did you mean held\?\)"),
+        ({"kind": "mutex"}, "kind must be one of exclusive, lease, read, write, got 'mutex'$"),
+        ({"sort": "urgent"}, r"sort must be one of .*\(did you mean urgency\?\)"),
+        ({"limit": 0}, "limit must be positive, got 0"),
+        ({"older_than": -1}, "older_than must not be negative"),
+    ],
+)
+def test_find_locks__wrong_arguments(zklock: str, options: dict[str, Any], message: str) -> None:
+    """A wrong argument is refused before anything is read."""
+    with pytest.raises(ValueError, match=message):
+        operations.find_locks(**options)
+
+
+def test_break_and_revoke(hold: Hold) -> None:
+    """A holder that was found loses its lock, or is asked for it; the history has the user and the reason."""
+    held, asked = hold("k"), hold("l")
+    assert operations.lock_history() == []
+    (holder,) = operations.show_lock("l").holders
+    operations.revoke_lock(holder, "deploy", by="ada")
+    assert asked.revoked == "asked by ada: deploy"
+    (holder,) = operations.show_lock("k").holders
+    operations.break_lock(holder, "it hangs", by="ada")
+    assert held.lost
+    for act in (operations.break_lock, operations.revoke_lock):
+        with pytest.raises(NotHeld):
+            act(holder, "again")
+        with pytest.raises(ValueError, match=r"reason|why"):
+            act(holder, " ")
+    assert operations.show_lock("k").state == "free"
+    done = [(each.key, each.what, each.by, each.why) for each in operations.lock_history()]
+    assert done == [("l", "release requested", "ada", "deploy"), ("k", "broken", "ada", "it hangs")]
+    assert [each.key for each in operations.lock_history("k")] == ["k"]
+
+
+def test_prune_queues(hold: Hold, outsider: KazooClient, zklock: str) -> None:
+    """Empty queues are removed, and others stay."""
+    hold("held")
+    for key in ("idle", "old"):
+        outsider.create(f"{zklock}/{key}")
+    assert [*operations.prune_queues(dry_run=True)] == ["idle", "old"]
+    assert [*operations.prune_queues()] == ["idle", "old"]
+    assert outsider.get_children(zklock) == ["held"]
+
+
+def test_unreachable(settings: Settings) -> None:
+    """Without ZooKeeper each of them says so, within the timeout that was given."""
+    settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 60}}
+    for ask in (
+        lambda: [*operations.find_locks(timeout=0.1)],
+        lambda: operations.show_lock("k", timeout=0.1),
+        lambda: operations.lock_history(timeout=timedelta(seconds=0.1)),
+        lambda: [*operations.prune_queues(timeout=0.1)],
+    ):
+        with pytest.raises(ZooKeeperUnavailable, match=r"within 0\.1 s"):
+            ask()
