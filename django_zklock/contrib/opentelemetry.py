@@ -6,8 +6,10 @@ each. Spans are about one lock each, and have its key.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from os import getpid
 from threading import get_ident
 from time import time_ns
 from typing import Any
@@ -63,6 +65,12 @@ class Instruments:
             unit="By",
             description="What the nodes of holders and waiters take of the budgets of their sessions.",
         )
+        meter.create_observable_up_down_counter(
+            "zklock.gate.tasks",
+            [self._observe_gates],
+            unit="{task}",
+            description="Tasks in a Celery worker's main process that wait for their locks, or then for a slot.",
+        )
         # The ids of the active holds. Removal is atomic, so that a loss and a release at the same time end a hold once,
         # and a hold that was acquired before `instrument` is not counted. The ids keep no hold alive: a forgotten one
         # can be collected, which warns. It stays in the count, like its node at the server.
@@ -72,6 +80,15 @@ class Instruments:
         if self.is_used:
             for pool in connections.pools():
                 yield Observation(sum(each.used for each in pool.sessions()), {"zklock.alias": pool.name})
+
+    def _observe_gates(self, _options: CallbackOptions) -> Iterator[Observation]:
+        # Only a worker has imported it.
+        child = sys.modules.get("django_zklock.contrib.celery.gate.child") if self.is_used else None
+        # A child of a worker has inherited the gate of its parent.
+        gates = [gate for gate in list(child.gates.values()) if gate.pid == getpid()] if child is not None else []
+        if gates:
+            yield Observation(sum(gate.count_waiting() for gate in gates), {"zklock.state": "waiting"})
+            yield Observation(sum(gate.count_ready() for gate in gates), {"zklock.state": "ready"})
 
     def measure(self, signal: Signal, **facts: Any) -> None:
         """Measure what ``signal`` says. A loss ends the hold, although its body may still run."""

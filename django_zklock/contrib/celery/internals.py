@@ -16,6 +16,7 @@ What is used                                              Without it
 ``hub.consolidate_callback``, ``Pool._active_writes``     a task is written to its child one turn of the loop later
 ``Pool._waiting_to_start``                                a lock is released while its child starts
 ``QoS.callback``, ``QoS.prev``                            waiting requests use up the prefetch window
+``consumer.initial_prefetch_count``                       a worker keeps granted tasks for which it has no slots
 ``state.active_requests``, ``task_ready``                 no gate
 ``Request.__dict__``: ``on_accepted``, ``on_success``,    no gate
 ``on_failure``, ``on_timeout`` of one request
@@ -213,8 +214,11 @@ def has_lost_job(pool: Any, request: Request) -> bool:
 
 
 def forget(request: Request) -> None:
-    """Let Celery count ``request`` as one that has ended."""
+    """Let Celery count ``request`` as one that has ended; the next delivery of its task may be here already."""
+    known = state.requests.get(request.id)
     state.task_ready(request)
+    if known is not None and known is not request:
+        state.requests[request.id] = known
 
 
 def is_active(request: Request) -> bool:
@@ -516,6 +520,11 @@ class PrefetchWindow:
 
     def _widened(self, count: int) -> int:
         return min(count + self._count(), MAX_PREFETCH) if count else 0
+
+
+def own_prefetch_count(consumer: Any) -> int:
+    """Return how many messages Celery itself would let this worker keep, without countdowns; 0 means no limit."""
+    return int(getattr(consumer, "initial_prefetch_count", 0))
 
 
 # Messages.

@@ -319,9 +319,12 @@ class Model:
                     yield task, f"{message[1:]} has run {count} times"
 
     def _returns_explained(self) -> Iterator[tuple[str, str]]:
-        """A worker returns a message only when its child or itself ends, or after half the limit."""
+        """A worker returns a message when its child or itself ends, for want of a slot, or after half the limit."""
         losses = [row for what in ("child_killed", "terminating") for row in self._what[what]]
         ends = [row for what in ("stopping", "disconnected") for row in self._what[what]]
+        spare: dict[str, list[Row]] = defaultdict(list)
+        for row in self._what["no_slot"]:
+            spare[row["id"]].append(row)
         for message, deliveries in self._deliveries.items():
             for each in deliveries:
                 for at, why in each.returns:
@@ -331,6 +334,9 @@ class Model:
                     lost = any(row["at"] <= at <= row["at"] + BELATED for row in losses)
                     ending = any(row["main"] == each.main and abs(row["at"] - at) < BELATED for row in ends)
                     lost = lost or self._was_shrunk({"main": each.main, "at": at})
+                    if any(row["main"] == each.main and row["at"] <= at for row in spare[message[0]]):
+                        self.counts["without a slot"] += 1
+                        continue
                     if not lost and not ending and at - each.at < MAX_WAIT * 0.9:
                         yield message[0], f"was given back {at - each.at:.1f} s after its delivery"
 

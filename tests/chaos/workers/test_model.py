@@ -219,6 +219,14 @@ def test_given_back(waited: float, wrong: list[str]) -> None:
     assert judge(rows) == wrong
 
 
+def test_given_back__without_a_slot() -> None:
+    """A message that the gate has returned for want of a slot may come back soon."""
+    rows = storm(course("a", 10.0))
+    rows.append({"at": 11.0, "what": "no_slot", "main": MAIN, "id": "a"})
+    rows.append({"at": 11.1, "what": "reject", "main": MAIN, "requeue": True, **message("a")})
+    assert judge(rows) == []
+
+
 def test_given_back__the_older_of_two_alike() -> None:
     """A worker that has two messages of one task returns the one that has waited long enough."""
     rows, returned = storm(course("a", 20.0)), 20.15

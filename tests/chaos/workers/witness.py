@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import logging
 import os
 import threading
 from collections import Counter
@@ -76,6 +77,14 @@ def begin_main(**_: Any) -> None:
     _witness_acknowledgements()
     _witness_publications()
     _witness_jobs()
+    logging.getLogger("django_zklock.celery").addFilter(note_returns)
+
+
+def note_returns(record: logging.LogRecord) -> bool:
+    """Write which messages the gate returns for want of a slot."""
+    if record.msg.startswith("event=given_back") and isinstance(record.args, tuple) and "no_slot" in record.args:
+        write("no_slot", id=record.args[1], main=os.getpid())
+    return True
 
 
 def _witness_jobs() -> None:

@@ -18,11 +18,11 @@ pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
 
 def stop(workshop: Any) -> list[dict[str, Any]]:
-    """Stop the worker, and return what its processes have counted, without the size of the nodes they have now."""
+    """Stop the worker, and return what its processes have counted, without what they have now: nodes, and tasks."""
     workshop.worker.stop()
     notes: list[dict[str, Any]] = workshop.notes(f"{workshop.queue}:metrics")
     for note in notes:
-        note["counts"] = [each for each in note["counts"] if each[0] != "zklock.nodes.size"]
+        note["counts"] = [each for each in note["counts"] if each[0] not in {"zklock.nodes.size", "zklock.gate.tasks"}]
     return notes
 
 

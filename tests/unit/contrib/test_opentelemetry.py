@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -193,6 +195,32 @@ def test_nodes(ensemble: Ensemble, meter: Meter) -> None:
     assert meter.points("zklock.nodes.size") == []
 
 
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the gate of a worker in this process: two tasks wait for their locks, one for a slot, and one runs."""
+    # Only workers need them.
+    child = pytest.importorskip("django_zklock.contrib.celery.gate.child")
+    from django_zklock.contrib.celery.gate.gate import Gate
+    from django_zklock.contrib.celery.gate.request import Phase
+
+    gate: Any = Gate.__new__(Gate)
+    gate.pid, phases = os.getpid(), [Phase.WAITING, Phase.WAITING, Phase.DECIDED, Phase.CLAIMED]
+    gate.requests = {
+        number: SimpleNamespace(phase=phase, waits_for_slot=phase is Phase.DECIDED, contended=True)
+        for number, phase in enumerate(phases)
+    }
+    monkeypatch.setitem(child.gates, "of this worker", gate)
+    return gate
+
+
+def test_gate__tasks(gate: Any, meter: Meter) -> None:
+    """A worker's main process measures the tasks that wait for their locks, and for slots; its children do not."""
+    counts = [(point.value, dict(point.attributes)) for point in meter.points("zklock.gate.tasks")]
+    assert counts == [(2, {"zklock.state": "waiting"}), (1, {"zklock.state": "ready"})]
+    gate.pid = -1
+    assert meter.points("zklock.gate.tasks") == []
+
+
 def test_contention(stranger: Stranger, meter: Meter) -> None:
     """A wait is counted when it begins, and its duration when it ends."""
     stranger.take("invoice:42")
@@ -296,7 +324,7 @@ def test_instrument__global_provider() -> None:
     assert (done.stdout, done.stderr) == ("zklock.contentions\n", "")
 
 
-def test_reference__has_every_instrument(stranger: Stranger, ensemble: Ensemble, meter: Meter) -> None:
+def test_reference__has_every_instrument(gate: Any, stranger: Stranger, ensemble: Ensemble, meter: Meter) -> None:
     """The table of the reference has each instrument with its kind and unit, and no other."""
     stranger.take("invoice:42")
     bill_or_skip(42)

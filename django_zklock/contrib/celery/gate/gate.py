@@ -23,7 +23,15 @@ from django_zklock import locked_call
 from django_zklock.contrib.celery import headers, internals
 from django_zklock.contrib.celery.gate import child
 from django_zklock.contrib.celery.gate.child import HEADER, ChildWatcher
-from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, IN_POOL, MAX_READY, GateRequest, Phase
+from django_zklock.contrib.celery.gate.request import (
+    BEFORE_DECISION,
+    CHECK_INTERVAL,
+    IN_POOL,
+    MAX_READY,
+    GateRequest,
+    Phase,
+    Verdict,
+)
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
 from django_zklock.contrib.celery.tasks import message_key, outermost_lock
 from django_zklock.zk.background import TimerThread
@@ -57,6 +65,7 @@ class Gate:
         # Called where the body runs, when it has ended.
         self.release = self.child_watcher.send_release if self.forks else self.on_body_ended
         self.slots = Slots(self)
+        self.pid = os.getpid()
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
         self.window = internals.PrefetchWindow(lambda: min(len(self.outside_window), self.max_parked))
@@ -170,6 +179,7 @@ class Gate:
 
     def _check(self) -> None:
         self._checks, now = False, monotonic()
+        self._return_surplus(now)
         for request in list(self.requests.values()):
             try:
                 request.check(now)
@@ -178,6 +188,27 @@ class Gate:
                 logger.exception("event=check_failed task=%s", request.request.id)
         if self.requests:
             self.start_checks()
+
+    def _return_surplus(self, now: float) -> None:
+        """Return to the broker what has waited for a slot for too long, behind as many as Celery itself would keep.
+
+        Another worker may have a slot. What comes back here does not ask for its lock before there is one, or is among
+        those that Celery lets this worker keep, so it does not go back again and again while all workers are full. What
+        waits behind it for the same lock follows it, so that it is not overtaken here.
+        """
+        kept, requests = internals.own_prefetch_count(self.consumer), list(self.requests.values())
+        ready = sorted((each for each in requests if each.waits_for_slot), key=lambda each: each.moved)
+        # A refusal is made, whichever worker carries it out.
+        spare = (
+            [each for each in ready[kept:] if each.contended and each.verdict is not Verdict.REFUSED] if kept else []
+        )
+        surplus = [each for each in spare if now - each.moved > MAX_READY]
+        keys: set[str] = set()
+        for request in requests if surplus else ():
+            is_behind = request.phase in BEFORE_DECISION and not keys.isdisjoint(request.lock.keys)
+            if is_behind or request in surplus:
+                keys.update(request.lock.keys)
+                request.guarded(partial(request.give_back, "no_slot"))
 
     def give_back(self, request: Request, attempt: tuple[Any, ...], rest: float | None) -> None:
         """Let the broker deliver ``request`` again, at the end of its queue or where it was; it waits ``rest`` more."""
@@ -233,9 +264,18 @@ class Gate:
             # The connection for events may be the one that was lost; tasks do not depend on it.
             logger.exception("event=event_not_sent what=%s task=%s", what, facts["uuid"])
 
+    def count_waiting(self) -> int:
+        """Return how many tasks wait for their locks: more slots would not help them."""
+        return sum(each.phase is Phase.WAITING for each in list(self.requests.values()))
+
+    def count_ready(self) -> int:
+        """Return how many tasks that have waited for their locks wait for a slot, here or in another worker."""
+        return sum(each.contended and each.waits_for_slot for each in list(self.requests.values()))
+
     def as_dict(self) -> dict[str, Any]:
         return {
-            "waiting": len(self.outside_window),
+            "waiting": self.count_waiting(),
+            "ready": self.count_ready(),
             "running": sum(request.phase in IN_POOL for request in list(self.requests.values())),
             "max_parked": self.max_parked,
             "prefetch": self.window.size,

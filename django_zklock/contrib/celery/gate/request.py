@@ -51,7 +51,8 @@ logger = logging.getLogger("django_zklock.celery")
 MAX_JOINING = 1.0
 # Seconds between two checks for what no callback reports, such as a revoked task.
 CHECK_INTERVAL = 1.0
-# Seconds for which a granted lock waits for a slot, or there for the body, if another contender waits behind it.
+# Seconds for which a granted lock waits for a slot, or there for the body, if another contender waits behind it, or if
+# the worker has more such requests than slots for them.
 MAX_READY = 1.0
 # Failures that the pool itself reports, before or after the end of the child. All others come from the child.
 _POOL_FAILURES = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
@@ -101,6 +102,7 @@ STATES = {
 
 # An attempt may change them.
 ASKING = frozenset({Phase.JOINING, Phase.WAITING, Phase.DECIDED})
+BEFORE_DECISION = frozenset({Phase.QUEUED, Phase.JOINING, Phase.WAITING})
 IN_POOL = frozenset({Phase.SUBMITTED, Phase.CLAIMED, Phase.RELEASED})
 UNCLAIMED = {(Phase.DECIDED, Verdict.GRANTED), (Phase.SUBMITTED, Verdict.GRANTED)}
 
@@ -415,9 +417,13 @@ class GateRequest:
     def on_accepted(self, pid: int, accepted: float) -> None:
         self.moved = monotonic()
         try:
-            if not self.gate.forks and (self.phase is Phase.OVER or self.request.revoked()):
-                # It has waited in the queue of the pool. It is delivered again, or was revoked or has expired.
-                raise TaskRevokedError("the task is not to run")  # noqa: TRY301 - the end is the same for all errors
+            if not self.gate.forks:
+                with self._changing:
+                    if self.phase is Phase.OVER or self.request.revoked():
+                        # It has waited in the queue of the pool. It is delivered again, was revoked or has expired.
+                        raise TaskRevokedError("the task is not to run")  # noqa: TRY301 - one end for all errors
+                    # From here on it is not given back.
+                    self.pid = pid
             # A child may claim the hold and die before Celery reads its word: then Celery gives the task to another
             # child, which acquires the lock itself, or if it was revoked acknowledges it here.
             claimed_by = self.cell.claimed_by if self.cell is not None else None
@@ -548,6 +554,15 @@ class GateRequest:
             self._changing.release()
         return True
 
+    def give_back(self, reason: str) -> None:
+        """Let the broker deliver the message again, unless the pool has it and cannot wait any more."""
+        with self._changing:
+            if self.phase is Phase.OVER or (self.phase in IN_POOL and not self.is_queued):
+                return
+            age, text = monotonic() - self._delivered, "event=given_back key=%r task=%s age=%.0f reason=%s"
+            logger.info(text, self.lock.key, self.request.id, age, reason)
+            self._go_back()
+
     def _go_back(self) -> None:
         self.over()
         self.gate.loop.post(partial(self.gate.give_back, self.request, self.attempt_id, self.rest))
@@ -570,9 +585,8 @@ class GateRequest:
             self.over()
         elif self.phase is Phase.JOINING:
             self.step()
-        elif self.phase is not Phase.OVER and (age := now - self._delivered) > self.gate.max_wait:
-            logger.info("event=given_back key=%r task=%s age=%.0f", self.lock.key, self.request.id, age)
-            self._go_back()
+        elif self.phase is not Phase.OVER and now - self._delivered > self.gate.max_wait:
+            self.give_back("age")
         elif self.phase is not Phase.DECIDED:
             self._step_in_time()
         if self.phase in IN_POOL or self.phase is Phase.DECIDED:
@@ -617,6 +631,11 @@ class GateRequest:
         elif note is not None or child is None:
             return
         self._note = ChildNote(attempt.contender, facts)
+
+    @property
+    def waits_for_slot(self) -> bool:
+        """Whether all that it waits for is a slot, thread or greenlet."""
+        return self.phase is Phase.DECIDED or self.is_queued
 
     @property
     def is_queued(self) -> bool:

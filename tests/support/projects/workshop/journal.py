@@ -47,6 +47,12 @@ def read(key: str, journal: str, number: int = 0, seconds: float = 0.0) -> None:
 
 
 @shared_task
+@zk_locked("{key}", mode="read")
+def read_and_stay(key: str, gate: str) -> None:
+    stay(gate)
+
+
+@shared_task
 @zk_locked("{key}", timeout=scaled(3))
 def bounded(key: str, journal: str, number: int = 0) -> None:
     write(journal, number)

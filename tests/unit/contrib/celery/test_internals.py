@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ import celery._state
 import pytest
 from celery.local import PromiseProxy
 from celery.worker import state
+from celery.worker.consumer import Consumer as CeleryConsumer
 from celery.worker.request import Request
 from celery.worker.worker import WorkController
 from kombu import Connection, Consumer, Exchange, Queue
@@ -97,6 +99,32 @@ def test_time_limit(
     assert Request.time_limits == (None, None)
     request = SimpleNamespace(time_limits=of_message, task=SimpleNamespace(time_limit=of_task))
     assert time_limit(cast("Request", request), SimpleNamespace(time_limit=of_worker)) == limit
+
+
+class Received(Request):
+    """A request, of which only the id counts."""
+
+    id = "a"
+
+    def __init__(self) -> None:
+        """Read no message."""
+
+
+def test_forget__next_delivery_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is forgotten does not take the next delivery of its task with it."""
+    old, new = Received(), Received()
+    monkeypatch.setitem(state.requests, "a", old)
+    internals.forget(old)
+    assert "a" not in state.requests
+    monkeypatch.setitem(state.requests, "a", new)
+    internals.forget(old)
+    assert state.requests["a"] is new
+
+
+def test_own_prefetch_count() -> None:
+    """Celery's consumer says how many messages it wants at most."""
+    assert "initial_prefetch_count" in signature(CeleryConsumer.__init__).parameters
+    assert internals.own_prefetch_count(SimpleNamespace(initial_prefetch_count=8)) == 8
 
 
 def test_slots__next_takes_a_free_one() -> None:
