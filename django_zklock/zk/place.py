@@ -14,6 +14,7 @@ time between two of them.
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -126,6 +127,8 @@ class Place:
     holder: node_data.Identity | None = None
     # Never removed: it ends with the node.
     _own_watch: Watch | None = None
+    # Our node could not be read the last time.
+    _is_unreadable: bool = False
     # What we watch, since the first listing that has made us wait.
     _plan: WatchPlan | None = None
     # How many nodes are not yet known to be deleted. It is 0 only if that proves the end of our turn.
@@ -199,9 +202,13 @@ class Place:
         if self.turn in LEFT:
             return
         if value is not None and value[1].ephemeralOwner == contender.session.id:
+            self._is_unreadable = False
             contender.on_data(self, value[0])
         elif value is None and not isinstance(error, wire.NoNodeError):
-            logger.warning("event=unverified path=%s node=%s error=%r", self.path, self.node, error)
+            # It is read again at each heartbeat.
+            level = logging.DEBUG if self._is_unreadable else logging.WARNING
+            self._is_unreadable = True
+            logger.log(level, "event=unverified path=%s node=%s error=%r", self.path, self.node, error)
         else:
             contender.on_place_lost(self)
 

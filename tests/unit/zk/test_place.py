@@ -163,15 +163,29 @@ def test_own_node__left_before_it_is_watched(script: Script) -> None:
 
 
 def test_own_node__unreadable_at_a_heartbeat(script: Script, caplog: pytest.LogCaptureFixture) -> None:
-    """A node that cannot be read is no loss, is told of, and is asked about at each heartbeat."""
+    """A node that cannot be read is no loss, is told of once, and is asked about at each heartbeat."""
+    caplog.set_level("DEBUG", "django_zklock")
     contender = contend(script)
     name = create(script)
     script.answer("children", [name])
-    for count in (1, 2):
+
+    def levels() -> list[str]:
+        return [record.levelname for record in caplog.records if "event=unverified" in record.message]
+
+    for count in (1, 2, 3):
         script.heartbeat()
         script.answer("get", error=NoAuthError())
         assert (contender.state, contender.lost) == (State.HELD, None)
-        assert sum("event=unverified" in each.message for each in caplog.records) == count
+        assert levels() == ["WARNING", "DEBUG", "DEBUG"][:count]
+    # It is readable for a while.
+    script.heartbeat()
+    script.answer("get", (data(), stat()))
+    script.tell(f"/k/{name}", deleted=False)
+    script.answer("get", error=NoAuthError())
+    assert levels()[3:] == ["WARNING"]
+    script.heartbeat()
+    script.answer("get", error=NoNodeError())
+    assert contender.lost == "its node was deleted" or contender.loss_reason_pending
 
 
 def test_own_node__gone_before_a_heartbeat_is_answered(script: Script) -> None:
