@@ -13,6 +13,7 @@ from django_zklock.testing.protocol import Opcode
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.queue import EXCLUSIVE, READ, Rule, semaphore
 from django_zklock.zk.session import MAX_WATCHES_PER_WRITE
 from tests.support.tcp_proxy import DOWN, Proxy
 from tests.support.threads import Runner
@@ -55,11 +56,12 @@ def test_heartbeat__revoked(hold_many: Callable[[], tuple[Pool, list[Held]]], ou
     assert [held.key for held in holds if held.revoked] == [f"k{MAX_WATCHES_PER_WRITE + 1}"]
 
 
-def test_heartbeat__few_requests(testserver: ZooKeeperServer, make_pool: MakePool) -> None:
+@pytest.mark.parametrize("rule", [EXCLUSIVE, READ, semaphore(2)], ids=["exclusive", "read", "semaphore"])
+def test_heartbeat__few_requests(testserver: ZooKeeperServer, make_pool: MakePool, rule: Rule) -> None:
     """Each held node is read once, with a watch; later heartbeats cost the same for any number of locks."""
     with Proxy(testserver.address) as proxy:
         pool = make_pool(proxy.hosts, session_timeout=LONG_SESSION)
-        holds = [Lock(f"k{number}", pool).acquire(60) for number in range(MANY)]
+        holds = [Lock(f"k{number}", pool, rule=rule).acquire(60) for number in range(MANY)]
         (session,) = pool.sessions()
         testserver.requests.clear()
         # All answers come late and together, those to several heartbeats too.

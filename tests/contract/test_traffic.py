@@ -10,6 +10,7 @@ import pytest
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.queue import semaphore
 from django_zklock.zk.wire.client import Wire
 from tests.support.any_server import Server, packets_received
 from tests.support.queued_contenders import is_next, is_watching
@@ -18,6 +19,7 @@ from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
 
 CONNECT, CREATE2, CREATE_CONTAINER, GET_CHILDREN, DELETE, GET_DATA, PING = 0, 15, 19, 8, 2, 4, 11
+SET_DATA, REMOVE_WATCHES = 5, 18
 
 
 def written(proxy: Proxy, since: int = 0) -> list[list[int]]:
@@ -119,6 +121,46 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
             wait_until(lambda expected=expected: so_far() == expected, what=f"{expected}")  # type: ignore[misc]
         go_on[99].set()
         runners[99].result()
+        for pool in pools:
+            pool.close()
+
+
+def test_hand_over__semaphore(server: Server, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that becomes free costs the same at any length of the line, watches included."""
+    # No heartbeat while requests are counted.
+    monkeypatch.setattr("django_zklock.zk.session.HEARTBEATS_PER_SESSION", 0.1)
+    waiters = 20
+    with Proxy(server.address) as proxy:
+        pools = [make_pool(proxy.hosts, session_timeout=60.0) for _ in range(waiters)]
+        holders = [Lock("k", make_pool(session_timeout=60.0), rule=semaphore(2)).acquire() for _ in range(2)]
+        before = len(proxy.chunks)
+        runners = []
+        for number, pool in enumerate(pools):
+            runners.append(Runner(lambda pool=pool: Lock("k", pool, rule=semaphore(2)).acquire()))  # type: ignore[misc]
+            wait_until(lambda number=number: len(waiting(pools[: number + 1])) == number + 1)  # type: ignore[misc]
+            wait_until(lambda pool=pool: not pool.sessions()[0].wire._client._pending)  # type: ignore[misc]
+        joined = Counter(code for write in written(proxy, before) for code in write if code != CONNECT)
+        # Of each its creation, a list and two watches: on its own node, and on a predecessor. The first watches the
+        # list instead, which changes with each that joins.
+        assert joined.pop(CREATE2) == joined.pop(CREATE_CONTAINER) == waiters
+        assert joined.pop(GET_DATA) == 2 * waiters - 1
+        assert joined.pop(GET_CHILDREN) <= 2 * waiters
+        assert not joined
+        seen = len(proxy.chunks)
+        for runner in runners:
+            holders.pop(0).release(wait=True)
+            holders.append(runner.result())
+        for held in holders:
+            held.release(wait=True)
+        asked = Counter(code for write in written(proxy, seen) for code in write)
+        # The one that is granted has listed, stops to watch the list, wakes the next one, and reads what it has written
+        # to its node. The next one lists because of that, and watches the list; it may hear of the deletion too.
+        assert asked.pop(DELETE) == waiters
+        assert asked.pop(SET_DATA) <= waiters
+        assert asked.pop(REMOVE_WATCHES) <= waiters
+        assert asked.pop(GET_DATA) <= waiters
+        assert asked.pop(GET_CHILDREN) <= 4 * waiters
+        assert not asked
         for pool in pools:
             pool.close()
 
