@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -18,6 +19,21 @@ def wakeups(pid: int, duration: float) -> float:
     began, before = time.monotonic(), _waits(pid)
     time.sleep(duration)
     return (_waits(pid) - before) / (time.monotonic() - began)
+
+
+def open_files() -> set[tuple[int, int]]:
+    """Return the devices and inodes of what this process has open."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        # Another thread may close it meanwhile, and one is that of the folder.
+        with contextlib.suppress(FileNotFoundError):
+            found.add(identity(descriptor.stat()))
+    return found
+
+
+def identity(status: os.stat_result) -> tuple[int, int]:
+    """Return what no other open file has."""
+    return status.st_dev, status.st_ino
 
 
 def _waits(pid: int) -> int:

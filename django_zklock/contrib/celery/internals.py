@@ -193,8 +193,10 @@ def is_prefork(pool: Any) -> bool:
 def can_have_gate(pool: Any) -> bool:
     """Return whether tasks in ``pool`` can use a lock that this process holds.
 
-    A solo pool has no gate: its only thread runs the tasks.
+    A solo pool has no gate: its only thread runs the tasks. A consumer without a pool runs none.
     """
+    if pool is None:
+        return False
     if is_prefork(pool):
         # A child that was not forked has no scoreboard.
         return bool(pool.forking_enable)

@@ -28,11 +28,12 @@ from billiard.exceptions import WorkerLostError
 
 from django_zklock.api import current_work
 from django_zklock.contrib.celery import headers
-from django_zklock.contrib.celery.gate.scoreboard import Cell, InheritedContender, InheritedDescriptor
+from django_zklock.contrib.celery.gate.scoreboard import Cell, InheritedContender, InheritedDescriptor, finalizer_of
 from django_zklock.contrib.celery.tasks import locked_call_in, running_task, task_body
 from django_zklock.exceptions import LockConflict, LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.locked_call import LockedCall, Outcome
 from django_zklock.zk import node_data
+from django_zklock.zk.background import note_end
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
@@ -205,7 +206,9 @@ class ChildWatcher:
         for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
         self._inherited = InheritedDescriptor(self._write_end)
+        self._read = finalizer_of(self, self._read_end)
         self._selector = selectors.DefaultSelector()
+        self._is_closed = False
         self._selector.register(self._read_end, selectors.EVENT_READ)
         # The descriptor of each child; one without it is polled. Guarded by _changing, reentrant for a signal handler.
         self._watched: dict[int, int | None] = {}
@@ -215,6 +218,8 @@ class ChildWatcher:
     def add(self, pid: int) -> bool:
         """Watch the child ``pid``; return ``False`` if it has ended already."""
         with self._changing:
+            if self._is_closed:
+                return False
             if self._thread is None:
                 self._thread = threading.Thread(target=partial(serve, self._run), name="zklock-children", daemon=True)
                 self._thread.start()
@@ -242,8 +247,27 @@ class ChildWatcher:
             else:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
+    def close(self) -> None:
+        """Watch no child any more, and end the thread: the worker has ended."""
+        with self._changing:
+            self._is_closed = True
+            if self._thread is None:
+                self._close_descriptors()
+            else:
+                note_end(self._thread)
+                self.send_release(0)
+
+    def _close_descriptors(self) -> None:
+        with self._changing:
+            for descriptor in filter(None, self._watched.values()):
+                os.close(descriptor)
+            self._watched.clear()
+            self._selector.close()
+            self._inherited.close()
+            self._read()
+
     def _run(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 polled = [pid for pid, descriptor in list(self._watched.items()) if descriptor is None]
                 for key, _ in self._selector.select(_POLL_INTERVAL if polled else None):
@@ -256,6 +280,7 @@ class ChildWatcher:
                     self._ended(pid)
             except Exception:
                 logger.exception("event=child_watcher_failed")
+        self._close_descriptors()
 
     def _ended(self, pid: int) -> None:
         with self._changing:

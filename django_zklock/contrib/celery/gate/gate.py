@@ -32,7 +32,7 @@ from django_zklock.contrib.celery.gate.request import (
     Phase,
     Verdict,
 )
-from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
+from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard, finalizer_of
 from django_zklock.contrib.celery.tasks import message_key, outermost_lock
 from django_zklock.zk.background import TimerThread
 from django_zklock.zk.node_data import Work
@@ -119,12 +119,22 @@ class Gate:
             # The last tasks run, and Celery's loop does not.
             self.loop.detach()
 
+    def close(self) -> None:
+        """End the threads, and close the descriptors: the worker's pool has ended."""
+        self.loop.close()
+        self.child_watcher.close()
+        self.scoreboard.close()
+
     def stop_soon(self) -> None:
         """Stop without waiting, in the timer thread: the signal handler that wants it may have interrupted a step."""
+        if self.requests:
+            self.loop.timers.call_later(0.0, self._stop_requests)
+
+    def _stop_requests(self) -> None:
         # Tasks that run may still take their locks, and Celery's loop does not run during the handler or after it.
         self.loop.detach()
         if [request for request in list(self.requests.values()) if not request.leave(wait=False)]:
-            self.loop.timers.call_later(STOP_INTERVAL, self.stop_soon)
+            self.loop.timers.call_later(STOP_INTERVAL, self._stop_requests)
 
     def _locked_request(self, request: Request) -> GateRequest | None:
         task = request.task
@@ -376,6 +386,13 @@ class Loop:
         self._read_end, self._write_end = os.pipe()
         for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
+        self._close = finalizer_of(self, self._read_end, self._write_end)
+
+    def close(self) -> None:
+        """End the timer thread when it has made the calls that are due; Celery's loop does not run any more."""
+        self.detach()
+        self._close()
+        self.timers.stop()
 
     def attach(self, hub: Any) -> None:
         """Listen in ``hub``, which removes its readers when the connection to the broker is lost."""
@@ -439,9 +456,12 @@ class GateStep(bootsteps.StartStopStep):
         # `celery inspect` finds it there.
         gate = consumer.zklock_gate = Gate(consumer)
         child.gates[gate.origin] = gate
-        stop_soon = partial(gate.loop.timers.call_later, 0.0, gate.stop_soon)
-        internals.put_into(consumer, on_request=gate.on_request, stop_soon=stop_soon)
+        internals.put_into(consumer, on_request=gate.on_request, stop_soon=gate.stop_soon)
         return gate
+
+    def shutdown(self, _consumer: Any) -> None:
+        """Called when the worker's pool has ended."""
+        self.obj.close()
 
     def register_with_event_loop(self, _consumer: Any, hub: Any) -> None:
         """Attach the gate at each connection to the broker: the loop removes its readers when one is lost."""

@@ -8,6 +8,7 @@ of that file. So what was decided stands in the memory.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import errno
@@ -16,6 +17,7 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,6 +88,10 @@ class Scoreboard:
         # By process: the kernel does not keep threads of one process apart.
         self._deciding: dict[int, threading.RLock] = {}
 
+    def close(self) -> None:
+        """Close the file; no body uses a hold of this scoreboard any more."""
+        self._claims.close()
+
     @contextmanager
     def deciding(self, number: int, *, waits: bool = False) -> Iterator[bool]:
         """Whether this process alone decides about the cell ``number`` meanwhile; if it ``waits``, after the other."""
@@ -101,11 +107,29 @@ class Scoreboard:
                 fcntl.lockf(self._claims.fd, fcntl.LOCK_UN, 1, number)
 
 
+def finalizer_of(owner: object, *descriptors: int) -> weakref.finalize[Any, Any]:
+    """Return what closes ``descriptors``, once: when it is called, or when nothing refers to ``owner`` any more."""
+
+    def close() -> None:
+        for each in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(each)
+
+    finalizer = weakref.finalize(owner, close)
+    finalizer.atexit = False
+    return finalizer
+
+
 class InheritedDescriptor:
     """A descriptor that children inherit. A body may close it, and its number may be that of another file then."""
 
     def __init__(self, fd: int) -> None:
         self.fd, self._status = fd, os.fstat(fd)
+        self._finalizer = finalizer_of(self, fd)
+
+    def close(self) -> None:
+        """Close it in this process; calling this again does nothing."""
+        self._finalizer()
 
     @property
     def intact(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from django_zklock.contrib.celery.gate.child import ChildWatcher
+from tests.support.proc_status import identity, open_files
 from tests.support.timing import scaled
 
 pytestmark = pytest.mark.celery
@@ -39,6 +40,26 @@ def test_end__is_noticed(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> N
             child.kill()
             assert ended.get(timeout=SOON) == child.pid
     assert ended.empty()
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_close(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> None:
+    """A watcher that is closed has no descriptor and no thread, and watches no child."""
+    if is_refused:
+        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    ended: queue.Queue[int] = queue.Queue()
+    watcher = ChildWatcher(lambda _hold_id: None, ended.put)
+    pipe = identity(os.fstat(watcher._write_end))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert watcher.add(child.pid)
+        thread = watcher._thread
+        assert thread is not None
+        watcher.close()
+        thread.join(SOON)
+        assert not watcher.add(child.pid)
+        child.kill()
+    assert (thread.is_alive(), pipe in open_files(), ended.empty()) == (False, False, True)
+    watcher.send_release(7)
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

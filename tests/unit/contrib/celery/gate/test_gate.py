@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import os
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from celery import Celery
+from celery.concurrency.thread import TaskPool
+from celery.worker.consumer import Consumer
 
 from django_zklock.contrib.celery import internals
-from django_zklock.contrib.celery.gate.gate import Gate
+from django_zklock.contrib.celery.gate.gate import Gate, install
+from tests.support.proc_status import identity, open_files
+from tests.support.tree_reader import wait_until
 from tests.unit.contrib.celery.gate.workplace import Workplace
 
 
@@ -24,6 +32,46 @@ def test_check__one_chain() -> None:
     locked.over()
     workplace.loop.fire()
     assert workplace.loop.due == []
+
+
+@pytest.fixture
+def make_consumer() -> Iterator[Callable[..., Any]]:
+    """Return a function that makes the consumer of a worker that never runs, with the gate in its app."""
+    app = Celery("made", broker="memory://", set_as_current=False)
+    install(app)
+    yield lambda **options: Consumer(Mock(), timer=Mock(), controller=Mock(), app=app, **options)
+    app.close()
+
+
+def test_consumer__without_a_pool(make_consumer: Callable[..., Any]) -> None:
+    """A consumer that has no pool has no gate, as in programs that embed one."""
+    assert not hasattr(make_consumer(), "zklock_gate")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_consumer__leaves_nothing(make_consumer: Callable[..., Any], ended: bool) -> None:
+    """The gate of a consumer that has ended, or was dropped, leaves neither threads nor descriptors."""
+    consumer = make_consumer(pool=TaskPool.__new__(TaskPool))
+    gate = consumer.zklock_gate
+    descriptors = gate.loop._read_end, gate.loop._write_end, gate.child_watcher._write_end, gate.scoreboard._claims.fd
+    opened = {identity(os.fstat(each)) for each in descriptors}
+    assert opened <= open_files()
+    timers = gate.loop.timers
+    if ended:
+        timers.call_later(0.0, lambda: None)
+        consumer.shutdown()
+        wait_until(lambda: timers._thread is None, 20, "the thread has ended")
+    del consumer, gate
+    gc.collect()
+    assert not opened & open_files()
+
+
+def test_soft_shutdown__without_a_request(make_consumer: Callable[..., Any]) -> None:
+    """A soft shutdown starts no thread where the gate has nothing to give back."""
+    consumer = make_consumer(pool=TaskPool.__new__(TaskPool))
+    consumer.controller.wait_for_soft_shutdown()
+    assert consumer.zklock_gate.loop.timers._thread is None
+    consumer.shutdown()
 
 
 def test_request__without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

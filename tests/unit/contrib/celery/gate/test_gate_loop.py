@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from django_zklock.contrib.celery.gate.gate import Loop
+from tests.support.proc_status import identity, open_files
+from tests.support.tree_reader import wait_until
 
 
 def test_loop__without_the_hub() -> None:
@@ -49,3 +53,29 @@ class Hub:
 
     def add_reader(self, _descriptor: int, run: Callable[[], None]) -> None:
         self.run = run
+
+
+def test_loop__closed() -> None:
+    """A loop that is closed makes the calls that are due, has no descriptor, and its thread ends."""
+    loop = Loop(has_hub=True)
+    pipe = identity(os.fstat(loop._write_end))
+    assert pipe in open_files()
+    made: list[int] = []
+    loop.attach(Hub())
+    loop.post(lambda: made.append(1))
+    loop.timers.call_later(0.0, lambda: made.append(2))
+    loop.close()
+    loop.post(lambda: made.append(3))
+    wait_until(lambda: sorted(made) == [1, 2, 3], 20, "the calls are made")
+    wait_until(lambda: loop.timers._thread is None, 20, "the thread has ended")
+    assert pipe not in open_files()
+
+
+def test_loop__dropped() -> None:
+    """A loop to which nothing refers has no descriptor either: of a consumer that was never started."""
+    loop = Loop(has_hub=True)
+    pipe = identity(os.fstat(loop._write_end))
+    assert pipe in open_files()
+    del loop
+    gc.collect()
+    assert pipe not in open_files()
