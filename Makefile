@@ -89,6 +89,10 @@ fenced-writers: $(READY) | os-test ## 1,000 writers on PostgreSQL, half of them 
 chaos: $(READY) | os-test ## an hour of all faults at random over clients of every kind; ARGS="--seconds 600", ARGS="--seed 7.3"
 	PYTHONPATH=testproject $(BIN)/python -m tests.chaos --seconds 3600 $(ARGS)
 
+.PHONY: simulate
+simulate: $(READY) ## an hour of the core in worlds of one thread; ARGS="--seconds 60", ARGS="--seed 728" tells one
+	$(BIN)/python -m tests.simulation --seconds 3600 $(ARGS)
+
 .PHONY: storm
 storm: $(READY) | os-test ## ten minutes of the same over Celery's workers alone, on two brokers
 	PYTHONPATH=testproject $(BIN)/python -m tests.chaos --seconds 600 --clients celery $(ARGS)

@@ -1,0 +1,165 @@
+"""The steps that strike: connections cut, servers and processes stopped, killed and cut off, and operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from django_zklock.zk.node_data import encode_revoke
+from tests.simulation.tree import Change, parent_of
+
+if TYPE_CHECKING:
+    from tests.simulation.processes import Process
+    from tests.simulation.servers import Server
+    from tests.simulation.steps import Step
+    from tests.simulation.wire import SimulatedWire
+    from tests.simulation.world import World
+
+
+def find(world: World) -> list[Step]:
+    """Return those that are possible in this world."""
+    found: list[Step] = []
+    for process in world.processes:
+        if not process.is_dead:
+            found += _of_process(world, process)
+    for server in world.ensemble.servers:
+        found += _of_server(world, server)
+    leader = world.ensemble.newest_leader
+    if leader is not None and not leader.is_frozen:
+        found += _of_operators(world, leader)
+    return found
+
+
+def end_all(world: World) -> None:
+    """Let everything run and reach everything."""
+    world.network.heal_all()
+    for server in world.ensemble.servers:
+        server.is_frozen = False
+    for process in world.processes:
+        process.is_stopped = False
+    world.note("all", "all", "no fault any more")
+
+
+# Processes.
+
+
+def _of_process(world: World, process: Process) -> Iterator[Step]:
+    weights, name = world.weights, process.name
+    if weight := weights.get("cut"):
+        for wire in process.wires:
+            if wire.link is not None:
+                yield from _cuts(weight, wire)
+    if weight := weights.get("part client"):
+        servers = [each.name for each in world.ensemble.servers]
+        yield weight, f"part {name} all", partial(_part, world, name, servers)
+        if len(servers) > 1:
+            for server in servers:
+                yield weight, f"part {name} {server}", partial(_part, world, name, [server])
+    if world.network.is_cut(name):
+        yield weights["heal"], f"heal {name}", partial(_heal, world, name)
+    if process.is_stopped:
+        yield weights["continue"], f"continue {name}", partial(_stop, world, process, is_stopped=False)
+    elif weight := weights.get("stop"):
+        yield weight, f"stop {name}", partial(_stop, world, process, is_stopped=True)
+    if weight := weights.get("kill"):
+        for told in (False, True):
+            yield weight / 2, f"kill {name} {int(told)}", partial(_kill, world, process, is_told=told)
+
+
+def _cuts(weight: float, wire: SimulatedWire) -> Iterator[Step]:
+    assert wire.link is not None
+    under_way = len(wire.link.to_server)
+    for arrived in sorted({0, under_way // 2, under_way}):
+        for told in (False, True):
+            step = partial(wire.lose, arrived=arrived, is_told=told)
+            yield weight / 4, f"cut {wire.name} {arrived} {int(told)}", step
+
+
+def _part(world: World, one: str, others: list[str]) -> None:
+    for other in others:
+        world.note(one, other, "is cut off")
+        world.network.cut(one, other)
+
+
+def _heal(world: World, one: str) -> None:
+    world.note(one, one, "is reached again")
+    world.network.heal(one)
+
+
+def _stop(world: World, process: Process, *, is_stopped: bool) -> None:
+    world.note(process.name, process.name, "is stopped" if is_stopped else "goes on")
+    process.is_stopped = is_stopped
+
+
+def _kill(world: World, process: Process, *, is_told: bool) -> None:
+    world.note(process.name, process.name, "is killed")
+    world.judge.killed(process)
+    process.kill()
+    for wire in process.wires:
+        if wire.link is not None:
+            link, wire.link = wire.link, None
+            link.close_client(arrived=len(link.to_server), is_told=is_told)
+
+
+# Servers.
+
+
+def _of_server(world: World, server: Server) -> Iterator[Step]:
+    weights, name = world.weights, server.name
+    others = [each.name for each in world.ensemble.servers if each is not server]
+    if others and (weight := weights.get("part servers")):
+        for other in others:
+            yield weight, f"part {name} {other}", partial(_part, world, name, [other])
+        yield weight, f"part {name} others", partial(_part, world, name, others)
+    if world.network.is_cut(name):
+        yield weights["heal"], f"heal {name}", partial(_heal, world, name)
+    if server.is_frozen:
+        yield weights["thaw"], f"thaw {name}", partial(_freeze, world, server, is_frozen=False)
+    elif weight := weights.get("freeze"):
+        yield weight, f"freeze {name}", partial(_freeze, world, server, is_frozen=True)
+    # It is started again, or has lost its leader before that knows.
+    if (weight := weights.get("leave leader")) and server.leader is not None and not server.is_frozen:
+        yield weight, f"leave {name}", server.look
+
+
+def _freeze(world: World, server: Server, *, is_frozen: bool) -> None:
+    world.note(server.name, server.name, "stands still" if is_frozen else "goes on")
+    server.is_frozen = is_frozen
+
+
+# Operators, at the newest leader.
+
+
+def _of_operators(world: World, leader: Server) -> Iterator[Step]:
+    weights = world.weights
+    breaks, revokes, reaps = weights.get("break"), weights.get("revoke"), weights.get("reap")
+    numbers: dict[str, int] = {}
+    for path, node in list(leader.head.nodes.items()) if breaks or revokes or reaps else ():
+        if node.owner:
+            queue = parent_of(path)
+            numbers[queue] = number = numbers.get(queue, 0) + 1
+            if breaks:
+                yield breaks, f"break {queue} {number}", partial(_break, world, leader, path)
+            if revokes:
+                yield revokes, f"revoke {queue} {number}", partial(_revoke, world, leader, path)
+        elif reaps and node.is_container and node.made and not node.children:
+            yield reaps, f"reap {path}", partial(_reap, world, leader, path)
+    if (weight := weights.get("wipe")) and not world.was_wiped:
+        yield weight, "wipe all", world.wipe
+
+
+def _break(world: World, leader: Server, path: str) -> None:
+    world.note("operator", leader.name, f"deletes {path}")
+    world.judge.broken.add(path)
+    leader.propose([Change("delete", path)])
+
+
+def _revoke(world: World, leader: Server, path: str) -> None:
+    world.note("operator", leader.name, f"asks for {path}")
+    leader.propose([Change("set", path, encode_revoke(leader.head.nodes[path].data, "please"))])
+
+
+def _reap(world: World, leader: Server, path: str) -> None:
+    world.note(leader.name, leader.name, f"deletes the empty {path}")
+    leader.propose([Change("delete", path)])

@@ -1,0 +1,265 @@
+"""The properties: what must hold after every step, and what must hold at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from django_zklock.exceptions import AlreadyAwaited, LockTimeout, ZkLockError
+from django_zklock.zk.acquire import HOLDER_READ_GRACE
+from django_zklock.zk.contender import Contender, State
+from django_zklock.zk.held import Held
+from django_zklock.zk.wire.requests import LENGTH_FIELD
+from tests.simulation.callers import RULES, GateAcquisition
+
+if TYPE_CHECKING:
+    from django_zklock.zk.queue import Rule
+    from django_zklock.zk.session import Session
+    from tests.simulation.callers import Client, Turn
+    from tests.simulation.processes import Process, Strand
+    from tests.simulation.world import World
+
+
+class Violation(BaseException):
+    """A property does not hold."""
+
+
+@dataclass(eq=False)
+class Claim:
+    """A grant: a caller believes in it until it releases it, or can tell that it is lost."""
+
+    client: Client
+    turn: Turn
+    contender: Contender
+    held: Held | None
+    rule: Rule
+    token: int
+    paths: tuple[str, ...]
+    is_released: bool = False
+    # Whether the caller has believed in it at the last look.
+    is_believed: bool = False
+
+    @property
+    def session(self) -> Session:
+        """The session that it depends on."""
+        return self.contender.session
+
+    def believes(self) -> bool:
+        """Whether the caller would be told that it holds, if it asked at this moment."""
+        contender = self.contender
+        if self.is_released or contender.lost is not None or contender.state is not State.HELD:
+            return False
+        if self.client.process.is_dead or contender.session.lease_expired:
+            return False
+        return self.held is None or self.held._possession._seen_loss is None
+
+    def conflicts_with(self, other: Claim) -> bool:
+        """Whether both must never hold at once; leases are counted instead."""
+        shares = bool(set(self.turn.keys) & set(other.turn.keys))
+        return shares and (other.rule.kind in self.rule.conflicts or self.rule.kind in other.rule.conflicts)
+
+
+@dataclass
+class Judge:
+    """Watches one world."""
+
+    world: World
+    claims: list[Claim] = field(default_factory=list)
+    # Of each key: the rule and token of each grant, in order.
+    grants: dict[str, list[Claim]] = field(default_factory=dict)
+    # Nodes that an operator has deleted. Their holders may learn of it late.
+    broken: set[str] = field(default_factory=set)
+    # The moments at which calls of a function have begun to run, and at which calls were skipped for another one.
+    runs: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
+    skipped: list[tuple[tuple[str, ...], int, str]] = field(default_factory=list)
+    began: dict[Client, tuple[int, float]] = field(default_factory=dict)
+    # Callers that wait for a lock.
+    acquiring: set[Client] = field(default_factory=set)
+    granted_count: int = 0
+    refused_count: int = 0
+
+    # What callers tell.
+
+    def begins(self, client: Client, turn: Turn) -> None:
+        """A caller begins to acquire."""
+        self.world.is_judging = True
+        self.acquiring.add(client)
+        self.began[client] = self.world.steps, client.process.now()
+        self.world.note(client.name, client.name, f"wants {turn.rule} of {' '.join(turn.keys)}")
+        self.world.is_judging = False
+
+    def granted(self, client: Client, turn: Turn, what: Held | GateAcquisition) -> Claim:
+        """A caller was granted what it wanted."""
+        self.world.is_judging = True
+        self.acquiring.discard(client)
+        held = what if isinstance(what, Held) else None
+        contender: Contender = held._possession.contender if held is not None else what.contender  # type: ignore[union-attr]
+        paths = tuple(contender.node_paths.values())
+        claim = Claim(client, turn, contender, held, RULES[turn.rule], contender.token or 0, paths)
+        self.granted_count += 1
+        if self.world.is_calm and not claim.believes():
+            raise Violation(f"without a fault {client.name} was granted what it cannot believe in")
+        if claim.believes():
+            self.world.note(client.name, client.name, f"believes to hold {' '.join(turn.keys)}")
+            for key in turn.keys:
+                for earlier in self.grants.setdefault(key, []):
+                    if earlier.token >= claim.token and claim.conflicts_with(earlier) and not self.world.was_wiped:
+                        raise Violation(f"token {claim.token:x} of {client.name} after {earlier.token:x}")
+                self.grants[key].append(claim)
+            if turn.runs is not None:
+                self.runs.setdefault((*turn.keys, turn.runs), []).append(self.world.steps)
+        self.claims.append(claim)
+        self.world.is_judging = False
+        return claim
+
+    def refused(self, client: Client, turn: Turn, error: BaseException) -> None:
+        """A caller was not granted what it wanted."""
+        self.acquiring.discard(client)
+        self.refused_count += 1
+        self.world.note(client.name, client.name, f"gets nothing: {type(error).__name__}")
+        if isinstance(error, AlreadyAwaited):
+            assert turn.runs is not None, "only such a call is skipped"
+            self.skipped.append(((*turn.keys, turn.runs), self.began[client][0], client.name))
+        elif turn.runs is not None and turn.timeout is None:
+            # A call that was waited for has failed, and its caller knows.
+            self.runs.setdefault((*turn.keys, turn.runs), []).append(self.world.steps)
+        if (
+            self.world.is_calm
+            and isinstance(error, ZkLockError)
+            and not isinstance(error, (LockTimeout, AlreadyAwaited))
+        ):
+            is_wanted = turn.gives_up_after is not None
+            if not is_wanted:
+                raise Violation(f"without a fault {client.name} gets {error!r}")
+
+    def lost(self, client: Client, turn: Turn, error: ZkLockError) -> None:
+        """A caller has found that its lock is lost."""
+        self.world.note(client.name, client.name, f"has lost {' '.join(turn.keys)}")
+        if self.world.is_calm:
+            raise Violation(f"without a fault {client.name} has lost its lock: {error}")
+
+    def releases(self, claim: Claim) -> None:
+        """A caller is about to release."""
+        claim.is_released = True
+        if claim not in self.claims:
+            # Its process was killed.
+            return
+        self.claims.remove(claim)
+        self.world.note(claim.client.name, claim.client.name, f"releases {' '.join(claim.turn.keys)}")
+
+    def killed(self, process: Process) -> None:
+        """A process is about to be killed, and what it holds ends with it."""
+        self.world.was_killed = True
+        for claim in [each for each in self.claims if each.client.process is process]:
+            self.claims.remove(claim)
+            if claim.held is not None:
+                claim.held.released = True
+
+    def ends(self, client: Client, turn: Turn) -> None:
+        """A turn is over."""
+        self.began.pop(client, None)
+
+    # After each step.
+
+    def look(self) -> None:
+        """Look at all who believe."""
+        believing = []
+        for claim in self.claims:
+            is_believed = claim.believes()
+            if claim.is_believed and not is_believed:
+                self.world.note(claim.client.name, claim.client.name, f"doubts {' '.join(claim.turn.keys)}")
+                if self.world.is_calm:
+                    raise Violation(f"without a fault {claim.client.name} has lost its lock")
+            claim.is_believed = is_believed
+            if is_believed:
+                believing.append(claim)
+        if not believing:
+            return
+        for position, one in enumerate(believing):
+            for other in believing[position + 1 :]:
+                if one.conflicts_with(other) and not self._is_broken(one) and not self._is_broken(other):
+                    raise Violation(f"two hold at once: {one.client.name} and {other.client.name}")
+            self._check_leases(one, believing)
+            self._check_server(one)
+
+    def _is_broken(self, claim: Claim) -> bool:
+        return self.world.was_wiped or any(path in self.broken for path in claim.paths)
+
+    def _check_leases(self, claim: Claim, believing: list[Claim]) -> None:
+        limit = claim.rule.limit
+        if limit is None:
+            return
+        leases = [
+            each
+            for each in believing
+            if each.rule.limit is not None and set(each.turn.keys) & set(claim.turn.keys) and not self._is_broken(each)
+        ]
+        if len(leases) > limit:
+            raise Violation(f"{len(leases)} hold a lease of {limit}: {', '.join(each.client.name for each in leases)}")
+
+    def _check_server(self, claim: Claim) -> None:
+        """Whoever believes has a session and nodes that the newest leader knows."""
+        leader = self.world.ensemble.newest_leader
+        if leader is None or self._is_broken(claim):
+            return
+        if claim.session.id is not None and claim.session.id not in leader.sessions:
+            raise Violation(f"{claim.client.name} believes in a session that is over")
+        for path in claim.paths:
+            if path not in leader.head.nodes:
+                raise Violation(f"{claim.client.name} believes in a node that is not there")
+        if claim.client.process.plan.strict and not claim.session.wire.is_live:
+            raise Violation(f"{claim.client.name} believes without a connection, and its pool is strict")
+
+    def check_wait(self, client: Client, strand: Strand) -> None:
+        """A caller goes to sleep: not beyond its own limit."""
+        turn = client.plan.turns[client.turn]
+        # One that may stop between any two looks at a clock counts from a later moment than this does.
+        if client not in self.acquiring or not turn.timeout or self.world.setting.is_fine:
+            return
+        # At its end it reads who holds.
+        limit = max(self.began[client][1] + turn.timeout, client.process.now()) + HOLDER_READ_GRACE + 0.001
+        if strand.event is not None and (strand.wakes_at is None or strand.wakes_at > limit):
+            raise Violation(f"{client.name} sleeps beyond its timeout")
+
+    # From time to time.
+
+    def check_budgets(self) -> None:
+        """No session has more nodes than the server can write the end of, unless one lock alone needs them."""
+        leader = self.world.ensemble.newest_leader
+        if leader is None:
+            return
+        sizes: dict[int, list[int]] = {}
+        for path, owner in leader.head.ephemerals().items():
+            sizes.setdefault(owner, []).append(LENGTH_FIELD + len(path.encode()))
+        budgets = {wire.session_id: process.plan.budget for process in self.world.processes for wire in process.wires}
+        for session, lengths in sizes.items():
+            budget = budgets.get(session)
+            if budget is not None and sum(lengths) > budget and len(lengths) > self.world.setting.most_keys:
+                raise Violation(f"session {session:x} has nodes of {sum(lengths)} bytes, and its budget is {budget}")
+
+    # At the end.
+
+    def check_end(self) -> None:
+        """Nothing is left of anyone."""
+        world = self.world
+        if left := sorted(world.ensemble.head.ephemerals()):
+            raise Violation(f"nodes are left: {' '.join(left)}")
+        for process in world.processes:
+            if process.is_dead:
+                continue
+            for name, session in process.pool._started().items():
+                remains: dict[str, Any] = {
+                    "used": session.used,
+                    "listeners": len(session.listeners),
+                    "watches": len(list(session.wire.watches)),
+                    "deleting": len(session.deleting),
+                    "refused": len(session._refused),
+                }
+                if any(remains.values()):
+                    raise Violation(f"session {name} of {process.name} keeps {remains}")
+        for server in world.ensemble.servers:
+            if server.watches:
+                raise Violation(f"{server.name} keeps watches: {list(server.watches)}")
+        for what, began, name in self.skipped:
+            if not self.world.was_killed and not any(run > began for run in self.runs.get(what, ())):
+                raise Violation(f"{name} was skipped, and no call has run since")

@@ -1,0 +1,170 @@
+"""The settings of worlds, drawn from a seed: who is there, what they want, and which kinds of faults strike.
+
+A world has few kinds of faults, at high rates: with all of them at once nothing gets far enough to go wrong. It gives
+each kind of step a weight of its own, so that in some worlds the answers of a server are rare, and in others the
+steps of callers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from django_zklock.zk.queue import SEQUENCE_END, SEQUENCE_MARGIN
+from tests.simulation.callers import CallerPlan, Turn
+from tests.simulation.processes import ProcessPlan
+from tests.simulation.servers import SESSION_TIMEOUT
+
+# What strikes, and how often, beside a step that nothing hinders. A world draws some of these.
+FAULTS = {
+    "cut": 0.03,
+    "part client": 0.01,
+    "part servers": 0.012,
+    "freeze": 0.006,
+    "leave leader": 0.008,
+    "stop": 0.01,
+    "kill": 0.002,
+    "break": 0.006,
+    "revoke": 0.006,
+    "reap": 0.2,
+    "refuse": 0.03,
+    "refuse done": 0.03,
+    "wipe": 0.0007,
+}
+# These end by a step of their own.
+ENDS = {"heal": 0.05, "thaw": 0.05, "continue": 0.05}
+NORMAL = {
+    "connect": 2.0,
+    "serve": 6.0,
+    "receive": 6.0,
+    "flush": 6.0,
+    "timer": 4.0,
+    "call": 4.0,
+    "wake": 3.0,
+    "loop": 5.0,
+    "replicate": 4.0,
+    "ack": 4.0,
+    "apply": 4.0,
+    "elect": 1.0,
+    "join": 1.0,
+    "fail": 2.0,
+    "forget": 0.3,
+    "time": 1.0,
+}
+
+THEMES = (
+    "exclusive",
+    "exclusive",
+    "readers",
+    "leases",
+    "several",
+    "coalesce",
+    "mixed",
+    "nested",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One world, before its first step."""
+
+    seed: int
+    servers: int = 1
+    processes: tuple[ProcessPlan, ...] = (ProcessPlan(),)
+    callers: tuple[CallerPlan, ...] = ()
+    # The weights of all kinds of steps that happen.
+    weights: dict[str, float] = field(default_factory=dict)
+    # Nothing strikes, and what is sent arrives before time goes on: then no lock may be lost.
+    is_calm: bool = False
+    # Callers stop at each look at a clock.
+    is_fine: bool = False
+    keeps_strays: bool = False
+    # The number of the first node in each queue; and how likely time goes on although there is something to do.
+    first_number: int = 0
+    haste: float = 0.1
+    # The longest step of time, in seconds.
+    stride: float = 1.0
+
+    @property
+    def most_keys(self) -> int:
+        """The most keys of one lock."""
+        return max((len(turn.keys) for caller in self.callers for turn in caller.turns), default=1)
+
+
+def draw(seed: int, ways: tuple[str, ...] | None = None) -> Setting:
+    """Draw a setting."""
+    dice = Random(f"setting {seed}")
+    theme = dice.choice(THEMES)
+    is_calm = dice.random() < 0.12
+    faults = {} if is_calm else _faults(dice)
+    sways = {kind: 10 ** dice.uniform(-1.0, 1.0) if dice.random() < 0.4 else 1.0 for kind in NORMAL}
+    weights = {kind: weight * sways[kind] for kind, weight in {**NORMAL, **ENDS}.items() if kind in sways}
+    weights |= {kind: weight * 10 ** dice.uniform(-0.7, 0.7) for kind, weight in ENDS.items()}
+    weights |= faults
+    is_strict = dice.random() < 0.1
+    count = dice.choice((1, 2, 2, 2, 3))
+    small = dice.random() < 0.15
+    processes = tuple(
+        ProcessPlan(
+            rate=dice.choice((1.0, 1.0, 0.981, 1.019)),
+            size=dice.choice((1, 1, 1, 2)) if theme != "several" else 1,
+            strict=is_strict,
+            budget=dice.choice((130, 180, 260)) if small else 500_000,
+        )
+        for _ in range(count)
+    )
+    is_long = dice.random() < 0.4
+    callers = tuple(
+        CallerPlan(
+            process=dice.randrange(count),
+            way=dice.choice(ways or ("blocking", "blocking", "coroutines", "gate")),
+            turns=tuple(_turn(dice, theme, is_long) for _ in range(dice.choice((1, 2, 3)))),
+        )
+        for _ in range(dice.choice((2, 3, 3, 4, 5)))
+    )
+    near_end = (SEQUENCE_END - SEQUENCE_MARGIN - 2, SEQUENCE_END - 2)
+    return Setting(
+        seed=seed,
+        servers=1 if dice.random() < 0.25 else 3,
+        processes=processes,
+        callers=callers,
+        weights=weights,
+        is_calm=is_calm,
+        is_fine=dice.random() < 0.3,
+        keeps_strays="part servers" in faults and dice.random() < 0.2,
+        first_number=dice.choice(near_end) if dice.random() < 0.08 else 0,
+        haste=dice.choice((0.0, 0.02, 0.1, 0.3)),
+        stride=dice.choice((0.1, 0.5, 1.5, SESSION_TIMEOUT / 3)),
+    )
+
+
+def _faults(dice: Random) -> dict[str, float]:
+    kinds = dice.sample(sorted(FAULTS), dice.choice((1, 1, 2, 2, 3, 5)))
+    return {kind: FAULTS[kind] * 10 ** dice.uniform(-0.3, 0.7) for kind in kinds}
+
+
+def _turn(dice: Random, theme: str, is_long: bool) -> Turn:
+    rules = {
+        "exclusive": ["exclusive"],
+        "readers": ["read", "read", "write"],
+        "leases": ["lease of 1", "lease of 2", "lease of 2", "lease of 3"],
+        "several": ["exclusive", "exclusive", "read"],
+        "coalesce": ["exclusive", "exclusive", "exclusive", "lease of 2"],
+        "mixed": ["exclusive", "read", "write", "lease of 1", "lease of 2"],
+        "nested": ["exclusive", "write"],
+    }[theme]
+    keys: tuple[str, ...] = ("a",)
+    if theme == "several":
+        keys = dice.choice((("a",), ("b",), ("a", "b"), ("a", "b"), ("a", "b", "c")))
+    lasts = dice.choice((SESSION_TIMEOUT / 2, SESSION_TIMEOUT, 2.5 * SESSION_TIMEOUT)) if is_long else 0.2
+    return Turn(
+        keys=keys,
+        rule=dice.choice(rules),
+        timeout=dice.choice((None, None, None, 0.0, 0.05, 3.0, 2 * SESSION_TIMEOUT)),
+        pause=dice.choice((0.0, 0.0, 0.5, SESSION_TIMEOUT / 5)),
+        work=tuple(lasts * dice.uniform(0.2, 1.0) for _ in range(dice.choice((1, 2)))),
+        is_nested=theme == "nested" and dice.random() < 0.7,
+        confirms=dice.random() < 0.2,
+        runs=dice.choice(("f", "f", "g", None)) if theme == "coalesce" else None,
+        gives_up_after=dice.uniform(0.0, SESSION_TIMEOUT / 2) if dice.random() < 0.15 else None,
+    )

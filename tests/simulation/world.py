@@ -1,0 +1,293 @@
+"""A world: servers, network, processes and callers as data, in one thread, and one step after the other.
+
+Each step has a name that says all about it. A run draws the names of its steps from a seed, and the same names, given
+again, lead to the same world; so a list of steps can be cut down, and told.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from django_zklock.zk import background
+from tests.simulation import deliveries, faults
+from tests.simulation.callers import Client, Loop
+from tests.simulation.judge import Judge, Violation
+from tests.simulation.network import Network
+from tests.simulation.processes import ROOT, Process, Strand
+from tests.simulation.servers import PING_INTERVAL, SESSION_TIMEOUT, Ensemble
+from tests.simulation.tree import Change
+
+if TYPE_CHECKING:
+    from tests.simulation.setting import Setting
+    from tests.simulation.steps import Step
+
+Told = tuple[float, str, str, str]
+"""When, who, whom, and what."""
+
+# More deliveries than these at one moment never end.
+ENDLESS = 20_000
+# Session timeouts without any progress after which a caller is stuck.
+STUCK = 8
+STUCK_BEHIND = 30
+MOST_CALM_STEP = SESSION_TIMEOUT / 14
+# One in so many steps begins to starve one link, server, process or caller, for a number of steps.
+STARVES = 60
+
+
+class Errors(logging.Handler):
+    """Keeps the errors that the package has logged with a traceback."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.texts.append(logging.Formatter().format(record))
+
+
+@contextmanager
+def quiet() -> Iterator[Errors]:
+    """Let the package log errors alone, to the handler that this yields."""
+    logger, errors = logging.getLogger("django_zklock"), Errors()
+    level, propagates, enabled = logger.level, logger.propagate, gc.isenabled()
+    logger.setLevel(logging.ERROR)
+    logger.addHandler(errors)
+    logger.propagate = False
+    # What lives on is the same at each run then.
+    gc.disable()
+    try:
+        yield errors
+    finally:
+        logger.removeHandler(errors)
+        logger.setLevel(level)
+        logger.propagate = propagates
+        if enabled:
+            gc.enable()
+
+
+class World:
+    """One world. ``steps`` counts its steps, and ``now`` is its time in seconds."""
+
+    def __init__(self, setting: Setting, *, is_told: bool = False) -> None:
+        self.setting = setting
+        self.now = 0.0
+        self.steps = 0
+        self.decisions: list[str] = []
+        self.is_told = is_told
+        self.story: list[Told] = []
+        # The strands that run, the innermost last.
+        self.running: list[Strand] = []
+        self.is_judging = False
+        self.was_killed = self.was_wiped = False
+        self.is_calm = setting.is_calm
+        self.network = Network()
+        self.ensemble = Ensemble(setting.servers, self.network, self.note)
+        self.ensemble.keeps_strays = setting.keeps_strays
+        for number, server in enumerate(self.ensemble.servers):
+            server.reported_at = -PING_INTERVAL * number / len(self.ensemble.servers)
+        self._make_root()
+        self.judge = Judge(self)
+        self.processes = [Process(self, f"P{number + 1}", plan) for number, plan in enumerate(setting.processes)]
+        self.clients_of: dict[Strand, Client] = {}
+        self.loops: dict[Process, Loop] = {}
+        self.weights = setting.weights
+        self._strikes = not setting.is_calm
+        self._drains = Random(f"drains {setting.seed}")
+        self.clients = [
+            Client.ways[plan.way](self, self.processes[plan.process], number + 1, plan)
+            for number, plan in enumerate(setting.callers)
+        ]
+        for client in self.clients:
+            client.start()
+
+    def note(self, who: str, whom: str, what: str) -> None:
+        """Tell what happens, if anyone wants to know."""
+        if self.is_told:
+            self.story.append((self.now, who, whom, what))
+
+    def loop_of(self, process: Process) -> Loop:
+        """Return the event loop of a process."""
+        if process not in self.loops:
+            self.loops[process] = Loop(process)
+        return self.loops[process]
+
+    def _make_root(self) -> None:
+        leader = self.ensemble.newest_leader
+        assert leader is not None
+        leader.propose([Change("create", ROOT, made=1)])
+        first = self.setting.first_number
+        if first:
+            keys = sorted({key for caller in self.setting.callers for turn in caller.turns for key in turn.keys})
+            for key in keys:
+                path = f"{ROOT}/{key}"
+                leader.propose([Change("create", path, made=1)])
+                # As if so many had come before.
+                leader.propose([Change("create", f"{path}/other", made=first), Change("delete", f"{path}/other")])
+        for each in self.ensemble.servers:
+            if each is not leader:
+                while len(each.log) < len(leader.log):
+                    each.replicate()
+                leader.hear(each)
+        for each in self.ensemble.servers:
+            while each.may_apply:
+                each.apply()
+
+    # The run.
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all callers are."""
+        return all(client.is_over or client.process.is_dead for client in self.clients)
+
+    def run(self, steps: int) -> None:
+        """Draw so many steps, and come to the end."""
+        dice = Random(f"steps {self.setting.seed}")
+        haste = self.setting.haste
+        starved, starves_until = "", 0
+        for _ in range(steps):
+            if self.is_over:
+                break
+            found = self.possible()
+            if not found or dice.random() < haste:
+                self._take(self._time(dice))
+                continue
+            found.append(self._time(dice))
+            weights = [weight for weight, _, _ in found]
+            if dice.random() < 1 / STARVES:
+                starved, starves_until = dice.choice(found)[1].partition(" ")[2], self.steps + dice.randint(10, 200)
+            if starved and self.steps < starves_until:
+                weights = [weight / 50 if starved in name else weight for weight, name, _ in found]
+            self._take(dice.choices(found, weights)[0])
+        self.finish()
+
+    def replay(self, decisions: Sequence[str]) -> None:
+        """Take these steps, without those that are not possible, and come to the end."""
+        for name in decisions:
+            if name.startswith("time "):
+                step: Step = 1.0, name, partial(self.pass_time, float(name[5:]))
+            else:
+                found = [each for each in self.possible() if each[1] == name]
+                if not found:
+                    continue
+                step = found[0]
+            self._take(step)
+        self.finish()
+
+    def _time(self, dice: Random) -> Step:
+        most = MOST_CALM_STEP if self.is_calm else self.setting.stride
+        seconds = round(most * dice.choice((0.01, 0.1, 0.5, 1.0)), 4)
+        return self.weights["time"], f"time {seconds}", partial(self.pass_time, seconds)
+
+    def _take(self, step: Step) -> None:
+        self.steps += 1
+        self.decisions.append(step[1])
+        step[2]()
+        self.judge.look()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time go on; in a calm world, only after all that is under way has arrived."""
+        if self.is_calm:
+            self.drain()
+        self.advance(seconds)
+        self.judge.check_budgets()
+
+    def advance(self, seconds: float) -> None:
+        """Let time go on at the clocks, and at the servers."""
+        end = self.now + seconds
+        for process in self.processes:
+            due = process.timers.due
+            if due is not None and not process.is_dead:
+                end = min(end, max(self.now + 0.0001, process.moment(due)))
+        while self.now < end:
+            self.now = min(end, self.now + PING_INTERVAL / 1.25)
+            for server in self.ensemble.servers:
+                server.report(self.now)
+            for server in self.ensemble.servers:
+                server.watch_leader(self.now)
+                if server.leads and not server.is_frozen:
+                    server.expire(self.now)
+        self.judge.look()
+
+    def drain(self) -> None:
+        """Take all steps that only bring what is under way further."""
+        for _ in range(ENDLESS):
+            found = deliveries.find(self)
+            if not found:
+                return
+            self.steps += 1
+            self._drains.choice(found)[2]()
+            self.judge.look()
+        raise Violation("it never ends: there is always something under way")
+
+    def finish(self) -> None:
+        """End all faults, and let everyone come to the end."""
+        faults.end_all(self)
+        # No server refuses anything either.
+        self.weights = {kind: weight for kind, weight in self.weights.items() if kind in deliveries.KINDS}
+        self._strikes = False
+        progress, since = None, self.now
+        while not self.is_over:
+            self.drain()
+            signs = [(client.turn, client in self.judge.began, client.is_over) for client in self.clients]
+            signs.append((len(self.judge.claims), False, False))
+            if signs != progress:
+                progress, since = signs, self.now
+            # Who holds may work for long.
+            if self.now - since > (STUCK_BEHIND if self.judge.claims else STUCK) * SESSION_TIMEOUT:
+                waiting = [client.name for client in self.clients if not client.is_over]
+                held = sorted(self.ensemble.head.ephemerals())
+                raise Violation(f"stuck: {', '.join(waiting)}; nodes: {' '.join(held)}")
+            self.advance(MOST_CALM_STEP)
+        for _ in range(3 * 14):
+            self.drain()
+            self.advance(MOST_CALM_STEP)
+        self.drain()
+        self.judge.check_end()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for claim in self.judge.claims:
+            if claim.held is not None:
+                claim.held.released = True
+        self.is_judging = True
+        for process in self.processes:
+            process.forget()
+        for loop in self.loops.values():
+            loop.abandon()
+
+    def wake(self, strand: Strand) -> None:
+        """Let a strand go on."""
+        strand.go_on()
+        if strand.is_over:
+            strand.process.strands.remove(strand)
+        elif (client := self.clients_of.get(strand)) is not None:
+            self.judge.check_wait(client, strand)
+
+    def wipe(self) -> None:
+        """Let the servers lose their data."""
+        self.note("operator", "all", "the servers have lost their data")
+        self.was_wiped = True
+        self.ensemble.wipe(self.now)
+        self._make_root()
+
+    def possible(self) -> list[Step]:
+        """Return all steps that are possible now."""
+        found = deliveries.find(self)
+        if self._strikes:
+            found += faults.find(self)
+        return found
+
+
+def check_log(errors: Errors) -> None:
+    """Fail if the package has caught an error and logged it."""
+    background.flush_log()
+    if errors.texts:
+        text, errors.texts[:] = errors.texts[0], []
+        raise Violation(f"an error was caught: {text.splitlines()[-1]}\n{text}")
