@@ -1,17 +1,12 @@
-"""The admin's change list: the locks in ZooKeeper instead of the result of a query.
-
-One request to each ensemble lists the names of its queues. To find the most urgent locks all queues are listed. While
-the key alone decides which locks are shown, and in which order, only the queues up to the end of the page are listed.
-Not every name is a lock in use: the parent node of a free lock stays for up to a minute and is skipped.
-"""
+"""The admin's change list: the locks in ZooKeeper instead of the result of a query."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
@@ -31,28 +26,25 @@ from django_zklock.admin.format import (
     held_html,
     is_old,
     key_group,
+    local_time,
     process_text,
     waiters_html,
     work_html,
 )
+from django_zklock.admin.page import Page, SharedPages, read_page
 from django_zklock.admin.reader import AliasReader, readers
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.models import Lock
-from django_zklock.zk import paths
-from django_zklock.zk.ops import snapshots
-from django_zklock.zk.ops.search import LockFilter, Ordering, map_parallel
-from django_zklock.zk.ops.snapshots import LockSnapshot
+from django_zklock.zk.ops.search import LockFilter, Ordering
 
-T = TypeVar("T")
-
-MAX_HOLDERS = 3
 # What the list can be sorted by, by the number in its address.
 ORDERS = ("key", "urgency", "holder", "age", "waiters", "kind", "token")
 # The columns of the page. The long waits come first where one looks for them.
 DESCENDING_FIRST = frozenset({"age", "waiters"})
 
-Names = Sequence[tuple[AliasReader, str]]
-Snapshots = Sequence[tuple[AliasReader, LockSnapshot]]
+# By this header a page that updates itself says that a reading of another one, some seconds old, will do.
+LIVE = "X-Zklock-Live"
+shared_pages = SharedPages()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +67,10 @@ class ListRow:
 class LockChangeList(ChangeList):
     """Search, filters, sorting and pages like any other change list, but read from ZooKeeper.
 
-    ``exact`` says whether ``result_count`` is exact; otherwise it is an upper bound.
+    ``page`` is what was read.
     """
 
-    readers: list[AliasReader]
-    exact: bool
+    page: Page
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Lock]:  # noqa: ARG002
         self.filter_specs, self.has_filters, unknown, _, self.has_active_filters = self.get_filters(request)
@@ -88,13 +79,18 @@ class LockChangeList(ChangeList):
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         return self.root_queryset
 
-    def get_results(self, request: HttpRequest) -> None:  # noqa: ARG002
+    def get_results(self, request: HttpRequest) -> None:
         chosen: dict[str, Any] = {
             name: value for spec in self.filter_specs for name, value in spec.used_parameters.items()
         }
-        self.readers = readers(chosen.pop("alias", ""))
+        alias = chosen.pop("alias", "")
         lock_filter = LockFilter(key=self.query, older=float(chosen.pop("older", 0)), **chosen)
-        self._read_page(lock_filter, self._ordering())
+        wanted = (lock_filter, self._ordering(), self.page_num, self.list_per_page)
+        read = partial(self._read, alias, *wanted)
+        self.page = shared_pages.get((alias, *wanted), read) if request.headers.get(LIVE) else read()
+        self.result_list = self.page.locks
+        self.result_count = self.page.count
+        self.page_num = self.page.number
         # The paginator needs only the count; the locks of other pages were not read.
         self.paginator = Paginator(range(self.result_count), self.list_per_page)
         # The search form shows the result count if it differs from this one.
@@ -103,14 +99,33 @@ class LockChangeList(ChangeList):
         self.show_admin_actions = False
         self.can_show_all = False
         self.multi_page = self.paginator.num_pages > 1
-        if len(self._kinds) == 1 and "kind" not in self.params:
+        if len(self.page.kinds) == 1 and "kind" not in self.params:
             # To choose by kind would change nothing.
             self.filter_specs = [spec for spec in self.filter_specs if not isinstance(spec, KindFilter)]
+
+    @staticmethod
+    def _read(alias: str, lock_filter: LockFilter, ordering: Ordering, number: int, size: int) -> Page:
+        return read_page(readers(alias), lock_filter, ordering, number=number, size=size)
+
+    @property
+    def exact(self) -> bool:
+        """Whether ``result_count`` is exact; otherwise it is an upper bound."""
+        return self.page.is_exact
+
+    @property
+    def read_at(self) -> datetime:
+        """When the locks were read."""
+        return local_time(self.page.read_at)
+
+    @property
+    def readers(self) -> list[AliasReader]:
+        """The readers of the aliases."""
+        return self.page.readers
 
     @property
     def columns(self) -> Iterator[dict[str, str]]:
         """The columns of the page, each with the parameters that sort by it."""
-        current = self._ordering()
+        current = self.page.ordering
         titles = {"key": _("key"), "holder": _("holder"), "age": _("held for"), "waiters": _("waiting")}
         for name, text in titles.items():
             is_sorted = current.column == name
@@ -177,68 +192,6 @@ class LockChangeList(ChangeList):
             return Ordering(column=ORDERS[int(number)], reverse=chosen.startswith("-"))
         return Ordering(column="urgency")
 
-    def _read_page(self, lock_filter: LockFilter, ordering: Ordering) -> None:
-        """Set the locks of the page, the nearest one if there is no such page, and the number of all that match."""
-        size = self.list_per_page
-        listed = map_parallel(lambda reader: reader.read(snapshots.list_names) or [], self.readers)
-        pairs = [(reader, name) for reader, names in zip(self.readers, listed, strict=True) for name in names]
-        names = [(reader, name) for reader, name in pairs if lock_filter.matches_name(name)]
-        unread = 0
-        if lock_filter.needs_queues or ordering.needs_queues:
-            locks = _list_queues(names)
-            matching: Snapshots
-            if lock_filter.needs_data:
-                matching = _sort(_read_entries(locks, None), lock_filter, ordering)
-            elif ordering.column == "urgency":
-                matching = _sort_by_urgency(locks, lock_filter, self.page_num * size)
-            else:
-                matching = _sort(_read_entries(locks, 1) if ordering.needs_data else locks, lock_filter, ordering)
-            self._kinds = {snapshot.kind for _reader, snapshot in matching} - {""}
-        else:
-            names.sort(key=lambda each: paths.display_key(each[1]), reverse=ordering.reverse)
-            self.page_num = _nearest_page(self.page_num, len(names), size)
-            self._kinds = set()
-            matching, unread = _read_until(self.page_num * size, names, lock_filter, ordering)
-        if not unread:
-            self.page_num = _nearest_page(self.page_num, len(matching), size)
-        shown = _read_entries(matching[(self.page_num - 1) * size : self.page_num * size], MAX_HOLDERS)
-        self.result_list = [Lock.from_snapshot(reader.alias, snapshot) for reader, snapshot in shown]
-        self.result_count = len(matching) + unread
-        self.exact = not unread
-
-
-def _read_until(wanted: int, names: Names, lock_filter: LockFilter, ordering: Ordering) -> tuple[Snapshots, int]:
-    """Return at least ``wanted`` snapshots, or all there are, and the number of names that were not read."""
-    found: list[tuple[AliasReader, LockSnapshot]] = []
-    end, step = 0, wanted
-    while end < len(names) and len(found) < wanted:
-        found += _sort(_list_queues(names[end : end + step]), lock_filter, ordering)
-        end += step
-        # Most names of a long list may be free locks.
-        step *= 2
-    return found, max(0, len(names) - end)
-
-
-def _sort(locks: Snapshots, lock_filter: LockFilter, ordering: Ordering) -> Snapshots:
-    now = time.time()
-    readers = {id(snapshot): reader for reader, snapshot in locks}
-    matching = ordering.sort(snapshot for _reader, snapshot in locks if lock_filter.matches(snapshot, now))
-    return [(readers[id(snapshot)], snapshot) for snapshot in matching]
-
-
-def _sort_by_urgency(locks: Snapshots, lock_filter: LockFilter, wanted: int) -> Snapshots:
-    """Return the locks that match, at least the first ``wanted`` of them by urgency.
-
-    Locks with waiters are the most urgent ones, and the names of the nodes tell which these are. If there are enough of
-    them, the data of the others is not read.
-    """
-    contended = [(reader, snapshot) for reader, snapshot in locks if snapshot.waiter_count]
-    if len(contended) < wanted:
-        return _sort(_read_entries(locks, 1), lock_filter, Ordering(column="urgency"))
-    others = [(reader, snapshot) for reader, snapshot in locks if not snapshot.waiter_count]
-    by_urgency = _sort(_read_entries(contended, 1), lock_filter, Ordering(column="urgency"))
-    return [*by_urgency, *_sort(others, lock_filter, Ordering())]
-
 
 def _row(lock: Lock) -> ListRow:
     snapshot = lock.snapshot
@@ -261,32 +214,3 @@ def _row(lock: Lock) -> ListRow:
         holding=snapshot.holder_count,
         waiting=snapshot.waiter_count,
     )
-
-
-def _nearest_page(number: int, count: int, size: int) -> int:
-    return min(max(1, number), max(1, -(-count // size)))
-
-
-def _list_queues(names: Names) -> Snapshots:
-    found = _read_by_alias(names, snapshots.list_queues)
-    return [(reader, snapshot) for reader, read in found.items() for snapshot in read]
-
-
-def _read_entries(locks: Snapshots, limit: int | None) -> Snapshots:
-    """Return the locks with the data of their first entries, in the same order, without queues empty by now."""
-    found = _read_by_alias(locks, partial(snapshots.read_entries, limit=limit))
-    remaining = {reader: iter(read) for reader, read in found.items()}
-    # A reader that has failed returns nothing.
-    merged = [(reader, next(remaining[reader], None)) for reader, _snapshot in locks]
-    return [(reader, read) for reader, read in merged if read and (read.nodes or read.unknown_nodes)]
-
-
-def _read_by_alias(
-    items: Sequence[tuple[AliasReader, T]], read: Callable[..., list[LockSnapshot]]
-) -> dict[AliasReader, list[LockSnapshot]]:
-    """Group the items by reader, and return what ``read`` returns for each group."""
-    groups: dict[AliasReader, list[T]] = {}
-    for reader, item in items:
-        groups.setdefault(reader, []).append(item)
-    found = map_parallel(lambda reader: reader.read(read, groups[reader]) or [], list(groups))
-    return dict(zip(groups, found, strict=True))

@@ -25,7 +25,6 @@ from django_zklock.admin import actions, detail, filters
 from django_zklock.admin.actions import Action
 from django_zklock.admin.changelist import LockChangeList
 from django_zklock.admin.ensembles import read_ensembles
-from django_zklock.admin.format import local_time
 from django_zklock.admin.reader import AliasReader, readers
 from django_zklock.models import Lock
 from django_zklock.serializers import serialize_action, serialize_lock
@@ -126,7 +125,7 @@ class LockAdmin(LockModelAdmin):
         return LockChangeList
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        context = {"title": _("Locks in use"), "read_at": local_time(time.time())}
+        context = {"title": _("Locks in use")}
         return super().changelist_view(request, context | (extra_context or {}))
 
     def change_view(
@@ -192,6 +191,7 @@ class LockAdmin(LockModelAdmin):
             "pages": changelist.paginator.num_pages,
             "count": changelist.result_count,
             "exact": changelist.exact,
+            "notices": changelist.page.notices,
             "problems": [{"alias": reader.alias, "problem": reader.error} for reader in failed],
         }
         # With at least one readable ensemble the answer is still useful.

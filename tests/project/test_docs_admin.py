@@ -6,7 +6,7 @@ import re
 
 from django.contrib import admin
 
-from django_zklock.admin import LockAdmin, changelist, filters, reader
+from django_zklock.admin import LockAdmin, filters, page, reader
 from django_zklock.admin.actions import MAX_REASON
 from django_zklock.models import Lock
 from django_zklock.zk.ops.search import KINDS, STATES
@@ -60,7 +60,7 @@ def test_filters__values() -> None:
 def test_numbers() -> None:
     """The numbers in the reference agree with the code."""
     text = (REFERENCE / PAGE).read_text(encoding="utf-8")
-    assert (LockAdmin.list_per_page, reader.MAX_ENTRIES, changelist.MAX_HOLDERS, MAX_REASON) == (100, 100, 3, 200)
+    assert (LockAdmin.list_per_page, reader.MAX_ENTRIES, page.MAX_HOLDERS, MAX_REASON) == (100, 100, 3, 200)
     for sentence in (
         "with a hundred locks",
         "It shows the first hundred entries of the queue.",

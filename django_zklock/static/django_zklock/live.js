@@ -116,7 +116,10 @@
       const request = pending = new AbortController();
       const begin = performance.now();
       try {
-        const response = await fetch(location.href, { signal: request.signal, credentials: "same-origin" });
+        // With the header, the site may answer with what it has just read for another tab.
+        const response = await fetch(location.href, {
+          signal: request.signal, credentials: "same-origin", headers: { "X-Zklock-Live": "1" },
+        });
         const page = new DOMParser().parseFromString(await response.text(), "text/html");
         if (request !== pending) return;
         if (response.redirected && new URL(response.url).pathname !== location.pathname) {

@@ -21,7 +21,6 @@ from django_zklock.zk.ops import snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot, Progress, QueueEntry
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Kind
-from django_zklock.zk.waiting import Deadline
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -249,7 +248,7 @@ class Search:
         yield from self._scan(ranking.names(), whole=self._whole)
 
     def _scan(self, names: Sequence[str], **options: Any) -> Iterator[list[LockSnapshot]]:
-        return scan(self._pool, names, self._filter, timeout=self._timeout, **options)
+        return scan(self._pool, names, self._filter, timeout=lambda: self._timeout, **options)
 
 
 def find(
@@ -266,39 +265,27 @@ def scan(
     *,
     read_data: bool = True,
     whole: bool = False,
-    timeout: float | None = None,
-    deadline: Deadline | None = None,
+    timeout: Callable[[], float | None],
     progress: Progress | None = None,
     first: int = FIRST_BATCH,
 ) -> Iterator[list[LockSnapshot]]:
     """Read the queues of these locks batch by batch; iterate over those in use that match, in the order of ``names``.
 
     A batch may be empty. The holders are read with the queues, if ``read_data`` or the filter needs them, or with
-    ``whole`` all contenders.
-
-    With a ``deadline`` it ends there, and ``progress`` says how far it has come. It raises ``ZooKeeperUnavailable`` all
-    the same if nothing was answered until then, or if the connection is lost.
+    ``whole`` all contenders. ``timeout`` returns the seconds that ZooKeeper has for the next batch, and ``progress``
+    counts what was read. Raises what a :class:`Search` raises.
     """
-    progress = progress or Progress(total=len(names))
     start, size, now = 0, min(first, BATCH_SIZE), time.time()
     whole = whole or bool(lock_filter.host or lock_filter.task)
     while start < len(names):
         batch = names[start : start + size]
-        # A first batch gets what there is: without an answer nothing is known.
-        if deadline is not None and deadline.passed and start:
-            return
-        end = deadline or Deadline.after(timeout)
-        try:
-            locks = snapshots.list_queues(pool, batch, timeout=end.remaining())
-            if read_data or lock_filter.needs_data:
-                locks = snapshots.read_entries(pool, locks, holders=not whole, timeout=end.remaining())
-        except ZooKeeperUnavailable:
-            if deadline is None or not start or not pool.inspection().connected:
-                raise
-            return
+        locks = snapshots.list_queues(pool, batch, timeout=timeout())
+        if read_data or lock_filter.needs_data:
+            locks = snapshots.read_entries(pool, locks, holders=not whole, timeout=timeout())
         start += len(batch)
         size = min(2 * size, BATCH_SIZE)
-        progress.read += len(batch)
+        if progress is not None:
+            progress.read += len(batch)
         # Nodes may have been deleted since the queues were listed.
         yield [lock for lock in locks if (lock.nodes or lock.unknown_nodes) and lock_filter.matches(lock, now)]
 

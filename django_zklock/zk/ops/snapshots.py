@@ -221,6 +221,12 @@ def holders(pool: Pool, keys: Sequence[str], *, timeout: float) -> tuple[Identit
     return tuple(identity for _session, identity in owners)
 
 
+def check_answers(pool: Pool, *, timeout: float | None) -> None:
+    """Read one small node; raises what :func:`one_lock` raises, if ZooKeeper does not answer."""
+    session, root = pool.inspection(), pool.options.root
+    scripts.run(session, partial(scripts.read_many, session, [wire.Read(root)]), action=f"read {root}", timeout=timeout)
+
+
 def list_names(pool: Pool, *, timeout: float | None) -> list[str]:
     """Return the sorted names of all lock nodes, in use or not; raises what :func:`one_lock` raises.
 

@@ -49,7 +49,7 @@ def test_json__is_what_the_command_writes(viewer: Client, hold: Hold, outsider: 
     assert without_variable(response.json()) == written
     listed = viewer.get(LIST_JSON).json()
     assert [without_variable(lock) for lock in listed.pop("locks")] == [written]
-    assert listed == {"page": 1, "pages": 1, "count": 1, "exact": True, "problems": []}
+    assert listed == {"page": 1, "pages": 1, "count": 1, "exact": True, "notices": [], "problems": []}
 
 
 def test_json__moment_of_the_grant(viewer: Client, hold: Hold, outsider: KazooClient, zklock: str) -> None:
