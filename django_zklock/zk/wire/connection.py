@@ -95,8 +95,9 @@ class Connection(Exchange):
         self._refused_before = False
         # How often the session was refused since then where a new one was not.
         self._doubts = 0
-        # The handshake under way tests whether a server accepts new sessions, or it replaces the session; and why.
-        self._probing = self._renewing = self._has_lost_data = False
+        # The handshake under way tests whether a server accepts new sessions, or it replaces the session, for a reason.
+        self._probing = False
+        self._given_up_for: str | None = None
 
     def zk_loop(self) -> None:
         serve(self._run)
@@ -225,8 +226,8 @@ class Connection(Exchange):
             self._probing = False
             if self._socket is not None:
                 self._socket.close()
-        self._has_lost_data = 0 < zxid < self.client.last_zxid
-        if not self._has_lost_data:
+        reason = DATA_LOST if 0 < zxid < self.client.last_zxid else REFUSED
+        if reason is REFUSED:
             self._refused = False
             try:
                 return self._shake_hands(*arguments)
@@ -236,11 +237,11 @@ class Connection(Exchange):
                     raise
                 self._socket.close()
         with self._anonymous():
-            self._renewing = True
+            self._given_up_for = reason
             try:
                 return self._shake_hands(*arguments)
             finally:
-                self._renewing = False
+                self._given_up_for = None
 
     def _shake_hands(self, *arguments: Any) -> Any:
         # The buffer is of an earlier socket.
@@ -314,9 +315,9 @@ class Connection(Exchange):
         if isinstance(request, Connect) and outcome[0].time_out > 0:
             if self._probing:
                 raise _ServesError(self._end_probe())
-            if self._renewing:
+            if self._given_up_for is not None:
                 # Before the lease begins again: locks that were held in the old session must not be covered by it.
-                self._listener.end_session(DATA_LOST if self._has_lost_data else REFUSED, final=False)
+                self._listener.end_session(self._given_up_for, final=False)
             self.home, self.attempt = self._address, ""
             self.sent.clear()
             self.pings.clear()
