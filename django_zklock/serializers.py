@@ -52,7 +52,7 @@ def serialize_entry(snapshot: LockSnapshot, entry: QueueEntry, now: float) -> di
 
 def serialize_action(alias: str, action: Action) -> dict[str, Any]:
     """Return one action of the trail."""
-    values = {name: value for name, value in vars(action).items() if name not in {"at", "lock"}}
+    values = {name: value for name, value in vars(action).items() if name not in {"at", "id", "lock"}}
     return {"alias": alias, "time": action.at} | values
 
 

@@ -126,8 +126,9 @@ def _act(request: HttpRequest, lock: Lock, entry: QueueEntry, action: Action, re
     logged = known = True
     try:
         logged = _write_log(request, lock, entry, action.log_verb, reason, act=act)
-    except NotHeld:
-        messages.error(request, _not_held())
+    except NotHeld as error:
+        # It says who has broken the lock meanwhile.
+        messages.error(request, f"{_not_held()} {formatting.escape_controls(str(error))}.")
     except ZooKeeperUnavailable as error:
         # ZooKeeper may have carried out the request before the connection was lost.
         known = False

@@ -212,7 +212,7 @@ def encode_revoke(data: bytes, reason: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """The name of a node that was deleted to break the lock, why, and when, if that is known.
+    """The name of a node that was deleted to break the lock, why, and when, if that is known; ``id`` is of this break.
 
     The server stores when the data of the lock's node was written; here it is in seconds since the Unix epoch.
     """
@@ -220,6 +220,7 @@ class Removal:
     node: str
     why: str
     at: float = 0.0
+    id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +234,7 @@ class LockNodeData:
         """Return the node data: the bare key until the lock is broken. The reason is cut to 512 characters."""
         if self.removal is None:
             return self.key.encode()
-        removed = {"node": self.removal.node, "why": self.removal.why[:MAX_BREAK_REASON]}
+        removed = {"node": self.removal.node, "why": self.removal.why[:MAX_BREAK_REASON], "id": self.removal.id}
         return _dump({"v": VERSION, "key": self.key, "removed": removed})
 
 
@@ -245,10 +246,14 @@ def decode_lock_node(data: bytes) -> LockNodeData | None:
     if values is None or values.get("v") != VERSION or not isinstance(values.get("key"), str):
         return LockNodeData(key=data.decode(errors="replace"))
     removed = values.get("removed")
-    node, why = (removed.get("node"), removed.get("why")) if isinstance(removed, dict) else (None, None)
+    removed = removed if isinstance(removed, dict) else {}
+    node, why = removed.get("node"), removed.get("why")
     if not (isinstance(node, str) and isinstance(why, str) and why):
         return LockNodeData(key=values["key"])
-    return LockNodeData(key=values["key"], removal=Removal(node=node[:MAX_NODE], why=why[:MAX_BREAK_REASON]))
+    number = removed.get("id")
+    known = number[:MAX_NODE] if isinstance(number, str) else ""
+    removal = Removal(node=node[:MAX_NODE], why=why[:MAX_BREAK_REASON], id=known)
+    return LockNodeData(key=values["key"], removal=removal)
 
 
 # JSON.

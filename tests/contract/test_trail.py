@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -136,6 +137,60 @@ def test_break__released_before_it(
     with pytest.raises(NotHeld, match="is gone"):
         actions.break_lock(breaker, held.node, token=held.token, why="it hangs", timeout=20)
     assert allowed != Permissions.ALL or trail.read(breaker, timeout=60) == []
+
+
+@pytest.mark.parametrize("allowed", [Permissions.ALL, Permissions.READ], ids=["trail", "note"])
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "answered"])
+def test_break__two_operators_in_one_millisecond(
+    make_pool: MakePool, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch, allowed: int, is_lost: bool
+) -> None:
+    """The one that came too late is told who has done it, also if the answer to its own request is lost."""
+    first, second = make_pool(), make_pool()
+    held = Lock("k", make_pool()).acquire(60)
+    outsider.create(trail.path(first), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
+    wait_until(lambda: second.inspection().connected)
+    wire = second.inspection().wire
+    write_all = wire.write_all
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+
+    def come_too_late(writes: Any, *arguments: Any, **options: Any) -> None:
+        if allowed != Permissions.ALL and len(writes) > 1:
+            # The trail is refused first.
+            write_all(writes, *arguments, **options)
+            return
+        monkeypatch.setattr(wire, "write_all", write_all)
+        # In another thread: nothing may wait in that of a connection.
+        break_as(first, "ada").result()
+        if is_lost:
+            wire.drop("the test says so")
+        else:
+            write_all(writes, *arguments, **options)
+
+    def break_as(pool: Pool, name: str) -> Runner:
+        return Runner(
+            lambda: actions.break_lock(pool, held.node, token=held.token, why="it hangs", by=name, timeout=20)
+        )
+
+    monkeypatch.setattr(wire, "write_all", come_too_late)
+    with pytest.raises(NotHeld, match=r"is gone: it was broken by ada: it hangs$"):
+        break_as(second, "bob").result()
+    assert [each.by for each in trail.read(first, timeout=60)] == (["ada"] if allowed == Permissions.ALL else [])
+
+
+def test_revoke__operators_in_one_millisecond(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request to release is in the trail, with its operator and reason."""
+    held = Lock("k", make_pool()).acquire(60)
+    names = ["ada", "bob", "eve"]
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    acting = [
+        Runner(partial(actions.revoke, make_pool(), held.node, f"for {name}", by=name, timeout=20)) for name in names
+    ]
+    for each in acting:
+        each.result()
+    found = trail.read(make_pool(), timeout=60)
+    assert sorted((each.by, each.why) for each in found) == [(name, f"for {name}") for name in names]
+    # The holder has the reason of one of them.
+    wait_until(lambda: held.revoked in {f"asked by {name}: for {name}" for name in names})
 
 
 def test_trail__at_the_same_time(make_pool: MakePool) -> None:

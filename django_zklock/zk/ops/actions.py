@@ -6,6 +6,7 @@ A lock that is broken is lost for its holder; the code that runs there goes on.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -64,6 +65,8 @@ def _carry_out(  # noqa: PLR0915 - one script, with the ways on after each refus
     session = pool.inspection()
     lock, _, name = node.rpartition("/")
     breaks, at = what == trail.BROKEN, round(time.time(), 3)
+    # Another operator may do the same at the same time.
+    number = os.urandom(8).hex()
     reason = f"{'broken' if breaks else 'asked'} by {by}: {why}" if by else why
     # The node existed, and a deletion was sent whose reply may have been lost with the connection.
     sent = False
@@ -88,7 +91,7 @@ def _carry_out(  # noqa: PLR0915 - one script, with the ways on after each refus
             if not breaks:
                 writes.append(wire.Write(node, node_data.encode_revoke(data, reason), stat.version))
             elif with_note and key is not None:
-                removal = Removal(node=name, why=reason)
+                removal = Removal(node=name, why=reason, id=number)
                 writes.append(wire.Write(lock, LockNodeData(key=key, removal=removal).encode(), lock_stat.version))
             if with_trail:
                 action = Action(
@@ -102,6 +105,7 @@ def _carry_out(  # noqa: PLR0915 - one script, with the ways on after each refus
                     # Code may name no user.
                     by=by or node_data.current_identity(None).process,
                     why=why,
+                    id=number,
                 )
                 before, version = (b"", None) if isinstance(found[0], Exception) else (found[0][0], found[0][1].version)
                 writes.append(wire.Write(trail.path(pool), trail.added(before, action), version))
@@ -113,11 +117,12 @@ def _carry_out(  # noqa: PLR0915 - one script, with the ways on after each refus
                 sent = earlier
                 raise answer
         except wire.NoNodeError as error:
-            # The owner may have released the lock before the deletion whose answer was lost; what was written with that
-            # deletion tells.
-            record = trail.has(pool, at, name) if with_trail else _is_noted(pool, lock, name) if with_note else None
-            if not sent or (record is not None and not (yield from record)):
-                raise NotHeld(f"{node} is gone: its owner has released the lock, or its session has ended") from error
+            # The owner may have released the lock before the deletion whose answer was lost, or another operator may
+            # have broken it; what was written with that deletion tells.
+            done, other = yield from _records_of(pool, lock, name, number)
+            if not sent or ((with_trail or with_note) and number not in done):
+                how = other or "its owner has released the lock, or its session has ended"
+                raise NotHeld(f"{node} is gone: {how}") from error
         except (wire.BadVersionError, wire.NodeExistsError):
             # The node was written meanwhile, by its owner or with a revoke request, or the trail by another client.
             sent = False
@@ -176,11 +181,24 @@ def _mark_revoked(reason: str, place: Place) -> None:
     place.contender.on_data(place, node_data.encode_revoke(b"{}", reason))
 
 
-def _is_noted(pool: Pool, lock: str, name: str) -> RequestScript[bool]:
-    """Return whether the lock node says that the node with that name was deleted, as a part of a script."""
-    (found,) = yield from scripts.read_many(pool.inspection(), [wire.Read(lock)])
-    note = node_data.decode_lock_node(found[0]) if isinstance(found, tuple) else None
-    return note is not None and note.removal is not None and note.removal.node == name
+def _records_of(pool: Pool, lock: str, name: str, number: str) -> RequestScript[tuple[set[str], str]]:
+    """Return the ids of the breaks of the node with that name, and who has broken it, as a part of a script.
+
+    The latter is a sentence, and empty if it was not broken, or by the break with the id ``number``.
+    """
+    found = yield from scripts.read_many(pool.inspection(), [wire.Read(trail.path(pool)), wire.Read(lock)])
+    in_trail, in_note = (outcome[0] if isinstance(outcome, tuple) else b"" for outcome in found)
+    node = (trail.BROKEN, lock.rpartition("/")[2], name)
+    broken = [each for each in trail.decode(in_trail) if (each.what, each.lock, each.node) == node]
+    records = {each.id: f"it was broken by {each.by}: {each.why}" for each in broken}
+    note = node_data.decode_lock_node(in_note)
+    if note is not None and note.removal is not None and note.removal.node == name:
+        why = formatting.escape_controls(note.removal.why)
+        # Without a name it is the reason alone.
+        records.setdefault(
+            note.removal.id, f"it was {why}" if why.startswith("broken by ") else f"it was broken: {why}"
+        )
+    return set(records), next((text for each, text in records.items() if each != number), "")
 
 
 def _key_in(data: bytes, lock: str) -> str | None:

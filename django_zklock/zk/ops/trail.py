@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from django_zklock.zk import node_data, paths, scripts, wire
 from django_zklock.zk.formatting import escape_controls
@@ -25,7 +24,7 @@ MAX_BYTES = 100_000
 MAX_TEXT = node_data.MAX_BREAK_REASON
 # The year 5138; what is later is no time.
 MAX_TIME = 1e11
-TEXTS = ("what", "key", "lock", "node", "holder", "by", "why")
+TEXTS = ("what", "key", "lock", "node", "holder", "by", "why", "id")
 BROKEN = "broken"
 REQUESTED = "release requested"
 # What has happened since to a holder that was asked to release.
@@ -38,7 +37,8 @@ class Action:
 
     ``what`` is "broken" or "release requested", ``at`` the time by the clock of the client that did it, in seconds
     since the Unix epoch, ``by`` the user or the process, and ``why`` the reason. ``lock`` is the name of the lock's
-    node. ``outcome`` is what has become of the holder: "broken", "released", or "still held".
+    node. ``outcome`` is what has become of the holder: "broken", "released", or "still held". ``id`` tells the action
+    from those of other operators at the same time; actions of earlier versions have none.
     """
 
     at: float
@@ -50,6 +50,7 @@ class Action:
     holder: str
     by: str
     why: str
+    id: str = ""
     outcome: str = ""
 
 
@@ -64,9 +65,7 @@ def added(data: bytes, action: Action) -> bytes:
     An action that is there already, because the answer about it was lost with the connection, is not added again.
     """
     before = decode(data)
-    # A request to release and a break may come in one millisecond.
-    done = attrgetter("at", "what", "lock", "token")
-    if done(action) in map(done, before):
+    if action.id and any(each.id == action.id for each in before):
         return data
     entries = []
     for each in [*before, action][-MAX_ACTIONS:]:
@@ -109,12 +108,6 @@ def _action(values: object) -> Action | None:
     texts = {name: escape_controls(text[:MAX_TEXT]) for name, text in texts.items()} | {"lock": lock, "node": node}
     key = texts["key"] if paths.is_shortened(lock) else escape_controls(paths.display_key(lock))
     return Action(**{**texts, "key": key or escape_controls(lock)}, at=float(at), token=token)
-
-
-def has(pool: Pool, at: float, node: str) -> RequestScript[bool]:
-    """Return whether the trail has an action of that time on the node with that name, as a part of a script."""
-    (found,) = yield from scripts.read_many(pool.inspection(), [wire.Read(path(pool))])
-    return any((each.at, each.node) == (at, node) for each in decode(found[0] if isinstance(found, tuple) else b""))
 
 
 def read(pool: Pool, *, lock: str | None = None, timeout: float | None) -> list[Action]:

@@ -13,21 +13,22 @@ from django_zklock.zk.ops.trail import Action
 
 BREAK = Action(
     at=1e9, what="broken", key="invoice:42", lock="invoice:42", node="n", token=7, holder="pid 1 on web1",
-    by="ada", why="it hangs",
+    by="ada", why="it hangs", id="0a1b",
 )  # fmt: skip
 
 
 def written(**changed: Any) -> bytes:
     """Return the data of a trail with one action, some of whose values are others."""
     (values,) = json.loads(trail.added(b"", BREAK))["actions"]
-    return json.dumps({"v": 1, "actions": [values | changed]}).encode()
+    values = {name: value for name, value in (values | changed).items() if value is not None}
+    return json.dumps({"v": 1, "actions": [values]}).encode()
 
 
 def test_added__is_bounded_by_number() -> None:
     """The oldest actions make room for the next one."""
     data = b""
     for number in range(trail.MAX_ACTIONS + 5):
-        data = trail.added(data, Action(**{**vars(BREAK), "token": number}))
+        data = trail.added(data, Action(**{**vars(BREAK), "token": number, "id": str(number)}))
     found = trail.decode(data)
     assert [found[0].token, found[-1].token, len(found)] == [5, trail.MAX_ACTIONS + 4, trail.MAX_ACTIONS]
 
@@ -36,7 +37,9 @@ def test_added__is_bounded_by_bytes() -> None:
     """However long the texts are, the data is of a length that servers accept, and has the latest action."""
     data = b""
     for number in range(60):
-        data = trail.added(data, Action(**{**vars(BREAK), "token": number, "why": "\N{PARTY POPPER}" * 5000}))
+        data = trail.added(
+            data, Action(**{**vars(BREAK), "token": number, "id": str(number), "why": "\N{PARTY POPPER}" * 5000})
+        )
         assert len(data) <= trail.MAX_BYTES
         assert trail.decode(data)[-1].token == number
 
@@ -48,12 +51,23 @@ def test_added__once() -> None:
 
 
 def test_added__in_one_millisecond() -> None:
-    """A request to release and a break of the same hold are two actions, however fast they follow each other."""
-    asked = Action(**{**vars(BREAK), "what": trail.REQUESTED})
-    assert [each.what for each in trail.decode(trail.added(trail.added(b"", asked), BREAK))] == [
-        trail.REQUESTED,
-        trail.BROKEN,
+    """Actions on one holder are as many as were made, however fast they follow each other."""
+    actions = [
+        Action(**{**vars(BREAK), "what": what, "by": by, "id": f"{by}-{what}"})
+        for what in (trail.REQUESTED, trail.BROKEN)
+        for by in ("ada", "bob")
     ]
+    data = b""
+    for each in actions:
+        data = trail.added(data, each)
+    assert trail.decode(data) == actions
+
+
+def test_added__of_earlier_versions() -> None:
+    """Actions of earlier versions have no id, and are not taken for one."""
+    (old,) = trail.decode(written(id=None))
+    assert old.id == ""
+    assert trail.decode(trail.added(trail.added(b"", old), old)) == [old, old]
 
 
 def test_decode__key() -> None:
