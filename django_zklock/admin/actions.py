@@ -127,7 +127,7 @@ def _act(request: HttpRequest, lock: Lock, entry: QueueEntry, action: Action, re
     try:
         logged = _write_log(request, lock, entry, action.log_verb, reason, act=act)
     except NotHeld as error:
-        # It says who has broken the lock meanwhile.
+        # It names the operator that has broken the lock meanwhile.
         messages.error(request, f"{_not_held()} {formatting.escape_controls(str(error))}.")
     except ZooKeeperUnavailable as error:
         # ZooKeeper may have carried out the request before the connection was lost.

@@ -182,7 +182,7 @@ def _mark_revoked(reason: str, place: Place) -> None:
 
 
 def _records_of(pool: Pool, lock: str, name: str, number: str) -> RequestScript[tuple[set[str], str]]:
-    """Return the ids of the breaks of the node with that name, and who has broken it, as a part of a script.
+    """Return the ids of the breaks of the node with that name, and which operator broke it, as a part of a script.
 
     The latter is a sentence, and empty if it was not broken, or by the break with the id ``number``.
     """
