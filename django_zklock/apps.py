@@ -17,9 +17,10 @@ class ZkLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_zklock import checks, unreleased
+        from django_zklock import checks, conf, unreleased
 
         checks.register()
+        conf.name_command()
         request_started.connect(unreleased.begin, dispatch_uid="django_zklock.unreleased")
         request_finished.connect(unreleased.end, dispatch_uid="django_zklock.unreleased")
         # A worker imports Celery before it sets up Django; other processes do not need the receivers.

@@ -107,6 +107,7 @@ def check_setting(**_options: Any) -> list[CheckMessage]:
     """Return the messages about the setting and about each alias in it."""
     try:
         aliases = conf.aliases()
+        conf.command()
     except ImproperlyConfigured as error:
         return [_unreadable(error)]
     messages: list[CheckMessage] = []

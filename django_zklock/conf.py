@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.views.decorators.debug import sensitive_variables
 
 from django_zklock.zk import paths
+from django_zklock.zk.formatting import Program, program
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.waiting import seconds
 from django_zklock.zk.wire import KAZOO_OPTIONS, ConnectionOptions, parse_acl
@@ -260,6 +261,19 @@ def database_options(alias: str) -> DatabaseOptions:
     return DatabaseOptions(**_read(place, {name: values[name] for name in _DATABASE if name in values}, _DATABASE))
 
 
+def command() -> str:
+    """Return how the site runs its commands; raise ``ImproperlyConfigured`` if ``ZKLOCK_COMMAND`` is no text."""
+    return _text("ZKLOCK_COMMAND", getattr(settings, "ZKLOCK_COMMAND", Program().line))
+
+
+def name_command() -> None:
+    """Let messages name the site's commands as the site runs them. A check reports a wrong value."""
+    try:
+        program.line = command()
+    except ImproperlyConfigured:
+        program.line = Program().line
+
+
 def _unknown(alias: str, configured: Mapping[str, Any]) -> ImproperlyConfigured:
     known = ", ".join(map(repr, configured)) or "none"
     return ImproperlyConfigured(f"ZKLOCK has no alias {alias!r}; configured: {known}")
@@ -270,7 +284,9 @@ def _setting() -> Mapping[str, Any]:
     if not configured:
         raise ImproperlyConfigured(
             'ZKLOCK is not set: ZKLOCK = {"default": {"HOSTS": "zk1:2181,zk2:2181,zk3:2181"}}; '
-            "`manage.py zklock devserver` starts a ZooKeeper for development and shows the value for it"
+            + program.spell(
+                "`manage.py zklock devserver` starts a ZooKeeper for development and shows the value for it"
+            )
         )
     aliases = _mapping("ZKLOCK", configured)
     for name, value in aliases.items():

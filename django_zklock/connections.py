@@ -114,3 +114,5 @@ connections = Connections()
 def _reset_on_change(*, setting: str, **_kwargs: Any) -> None:
     if setting == "ZKLOCK":
         connections.reset()
+    elif setting == "ZKLOCK_COMMAND":
+        conf.name_command()

@@ -201,8 +201,9 @@ def _commands(key: str, alias: str, entry: QueueEntry) -> list[tuple[Any, str]]:
     """Return command lines about a holder; its texts are quoted for the shell."""
     using = ["--using", alias] if alias != DEFAULT_ALIAS else []
     end = ["--"] if key.startswith("-") else []
-    show = ["python", "manage.py", "zklock", "show", *using, *end, key]
-    lines: list[tuple[Any, str]] = [(_("Show in a terminal"), shlex.join(show))]
+    # The setting is a command line; what follows is not the site's own.
+    show = f"{formatting.program.line} {shlex.join(['zklock', 'show', *using, *end, key])}"
+    lines: list[tuple[Any, str]] = [(_("Show in a terminal"), show)]
     if (end_task := end_command(entry)) is not None:
         lines.append((_("End the task"), end_task))
     if entry.identity is not None and (kill := kill_command(entry)) is not None:

@@ -21,7 +21,7 @@ from django_zklock.exceptions import (
 )
 from django_zklock.zk import owners
 from django_zklock.zk.contender import SessionUnavailable, State
-from django_zklock.zk.formatting import advise, format_silence
+from django_zklock.zk.formatting import advise, format_silence, program
 from django_zklock.zk.held import Held, Possession
 from django_zklock.zk.owners import Caller
 from django_zklock.zk.waiting import (
@@ -311,8 +311,9 @@ class Acquisition:
                 holder=holder,
             )
         what = "is taken" if timeout == 0 else f"was not granted within {timeout:g} s"
+        advice = program.spell("see `manage.py zklock show`, or wait longer with a larger timeout")
         return LockTimeout(
-            f"lock {lock.key!r} {what}; {by}; see `manage.py zklock show`, or wait longer with a larger timeout",
+            f"lock {lock.key!r} {what}; {by}; {advice}",
             key=lock.key,
             timeout=timeout,
             holder=holder,

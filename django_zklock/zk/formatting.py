@@ -42,6 +42,21 @@ def format_silence(server: str, waited: float, *, connected: bool, refusal: Exce
     return f"{what} ZooKeeper at {server} within {seconds} s{last}"
 
 
+class Program:
+    """How the site runs its commands, by ``line``, for the advice in messages."""
+
+    def __init__(self) -> None:
+        self.line = "python manage.py"
+
+    def spell(self, text: str) -> str:
+        """Return ``text`` with each ``manage.py zklock`` as the site runs it."""
+        # In a sentence the program is enough.
+        name = "manage.py" if self.line == "python manage.py" else self.line
+        return text.replace("manage.py zklock", f"{name} zklock")
+
+
+program = Program()
+
 DOCTOR = "`manage.py zklock doctor` examines it"
 
 # What to do, by what the error says; the first that fits counts.
@@ -58,6 +73,10 @@ _ADVICE = {
 
 def advise(facts: str, hosts: str) -> str:
     """Return what to do about servers that do not answer, or refuse: ``facts`` is what the error says about them."""
+    return program.spell(_advise(facts, hosts))
+
+
+def _advise(facts: str, hosts: str) -> str:
     advice = next((advice for words, advice in _ADVICE.items() if words in facts), None)
     if advice is not None:
         return advice

@@ -338,3 +338,13 @@ def test_registrations__templates_are_wrong(settings: Settings) -> None:
     """Where the engines of templates cannot be made, that is the matter of another check."""
     settings.TEMPLATES = [{"BACKEND": "no.such.Engine"}]
     assert checks.check_registrations() == []
+
+
+def test_command__is_no_text(check: Check, settings: Settings) -> None:
+    """A command line of the site that is no text is reported."""
+    settings.ZKLOCK_COMMAND = ["weblate"]
+    (message,) = check()
+    assert (message.id, message.msg) == (
+        "django_zklock.E001",
+        "ZKLOCK_COMMAND must be a non-empty string, got ['weblate']",
+    )

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from kazoo.hosts import collect_hosts
+from services.port import free_port
 
-from django_zklock import conf
+from django_zklock import conf, operations
 from django_zklock.connections import connections
+from django_zklock.exceptions import ZooKeeperUnavailable
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -291,3 +293,22 @@ def test_database_options(settings: Settings) -> None:
 def test_did_you_mean(name: str, meant: str) -> None:
     """The nearest known name is offered if it is near."""
     assert conf.did_you_mean(name, ["HOSTS", "ROOT", "OPTIONS"]) == meant
+
+
+def test_command(settings: Settings) -> None:
+    """Messages name the command as the site runs it; of a value that is no text they know nothing."""
+    configure(settings, HOSTS=f"127.0.0.1:{free_port()}")
+    for line, named in (("weblate", "weblate"), ("python -m shop", "python -m shop"), (5, "manage.py")):
+        settings.ZKLOCK_COMMAND = line
+        with pytest.raises(
+            ZooKeeperUnavailable, match=f"`{named} zklock devserver` .* `{named} zklock doctor` examines"
+        ):
+            operations.show_lock("k", timeout=0.1)
+        settings.ZKLOCK = None
+        with pytest.raises(ImproperlyConfigured, match=f"`{named} zklock devserver`"):
+            conf.aliases()
+        configure(settings, HOSTS=f"127.0.0.1:{free_port()}")
+    with pytest.raises(ImproperlyConfigured, match="ZKLOCK_COMMAND must be a non-empty string, got 5"):
+        conf.command()
+    del settings.ZKLOCK_COMMAND
+    assert conf.command() == "python manage.py"

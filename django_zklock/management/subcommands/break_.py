@@ -12,7 +12,7 @@ from django_zklock.exceptions import NotHeld
 from django_zklock.management.subcommands import _common, _output, arguments
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, FOUND_PROBLEM, OK
-from django_zklock.zk.formatting import escape_controls
+from django_zklock.zk.formatting import escape_controls, program
 from django_zklock.zk.ops.snapshots import QueueEntry
 
 HELP = "take a lock away from its holder, without stopping the holder's work"
@@ -41,7 +41,7 @@ def run(
     if len(holders) > 1:
         message = f"lock {escape_controls(key)} has {len(holders)} holders; choose one by its node, with --node"
         raise CommandError(message, returncode=COULD_NOT_RUN)
-    terminal.write(WARNING + _output.end_text(holders[0]))
+    terminal.write(program.spell(WARNING) + _output.end_text(holders[0]))
     reason = _common.require_reason(reason, terminal)
     if not yes and not _confirmed(holders[0], terminal):
         terminal.write("Nothing was broken.\n")

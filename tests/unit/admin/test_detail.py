@@ -22,7 +22,7 @@ from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
 from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of, url_of
-from tests.support.command import Hold
+from tests.support.command import Hold, run
 from tests.support.timing import GRACE
 
 if TYPE_CHECKING:
@@ -87,6 +87,16 @@ def test_lock__command_lines(viewer: Client, hold: Hold, monkeypatch: pytest.Mon
         ["kill", "-9", "93"],
     ]
     assert f"If that does not end it, on {os.uname().nodename}" in unescape(body)
+
+
+def test_lock__command_of_the_site(viewer: Client, hold: Hold, settings: Settings) -> None:
+    """The line that shows the lock is what the site runs, and so is that in a question of the command."""
+    settings.ZKLOCK_COMMAND = "mayan-edms.py"
+    hold("account:17")
+    assert "<code>mayan-edms.py zklock show account:17</code>" in body_of(viewer.get(url_of("account:17")))
+    assert "request its release: mayan-edms.py zklock revoke" in run(
+        "break", "account:17", "--yes", "--reason", "it hangs"
+    )
 
 
 def test_lock__command_lines_of_other_work(viewer: Client, hold: Hold) -> None:
