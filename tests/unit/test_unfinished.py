@@ -18,7 +18,7 @@ from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
-from django.core.signals import request_finished
+from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
 from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
@@ -42,10 +42,12 @@ REQUEST = RequestFactory().get("/")
 
 @pytest.fixture(autouse=True)
 def _connections_of_others() -> Iterator[None]:
-    """Leave the databases of other tests alone when a response is closed, as Django's test client does."""
-    request_finished.disconnect(close_old_connections)
+    """Leave the databases of other tests alone at both ends of a request, as Django's test client does."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
     yield
-    request_finished.connect(close_old_connections)
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)
 
 
 def streaming(content: Any, **options: Any) -> StreamingHttpResponse:
