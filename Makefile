@@ -64,6 +64,11 @@ coverage: $(READY) | os-test ## what the tests reach, branches too, as HTML in h
 test-kazoo: $(READY) | os-kazoo ## kazoo's own tests on real ZooKeeper and on the test server; ARGS="-k lock" for some
 	$(BIN)/python -m tests.kazoo_suite $(ARGS)
 
+# For the same reason, and because it takes longest where nothing has changed for Celery.
+.PHONY: test-celery
+test-celery: $(READY) | os-celery ## Celery's own tests without the gate and with it; ARGS="--part unit -k worker" for some
+	PYTHONPATH=testproject $(BIN)/python -m tests.celery_suite $(ARGS)
+
 .PHONY: leak
 leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is left of them: twenty times what `test` does
 	ZKLOCK_LEAK_CYCLES=100000 $(BIN)/pytest tests/integration/load/test_leaks.py -rP $(ARGS)
@@ -175,9 +180,11 @@ clean: ## remove what was made, the environment too
 		htmlcov build dist docs/_build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: os-browser os-kazoo os-test
+.PHONY: os-browser os-celery os-kazoo os-test
 os-browser:
 	@.ci/os-packages chromium zookeeper
+os-celery:
+	@.ci/os-packages redis zookeeper
 os-kazoo:
 	@.ci/os-packages zookeeper
 os-test:

@@ -7,30 +7,36 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .comparison import Comparison
+from tests.support.suites.comparison import Comparison
+from tests.support.suites.report import Names, describe
+from tests.support.suites.run import REPOSITORY, RunError
+from tests.support.suites.source import SourceError, fetch_source
+
 from .differences import REASONS
-from .report import describe
-from .run import REPOSITORY, RunError, run_both
-from .source import SourceError, fetch_source
+from .run import run_both
 
 CACHE = REPOSITORY / ".cache" / "kazoo"
 # The number of repetitions of an unexpected test on both servers. Some of kazoo's tests race with their server:
 # test_connection_dropped fails if the reply is faster than the drop of the connection, which was one time in five on
 # the test server and one in twenty on real ones.
 TRIES = 3
+NAMES = Names(
+    reference="real", ours="ours", where="on real servers and on the test server", both="on both",
+    first="on real servers", project="kazoo", listed="tests/kazoo_suite/differences.py",
+)  # fmt: skip
 
 
 def main(options: Sequence[str]) -> int:
     """Run all tests, or those that ``options`` of pytest choose, and print the result."""
     began = time.monotonic()
     try:
-        source = fetch_source(CACHE)
+        source = fetch_source("kazoo", CACHE)
         _say(f"the tests of {source.name}; what pytest writes goes to {CACHE.relative_to(REPOSITORY)}/*.log")
         comparison = compare(source, options)
     except (SourceError, RunError) as error:
         _say(f"could not run: {error}")
         return 2
-    for line in describe(comparison):
+    for line in describe(comparison, NAMES):
         _say(line)
     _say(f"{'ok' if comparison.is_good else 'NOT OK'} after {time.monotonic() - began:.0f} s")
     return 0 if comparison.is_good else 1

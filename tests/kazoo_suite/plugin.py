@@ -10,9 +10,10 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.suites.outcome import Recorder
+
 from .cluster import Cluster
 from .ours import make_ours
-from .outcome import Outcome
 from .real import make_real
 
 CLUSTERS: dict[str, Callable[..., Cluster]] = {"real": make_real, "ours": make_ours}
@@ -47,20 +48,3 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
         for name in [name for name in os.environ if name.startswith("ZOOKEEPER_")]:
             del os.environ[name]
         os.environ.update(wishes)
-
-
-class Recorder:
-    """Writes one line after each test, so that the tests before a crash are known."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._reports: list[pytest.TestReport] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._reports.append(report)
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        outcome = Outcome.of(nodeid, self._reports)
-        self._reports.clear()
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(outcome.as_line())

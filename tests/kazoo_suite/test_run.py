@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kazoo_suite.run import Run, RunError
+from tests.kazoo_suite.run import Run
+from tests.support.suites.run import RunError
 
 TESTS = """\
 import os
@@ -73,6 +74,6 @@ def test_run__cannot_be_imported(tmp_path: Path) -> None:
     """Tests that cannot be imported are an error, which shows pytest's output."""
     with (
         Run("ours", write_source(tmp_path, "import nothing_of_this_name"), tmp_path, name="all") as run,
-        pytest.raises(RunError, match=r"(?s)ours server ended with status 2; .*.*nothing_of_this_name"),
+        pytest.raises(RunError, match=r"(?s)all-ours ended with status 2; .*.*nothing_of_this_name"),
     ):
         run.finish()

@@ -403,7 +403,8 @@ class Loop:
     def detach(self) -> None:
         """Run the calls also when Celery's loop does not run any more."""
         self._is_attached = False
-        self._wake()
+        if self._calls:
+            self._wake()
 
     def post(self, call: Callable[[], object]) -> None:
         self._calls.append(call)

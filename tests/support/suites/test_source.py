@@ -1,4 +1,4 @@
-"""The origin of kazoo's tests."""
+"""The origin of another project's tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kazoo_suite.source import SourceError, fetch_source
+from tests.support.suites.source import SourceError, fetch_source
 
 NAME = f"kazoo-{metadata.version('kazoo')}"
 
@@ -43,9 +43,9 @@ def test_fetch_source__once(tmp_path: Path, package: Path, monkeypatch: pytest.M
     """The package is fetched and unpacked the first time, and read from the cache from then on."""
     pip = Pip(package)
     monkeypatch.setattr(subprocess, "run", pip)
-    folder = fetch_source(tmp_path / "cache")
+    folder = fetch_source("kazoo", tmp_path / "cache")
     assert [file.name for file in folder.iterdir()] == ["setup.py"]
-    assert fetch_source(tmp_path / "cache") == folder
+    assert fetch_source("kazoo", tmp_path / "cache") == folder
     assert pip.calls == 1
     assert [file.name for file in (tmp_path / "cache").iterdir()] == [NAME]
 
@@ -54,6 +54,6 @@ def test_fetch_source__index_is_away(tmp_path: Path, package: Path, monkeypatch:
     """An error shows pip's output, and leaves nothing that would be taken for the package the next time."""
     monkeypatch.setattr(subprocess, "run", Pip(None))
     with pytest.raises(SourceError, match="no such package"):
-        fetch_source(tmp_path)
+        fetch_source("kazoo", tmp_path)
     monkeypatch.setattr(subprocess, "run", Pip(package))
-    assert (fetch_source(tmp_path) / "setup.py").exists()
+    assert (fetch_source("kazoo", tmp_path) / "setup.py").exists()

@@ -10,22 +10,22 @@ from .outcome import Outcome
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One test on both servers; ``reason`` is set if the list says that only the real server can pass it."""
+    """One test in both runs; ``reason`` is set if the list says that it passes in the first one only."""
 
-    real: Outcome
+    reference: Outcome
     ours: Outcome
     reason: str | None = None
 
     @property
     def is_same(self) -> bool:
-        return self.real.word == self.ours.word
+        return self.reference.word == self.ours.word
 
     @property
     def is_foreseen(self) -> bool:
-        """Return whether the result is as listed; a test that is not listed must have the same result on both."""
+        """Return whether the result is as listed; a test that is not listed must have the same result in both."""
         if self.reason is None:
             return self.is_same
-        return self.real.word == "passed" and self.ours.word != "passed"
+        return self.reference.word == "passed" and self.ours.word != "passed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +38,19 @@ class Comparison:
 
     @classmethod
     def of(
-        cls, real: Mapping[str, Outcome], ours: Mapping[str, Outcome], reasons: Mapping[str, str], *, whole: bool = True
+        cls,
+        reference: Mapping[str, Outcome],
+        ours: Mapping[str, Outcome],
+        reasons: Mapping[str, str],
+        *,
+        whole: bool = True,
     ) -> Comparison:
         """Compare the runs; only a ``whole`` run shows which tests of the list do not exist."""
-        tests = sorted({*real, *ours})
+        tests = sorted({*reference, *ours})
         return cls(
             pairs={
                 test: Pair(
-                    real=real.get(test, _missing(test)),
+                    reference=reference.get(test, _missing(test)),
                     ours=ours.get(test, _missing(test)),
                     reason=reasons.get(test),
                 )
@@ -72,6 +77,11 @@ class Comparison:
     def unsteady(self) -> list[str]:
         """The tests that were as expected only in a repetition."""
         return [test for test in self.again if self.last(test).is_foreseen]
+
+    @property
+    def passed(self) -> list[str]:
+        """The tests that passed in both runs."""
+        return [test for test in self.pairs if self.last(test).is_same and self.last(test).ours.word == "passed"]
 
     @property
     def is_good(self) -> bool:

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.kazoo_suite.comparison import Comparison
-from tests.kazoo_suite.outcome import Outcome, Word
-from tests.kazoo_suite.report import describe
+from tests.support.suites.comparison import Comparison
+from tests.support.suites.outcome import Outcome, Word
+from tests.support.suites.report import Names, describe
 
 LISTED = {"listed": "knows no TLS"}
+NAMES = Names(
+    reference="real", ours="ours", where="on real servers and on the test server", both="on both",
+    first="on real servers", project="kazoo", listed="tests/kazoo_suite/differences.py",
+)  # fmt: skip
 
 
 def outcomes(**words: Word) -> Mapping[str, Outcome]:
@@ -91,7 +95,7 @@ def test_describe__tells_each_test_once() -> None:
     """Every test is counted in one line, and those that did not pass on both are listed with their results."""
     real = outcomes(good="passed", listed="passed", bad="failed", away="skipped", worse="passed")
     ours = outcomes(good="passed", listed="failed", bad="failed", away="skipped", worse="failed")
-    lines = [line.strip() for line in describe(Comparison.of(real, ours, {**LISTED, "gone": "went"}))]
+    lines = [line.strip() for line in describe(Comparison.of(real, ours, {**LISTED, "gone": "went"}), NAMES)]
     assert lines == [
         "5 tests on real servers and on the test server",
         "1 passed on both",

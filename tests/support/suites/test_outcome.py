@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from tests.kazoo_suite.outcome import Outcome, Word, read_outcomes
+from tests.support.suites.outcome import Outcome, Word, read_outcomes
 
 TRACEBACK = """\
 kazoo/tests/test_lock.py:7: in test_lock

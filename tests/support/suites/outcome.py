@@ -1,4 +1,4 @@
-"""The outcome of one test on one server."""
+"""The outcome of one test in one run."""
 
 from __future__ import annotations
 
@@ -56,3 +56,20 @@ def _reason(text: str) -> str:
         return reason.rstrip("')")
     marked = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
     return "".join(marked[:1] or text.splitlines()[-1:])[:NOTE_LENGTH]
+
+
+class Recorder:
+    """Writes one line after each test, so that the tests before a crash are known."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._reports: list[pytest.TestReport] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reports.append(report)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        outcome = Outcome.of(nodeid, self._reports)
+        self._reports.clear()
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(outcome.as_line())

@@ -1,0 +1,77 @@
+"""One run of another project's tests, in a child process."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .outcome import Outcome, read_outcomes
+
+if TYPE_CHECKING:
+    from typing import Self
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+# pytest's exit codes: all passed, some failed.
+OVER = (0, 1)
+
+
+class RunError(Exception):
+    """The tests could not be run to their end; the message has the last output of pytest."""
+
+
+class Run:
+    """A pytest in ``working_folder`` that writes files named ``name`` into ``folder``; a subclass says what it runs.
+
+    ``timeout`` is in seconds, for all tests.
+    """
+
+    timeout: float
+
+    def __init__(self, folder: Path, name: str, *, working_folder: Path) -> None:
+        self.name = name
+        self.outcomes = folder / f"{name}.jsonl"
+        self.log = folder / f"{name}.log"
+        self._working_folder = working_folder
+
+    def command(self) -> Sequence[str]:
+        """Return the command line."""
+        raise NotImplementedError
+
+    def environment(self) -> Mapping[str, str]:
+        """Return the environment."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.outcomes.unlink(missing_ok=True)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                cwd=self._working_folder,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # The process has ended, unless there was an error here.
+        self._process.terminate()
+        self._process.wait()
+
+    def finish(self) -> dict[str, Outcome]:
+        """Wait for the end and return the outcomes by test."""
+        try:
+            status = self._process.wait(self.timeout)
+        except subprocess.TimeoutExpired:
+            status = None
+        if status not in OVER:
+            tail = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:])
+            how = f"was not over after {self.timeout:g} s" if status is None else f"ended with status {status}"
+            raise RunError(f"the run {self.name} {how}; the end of {self.log} is\n{tail}")
+        return read_outcomes(self.outcomes)
