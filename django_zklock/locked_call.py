@@ -134,7 +134,7 @@ class LockedCall:
         if self.atomic is not None:
             transactions.check_atomic(self.atomic, self.template)
         offer = next((offer for hook in acquire_hooks if (offer := hook(self, args, kwargs))), None)
-        lock = self.lock(self.key(args, kwargs), functools.partial(self._work, args)) if offer is None else offer.lock
+        lock = self.lock(self.key(args, kwargs), self._work(args)) if offer is None else offer.lock
         caller, began = owners.caller(), monotonic()
         try:
             outcome = offer.take(caller) if offer is not None else None
@@ -160,7 +160,7 @@ class LockedCall:
 
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Await the coroutine function under the lock that these arguments name."""
-        lock = self.lock(self.key(args, kwargs), functools.partial(self._work, args))
+        lock = self.lock(self.key(args, kwargs), self._work(args))
         owner, began = owners.caller().owner, monotonic()
         try:
             held, refusal = await self._aacquire(lock)
@@ -267,15 +267,24 @@ class LockedCall:
             may_expire=may_expire,
         )
 
-    def _work(self, args: tuple[Any, ...]) -> Work:
-        # The lock asks for this before it joins the queue, and not for a nested hold.
-        transactions.check_outside(self.using, self.template)
+    def _work(self, args: tuple[Any, ...]) -> Callable[[], Work]:
+        """Return what tells the work of a call; it does not refer to the arguments, which would live with the lock."""
         if self._is_command(args):
-            place = Work(kind="command", name=type(args[0]).__module__.rpartition(".")[2])
-            found = current_work(place)
-            # A command that the shell has started.
-            return place if found is None or found.command == place.name else found
+            return functools.partial(self._command_work, type(args[0]).__module__.rpartition(".")[2])
+        return self._own_work
+
+    # The lock asks for these before it joins the queue, and not for a nested hold.
+
+    def _own_work(self) -> Work:
+        transactions.check_outside(self.using, self.template)
         return current_work(self._function_work) or self._function_work
+
+    def _command_work(self, name: str) -> Work:
+        transactions.check_outside(self.using, self.template)
+        place = Work(kind="command", name=name)
+        found = current_work(place)
+        # A command that the shell has started.
+        return place if found is None or found.command == name else found
 
     @functools.cached_property
     def _function_work(self) -> Work:

@@ -86,6 +86,10 @@ def data_room(paths: Sequence[str], rule: Rule, options: ConnectionOptions) -> i
     return min(room, node_data.MAX_BYTES)
 
 
+def _nothing() -> None:
+    pass
+
+
 class Contender(Script):
     """One attempt to hold the locks at ``paths``, which have a fixed order; ``data`` is that of each node.
 
@@ -524,6 +528,8 @@ class Contender(Script):
         self._reserved = 0
         self.session.listeners.pop(self, None)
         self._notify()
+        # It refers to the acquisition, which refers to us, and to all that the caller's lock is made of.
+        self._notify = _nothing
         for call in self._on_deleted:
             call()
 

@@ -389,11 +389,13 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 def _callers() -> Iterator[FrameType]:
     """Iterate over the frames of the calling code, outwards.
 
-    A greenlet that a task has started runs for that task, as SQLAlchemy's do: then come those of its parent.
+    The frame of the function that iterates is left out: it refers to this iterator, which would refer to it, and so to
+    what the locals of all its callers are, until the garbage collector comes. A greenlet that a task has started runs
+    for that task, as SQLAlchemy's do: then come those of its parent.
     """
     getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)
     greenlet = None if getcurrent is None else getcurrent()
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1).f_back
     while frame is not None:
         yield from _outwards(frame)
         greenlet = None if greenlet is None else greenlet.parent

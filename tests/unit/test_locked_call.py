@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import gc
 import logging
 import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from weakref import ref
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -922,3 +924,77 @@ def test_key_through__not_called() -> None:
 
 def _numbered(number: int, *, flag: bool = False) -> None:
     raise AssertionError("the body has run")
+
+
+# What a call leaves behind.
+
+
+class Large:
+    """An argument that takes much memory."""
+
+
+@pytest.fixture
+def _no_collection() -> Iterator[None]:
+    """Let nothing free objects that refer to each other."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collection")
+@pytest.mark.parametrize("options", [{}, {"on_lost": "interrupt"}, {"on_conflict": "skip"}], ids=str)
+def test_arguments__of_a_call(make: Make, options: dict[str, Any]) -> None:
+    """The arguments of a call are gone when it has ended, without the garbage collector."""
+    call, large = make(**options), Large()
+    gone = ref(large)
+    assert call(large) == ((large,), {})
+    del large
+    wait_until(lambda: gone() is None)
+
+
+@pytest.mark.usefixtures("_no_collection")
+def test_arguments__of_a_call_that_is_refused(make: Make, stranger: Stranger) -> None:
+    """So it is after a conflict."""
+    stranger.take("k")
+    call, large = make(body=never, on_conflict="skip"), Large()
+    gone = ref(large)
+    assert call(large)["zklock"] == "skipped"
+    del large
+    wait_until(lambda: gone() is None)
+
+
+@pytest.mark.usefixtures("_no_collection")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_arguments__around_a_block(ensemble: Ensemble, is_async: bool) -> None:
+    """So is what the callers of a block have in their variables."""
+
+    def block(_large: Large) -> None:
+        with zk_lock("k"):
+            pass
+
+    async def ablock(_large: Large) -> None:
+        async with zk_lock("k"):
+            pass
+
+    async def main() -> ref[Large]:
+        large = Large()
+        await ablock(large) if is_async else await sync_to_async(block)(large)
+        return ref(large)
+
+    gone = asyncio.run(main())
+    wait_until(lambda: gone() is None)
+
+
+@pytest.mark.usefixtures("_no_collection")
+def test_lock__is_gone(ensemble: Ensemble, stranger: Stranger) -> None:
+    """So is the lock itself, after the server has confirmed the release, or after a wait that was ended."""
+    lock = zk_lock("k")
+    with lock:
+        pass
+    stranger.take("k")
+    with pytest.raises(LockTimeout):
+        lock.acquire(timeout=0.01)
+    gone = ref(lock)
+    del lock
+    wait_until(lambda: gone() is None)
