@@ -5,10 +5,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.simulation.search import STEPS, run, search
-from tests.simulation.setting import draw
+from tests.simulation import plants
+
+if TYPE_CHECKING:
+    from tests.simulation.search import Failure
 
 # Nothing depends on the order of a set; if that is ever wrong, a seed leads to the same world all the same.
 HASHES = "PYTHONHASHSEED"
@@ -27,31 +33,84 @@ def main() -> int:
         )
     parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long new worlds begin (%(default)s)")
-    parser.add_argument("--worlds", type=int, help="how many worlds there are")
+    parser.add_argument("--worlds", type=int, help="how many worlds there are, in place of a time")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first one (%(default)s)")
     parser.add_argument("--failures", type=int, default=1, help="how many worlds may go wrong before this ends")
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps of a world before it comes to its end")
+    parser.add_argument("--steps", type=int, help="steps of a world before it comes to its end")
     parser.add_argument("--seed", type=int, help="run this world alone, and tell each step")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to cut a wrong world down (%(default)s)")
+    parser.add_argument("--plant", metavar="NAME", help="plant this fault first, which the search is to find")
+    parser.add_argument("--plants", action="store_true", help="plant each fault, one after the other")
+    parser.add_argument("--folder", type=Path, help="where pictures of wrong worlds are left")
     arguments = parser.parse_args()
+    if arguments.plants:
+        return search_all(arguments.seconds)
+    if arguments.plant is not None:
+        plants.plant(arguments.plant)
+    # Not before the fault is planted.
+    from tests.simulation.search import STEPS, search
+
+    steps = arguments.steps or STEPS
     if arguments.seed is not None:
-        return tell(arguments.seed, arguments.steps)
+        return tell(arguments.seed, steps)
     last = None if arguments.worlds is None else arguments.first + arguments.worlds
     seeds = itertools.count(arguments.first) if last is None else range(arguments.first, last)
     seconds = arguments.seconds if last is None else None
-    figures = search(seeds, seconds=seconds, most_failures=arguments.failures, steps=arguments.steps)
+    figures = search(seeds, seconds=seconds, most_failures=arguments.failures, steps=steps)
+    planted = f" --plant '{arguments.plant}'" if arguments.plant else ""
     for failure in figures.failures:
-        seed = failure.setting.seed
-        say(f"seed {seed}: {failure.reason}")
-        say(f'to see it: make simulate ARGS="--seed {seed}"')
+        say(f"seed {failure.setting.seed}: {failure.reason}")
+        say(f'to see all of it: make simulate ARGS="--seed {failure.setting.seed}{planted}"')
     say(str(figures))
+    if figures.failures and arguments.patience:
+        explain(
+            figures.failures[0], arguments.patience, arguments.folder or Path(tempfile.mkdtemp(prefix="simulation-"))
+        )
     return 1 if figures.failures else 0
+
+
+def explain(failure: Failure, patience: float, folder: Path) -> None:
+    """Cut a wrong world down, and tell and draw what is left of it."""
+    from tests.simulation.drawing import as_svg, as_text
+    from tests.simulation.search import run
+    from tests.simulation.shrink import shrink
+
+    say(f"{len(failure.decisions)} steps are cut down for at most {patience:.0f} s")
+    small = shrink(failure, patience=patience, tell=say)
+    world, _ = run(small.setting, decisions=small.decisions, comes_to_end=small.comes_to_end, is_told=True)
+    for number, caller in enumerate(small.setting.callers):
+        say(f"caller {number + 1}: {caller}")
+    say("\n".join(["steps:", *(f"  {step}" for step in small.decisions)]))
+    say(as_text(world.story))
+    say(small.reason)
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = folder / f"seed-{failure.setting.seed}.svg"
+    picture.write_text(as_svg(world, small.reason.splitlines()[0]), encoding="utf-8")
+    say(f"drawn in {picture}")
+
+
+def search_all(seconds: float) -> int:
+    """Search for each planted fault for so long; return 1 if one was missed."""
+    missed = 0
+    for each in plants.PLANTS:
+        options = ["--plant", each.name, "--seconds", str(seconds), "--patience", "0"]
+        command = [sys.executable, "-m", "tests.simulation", *options]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        printed = ended.stdout.splitlines() or ended.stderr.splitlines()[-1:]
+        found = printed[0][:100] if ended.returncode == 1 else "not found"
+        missed += ended.returncode == 0 and not each.harmless
+        say(f"{each.name:58} {found} | {printed[-1]}")
+    return 1 if missed else 0
 
 
 def tell(seed: int, steps: int) -> int:
     """Run one world, and tell who has sent what to whom, and who has believed to hold."""
+    from tests.simulation.drawing import as_text
+    from tests.simulation.search import run
+    from tests.simulation.setting import draw
+
     world, failure = run(draw(seed), steps=steps, is_told=True)
-    for at, who, whom, what in world.story:
-        say(f"{at:9.3f}  {who:10} {'' if who == whom else '-> ' + whom:14} {what}")
+    say(as_text(world.story))
     say("nothing is wrong" if failure is None else failure.reason)
     return 0 if failure is None else 1
 

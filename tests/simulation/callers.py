@@ -19,6 +19,7 @@ from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from django_zklock.zk.waiting import Cancellation
 
 if TYPE_CHECKING:
+    from django_zklock.zk.held import Held
     from tests.simulation.processes import Process, Strand
     from tests.simulation.world import World
 
@@ -43,6 +44,7 @@ class Turn:
     pause: float = 0.0
     work: tuple[float, ...] = (0.1,)
     is_nested: bool = False
+    is_released_elsewhere: bool = False
     confirms: bool = False
     runs: str | None = None
     gives_up_after: float | None = None
@@ -96,7 +98,7 @@ class Client:
         if turn.gives_up_after is None:
             return None
         cancellation = Cancellation()
-        self.process.timers.call_later(turn.gives_up_after, cancellation.cancel)
+        self.process.own_timers.call_later(turn.gives_up_after, cancellation.cancel)
         return cancellation
 
 
@@ -130,16 +132,32 @@ class Blocking(Client):
                 self.strand.sleep(seconds)
                 held.check()
             if turn.is_nested:
-                inner = lock._acquire(caller, turn.timeout)
-                self.strand.sleep(turn.work[-1])
-                inner.release()
-                self.strand.sleep(turn.work[-1])
+                self._nest(caller, turn, lock, held)
         except LockLost as error:
             judge.lost(self, turn, error)
         finally:
             judge.releases(claim)
             held.release(wait=turn.confirms)
         judge.ends(self, turn)
+
+    def _nest(self, caller: Caller, turn: Turn, lock: Lock, held: Held) -> None:
+        """Take the lock again, while another thread of the process may release what is held."""
+        if turn.is_released_elsewhere:
+            self.process.spawn(f"{self.name} helper {self.turn}", held.release)
+        try:
+            inner = lock._acquire(caller, turn.timeout)
+        except LockLost:
+            raise
+        except ZkLockError as error:
+            self.world.judge.refused(self, turn, error)
+            return
+        claim = self.world.judge.granted(self, turn, inner)
+        try:
+            self.strand.sleep(turn.work[-1])
+        finally:
+            self.world.judge.releases(claim)
+            inner.release()
+        self.strand.sleep(turn.work[-1])
 
 
 class Loop(base_events.BaseEventLoop):
@@ -204,6 +222,8 @@ class Coroutines(Client):
         asyncio.events._set_running_loop(self.loop)
         try:
             self._task: asyncio.Task[None] = asyncio.Task(self._main(), loop=self.loop)
+            # What it raises is not to be kept in it.
+            self._task.add_done_callback(asyncio.Task.result)
         finally:
             asyncio.events._set_running_loop(None)
 

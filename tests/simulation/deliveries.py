@@ -59,9 +59,9 @@ def _of_wire(world: World, wire: SimulatedWire) -> Iterator[Step]:
 
 
 def _of_process(world: World, process: Process) -> Iterator[Step]:
-    weights, name, due = world.weights, process.name, process.timers.due
+    weights, name, due = world.weights, process.name, process.due
     if due is not None and due <= process.now():
-        yield weights["timer"], f"timer {name}", process.timers.run_first
+        yield weights["timer"], f"timer {name}", process.run_timer
     for calls in process.calls:
         if calls.waiting:
             yield weights["call"], f"call {name} {calls.name}", partial(process.make_call, calls)

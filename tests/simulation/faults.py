@@ -62,6 +62,8 @@ def _of_process(world: World, process: Process) -> Iterator[Step]:
         yield weights["continue"], f"continue {name}", partial(_stop, world, process, is_stopped=False)
     elif weight := weights.get("stop"):
         yield weight, f"stop {name}", partial(_stop, world, process, is_stopped=True)
+    if (weight := weights.get("close")) and not process.is_stopped:
+        yield weight, f"close {name}", partial(_close, world, process)
     if weight := weights.get("kill"):
         for told in (False, True):
             yield weight / 2, f"kill {name} {int(told)}", partial(_kill, world, process, is_told=told)
@@ -82,6 +84,13 @@ def _part(world: World, one: str, others: list[str]) -> None:
         world.network.cut(one, other)
 
 
+def _split(world: World, server: Server, process: Process) -> None:
+    """Cut one server and one process off from all other servers."""
+    others = [each.name for each in world.ensemble.servers if each is not server]
+    _part(world, server.name, others)
+    _part(world, process.name, others)
+
+
 def _heal(world: World, one: str) -> None:
     world.note(one, one, "is reached again")
     world.network.heal(one)
@@ -90,6 +99,12 @@ def _heal(world: World, one: str) -> None:
 def _stop(world: World, process: Process, *, is_stopped: bool) -> None:
     world.note(process.name, process.name, "is stopped" if is_stopped else "goes on")
     process.is_stopped = is_stopped
+
+
+def _close(world: World, process: Process) -> None:
+    world.note(process.name, process.name, "closes its pool")
+    world.judge.ended.append(world.now)
+    process.spawn(f"{process.name} closing {world.steps}", process.pool.close)
 
 
 def _kill(world: World, process: Process, *, is_told: bool) -> None:
@@ -112,6 +127,10 @@ def _of_server(world: World, server: Server) -> Iterator[Step]:
         for other in others:
             yield weight, f"part {name} {other}", partial(_part, world, name, [other])
         yield weight, f"part {name} others", partial(_part, world, name, others)
+    if others and (weight := weights.get("split")):
+        for process in world.processes:
+            if any(wire.link is not None and wire.link.server is server for wire in process.wires):
+                yield weight, f"split {name} {process.name}", partial(_split, world, server, process)
     if world.network.is_cut(name):
         yield weights["heal"], f"heal {name}", partial(_heal, world, name)
     if server.is_frozen:

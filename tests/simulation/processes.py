@@ -37,7 +37,7 @@ class Strand:
     def __init__(self, process: Process, name: str, main: Callable[[], object]) -> None:
         self.process = process
         self.name = name
-        self._greenlet: Any = greenlet(self._run)
+        self._greenlet: Any = greenlet(self._run, process.world.hub)
         self._main = main
         self._is_over = False
         # What it waits for, and until when, on the clock of its process; it is ready if it waits for nothing.
@@ -199,7 +199,9 @@ class Process:
         # Whether its callers stop at each look at a clock.
         self.is_fine = world.setting.is_fine
         self.wires: list[SimulatedWire] = []
-        self.timers = Timers(self.now)
+        self._timers: list[Timers] = []
+        # Those of the world itself, for this process.
+        self.own_timers = self._make_timers()
         self.calls: list[Calls] = []
         self.strands: list[Strand] = []
         self._offset = self.chance.uniform(1000.0, 2000.0)
@@ -209,7 +211,7 @@ class Process:
             uniform=self.chance.uniform,
             urandom=self.chance.randbytes,
             event=self.event,
-            timers=lambda: self.timers,
+            timers=self._make_timers,
             calls=self._make_calls,
             connect=lambda options, listener, timeout: SimulatedWire(options, listener, timeout, self),
         )
@@ -226,6 +228,10 @@ class Process:
     def now(self) -> float:
         """Return the time on its clock."""
         return self._offset + self.plan.rate * self.world.now
+
+    def at(self, moment: float) -> float:
+        """Return what its clock shows at a moment of the world."""
+        return self._offset + self.plan.rate * moment
 
     def moment(self, now: float) -> float:
         """Return the time of the world when its clock shows ``now``."""
@@ -252,6 +258,20 @@ class Process:
     def event(self) -> Event:
         """Return an event that is not set."""
         return Event(self)
+
+    def _make_timers(self) -> Timers:
+        timers = Timers(self.now)
+        self._timers.append(timers)
+        return timers
+
+    @property
+    def due(self) -> float | None:
+        """When the first timer is due, on its clock."""
+        return min((due for timers in self._timers if (due := timers.due) is not None), default=None)
+
+    def run_timer(self) -> None:
+        """Make the first call of a timer."""
+        min((each for each in self._timers if each.due is not None), key=lambda each: each.due or 0.0).run_first()
 
     def _make_calls(self, name: str, **_options: Any) -> Calls:
         calls = Calls(name)

@@ -26,6 +26,8 @@ class Failure:
     setting: Setting
     reason: str
     decisions: tuple[str, ...]
+    # Whether it must come to its end to go wrong.
+    comes_to_end: bool = True
 
     @property
     def kind(self) -> str:
@@ -66,9 +68,17 @@ class Figures:
 
 
 def run(
-    setting: Setting, *, steps: int = STEPS, decisions: Sequence[str] | None = None, is_told: bool = False
+    setting: Setting,
+    *,
+    steps: int = STEPS,
+    decisions: Sequence[str] | None = None,
+    comes_to_end: bool = True,
+    is_told: bool = False,
 ) -> tuple[World, Failure | None]:
-    """Run one world, by its seed or by a list of decisions; return it, and how it went wrong."""
+    """Run one world, by its seed or by a list of decisions; return it, and how it went wrong.
+
+    Without ``comes_to_end`` nothing follows on the last decision.
+    """
     with quiet() as errors:
         world = World(setting, is_told=is_told)
         reason = None
@@ -76,14 +86,15 @@ def run(
             if decisions is None:
                 world.run(steps)
             else:
-                world.replay(decisions)
-            check_log(errors)
+                world.replay(decisions, comes_to_end=comes_to_end)
+            if errors.texts or comes_to_end:
+                check_log(errors)
         except Violation as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not happen
             reason = f"{error!r}\n{traceback.format_exc()}"
         world.close()
-        check = None if reason is None else Failure(setting, reason, tuple(world.decisions))
+        check = None if reason is None else Failure(setting, reason, tuple(world.decisions), comes_to_end)
         return world, check
 
 

@@ -227,7 +227,7 @@ class Server:
             self.alone_since = None
         elif self.alone_since is None:
             self.alone_since = now
-        elif now - self.alone_since > SYNC_LIMIT:
+        elif now - self.alone_since > (SYNC_LIMIT if self.leads else self.ensemble.patience):
             self.look()
 
     def _close_links(self) -> None:
@@ -276,6 +276,8 @@ class Ensemble:
         self.network = network
         self.note = note
         self.keeps_strays = False
+        # How long a follower waits for its leader. It may be told at once that the connection is over.
+        self.patience = SYNC_LIMIT
         self.servers = [Server(f"server {number + 1}", self) for number in range(size)]
         self.epoch = 0
         self.elections = -1

@@ -13,17 +13,19 @@ from random import Random
 from django_zklock.zk.queue import SEQUENCE_END, SEQUENCE_MARGIN
 from tests.simulation.callers import CallerPlan, Turn
 from tests.simulation.processes import ProcessPlan
-from tests.simulation.servers import SESSION_TIMEOUT
+from tests.simulation.servers import PING_INTERVAL, SESSION_TIMEOUT, SYNC_LIMIT
 
 # What strikes, and how often, beside a step that nothing hinders. A world draws some of these.
 FAULTS = {
     "cut": 0.03,
     "part client": 0.01,
     "part servers": 0.012,
+    "split": 0.02,
     "freeze": 0.006,
     "leave leader": 0.008,
     "stop": 0.01,
     "kill": 0.002,
+    "close": 0.004,
     "break": 0.006,
     "revoke": 0.006,
     "reap": 0.2,
@@ -31,8 +33,17 @@ FAULTS = {
     "refuse done": 0.03,
     "wipe": 0.0007,
 }
+# Kinds that belong together. A world draws one to three of one family, so that few kinds of faults meet often.
+FAMILIES = {
+    "lease": ("split", "part client", "part servers", "leave leader", "freeze", "stop"),
+    "servers": ("part servers", "leave leader", "freeze", "split", "cut"),
+    "answers": ("cut", "refuse done", "refuse", "leave leader", "part client"),
+    "operators": ("break", "revoke", "reap", "cut", "refuse"),
+    "processes": ("kill", "close", "stop", "cut"),
+    "all": tuple(FAULTS),
+}
 # These end by a step of their own.
-ENDS = {"heal": 0.05, "thaw": 0.05, "continue": 0.05}
+ENDS = {"heal": 0.015, "thaw": 0.05, "continue": 0.05}
 NORMAL = {
     "connect": 2.0,
     "serve": 6.0,
@@ -79,6 +90,12 @@ class Setting:
     # Callers stop at each look at a clock.
     is_fine: bool = False
     keeps_strays: bool = False
+    # Seconds after which a server that does not hear its leader looks for another one.
+    patience: float = SYNC_LIMIT
+    # Time goes on only when all that is under way has arrived, but for what is starved.
+    is_prompt: bool = False
+    # How likely it is, at each step, that one link, server, process or caller is starved for a number of steps.
+    starves: float = 0.0
     # The number of the first node in each queue; and how likely time goes on although there is something to do.
     first_number: int = 0
     haste: float = 0.1
@@ -95,14 +112,17 @@ def draw(seed: int, ways: tuple[str, ...] | None = None) -> Setting:
     """Draw a setting."""
     dice = Random(f"setting {seed}")
     theme = dice.choice(THEMES)
-    is_calm = dice.random() < 0.12
-    faults = {} if is_calm else _faults(dice)
+    family = dice.choice(
+        ("calm", "lease", "lease", "lease", "servers", "answers", "answers", "operators", "processes", "all")
+    )
+    is_calm = family == "calm"
+    faults = {} if is_calm else _faults(dice, family)
     sways = {kind: 10 ** dice.uniform(-1.0, 1.0) if dice.random() < 0.4 else 1.0 for kind in NORMAL}
     weights = {kind: weight * sways[kind] for kind, weight in {**NORMAL, **ENDS}.items() if kind in sways}
     weights |= {kind: weight * 10 ** dice.uniform(-0.7, 0.7) for kind, weight in ENDS.items()}
     weights |= faults
     is_strict = dice.random() < 0.1
-    count = dice.choice((1, 2, 2, 2, 3))
+    count = dice.choice((2, 2, 3) if family == "lease" else (1, 2, 2, 2, 3))
     small = dice.random() < 0.15
     processes = tuple(
         ProcessPlan(
@@ -113,33 +133,38 @@ def draw(seed: int, ways: tuple[str, ...] | None = None) -> Setting:
         )
         for _ in range(count)
     )
-    is_long = dice.random() < 0.4
+    is_long = family == "lease" or dice.random() < 0.3
     callers = tuple(
         CallerPlan(
             process=dice.randrange(count),
             way=dice.choice(ways or ("blocking", "blocking", "coroutines", "gate")),
-            turns=tuple(_turn(dice, theme, is_long) for _ in range(dice.choice((1, 2, 3)))),
+            turns=tuple(
+                _turn(dice, theme, is_long) for _ in range(dice.choice((1, 2) if family == "lease" else (1, 2, 3)))
+            ),
         )
-        for _ in range(dice.choice((2, 3, 3, 4, 5)))
+        for _ in range(dice.choice((2, 2, 3) if family == "lease" else (2, 3, 3, 4, 5)))
     )
     near_end = (SEQUENCE_END - SEQUENCE_MARGIN - 2, SEQUENCE_END - 2)
     return Setting(
         seed=seed,
-        servers=1 if dice.random() < 0.25 else 3,
+        servers=1 if dice.random() < 0.2 and family not in {"lease", "servers"} else 3,
         processes=processes,
         callers=callers,
         weights=weights,
         is_calm=is_calm,
         is_fine=dice.random() < 0.3,
-        keeps_strays="part servers" in faults and dice.random() < 0.2,
+        is_prompt=dice.random() < (0.7 if family == "lease" else 0.4),
+        starves=dice.choice((0.0, 0.0, 0.005, 0.02)),
+        keeps_strays=family == "servers" and dice.random() < 0.3,
+        patience=dice.choice((SYNC_LIMIT, PING_INTERVAL, PING_INTERVAL)),
         first_number=dice.choice(near_end) if dice.random() < 0.08 else 0,
         haste=dice.choice((0.0, 0.02, 0.1, 0.3)),
         stride=dice.choice((0.1, 0.5, 1.5, SESSION_TIMEOUT / 3)),
     )
 
 
-def _faults(dice: Random) -> dict[str, float]:
-    kinds = dice.sample(sorted(FAULTS), dice.choice((1, 1, 2, 2, 3, 5)))
+def _faults(dice: Random, family: str) -> dict[str, float]:
+    kinds = dice.sample(FAMILIES[family], dice.choice((1, 2, 2, 3)))
     return {kind: FAULTS[kind] * 10 ** dice.uniform(-0.3, 0.7) for kind in kinds}
 
 
@@ -156,14 +181,19 @@ def _turn(dice: Random, theme: str, is_long: bool) -> Turn:
     keys: tuple[str, ...] = ("a",)
     if theme == "several":
         keys = dice.choice((("a",), ("b",), ("a", "b"), ("a", "b"), ("a", "b", "c")))
-    lasts = dice.choice((SESSION_TIMEOUT / 2, SESSION_TIMEOUT, 2.5 * SESSION_TIMEOUT)) if is_long else 0.2
+    lasts = dice.choice((SESSION_TIMEOUT, 3 * SESSION_TIMEOUT)) if is_long else 0.2
+    # Who holds for long is to be waited for.
+    timeouts = (
+        (None, None, None, None, None, 0.0, 2 * SESSION_TIMEOUT) if is_long else (None, None, None, 0.0, 0.05, 3.0)
+    )
     return Turn(
         keys=keys,
         rule=dice.choice(rules),
-        timeout=dice.choice((None, None, None, 0.0, 0.05, 3.0, 2 * SESSION_TIMEOUT)),
+        timeout=dice.choice(timeouts),
         pause=dice.choice((0.0, 0.0, 0.5, SESSION_TIMEOUT / 5)),
-        work=tuple(lasts * dice.uniform(0.2, 1.0) for _ in range(dice.choice((1, 2)))),
+        work=tuple(lasts * dice.uniform(0.3, 1.0) for _ in range(dice.choice((1, 2)))),
         is_nested=theme == "nested" and dice.random() < 0.7,
+        is_released_elsewhere=dice.random() < 0.3,
         confirms=dice.random() < 0.2,
         runs=dice.choice(("f", "f", "g", None)) if theme == "coalesce" else None,
         gives_up_after=dice.uniform(0.0, SESSION_TIMEOUT / 2) if dice.random() < 0.15 else None,

@@ -168,7 +168,8 @@ class SimulatedWire(WirePort):
         is_open = server.leader is not None and not server.is_frozen
         if not is_open or not self.process.world.network.connects(self.process.name, server.name):
             return False
-        others = [each for each in self.process.world.ensemble.servers if each is not self._avoided]
+        servers = self.process.world.ensemble.servers
+        others = [each for each in servers if each is not self._avoided and each.name not in self._refused]
         return server is not self._avoided or not any(self.would_try(each) for each in others)
 
     def connect(self, server: Server) -> None:

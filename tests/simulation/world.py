@@ -14,6 +14,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from greenlet import getcurrent
+
 from django_zklock.zk import background
 from tests.simulation import deliveries, faults
 from tests.simulation.callers import Client, Loop
@@ -35,9 +37,9 @@ ENDLESS = 20_000
 # Session timeouts without any progress after which a caller is stuck.
 STUCK = 8
 STUCK_BEHIND = 30
-MOST_CALM_STEP = SESSION_TIMEOUT / 14
-# One in so many steps begins to starve one link, server, process or caller, for a number of steps.
-STARVES = 60
+MOST_CALM_STEP = round(SESSION_TIMEOUT / 14, 4)
+# The step that ends all faults.
+END = "end faults"
 
 
 class Errors(logging.Handler):
@@ -82,14 +84,16 @@ class World:
         self.decisions: list[str] = []
         self.is_told = is_told
         self.story: list[Told] = []
-        # The strands that run, the innermost last.
+        # What all strands go back to when they wait; and those that run, the innermost last.
+        self.hub = getcurrent()
         self.running: list[Strand] = []
         self.is_judging = False
-        self.was_killed = self.was_wiped = False
+        self.was_wiped = False
         self.is_calm = setting.is_calm
         self.network = Network()
         self.ensemble = Ensemble(setting.servers, self.network, self.note)
         self.ensemble.keeps_strays = setting.keeps_strays
+        self.ensemble.patience = setting.patience
         for number, server in enumerate(self.ensemble.servers):
             server.reported_at = -PING_INTERVAL * number / len(self.ensemble.servers)
         self._make_root()
@@ -149,36 +153,41 @@ class World:
     def run(self, steps: int) -> None:
         """Draw so many steps, and come to the end."""
         dice = Random(f"steps {self.setting.seed}")
-        haste = self.setting.haste
+        haste, is_prompt = self.setting.haste, self.setting.is_prompt
         starved, starves_until = "", 0
         for _ in range(steps):
             if self.is_over:
                 break
-            found = self.possible()
-            if not found or dice.random() < haste:
-                self._take(self._time(dice))
-                continue
-            found.append(self._time(dice))
-            weights = [weight for weight, _, _ in found]
-            if dice.random() < 1 / STARVES:
-                starved, starves_until = dice.choice(found)[1].partition(" ")[2], self.steps + dice.randint(10, 200)
+            found = deliveries.find(self)
             if starved and self.steps < starves_until:
-                weights = [weight / 50 if starved in name else weight for weight, name, _ in found]
-            self._take(dice.choices(found, weights)[0])
+                found = [each for each in found if starved not in each[1]]
+            elif found and dice.random() < self.setting.starves:
+                starved, starves_until = dice.choice(found)[1].partition(" ")[2], self.steps + dice.randint(5, 200)
+            # In a prompt world time goes on when everything has arrived; in others, at any moment.
+            if not (found and is_prompt):
+                if dice.random() < haste:
+                    found = []
+                found.append(self._time(dice))
+            if self._strikes:
+                found += faults.find(self)
+            self._take(dice.choices(found, [weight for weight, _, _ in found])[0])
         self.finish()
 
-    def replay(self, decisions: Sequence[str]) -> None:
-        """Take these steps, without those that are not possible, and come to the end."""
+    def replay(self, decisions: Sequence[str], *, comes_to_end: bool = True) -> None:
+        """Take these steps, without those that are not possible, and come to the end, or stop there."""
         for name in decisions:
-            if name.startswith("time "):
-                step: Step = 1.0, name, partial(self.pass_time, float(name[5:]))
+            if name == END:
+                step: Step = 1.0, name, self._end_faults
+            elif name.startswith("time "):
+                step = 1.0, name, partial(self.pass_time, float(name[5:]))
             else:
                 found = [each for each in self.possible() if each[1] == name]
                 if not found:
                     continue
                 step = found[0]
             self._take(step)
-        self.finish()
+        if comes_to_end:
+            self.finish()
 
     def _time(self, dice: Random) -> Step:
         most = MOST_CALM_STEP if self.is_calm else self.setting.stride
@@ -202,7 +211,7 @@ class World:
         """Let time go on at the clocks, and at the servers."""
         end = self.now + seconds
         for process in self.processes:
-            due = process.timers.due
+            due = process.due
             if due is not None and not process.is_dead:
                 end = min(end, max(self.now + 0.0001, process.moment(due)))
         while self.now < end:
@@ -213,7 +222,7 @@ class World:
                 server.watch_leader(self.now)
                 if server.leads and not server.is_frozen:
                     server.expire(self.now)
-        self.judge.look()
+            self.judge.look()
 
     def drain(self) -> None:
         """Take all steps that only bring what is under way further."""
@@ -221,17 +230,19 @@ class World:
             found = deliveries.find(self)
             if not found:
                 return
-            self.steps += 1
-            self._drains.choice(found)[2]()
-            self.judge.look()
+            step = self._drains.choice(found)
+            if self.is_calm:
+                # A step of time takes these again.
+                self.steps += 1
+                step[2]()
+                self.judge.look()
+            else:
+                self._take(step)
         raise Violation("it never ends: there is always something under way")
 
     def finish(self) -> None:
         """End all faults, and let everyone come to the end."""
-        faults.end_all(self)
-        # No server refuses anything either.
-        self.weights = {kind: weight for kind, weight in self.weights.items() if kind in deliveries.KINDS}
-        self._strikes = False
+        self._take((1.0, END, self._end_faults))
         progress, since = None, self.now
         while not self.is_over:
             self.drain()
@@ -244,12 +255,21 @@ class World:
                 waiting = [client.name for client in self.clients if not client.is_over]
                 held = sorted(self.ensemble.head.ephemerals())
                 raise Violation(f"stuck: {', '.join(waiting)}; nodes: {' '.join(held)}")
-            self.advance(MOST_CALM_STEP)
+            self._take(self._calm_time())
         for _ in range(3 * 14):
             self.drain()
-            self.advance(MOST_CALM_STEP)
+            self._take(self._calm_time())
         self.drain()
         self.judge.check_end()
+
+    def _calm_time(self) -> Step:
+        return 1.0, f"time {MOST_CALM_STEP}", partial(self.pass_time, MOST_CALM_STEP)
+
+    def _end_faults(self) -> None:
+        faults.end_all(self)
+        # No server refuses anything either.
+        self.weights = {kind: weight for kind, weight in self.weights.items() if kind in deliveries.KINDS}
+        self._strikes = False
 
     def close(self) -> None:
         """Leave nothing behind."""

@@ -1,0 +1,39 @@
+"""Planted faults: each has its place in the package still, and a world that it spoils is cut down and drawn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.plants import PACKAGE, PLANTS, Plant
+from tests.support.timing import scaled
+
+pytestmark = pytest.mark.once
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def test_plants__text(plant: Plant) -> None:
+    """The text of a fault is in the package once. When that has changed, the fault is to be planted anew."""
+    text = (PACKAGE / plant.file).read_text(encoding="utf-8")
+    assert text.count(plant.old) == 1
+    compile(text.replace(plant.old, plant.new), plant.file, "exec")
+
+
+@pytest.mark.slow
+def test_plant__told_and_drawn(tmp_path: Path) -> None:
+    """A world that goes wrong is cut down to a few steps, printed, and drawn."""
+    options = ["--plant", "a reader passes a writer", "--worlds", "300", "--patience", str(scaled(5)), "--folder"]
+    command = [sys.executable, "-m", "tests.simulation", *options, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=scaled(100))
+    assert ended.returncode == 1, ended.stderr
+    assert "to see all of it: make simulate ARGS=" in ended.stdout
+    before, _, told = ended.stdout.partition("steps:\n")
+    assert "steps are cut down" in before
+    assert "believes to hold" in told
+    (picture,) = tmp_path.glob("seed-*.svg")
+    texts = [each.text for each in ET.parse(picture).iter() if each.text]
+    assert any("believes to hold" in text for text in texts)
