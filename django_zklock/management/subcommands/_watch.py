@@ -111,9 +111,13 @@ class EventLog:
 
 
 class LiveView:
-    """Redraws the locks of ``alias``, or the queue of ``key``, in the same place of a terminal."""
+    """Redraws the locks of ``alias``, or the queue of ``key``, in the same place of a terminal.
+
+    ``unread`` is the number of queues that were not read, because there is no room for them.
+    """
 
     def __init__(self, terminal: Terminal, alias: str, key: str | None, interval: float) -> None:
+        self.unread = 0
         self._terminal = terminal
         self._alias = alias
         self._one_lock = key is not None
@@ -140,7 +144,8 @@ class LiveView:
         height = shutil.get_terminal_size().lines
         # The cursor stays in the last row of the terminal.
         if len(rows) >= height:
-            rows[height - 2 :] = [f"… and {len(rows) - height + 2} more"]
+            bound = "at most " if self.unread else ""
+            rows[height - 2 :] = [f"… and {bound}{len(rows) - height + 2 + self.unread} more"]
         frame = "".join(f"{row}{CLEAR_TO_END_OF_LINE}\n" for row in rows)
         self._terminal.write(f"{WRAP_OFF}{CURSOR_HOME}{frame}{CLEAR_BELOW}{WRAP_ON}")
 

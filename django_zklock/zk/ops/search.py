@@ -201,10 +201,10 @@ class Search:
         timeout: float | None,
     ) -> None:
         self.progress = Progress()
+        self.limit = limit
         self._pool = pool
         self._filter = lock_filter
         self._ordering = ordering
-        self._limit = limit
         self._whole = whole
         self._timeout = timeout
         self._names: list[str] | None = None
@@ -230,8 +230,8 @@ class Search:
             raise self.progress.failed(error) from error
 
     def _by_key(self, names: Sequence[str]) -> Iterator[list[LockSnapshot]]:
-        left = self._limit
-        first = self._limit or FIRST_BATCH
+        left = self.limit
+        first = self.limit or FIRST_BATCH
         for batch in self._scan(names, whole=self._whole, first=first, progress=self.progress):
             yield batch[:left]
             if left is not None:
@@ -240,7 +240,7 @@ class Search:
                     return
 
     def _sorted(self, names: Sequence[str]) -> Iterator[list[LockSnapshot]]:
-        ranking = Ranking[str](self._ordering, self._limit)
+        ranking = Ranking[str](self._ordering, self.limit)
         for batch in self._scan(names, read_data=self._ordering.needs_data, progress=self.progress):
             for lock in batch:
                 ranking.add(lock, lock.name)

@@ -300,6 +300,25 @@ def test_screen__list(watch: Start, hold: Hold, monkeypatch: pytest.MonkeyPatch)
     assert terminal.out.getvalue().count(_watch.CLEAR_SCREEN) == 1
 
 
+def test_screen__very_many(
+    watch: Start, hold: Hold, zklock: str, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of very many locks those are read that the terminal has room for."""
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    monkeypatch.setenv("LINES", "6")
+    monkeypatch.setattr(subcommand, "MANY", 8)
+    for number in range(7):
+        hold(f"k{number}")
+    outsider.create(f"{zklock}/k7")
+    terminal = watch(out=Screen())
+    assert frame(terminal.out)[-1] == "… and 6 more"
+    outsider.create(f"{zklock}/k8")
+    terminal.next_read()
+    # One of the six that were read is shown, and three were not read.
+    assert [row.split()[0] for row in frame(terminal.out)[2:-1]] == ["KEY", "k0"]
+    assert frame(terminal.out)[-1] == "… and at most 8 more"
+
+
 def test_screen__queue(watch: Start, hold: Hold) -> None:
     """With a key the present queue is redrawn."""
     terminal = watch("k", out=Screen())
