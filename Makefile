@@ -69,6 +69,11 @@ test-kazoo: $(READY) | os-kazoo ## kazoo's own tests on real ZooKeeper and on th
 test-celery: $(READY) | os-celery ## Celery's own tests without the gate and with it; ARGS="--part unit -k worker" for some
 	PYTHONPATH=testproject $(BIN)/python -m tests.celery_suite $(ARGS)
 
+# For the same reason as test-kazoo: it installs an application with a hundred packages.
+.PHONY: test-weblate
+test-weblate: $(READY) | os-test ## Weblate with three of its tasks locked: its worker, its admin in Chromium, the doctor
+	$(BIN)/python -m tests.weblate $(ARGS)
+
 .PHONY: leak
 leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is left of them: twenty times what `test` does
 	ZKLOCK_LEAK_CYCLES=100000 $(BIN)/pytest tests/integration/load/test_leaks.py -rP $(ARGS)

@@ -1,0 +1,1 @@
+"""An app that locks three tasks of Weblate, which cannot be edited here."""
