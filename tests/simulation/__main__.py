@@ -39,6 +39,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="steps of a world before it comes to its end")
     parser.add_argument("--seed", type=int, help="run this world alone, and tell each step")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to cut a wrong world down (%(default)s)")
+    parser.add_argument("--explore", type=int, metavar="N", help="explore small worlds, up to so many deviations")
+    parser.add_argument("--depth", type=int, default=60, help="among so many first steps (%(default)s)")
     parser.add_argument("--plant", metavar="NAME", help="plant this fault first, which the search is to find")
     parser.add_argument("--plants", action="store_true", help="plant each fault, one after the other")
     parser.add_argument("--folder", type=Path, help="where pictures of wrong worlds are left")
@@ -50,6 +52,8 @@ def main() -> int:
     # Not before the fault is planted.
     from tests.simulation.search import STEPS, search
 
+    if arguments.explore is not None:
+        return explore_all(arguments.explore, arguments.depth)
     steps = arguments.steps or STEPS
     if arguments.seed is not None:
         return tell(arguments.seed, steps)
@@ -87,6 +91,23 @@ def explain(failure: Failure, patience: float, folder: Path) -> None:
     picture = folder / f"seed-{failure.setting.seed}.svg"
     picture.write_text(as_svg(world, small.reason.splitlines()[0]), encoding="utf-8")
     say(f"drawn in {picture}")
+
+
+def explore_all(deviations: int, depth: int) -> int:
+    """Explore each of the small worlds whole, to that depth; return 1 if something was wrong."""
+    from tests.simulation.explore import explore, small_settings
+    from tests.simulation.setting import FAULTS
+
+    wrong = 0
+    for setting in small_settings():
+        figures = explore(setting, deviations=deviations, depth=depth)
+        (kind,) = FAULTS.keys() & setting.weights.keys()
+        rules = ", ".join(caller.turns[0].rule for caller in setting.callers)
+        say(f"{kind}; {rules}: {figures}")
+        for failure in figures.failures:
+            wrong = 1
+            say(failure.reason)
+    return wrong
 
 
 def search_all(seconds: float) -> int:

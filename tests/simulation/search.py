@@ -6,7 +6,7 @@ import gc
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tests.simulation.judge import Violation
@@ -46,6 +46,8 @@ class Figures:
     refusals: int = 0
     elections: int = 0
     seconds: float = 0.0
+    # How many courses were not run.
+    left: int = 0
     failures: list[Failure] = field(default_factory=list)
     ways: Counter[str] = field(default_factory=Counter)
 
@@ -73,9 +75,10 @@ def run(
     steps: int = STEPS,
     decisions: Sequence[str] | None = None,
     comes_to_end: bool = True,
+    course: Callable[[World], None] | None = None,
     is_told: bool = False,
 ) -> tuple[World, Failure | None]:
-    """Run one world, by its seed or by a list of decisions; return it, and how it went wrong.
+    """Run one world, by its seed, a list of decisions or a course; return it, and how it went wrong.
 
     Without ``comes_to_end`` nothing follows on the last decision.
     """
@@ -83,7 +86,9 @@ def run(
         world = World(setting, is_told=is_told)
         reason = None
         try:
-            if decisions is None:
+            if course is not None:
+                course(world)
+            elif decisions is None:
                 world.run(steps)
             else:
                 world.replay(decisions, comes_to_end=comes_to_end)

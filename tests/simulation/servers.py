@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kazoo.protocol.connection import CHANGED_EVENT, CHILD_EVENT, DELETED_EVENT
-from kazoo.protocol.serialization import Create2, SetData
+from kazoo.protocol.serialization import Create2, SetData, Transaction
 
 from tests.simulation.tree import Change, Entry, Tree, parent_of, plan
 
@@ -361,4 +361,9 @@ class Ensemble:
             result = result, leader.head.nodes[result].stat()
         elif error is None and isinstance(request, SetData):
             result = leader.head.nodes[request.path].stat()
+        elif changes and isinstance(request, Transaction):
+            result = [
+                leader.head.nodes[part.path].stat() if isinstance(part, SetData) else each
+                for part, each in zip(request.operations, result, strict=True)
+            ]
         return zxid, result, error

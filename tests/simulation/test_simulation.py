@@ -6,14 +6,17 @@ import random
 
 import pytest
 
+from tests.simulation.explore import explore, small_settings
 from tests.simulation.search import run, search
-from tests.simulation.setting import draw
+from tests.simulation.setting import Setting, draw
 
 pytestmark = pytest.mark.once
 
 # Worlds are counted, and not seconds: a slow machine runs as many.
 FIXED = 120
 NEW = 60
+# The first steps of small worlds that are explored.
+DEPTH = 40
 
 
 def test_worlds__fixed() -> None:
@@ -43,3 +46,12 @@ def test_run__again(seed: int) -> None:
     replayed, _ = run(draw(seed), decisions=first.decisions, comes_to_end=False, is_told=True)
     assert replayed.story == first.story[: len(replayed.story)]
     assert replayed.decisions == first.decisions
+
+
+@pytest.mark.parametrize("setting", [each for each in small_settings() if each.callers[0].turns[0].rule == "exclusive"])
+def test_explore(setting: Setting) -> None:
+    """In small worlds each step that is possible is taken at each moment, one at a time."""
+    figures = explore(setting, deviations=1, depth=DEPTH)
+    assert not figures.failures, figures.failures[0].reason
+    assert figures.left == 0
+    assert figures.worlds > DEPTH

@@ -170,7 +170,7 @@ class World:
                 found.append(self._time(dice))
             if self._strikes:
                 found += faults.find(self)
-            self._take(dice.choices(found, [weight for weight, _, _ in found])[0])
+            self.take(dice.choices(found, [weight for weight, _, _ in found])[0])
         self.finish()
 
     def replay(self, decisions: Sequence[str], *, comes_to_end: bool = True) -> None:
@@ -185,7 +185,7 @@ class World:
                 if not found:
                     continue
                 step = found[0]
-            self._take(step)
+            self.take(step)
         if comes_to_end:
             self.finish()
 
@@ -194,7 +194,8 @@ class World:
         seconds = round(most * dice.choice((0.01, 0.1, 0.5, 1.0)), 4)
         return self.weights["time"], f"time {seconds}", partial(self.pass_time, seconds)
 
-    def _take(self, step: Step) -> None:
+    def take(self, step: Step) -> None:
+        """Take a step, and look whether all is well."""
         self.steps += 1
         self.decisions.append(step[1])
         step[2]()
@@ -237,12 +238,12 @@ class World:
                 step[2]()
                 self.judge.look()
             else:
-                self._take(step)
+                self.take(step)
         raise Violation("it never ends: there is always something under way")
 
     def finish(self) -> None:
         """End all faults, and let everyone come to the end."""
-        self._take((1.0, END, self._end_faults))
+        self.take((1.0, END, self._end_faults))
         progress, since = None, self.now
         while not self.is_over:
             self.drain()
@@ -255,10 +256,10 @@ class World:
                 waiting = [client.name for client in self.clients if not client.is_over]
                 held = sorted(self.ensemble.head.ephemerals())
                 raise Violation(f"stuck: {', '.join(waiting)}; nodes: {' '.join(held)}")
-            self._take(self._calm_time())
+            self.take(self._calm_time())
         for _ in range(3 * 14):
             self.drain()
-            self._take(self._calm_time())
+            self.take(self._calm_time())
         self.drain()
         self.judge.check_end()
 
