@@ -5,7 +5,8 @@ task may wait yet, or has waited. The time that a message lies in its broker bel
 delivery or between two: no two hosts can tell it without their clocks.
 
 Beside each duration there is a moment by the sender's clock (Unix epoch), for workers of earlier versions, which read
-nothing else. They copy a duration that they do not know, so each one names what it belongs to.
+nothing else. They copy a duration that they do not know, so each one names what it belongs to. And all of them name
+their task: a body may send its own headers with another task, and that one begins anew.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 # the seconds of the timeout that are left.
 HOLD, DEADLINE, REST = "zklock_hold", "zklock_deadline", "zklock_rest"
 OF_ONE_DELIVERY = frozenset({HOLD, DEADLINE, REST})
+# The id of the task whose durations these are. Earlier versions do not write it.
+TASK = "zklock_task"
 
 # What brokers and kombu write about the way of one message. RabbitMQ drops a message that seems to go round in a circle
 # (`x-death`), federation does not pass on one that has been there (`x-received-from`), and a message with `CC` goes to
@@ -30,29 +33,39 @@ _OF_A_BROKER = frozenset({
 _OF_A_BROKER_PREFIXES = ("x-first-death-", "x-last-death-", "x-opt-")
 
 
-def own(headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the headers of a message that was received for one that follows it: without those of its delivery."""
+def own(headers: Mapping[str, Any] | None, task: str) -> dict[str, Any]:
+    """Return the headers of a message of ``task`` for one that follows it: without those of its delivery.
+
+    And without the budgets of another task, from whose body they come.
+    """
+    dropped = OF_ONE_DELIVERY if _is_of(headers, task) else OF_ONE_DELIVERY.union([TASK], CONFLICTS, OUTAGES)
     return {
         name: value
         for name, value in (headers or {}).items()
-        if name not in OF_ONE_DELIVERY and name not in _OF_A_BROKER and not name.startswith(_OF_A_BROKER_PREFIXES)
+        if name not in dropped and name not in _OF_A_BROKER and not name.startswith(_OF_A_BROKER_PREFIXES)
     }
+
+
+def _is_of(headers: Mapping[str, Any] | None, task: str) -> bool:
+    return bool((headers or {}).get(TASK, task) == task)
 
 
 # The rest of a timeout.
 
 
-def with_rest(attempt: int, rest: float) -> dict[str, Any]:
-    """Return the headers that say that the task, in its ``attempt``, may wait for ``rest`` seconds yet."""
+def with_rest(task: str, attempt: int, rest: float) -> dict[str, Any]:
+    """Return the headers that say that ``task``, in its ``attempt``, may wait for ``rest`` seconds yet."""
     deadline = time.time() + rest
-    return {DEADLINE: [attempt, deadline], REST: [deadline, rest]}
+    return {TASK: task, DEADLINE: [attempt, deadline], REST: [deadline, rest]}
 
 
-def read_rest(headers: Mapping[str, Any] | None, attempt: int) -> float | None:
-    """Return for how many seconds the task may wait yet, ``None`` if the message does not say it of this attempt.
+def read_rest(headers: Mapping[str, Any] | None, task: str, attempt: int) -> float | None:
+    """Return for how many seconds ``task`` may wait yet, ``None`` if the message does not say it of this attempt.
 
     A worker of an earlier version has sent the deadline alone, or with the rest that it had found.
     """
+    if not _is_of(headers, task):
+        return None
     try:
         number, deadline = (headers or {})[DEADLINE]
         if number != attempt:

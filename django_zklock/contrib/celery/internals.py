@@ -636,7 +636,7 @@ def publish_again(request: Request, queue: str, headers: dict[str, Any], confirm
             message.body,
             exchange="",
             routing_key=queue,
-            headers={**own(message.headers), **headers},
+            headers={**own(message.headers, request.id), **headers},
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             timeout=CONFIRM_TIMEOUT,

@@ -54,7 +54,7 @@ class RetryLater:
         if task is None:
             raise conflict.error()
         request = task.request
-        carried = headers.own(request.headers)
+        carried = headers.own(request.headers, request.id)
         budget = CONFLICTS if conflict.unavailable is None else OUTAGES
         count, waited = budget.read(carried, request.retries)
         if count:
@@ -71,7 +71,7 @@ class RetryLater:
         if budget is CONFLICTS:
             # ZooKeeper has answered, so the outage is over.
             carried = {name: value for name, value in carried.items() if name not in OUTAGES}
-        carried |= budget.write(request.retries, count + 1, waited, countdown)
+        carried |= {headers.TASK: request.id, **budget.write(request.retries, count + 1, waited, countdown)}
         again = internals.signature_again(task, request, countdown=countdown, headers=carried)
         # No child of this request. With the result of a child the request would be garbage in a cycle, and Celery's
         # result uses the network when it is finalized: in the garbage collector, at any line of any greenlet.

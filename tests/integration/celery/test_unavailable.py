@@ -16,7 +16,7 @@ from kombu import Queue
 from django_zklock import LockConflict, ZooKeeperUnavailable
 from django_zklock.conflict import Conflict
 from django_zklock.contrib.celery import RetryLater, internals, retry
-from django_zklock.contrib.celery.headers import CONFLICTS
+from django_zklock.contrib.celery.headers import CONFLICTS, OUTAGES, TASK
 from django_zklock.testing import ZooKeeperServer
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
@@ -207,6 +207,14 @@ def test_budget__what_rounding_leaves(delivery: Delivery) -> None:
     delivery.request.headers = CONFLICTS.write(0, 3, 59.9999, 0.0)
     with pytest.raises(LockConflict, match="gave up after 3"):
         delivery.meet(RetryLater(max_wait=60), "conflict")
+
+
+def test_budget__of_another_task(delivery: Delivery) -> None:
+    """A task that was sent with the headers of another one, from its body, has a budget of its own."""
+    later = RetryLater(max_wait=60, delay=0.001, max_delay=0.001)
+    delivery.request.headers = {TASK: "parent", **OUTAGES.write(0, 9, 90.0, 0.0), **CONFLICTS.write(0, 3, 59.9999, 0.0)}
+    sent = delivery.meet(later, "conflict")
+    assert (sent[TASK], sent[CONFLICTS.tries], sent[CONFLICTS.waited][0]) == (delivery.request.id, 1, 1)
 
 
 @pytest.mark.parametrize(

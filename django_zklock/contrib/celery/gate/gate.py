@@ -223,7 +223,7 @@ class Gate:
     def give_back(self, request: Request, attempt: tuple[Any, ...], rest: float | None) -> None:
         """Let the broker deliver ``request`` again, at the end of its queue or where it was; it waits ``rest`` more."""
         self.counts["given_back"] += 1
-        more = headers.with_rest(attempt[1], rest) if rest is not None else {}
+        more = headers.with_rest(attempt[0], attempt[1], rest) if rest is not None else {}
         is_published = more or internals.is_better_published(self.consumer, request)
         queue = internals.queue_of(self.consumer, request) if is_published else None
         if queue is not None and monotonic() >= self._publishes_from:
@@ -246,9 +246,12 @@ class Gate:
             self.rests[attempt] = rest
 
     def read_rest(self, request: Request, attempt: tuple[Any, ...]) -> float | None:
-        """Return the seconds for which the task may wait yet, from its message or from the last delivery."""
-        rest = headers.read_rest(request.message.headers, attempt[1])
-        return self.rests.pop(attempt, None) if rest is None else rest
+        """Return the seconds for which the task may wait yet: what its message says, or less from the last delivery.
+
+        A published message has more deliveries if a connection breaks or the broker refuses to take it once more.
+        """
+        rests = headers.read_rest(request.message.headers, attempt[0], attempt[1]), self.rests.pop(attempt, None)
+        return min((rest for rest in rests if rest is not None), default=None)
 
     @property
     def max_wait(self) -> float:

@@ -45,8 +45,17 @@ def test_own__without_those_of_the_way() -> None:
         "x-opt-deaths", "x-delay", "x-received-from", "x-shovelled", "x-stream-offset", "CC", "BCC", "redelivered",
         "compression", "zklock_hold", "zklock_deadline", "zklock_rest",
     ], "of the way")  # fmt: skip
-    assert headers.own({**dropped, **kept}) == kept
-    assert headers.own(None) == {}
+    assert headers.own({**dropped, **kept}, "4711") == kept
+    assert headers.own(None, "4711") == {}
+
+
+def test_own__of_another_task() -> None:
+    """What a body sends on with another task, its own headers, says nothing about the time of that one."""
+    spent = CONFLICTS.write(0, 3, 10.0, 2.5) | OUTAGES.write(0, 1, 2.0, 2.5)
+    spent |= {headers.TASK: "4711", "tenant": "north"}
+    assert headers.own(spent, "4711") == spent
+    assert headers.own(spent, "child") == {"tenant": "north"}
+    assert headers.read_rest(headers.with_rest("4711", 0, 3.0), "child", 0) is None
 
 
 # The rest of a timeout.
@@ -55,9 +64,9 @@ def test_own__without_those_of_the_way() -> None:
 @pytest.mark.parametrize("ahead", DIFFERENCES)
 def test_rest__whatever_the_clocks(clock: Any, ahead: float) -> None:
     """The next worker reads the seconds that were left, and not those until a moment of another clock."""
-    message = sent(headers.with_rest(2, 24.0))
+    message = sent(headers.with_rest("4711", 2, 24.0))
     clock(ahead)
-    assert headers.read_rest(message, 2) == 24.0
+    assert headers.read_rest(message, "4711", 2) == 24.0
 
 
 @pytest.mark.parametrize(
@@ -66,29 +75,29 @@ def test_rest__whatever_the_clocks(clock: Any, ahead: float) -> None:
 )
 def test_rest__unknown(message: dict[str, Any] | None) -> None:
     """A message without a rest, or with one that cannot be read, says nothing."""
-    assert headers.read_rest(message, 0) is None
+    assert headers.read_rest(message, "4711", 0) is None
 
 
 def test_rest__of_another_attempt() -> None:
     """A retry of the task has its whole timeout."""
-    assert headers.read_rest(headers.with_rest(0, 24.0), 1) is None
+    assert headers.read_rest(headers.with_rest("4711", 0, 24.0), "4711", 1) is None
 
 
-@pytest.mark.parametrize("copied", [{}, headers.with_rest(0, 24.0)], ids=["alone", "with a rest that it found"])
+@pytest.mark.parametrize("copied", [{}, headers.with_rest("4711", 0, 24.0)], ids=["alone", "with a rest that it found"])
 def test_rest__sent_by_an_earlier_version(copied: dict[str, Any]) -> None:
     """The deadline of an earlier version counts, and not the rest of an earlier delivery that it has copied."""
     message = sent({**copied, DEADLINE: [0, time.time() + 500.0]})
-    rest = headers.read_rest(message, 0)
+    rest = headers.read_rest(message, "4711", 0)
     assert rest is not None
     assert 500.0 - NEARLY < rest <= 500.0
-    assert headers.read_rest(sent({**copied, DEADLINE: [0, time.time() - 5.0]}), 0) == 0.0
+    assert headers.read_rest(sent({**copied, DEADLINE: [0, time.time() - 5.0]}), "4711", 0) == 0.0
 
 
 @pytest.mark.parametrize("ahead", DIFFERENCES)
 def test_rest__read_by_an_earlier_version(clock: Any, ahead: float) -> None:
     """A worker of an earlier version finds number and deadline, by the clock of the sender."""
     clock(ahead)
-    number, deadline = sent(headers.with_rest(2, 500.0))[DEADLINE]
+    number, deadline = sent(headers.with_rest("4711", 2, 500.0))[DEADLINE]
     assert number == 2
     assert 500.0 - NEARLY < deadline - time.time() <= 500.0
 

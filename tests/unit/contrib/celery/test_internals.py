@@ -342,7 +342,7 @@ def test_publish_again__headers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
             properties={"correlation_id": "4711", "priority": 3},
             headers={"id": "4711", "x-death": [{"count": 2}], "x-last-death-queue": "q", "zklock_rest": [1.0, 2.0]},
         )  # fmt: skip
-        request: Any = SimpleNamespace(message=message, acknowledge=lambda: acknowledged.append("4711"))
+        request: Any = SimpleNamespace(id="4711", message=message, acknowledge=lambda: acknowledged.append("4711"))
         internals.publish_again(request, "back", {"mine": 1}, None)
         sent = cast("Any", bound.get(no_ack=True))
         bound.delete()

@@ -14,7 +14,7 @@ from celery import Celery
 from celery.concurrency.thread import TaskPool
 from celery.worker.consumer import Consumer
 
-from django_zklock.contrib.celery import internals
+from django_zklock.contrib.celery import headers, internals
 from django_zklock.contrib.celery.gate.gate import Gate, install
 from tests.support.proc_status import identity, open_files
 from tests.support.tree_reader import wait_until
@@ -108,8 +108,9 @@ def test_back__broker_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
         request: Any = SimpleNamespace(id=name, message=SimpleNamespace(headers={}))
         gate.give_back(request, (name, 0, 0, 0), 12.5)
     assert (tried, rejected) == (["first"], ["first", "second"])
-    # The rest of its timeout cannot travel with the message.
-    assert gate.read_rest(request, ("second", 0, 0, 0)) == 12.5
+    # The rest of its timeout cannot travel with the message, which says what the delivery before has left.
+    request.message.headers = headers.with_rest("second", 0, 20.0)
+    assert [gate.read_rest(request, ("second", 0, 0, 0)) for _ in range(2)] == [12.5, 20.0]
 
 
 def test_event__has_the_facts_of_the_task() -> None:

@@ -97,7 +97,9 @@ class Attempt:
 def ask(monkeypatch: pytest.MonkeyPatch, *, left: float | None, timeout: float | None = 30.0) -> Any:
     """Return a request whose message says what is left of its timeout, and that has asked for its lock."""
     monkeypatch.setattr(request_module, "GateAcquisition", Attempt)
-    locked = Workplace().request(timeout=timeout, headers=headers.with_rest(0, left) if left is not None else None)
+    locked = Workplace().request(
+        timeout=timeout, headers=headers.with_rest("id", 0, left) if left is not None else None
+    )
     request_module.GateRequest._start_attempt(locked)
     return locked
 
@@ -128,5 +130,5 @@ def test_timeout__nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rest__before_it_has_asked() -> None:
     """A task that goes back before it has asked keeps what its message says."""
     assert Workplace().request(timeout=30.0).rest is None
-    assert Workplace().request(timeout=30.0, headers=headers.with_rest(0, 24.0)).rest == 24.0
-    assert Workplace().request(headers=headers.with_rest(0, 24.0)).rest is None
+    assert Workplace().request(timeout=30.0, headers=headers.with_rest("id", 0, 24.0)).rest == 24.0
+    assert Workplace().request(headers=headers.with_rest("id", 0, 24.0)).rest is None
