@@ -100,8 +100,8 @@ class Busy:
         )
 
 
-def is_for_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a call with these arguments is one of a view, a method of a view, or one of an API view.
+def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest | None:
+    """Return the request of a call of a view, a method of a view, or one of an API view; ``None`` for other calls.
 
     Django passes the request first, to a method after ``self``. Django REST framework wraps it, as ``_request``.
     """
@@ -109,7 +109,7 @@ def is_for_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     # Not isinstance, nor the attribute: an argument may be any object. A lazy one would be evaluated, and one that
     # makes attributes on demand has each of them.
     wrapped = [getattr(each, "__dict__", {}).get("_request") for each in candidates]
-    return any(issubclass(type(each), HttpRequest) for each in (*candidates, *wrapped))
+    return next((each for each in (*candidates, *wrapped) if issubclass(type(each), HttpRequest)), None)
 
 
 ConflictPolicy = Literal["wait", "skip", "raise", "retry", "coalesce"]

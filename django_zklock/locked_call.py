@@ -30,7 +30,7 @@ from django_zklock.conflict import (
     OnLost,
     OnUnavailable,
     Skipped,
-    is_for_request,
+    request_of,
 )
 from django_zklock.connections import connections
 from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
@@ -148,7 +148,7 @@ class LockedCall:
             if held is not None:
                 # Not isinstance, which would evaluate an object of Django's lazy types.
                 if issubclass(type(result), HttpResponseBase) and unfinished.goes_on(result):
-                    unfinished.keep(held, result, self.on_lost)
+                    unfinished.keep(held, result, self.on_lost, request_of(args, kwargs))
                 else:
                     held._finish(raising=self.on_lost != "ignore")
             return result
@@ -180,7 +180,7 @@ class LockedCall:
                 unfinished.refuse(result, kind, self.function)
             if held is not None:
                 if issubclass(type(result), HttpResponseBase) and unfinished.goes_on(result):
-                    await unfinished.akeep(held, result, self.on_lost)
+                    await unfinished.akeep(held, result, self.on_lost, request_of(args, kwargs))
                 else:
                     await held._afinish(raising=self.on_lost != "ignore")
             return result
@@ -348,7 +348,7 @@ class LockedCall:
         # A call that another one runs for is the normal case of "coalesce".
         level = logging.INFO if reason == "coalesced" else logging.WARNING
         logger.log(level, "event=skipped key=%r function=%s reason=%s holder=%r", lock.key, self.name, reason, holder)
-        if is_for_request(args, kwargs):
+        if request_of(args, kwargs) is not None:
             # A middleware, and the client, expect a response.
             return Busy().response(is_unavailable=reason == "unavailable")
         if not self._is_command(args):

@@ -7,8 +7,8 @@ expected to go on: its lock is kept
 - for a streaming response until its content has ended, or until the response is closed at the end of the request, also
   of one whose client disconnects.
 
-Django closes the response that a request ends with. A response that something replaces before is destroyed, which
-releases the lock too: no other object refers to what keeps it.
+The end of the request ends both in any case: a response may fail to be rendered, or be replaced by a middleware. It may
+not be destroyed then: responses are in reference cycles, and a view of Django REST framework refers to its own.
 
 Of what a response does not show, this module uses ``_iterator`` and ``_resource_closers`` (Django 5.2 to 6.1). It keeps
 the tasks that close generators.
@@ -25,6 +25,9 @@ import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
+from weakref import WeakSet
+
+from django.http import HttpRequest
 
 from django_zklock.zk import jobs, owners
 from django_zklock.zk.held import Held
@@ -92,37 +95,40 @@ def goes_on(response: Any) -> bool:
     return getattr(response, "streaming", False) or not getattr(response, "is_rendered", True)
 
 
-def keep(held: Held, response: Any, on_lost: str) -> None:
-    """Keep the lock of a call, instead of the release at its end, as long as the content of its response is made."""
-    kept = _keeper(held, response, on_lost)
+def keep(held: Held, response: Any, on_lost: str, request: HttpRequest | None) -> None:
+    """Keep the lock of a call, instead of the release at its end, as long as the content of its response is made.
+
+    That is until the end of ``request`` at most, if there is one.
+    """
+    kept = _keeper(held, response, on_lost, request)
     if isinstance(kept, _Rendering):
         return
     try:
         held._finish(raising=on_lost != "ignore")
         if kept is not None:
-            _put_into(response, kept, on_lost)
+            _put_into(response, kept, on_lost, request)
     except BaseException:
         if kept is not None:
-            kept.release()
+            kept.close()
         raise
 
 
-async def akeep(held: Held, response: Any, on_lost: str) -> None:
+async def akeep(held: Held, response: Any, on_lost: str, request: HttpRequest | None) -> None:
     """Do the same as :func:`keep` for the call of a coroutine function."""
-    kept = _keeper(held, response, on_lost)
+    kept = _keeper(held, response, on_lost, request)
     if isinstance(kept, _Rendering):
         return
     try:
         await held._afinish(raising=on_lost != "ignore")
         if kept is not None:
-            _put_into(response, kept, on_lost)
+            _put_into(response, kept, on_lost, request)
     except BaseException:
         if kept is not None:
-            kept.release()
+            kept.close()
         raise
 
 
-def _keeper(held: Held, response: Any, on_lost: str) -> _Kept | _Rendering | None:
+def _keeper(held: Held, response: Any, on_lost: str, request: HttpRequest | None) -> _Kept | _Rendering | None:
     """Return what keeps the lock of ``held`` for ``response``; ``None`` if the hold is released or lost already."""
     if held.released or (on_lost != "ignore" and held.lost):
         return None
@@ -131,16 +137,54 @@ def _keeper(held: Held, response: Any, on_lost: str) -> _Kept | _Rendering | Non
         return kept if kept.take(held, is_async=getattr(response, "is_async", False)) else None
     rendering = _Rendering(held, on_lost)
     response.add_post_render_callback(rendering)
+    _close_with(request, rendering)
     return rendering
+
+
+class _EndOfRequest:
+    """The ``close`` of one request: it closes what is still kept for the request's responses too.
+
+    Django calls it when it closes the response that it has sent, whichever that is. What is destroyed before is not
+    kept any more.
+    """
+
+    __slots__ = ("_close", "_request", "kept")
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._request = request
+        self._close = request.close
+        self.kept: WeakSet[_Rendering | _Kept | _Content] = WeakSet()
+
+    def __call__(self) -> None:
+        # They refer to each other.
+        if vars(self._request).get("close") is self:
+            del self._request.close
+        try:
+            self._close()
+        finally:
+            for each in list(self.kept):
+                # As Django does for all that a response closes.
+                with contextlib.suppress(Exception):
+                    each.close()
+
+
+def _close_with(request: HttpRequest | None, kept: _Rendering | _Kept | _Content) -> None:
+    """Close ``kept`` at the end of ``request``, if there is one."""
+    if request is None:
+        return
+    end = vars(request).get("close")
+    if not isinstance(end, _EndOfRequest):
+        request.close = end = _EndOfRequest(request)  # type: ignore[method-assign]
+    end.kept.add(kept)
 
 
 class _Rendering:
     """The hold of a call, which its owner has until the response is rendered: Django does that for the same request.
 
-    The response alone refers to it. A response that is never rendered releases the lock when it is destroyed.
+    One that is never rendered, and belongs to no request, releases the lock when it is destroyed.
     """
 
-    __slots__ = ("_held", "_raises")
+    __slots__ = ("__weakref__", "_held", "_raises")
 
     def __init__(self, held: Held, on_lost: str) -> None:
         self._held = held
@@ -150,9 +194,13 @@ class _Rendering:
         """Release the lock; raise ``LockLost`` if it was lost."""
         self._held._finish(raising=self._raises)
 
+    def close(self) -> None:
+        """Release the lock of a response that is not rendered."""
+        self._held.release()
+
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not self._held.released and not _is_finalizing():
-            self._held.release()
+            self.close()
 
 
 class _Kept:
@@ -204,7 +252,7 @@ class _Kept:
         for held in self._owner.holds[:]:
             await held._afinish(raising=self._raises)
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Release the lock where a loss cannot be raised any more, and is logged."""
         self.scope = None
         for held in self._owner.holds[:]:
@@ -214,22 +262,24 @@ class _Kept:
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _is_finalizing():
-            self.release()
+            self.close()
 
 
-def _put_into(response: Any, kept: _Kept, on_lost: str) -> None:
-    """Let the end of the content, or of the response, release the lock."""
+def _put_into(response: Any, kept: _Kept, on_lost: str, request: HttpRequest | None) -> None:
+    """Let the end of the content, of the response, or of the request release the lock."""
     inner = getattr(response, "_iterator", None)
     if inner is None:
-        response._resource_closers.append(kept.release)
+        response._resource_closers.append(kept.close)
+        _close_with(request, kept)
         return
     checks = on_lost in {"interrupt", "terminate"}
     content: Any = (_AsyncContent if hasattr(inner, "__anext__") else _Content)(inner, kept, checks=checks)
-    # First of all the generator is ended, with the hold. Then the response closes what it was made of, and then it
+    # First of all the iterator is ended, with the hold. Then the response closes what it was made of, and then it
     # releases the lock.
     response._resource_closers.insert(0, content.stop)
     response._resource_closers.append(content.close)
     response._iterator = content
+    _close_with(request, content)
 
 
 _END = object()
@@ -238,31 +288,32 @@ _END = object()
 class _Content:
     """The iterator of a streaming response: what makes a part has the hold.
 
-    T1 makes a part while T2 closes the response: when a request is cancelled, its ``sync_to_async`` goes on. T1 says
-    that it is at work before it looks whether the response is closed, and T2 does it the other way round. So one of
-    them sees the other, and the lock is released when the part is made; there is no next one.
+    T1 makes a part while T2 closes the response: when a request is cancelled, its ``sync_to_async`` goes on. The
+    iterator is in a list, and only the thread that has taken it out uses it; taking it out is atomic. T1 looks whether
+    the content is over after it has put the iterator back, and T2 says so before it takes it. So one of them takes and
+    ends it, and puts the mark of its end into the list. The thread that takes that out releases the lock.
     """
 
-    __slots__ = ("__weakref__", "_checks", "_inner", "_is_at_work", "_is_over", "_kept")
+    __slots__ = ("__weakref__", "_checks", "_is_over", "_kept", "_rest")
 
     def __init__(self, inner: Any, kept: _Kept, *, checks: bool) -> None:
-        self._inner = inner
+        self._rest = [inner]
         self._kept = kept
         self._checks = checks
-        self._is_at_work = False
         self._is_over = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        borrower = self._begin()
-        if borrower is None:
+        inner = self._take()
+        if inner is None:
             raise StopIteration
+        borrower = self._kept.lend()
         try:
             if self._checks:
                 self._kept.check()
-            part = next(self._inner, _END)
+            part = next(inner, _END)
             if part is _END:
                 self._is_over = True
                 self._kept.finish()
@@ -270,42 +321,61 @@ class _Content:
             self._is_over = True
             raise
         finally:
-            self._leave(borrower)
+            self._kept.take_back(borrower)
+            self._rest.append(inner)
+            inner = None
+            if self._is_over:
+                self.close()
         if part is _END:
             raise StopIteration
         return part
 
-    def _begin(self) -> list[Held] | None:
-        self._is_at_work = True
-        if not self._is_over:
-            return self._kept.lend()
-        self._is_at_work = False
-        return None
-
-    def _leave(self, borrower: list[Held]) -> None:
-        self._kept.take_back(borrower)
-        self._is_at_work = False
-        if self._is_over:
+    def _take(self) -> Any:
+        """Take the iterator out, for a part; return ``None`` after the end of the content."""
+        try:
+            inner = None if self._is_over else self._rest.pop()
+        except IndexError:
+            if self._is_over:
+                return None
+            raise RuntimeError("a part of this response is being made already") from None
+        if inner is _END:
+            self._rest.append(inner)
             self.close()
+            return None
+        return inner
 
-    def stop(self) -> None:
-        """End the generator, if the content comes from one, unless it is at work."""
+    def _end(self) -> bool:
+        """End the iterator and take out its end; return ``False`` if it is in use, whose end does this, or released.
+
+        What it iterates over ends with it, with the hold. An error of that releases the lock.
+        """
         self._is_over = True
-        if self._is_at_work or not isinstance(self._inner, GeneratorType):
-            return
+        try:
+            inner = self._rest.pop()
+        except IndexError:
+            return False
         borrower = self._kept.lend()
         try:
-            self._inner.close()
+            if isinstance(inner, GeneratorType):
+                inner.close()
+        except BaseException:
+            self._kept.close()
+            raise
         finally:
+            # A generator in another iterator, as in one of `itertools`, is closed when it is destroyed.
+            inner = None
             self._kept.take_back(borrower)
+        return True
+
+    def stop(self) -> None:
+        """End the iterator, unless it is in use."""
+        if self._end():
+            self._rest.append(_END)
 
     def close(self) -> None:
-        """End the generator and release the lock, unless it is at work, which then does this at its end."""
-        try:
-            self.stop()
-        finally:
-            if not self._is_at_work:
-                self._kept.release()
+        """End the iterator and release the lock, unless it is in use: its user does this at the end."""
+        if self._end():
+            self._kept.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._is_over or _is_finalizing():
@@ -337,9 +407,10 @@ class _AsyncContent(_Content):
         return self
 
     async def __anext__(self) -> Any:
-        borrower = self._begin()
-        if borrower is None:
+        inner = self._take()
+        if inner is None:
             raise StopAsyncIteration
+        borrower = self._kept.lend()
         self._loop = asyncio.get_running_loop()
         try:
             if self._checks:
@@ -347,7 +418,7 @@ class _AsyncContent(_Content):
             try:
                 with jobs.within(self._kept.scope):
                     # Without a default, whose awaitable hides from `sync_to_async` in there which task waits for it.
-                    part = await anext(self._inner)
+                    part = await anext(inner)
             except StopAsyncIteration:
                 part = _END
             if part is _END:
@@ -357,7 +428,11 @@ class _AsyncContent(_Content):
             self._is_over = True
             raise
         finally:
-            self._leave(borrower)
+            self._kept.take_back(borrower)
+            self._rest.append(inner)
+            inner = None
+            if self._is_over:
+                self.close()
         if part is _END:
             raise StopAsyncIteration
         return part
@@ -366,18 +441,20 @@ class _AsyncContent(_Content):
         self._is_over = True
 
     def close(self) -> None:
-        """End the generator in its loop and release the lock after that, unless it is at work."""
+        """End the generator in its loop and release the lock after that, unless it is in use."""
         self._is_over = True
-        if self._is_at_work:
+        try:
+            inner = self._rest.pop()
+        except IndexError:
             return
-        inner, loop = self._inner, self._loop
+        loop = self._loop
         is_suspended = isinstance(inner, AsyncGeneratorType) and inner.ag_frame is not None
         if is_suspended and loop is not None and loop.is_running():
             with contextlib.suppress(RuntimeError):  # closed meanwhile
                 # If the loop ends before it does this, it drops `_kept`, which releases the lock.
                 loop.call_soon_threadsafe(_start_to_close, inner, self._kept)
                 return
-        self._kept.release()
+        self._kept.close()
 
 
 # The tasks that close generators. Event loops have only weak references to tasks.
@@ -397,4 +474,4 @@ async def _aclose(inner: AsyncGenerator[Any, Any], kept: _Kept) -> None:
             await inner.aclose()
     finally:
         kept.take_back(borrower)
-        kept.release()
+        kept.close()

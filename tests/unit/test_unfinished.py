@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import itertools
 import logging
 import pickle
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from asgiref.testing import ApplicationCommunicator
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
@@ -26,6 +27,7 @@ from django.template import engines
 from django.template.response import SimpleTemplateResponse, TemplateResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
+from django.utils.datastructures import MultiValueDict
 from django.utils.functional import SimpleLazyObject
 
 from django_zklock import LockLost, LockTimeout, current_lock, unfinished, zk_lock, zk_locked
@@ -224,19 +226,6 @@ def test_template__is_rendered_already(ensemble: Ensemble) -> None:
     ensemble.wait_empty("k")
 
 
-def test_template__fails(ensemble: Ensemble) -> None:
-    """An error of the template releases the lock as soon as nothing refers to the response."""
-
-    def broken() -> None:
-        raise ValueError("broken")
-
-    response = rendering(broken)
-    with pytest.raises(ValueError, match="broken"):
-        response.render()
-    del response
-    ensemble.wait_empty("k")
-
-
 def test_template__is_never_rendered(ensemble: Ensemble) -> None:
     """A response that something replaces before it is rendered gives the lock back, without a warning."""
     with warnings.catch_warnings():
@@ -410,6 +399,88 @@ def test_streaming__closed_at_work(ensemble: Ensemble) -> None:
     assert consuming.result() == [b"0"]
     ensemble.wait_empty("k")
     assert made == [0]
+
+
+def test_streaming__closed_twice(ensemble: Ensemble) -> None:
+    """If two threads close a response, the lock is kept until the generator has ended in one of them."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def content() -> Iterator[str]:
+        try:
+            yield "one"
+        finally:
+            inside.set()
+            assert go_on.wait(LONG)
+
+    response: Any = streaming(content())
+    parts = response._iterator
+    next(parts)
+    closing = Runner(parts.close)
+    assert inside.wait(LONG)
+    parts.close()
+    assert (is_held(), list(parts)) == (True, [])
+    go_on.set()
+    closing.result()
+    ensemble.wait_empty("k")
+
+
+def test_streaming__two_threads(ensemble: Ensemble) -> None:
+    """Two threads that make a part at the same time are an error, as for a generator."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def content() -> Iterator[str]:
+        inside.set()
+        assert go_on.wait(LONG)
+        yield "one"
+
+    response: Any = streaming(content())
+    consuming = Runner(lambda: list(response))
+    assert inside.wait(LONG)
+    with pytest.raises(RuntimeError, match="is being made already"):
+        next(response._iterator)
+    go_on.set()
+    assert consuming.result() == [b"one"]
+    ensemble.wait_empty("k")
+
+
+@pytest.mark.parametrize("wrap", [itertools.chain, lambda rows: map(str.upper, rows), lambda rows: (r for r in rows)])
+def test_streaming__generator_in_an_iterator(ensemble: Ensemble, wrap: Callable[[Any], Any]) -> None:
+    """What ends with the content has the hold, also in an iterator that knows nothing of an end."""
+    seen: list[object] = []
+
+    def content() -> Iterator[str]:
+        try:
+            yield "one"
+            yield "two"
+        finally:
+            seen.append(current_lock("k") is not None and is_held())
+
+    @zk_locked("k")
+    def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(wrap(content()))
+
+    response = view(REQUEST)
+    next(iter(response))
+    response.close()
+    assert seen == [True]
+    ensemble.wait_empty("k")
+
+
+def test_streaming__cleanup_fails(ensemble: Ensemble) -> None:
+    """An error at the end of the generator releases the lock."""
+
+    def content() -> Iterator[str]:
+        try:
+            yield "one"
+        finally:
+            raise ValueError("broken")
+
+    response: Any = streaming(content())
+    next(iter(response))
+    with pytest.raises(ValueError, match="broken"):
+        response._iterator.close()
+    ensemble.wait_empty("k")
+    response.close()
 
 
 def test_signals(ensemble: Ensemble, recorder: Recorder) -> None:
@@ -742,7 +813,80 @@ def replaced(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[H
     return answer
 
 
-urlpatterns = [path("export", export), path("aexport", aexport), path("page", page), path("apage", apage)]
+# Responses to which something refers for ever, so that they are never destroyed.
+alive: list[Any] = []
+
+
+def _broken() -> None:
+    raise ValueError("broken")
+
+
+@zk_locked("k")
+def file(request: HttpRequest) -> FileResponse:
+    """Answer with what the client has already; the response is in a reference cycle of its own."""
+    return FileResponse(io.BytesIO(b"content"), headers={"ETag": '"1"'})
+
+
+@zk_locked("k")
+def fails(request: HttpRequest) -> TemplateResponse:
+    response = TemplateResponse(request, engines["django"].from_string("{{ broken }}"), {"broken": _broken})
+    alive.append(response)
+    return response
+
+
+@zk_locked("k")
+def other(request: HttpRequest) -> OtherStreaming:
+    return OtherStreaming()
+
+
+class Method:
+    """As of a view of an API, which refers to its response, and is referred to."""
+
+    @zk_locked("k")
+    def get(self, request: HttpRequest) -> TemplateResponse:
+        self.response = fails(request)
+        return self.response
+
+
+def method(request: HttpRequest) -> TemplateResponse:
+    view = Method()
+    alive.append(view)
+    response: TemplateResponse = view.get(request)
+    return response
+
+
+class Replaced:
+    """A middleware that answers something else than the view does, and keeps the view's response."""
+
+    sync_capable = async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        self.is_async = iscoroutinefunction(get_response)
+        if self.is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.answer(request) if self.is_async else self.other(self.get_response(request))
+
+    async def answer(self, request: HttpRequest) -> Any:
+        return self.other(await self.get_response(request))
+
+    def other(self, response: Any) -> HttpResponse:
+        alive.append(response)
+        return HttpResponse("other")
+
+
+urlpatterns = [
+    path("export", export),
+    path("aexport", aexport),
+    path("page", page),
+    path("apage", apage),
+    path("file", file),
+    path("fails", fails),
+    path("other", other),
+    path("method", method),
+]
 
 
 @pytest.fixture
@@ -776,6 +920,61 @@ def test_template__replaced_by_a_middleware(ensemble: Ensemble, site: Any) -> No
     site.MIDDLEWARE = [f"{__name__}.replaced"]
     assert Client().get("/page").content == b"other"
     ensemble.wait_empty("k")
+
+
+@pytest.fixture
+def _never_destroyed() -> Iterator[None]:
+    gc.disable()
+    yield
+    alive.clear()
+    gc.enable()
+
+
+REPLACED = f"{__name__}.Replaced"
+NOT_MODIFIED = "django.middleware.http.ConditionalGetMiddleware"
+
+
+@pytest.mark.usefixtures("_never_destroyed")
+@pytest.mark.parametrize("is_async", [False, True], ids=["wsgi", "asgi"])
+@pytest.mark.parametrize(
+    ("url", "middleware", "status"),
+    [
+        ("/fails", [], 500),
+        ("/method", [], 500),
+        ("/file", [NOT_MODIFIED], 304),
+        ("/file", [REPLACED], 200),
+        ("/export", [REPLACED], 200),
+        ("/aexport", [REPLACED], 200),
+        ("/other", [REPLACED], 200),
+    ],
+)
+def test_end_of_request(
+    ensemble: Ensemble, site: Any, url: str, middleware: list[str], status: int, is_async: bool
+) -> None:
+    """The end of the request releases what its responses keep, also one that is not rendered, sent or destroyed."""
+    site.MIDDLEWARE = middleware
+    headers = {"If-None-Match": '"1"'}
+    if is_async:
+        response: Any = asyncio.run(AsyncClient(raise_request_exception=False).get(url, headers=headers))
+    else:
+        response = Client(raise_request_exception=False).get(url, headers=headers)
+    assert response.status_code == status
+    ensemble.wait_empty("k")
+    assert "close" not in vars(response.wsgi_request if not is_async else response.asgi_request)
+
+
+def test_end_of_request__several_calls(ensemble: Ensemble, site: Any) -> None:
+    """Two views for one request end with it, in any order; what the request closes itself is closed."""
+    request: Any = RequestFactory().get("/")
+    closed: list[bool] = []
+    request._files = MultiValueDict({"file": [MagicMock(close=lambda: closed.append(True))]})
+    responses = [view(request) for view in (fails, export)]
+    assert is_held()
+    request.close()
+    ensemble.wait_empty("k")
+    assert closed == [True]
+    assert list(responses[1]) == []
+    request.close()
 
 
 _Communicator: Any = ApplicationCommunicator
