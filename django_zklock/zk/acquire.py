@@ -19,7 +19,7 @@ from django_zklock.exceptions import (
     ZkLockError,
     ZooKeeperUnavailable,
 )
-from django_zklock.zk import owners
+from django_zklock.zk import nesting, owners
 from django_zklock.zk.contender import SessionUnavailable, State
 from django_zklock.zk.formatting import advise, format_silence, program
 from django_zklock.zk.held import Held, Possession
@@ -61,7 +61,7 @@ class Acquisition:
     __slots__ = (
         "__weakref__", "_asked_at", "_began", "_cancellation", "_contention", "_deadline", "_holder_deadline",
         "_holder_reads", "_in_queue", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_system",
-        "_thread", "_wake", "_wants_holder", "contender", "held", "is_waiting", "lock", "timeout",
+        "_thread", "_wants_holder", "contender", "held", "is_waiting", "lock", "timeout", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -91,7 +91,7 @@ class Acquisition:
         self._thread: Callable[[], Owner | None] = (
             _nothing if caller is None or caller.thread is None else ref(caller.thread)
         )
-        self._wake = wake
+        self.wake = wake
         self._cancellation = cancellation
         # Moments on the monotonic clock; infinity is never.
         self._began = self._system.monotonic()
@@ -104,15 +104,16 @@ class Acquisition:
         self._holder_reads = 0
         self._contention = False
         self.contender = self._new_contender()
-        if caller is not None:
-            known = [get for get in caller.owner.acquisitions if (other := get()) is not None and other.is_waiting]
-            caller.owner.acquisitions = [*known, ref(self)]
+        # Those that wait for this one wait for the lock too.
+        for owner in () if caller is None else (caller.owner, *caller.outer):
+            known = [get for get in owner.acquisitions if (other := get()) is not None and other.is_waiting]
+            owner.acquisitions = [*known, ref(self)]
 
     def start(self) -> None:
         """Let the contender join. Does not wait. Raises ``LockCancelled``, and then it has not joined."""
         self.is_waiting = True
         if self._cancellation is not None:
-            self._cancellation._add(self, self._wake)
+            self._cancellation._add(self, self.wake)
             if self._cancellation.cancelled:
                 raise self._cancelled()
         self.contender.session.post(self.contender.join)
@@ -183,6 +184,19 @@ class Acquisition:
             self._in_queue = self._contention = True
         self._check_deadlines()
         return False
+
+    def reenter(self, caller: Caller) -> bool:
+        """Leave the queue for a nested hold, if the lock is kept for the caller, a job, by now; return whether it is.
+
+        Raises ``LockConflict``.
+        """
+        nested = nesting.kept_hold(self.lock, caller)
+        if nested is None:
+            return False
+        self.held = ref(nested)
+        self._stop_waiting()
+        self.contender.post(self.contender.leave)
+        return True
 
     @property
     def expired(self) -> bool:
@@ -271,12 +285,13 @@ class Acquisition:
 
     def _registered(self) -> list[Held]:
         # Not self.held: the exception may have come after the hold was registered with its owner and before attach().
-        owner = self._owner()
-        return [] if owner is None else [held for held in owner.holds if held._possession.contender is self.contender]
+        owner, mine = self._owner(), self.held()
+        holds = [] if owner is None else owner.holds
+        return [held for held in holds if held is mine or held._possession.contender is self.contender]
 
     def _changed(self) -> None:
         # Under the monitor.
-        is_awake = self._wake() is not False
+        is_awake = self.wake() is not False
         if self._possession is not None:
             self._possession.on_change()
         elif not is_awake:
@@ -384,25 +399,19 @@ def acquire(
 def _wait(acquisition: Acquisition, changed: Event, caller: Caller) -> Held | None:
     lock, listener = acquisition.lock, acquisition.lock.listener
     acquisition.start()
-    if caller.owner.holds and acquisition.timeout != 0:
-        _give_up_kept(caller.owner, lock)
     changed.wait(acquisition.next_wakeup())
     while not acquisition.poll():
         if acquisition.newly_contended():
+            nesting.begin_to_wait(lock, caller)
             listener.notify("contended", lock, holder=acquisition.contender.holder)
             continue  # a receiver may have forked
+        if acquisition.reenter(caller):
+            return acquisition.held()
         changed.wait(acquisition.next_wakeup())
     held = acquisition.held()
     if held is not None:
         listener.notify("acquired", lock, held=held)
     return held
-
-
-def _give_up_kept(owner: Owner, lock: LockValue) -> None:
-    """Release what is kept for ``owner``, a job that waits for ``lock`` from now on: else it would wait for itself."""
-    for held in owner.holds[:]:
-        if held._is_kept and held._overlaps(lock):
-            held.release()
 
 
 async def aacquire(
@@ -424,8 +433,11 @@ async def aacquire(
         await changed.wait(acquisition.next_wakeup())
         while not acquisition.poll():
             if acquisition.newly_contended():
+                nesting.begin_to_wait(lock, caller)
                 await listener.anotify("contended", lock, holder=acquisition.contender.holder)
                 continue  # a receiver may have forked
+            if acquisition.reenter(caller):
+                return acquisition.held()
             await changed.wait(acquisition.next_wakeup())
         held = acquisition.held()
         if held is not None:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -34,13 +34,16 @@ logger = logging.getLogger("django_zklock.held")
 REASON_TIMEOUT = 1.0
 
 
-NONE: frozenset[object] = frozenset()
+Handle = Callable[[], "Held | None"]
+"""What stands for a hold in its possession: a weak reference to it."""
+
+NONE: frozenset[Handle] = frozenset()
 
 
 class _Handles(NamedTuple):
     """The handles on a possession at one moment. ``successor`` has those of the next one, as soon as it is decided."""
 
-    handles: frozenset[object]
+    handles: frozenset[Handle]
     successor: dict[None, _Handles]
 
 
@@ -78,29 +81,39 @@ class Possession:
     # `dict.setdefault` decides, which is atomic: of two threads that change the same set one succeeds, and the other
     # one tries again with the result. So no mutex is needed, which a fork could copy or an exception leave locked.
 
-    def _change(self, *, add: frozenset[object] = NONE, drop: frozenset[object] = NONE) -> tuple[bool, bool]:
-        """Change the set of handles, unless it is empty; return whether there were any before and after."""
+    def _change(
+        self, *, add: frozenset[Handle] = NONE, drop: frozenset[Handle] = NONE, alone: Sequence[Owner] = ()
+    ) -> tuple[bool, bool]:
+        """Change the set of handles, unless it is empty; return whether there were any before and after.
+
+        With ``alone`` nothing is changed, and there are none after, while it is in use by others than these owners.
+        """
         latest = self._handles
         while True:
             # `_handles` may lag behind: a thread may be interrupted between a decision and its note.
             while (successor := latest.successor.get(None)) is not None:
                 latest = successor
+            if alone and any(_is_in_the_way(handle, alone) for handle in latest.handles):
+                return True, False
             mine = _Handles((latest.handles | add) - drop if latest.handles else NONE, {})
             self._handles = decided = latest.successor.setdefault(None, mine)
             if decided is mine:
                 return bool(latest.handles), bool(mine.handles)
 
-    def nest(self, handle: object) -> bool:
-        """Add ``handle``; return ``False`` if the last handle has been released."""
-        _, is_open = self._change(add=frozenset({handle}))
+    def nest(self, handle: Handle, *, alone: Sequence[Owner] = ()) -> bool:
+        """Add ``handle``; return ``False`` if the last handle has been released, or if it is in use beside ``alone``.
+
+        It may be repeated.
+        """
+        _, is_open = self._change(add=frozenset({handle}), alone=alone)
         return is_open
 
-    def is_shared(self, mine: list[object]) -> bool:
-        """Whether there are other handles than ``mine``."""
+    def is_in_use(self, mine: Sequence[Owner]) -> bool:
+        """Whether others than these owners are under the lock, which a job that itself waits for it is not."""
         self._change()
-        return not self._handles.handles <= frozenset(mine)
+        return any(_is_in_the_way(handle, mine) for handle in self._handles.handles)
 
-    def drop(self, handle: object) -> bool:
+    def drop(self, handle: Handle) -> bool:
         """Remove ``handle``, and leave if it was the last one; return ``True`` to the first that removes the last.
 
         May be repeated after an exception has interrupted it.
@@ -108,9 +121,25 @@ class Possession:
         if self.contender.session.pid != os.getpid():
             return False
         was_open, is_open = self._change(drop=frozenset({handle}))
-        if not is_open:
+        if is_open:
+            self.wake_jobs()
+        else:
             self.contender.session.post(self.contender.leave)
         return was_open and not is_open
+
+    def kept_holds(self) -> list[Held]:
+        """Return the holds that are kept for jobs, if there are no others."""
+        self._change()
+        holds = [held for handle in self._handles.handles if (held := handle()) is not None]
+        return holds if all(held._is_kept for held in holds) else []
+
+    def wake_jobs(self) -> None:
+        """Let each job for which the lock is kept, and that waits for it, look whether it may have it now."""
+        for handle in self._handles.handles:
+            held = handle()
+            owner = None if held is None or not held._is_kept else held._owner()
+            for acquisition in () if owner is None else owner.acquiring(tuple(self.nodes)):
+                acquisition.wake()
 
     # The loss.
 
@@ -226,6 +255,14 @@ class Possession:
         self.lock.pool.listeners.submit(call)
 
 
+def _is_in_the_way(handle: Handle, mine: Sequence[Owner]) -> bool:
+    held = handle()
+    owner = None if held is None else held._owner()
+    if held is None or owner is None:
+        return True
+    return owner not in mine and not (held._is_kept and owner.acquiring(tuple(held._possession.nodes)))
+
+
 class Held:
     """A held lock.
 
@@ -263,8 +300,8 @@ class Held:
         self.since = time.time()
         self.waited = waited
         self.lock = lock
-        # What stands for this hold in the possession, which must not refer to the hold itself.
-        self._handle = object()
+        # What stands for this hold in the possession, which must not keep it alive.
+        self._handle: Handle = ref(self)
         # What was started while a coroutine has this hold.
         self._scope: ref[Scope] | None = None
         # Whether this is kept for a job that goes on after the block it was started in.
@@ -294,8 +331,9 @@ class Held:
         is_empty = os is None
         if getattr(self, "released", True) or _is_finalizing() or is_empty:
             return
-        if self.lost:
-            # Its node may still be there, and others wait for it.
+        if self.lost or self._is_kept:
+            # The node of a lost hold may still be there, and others wait for it. What was kept for a job, which is
+            # gone, was about to be released when an exception struck.
             self._possession.drop(self._handle)
             return
         warnings.warn(
@@ -370,7 +408,8 @@ class Held:
 
         What a coroutine has started in threads while it held the lock keeps it until that has ended.
 
-        With ``wait`` the call returns when the server has confirmed, or after the connect timeout of the connection.
+        With ``wait`` the call returns when the server has confirmed, which is after the end of those threads, or after
+        the connect timeout of the connection.
         Never raises because of the server; releasing twice does nothing. In a process that inherited the hold over a
         fork it only forgets the hold. In a thread whose event loop runs, or in which nothing may wait, ``wait`` raises
         :exc:`~django_zklock.exceptions.AsyncUnsafe` after the release, instead of waiting.
@@ -383,13 +422,12 @@ class Held:
         except BaseException:  # raised in this thread: a time limit, Ctrl-C
             self._let_go()
             raise
-        if not was_last:
-            return
-        root = self._outermost or self
-        root.lock.listener.notify("released", root.lock, held=root)
-        if self._is_kept:
-            logger.info("event=released_after_job key=%r token=%s", self.key, self.token)
-        if not wait or is_gone:
+        if was_last:
+            root = self._outermost or self
+            root.lock.listener.notify("released", root.lock, held=root)
+            if self._is_kept:
+                logger.info("event=released_after_job key=%r token=%s", self.key, self.token)
+        if not wait or is_gone or not (was_last or self._is_left_to_others()):
             return
         owners.check_may_wait(f"lock {self.key!r} is released, but the confirmation cannot be waited for", key=self.key)
         if owners.must_not_block():
@@ -405,18 +443,24 @@ class Held:
         if not gone.wait(timeout):
             logger.warning("event=release_unconfirmed key=%r waited=%s", self.key, timeout)
 
+    def _is_left_to_others(self) -> bool:
+        """Whether the lock is kept for jobs alone, none of which is the calling one."""
+        kept = self._possession.kept_holds()
+        return bool(kept) and owners.caller().owner not in [held._owner() for held in kept]
+
     async def arelease(self) -> None:
         """Release the lock like :meth:`release` without ``wait``."""
-        raised = sys.exc_info()[1]
-        if self._scope is not None and jobs.leave(self._scope) and not isinstance(raised, GeneratorExit):
-            try:
+        raised = None
+        try:
+            raised = sys.exc_info()[1]
+            if self._scope is not None and jobs.leave(self._scope) and not isinstance(raised, GeneratorExit):
                 # In this turn of the loop asyncio cancels those jobs of cancelled tasks that have not begun. The others
                 # can be seen in their threads then, and none is on its way out of the queue.
                 await asyncio.sleep(0)
-            except BaseException:
-                self.release()
-                raise
-        was_last = self._let_go()
+            was_last = self._let_go()
+        except BaseException:
+            self.release()
+            raise
         if was_last:
             if isinstance(raised, asyncio.CancelledError):
                 logger.info("event=released_at_cancellation key=%r token=%s", self.key, self.token)
@@ -433,25 +477,24 @@ class Held:
         return is_ours and self.lock.pool.tree == lock.pool.tree
 
     def _nest(
-        self, lock: LockValue, owner: Owner, *, thread: Owner | None = None, is_kept: bool = False
+        self, lock: LockValue, owner: Owner, *, thread: Owner | None = None, alone: Sequence[Owner] = ()
     ) -> Held | None:
         """Return a nested hold on the same node; ``None`` if another thread has released the last one meanwhile.
 
-        ``thread`` is the thread that ``owner`` needs to go on, if it is not that thread.
+        ``thread`` is the thread that ``owner`` needs to go on, if it is not that thread. With ``alone`` it is ``None``
+        too while the lock is in use by others than these owners.
         """
         # Known to its owner before it is added: wherever an exception strikes, the owner finds and releases it.
-        held = Held(
-            lock,
-            self._possession.contender,
-            waited=0.0,
-            caller=owners.Caller(owner, thread),
-            outermost=self._outermost or self,
-            is_kept=is_kept,
-        )
-        if self._possession.nest(held._handle):
+        held = self._inner(lock, owners.Caller(owner, thread))
+        if self._possession.nest(held._handle, alone=alone):
             return held
         held._let_go()
         return None
+
+    def _inner(self, lock: LockValue, caller: Caller, *, is_kept: bool = False) -> Held:
+        """Return a nested hold that is not added to the possession yet."""
+        contender = self._possession.contender
+        return Held(lock, contender, waited=0.0, caller=caller, outermost=self._outermost or self, is_kept=is_kept)
 
     def __enter__(self) -> Self:
         self.in_block = True
@@ -469,7 +512,11 @@ class Held:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._afinish(raising=kind is None)
+        try:
+            await self._afinish(raising=kind is None)
+        except BaseException:  # also one that was thrown in before that began
+            self.release()
+            raise
 
     def _finish(self, *, raising: bool) -> None:
         """Release at the end of a body; raise ``LockLost`` if it was lost and ``raising``."""
@@ -529,45 +576,40 @@ class Held:
     # A hold follows the work: what a coroutine has started in threads, in a copy of its context, may go on when its
     # block has ended. Each such job gets a nested hold, which its end releases, so the node stays until then.
     #
-    # - The job is its owner, and may take the lock again, unless the lock is kept for other jobs too.
-    # - A job that waits for the lock itself writes nothing, and gets it in its turn, so it is kept for none that waits.
-    #   T1, a job, queues up while T2 leaves the block that has started it: T1 is known to wait before it looks for what
-    #   is kept for it, and T2 keeps the lock before it looks whether T1 waits. One of them sees the other.
+    # The job is its owner, and may take the lock again as soon as it would be alone with it: others for which the lock
+    # is kept are in its way, unless they wait for it themselves. A job that waits in the queue already is behind the
+    # node that it keeps, so it is woken, and takes the lock here.
 
     def _keep_for_jobs(self, scope: ref[Scope]) -> None:
-        """Keep the lock for each job that was started while this hold lasted and has not ended."""
+        """Keep the lock for each job that was started while this hold lasted and has not ended. May be repeated."""
         if not jobs.leave(scope) or self._possession.contender.session.pid != os.getpid():
             return
         try:
             found = jobs.started_in(scope)
-        except Exception:
-            # Another version of an executor; what cannot be found must not keep the lock for ever.
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            # Another version of an executor; what cannot be found must not keep the lock for ever. Not of all kinds: a
+            # time limit may be any exception, and is for the caller.
             logger.exception("event=jobs_not_found key=%r token=%s", self.key, self.token)
             return
         kept_for = []
         for job in found:
             owner = owners.owner_of(job)
-            if any(held._is_kept and held._possession is self._possession for held in owner.holds):
+            known = [held for held in owner.holds if held._is_kept and held._possession is self._possession]
+            kept: Held = known[0] if known else self._inner(self.lock, owners.Caller(owner, None), is_kept=True)
+            if not self._possession.nest(kept._handle) or kept.released:
+                kept._let_go()
                 continue
-            held = self._nest(self.lock, owner, is_kept=True)
-            if held is None:
-                return
-            if owner.waits_for(self.lock.paths):
-                held._let_go()
-                continue
-            kept_for.append(jobs.name_of(job))
-            job.future.add_done_callback(held._release_after_job)
+            # Once more after an exception: releasing twice does nothing.
+            job.future.add_done_callback(kept._release_after_job)
+            if not known:
+                kept_for.append(jobs.name_of(job))
         if kept_for:
+            self._possession.wake_jobs()
             names = ", ".join(kept_for)
             logger.warning("event=release_deferred key=%r token=%s jobs=%r", self.key, self.token, names)
 
     def _release_after_job(self, _future: object) -> None:
         self.release()
-
-    def _is_out_of_reach(self) -> bool:
-        """Whether this is kept for a job beside others, so that none of them may take the lock again."""
-        owner = self._owner()
-        return self._possession.is_shared([self._handle] if owner is None else [held._handle for held in owner.holds])
 
 
 def held_stack() -> list[Held]:

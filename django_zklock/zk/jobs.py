@@ -17,12 +17,11 @@ import contextlib
 import gc
 import itertools
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextvars import Context, ContextVar
 from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -105,9 +104,11 @@ def _end(get: ref[Scope]) -> None:
 def started_in(get: ref[Scope]) -> list[Any]:
     """Return the jobs that were started in a scope and have not ended, except one that the caller is a part of."""
     scope, found = get(), {}
+    mine = [owners.job_in(frame) for frame in owners.callers()]
     # The queues first: a job that leaves one meanwhile is seen in its thread.
-    for job in itertools.chain(_queued(), _running()):
-        if any(scope in each.get(_scopes, ()) for each in _contexts(job)) and not job.future.done():
+    for job in itertools.chain(_queued(), _recent(), _running()):
+        is_mine = any(job is each for each in mine)
+        if not (is_mine or job.future.done()) and any(scope in each.get(_scopes, ()) for each in _contexts(job)):
             found[id(job)] = job
     return list(found.values())
 
@@ -136,9 +137,9 @@ def name_of(job: Any) -> str:
 # Where the jobs are.
 
 
-def _job_types() -> list[Any]:
+def _job_types() -> set[Any]:
     modules: Any = map(sys.modules.get, owners.EXECUTORS)
-    return [module._WorkItem for module in modules if hasattr(module, "_WorkItem")]
+    return {module._WorkItem for module in modules if hasattr(module, "_WorkItem")}
 
 
 def _queued() -> Iterator[Any]:
@@ -160,12 +161,22 @@ def _queued() -> Iterator[Any]:
         executor = getattr(executor, "_old_executor", None)
 
 
-def _running() -> Iterator[Any]:
-    """Iterate over the jobs that other threads have taken out of a queue."""
+def _recent() -> Iterator[Any]:
+    """Iterate over the jobs that were submitted a moment ago.
+
+    From Python 3.13 on a job may be handed to a thread that waits for one, and until that thread runs nothing else
+    shows it. It is among the objects that the garbage collector has not looked at, or once.
+    """
     types = _job_types()
-    here = threading.get_ident()
-    for thread, top in sys._current_frames().items():
-        frame = None if thread == here else top
+    for generation in (0, 1):
+        yield from [each for each in gc.get_objects(generation) if type(each) in types]
+
+
+def _running() -> Iterator[Any]:
+    """Iterate over the jobs that threads have taken out of a queue."""
+    types = _job_types()
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
         while frame is not None:
             if (job := owners.job_in(frame)) is not None and type(job) in types:
                 yield job

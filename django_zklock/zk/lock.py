@@ -1,8 +1,4 @@
-"""A lock as a value: its keys, its rule and its pool. Possession is another object.
-
-At its end stands what the caller of a lock holds already: a nested hold, or a conflict in which it would wait for
-itself.
-"""
+"""A lock as a value: its keys, its rule and its pool. Possession is another object."""
 
 from __future__ import annotations
 
@@ -17,10 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never
 
 from django_zklock.exceptions import AsyncUnsafe, LockConflict, NotHeld
-from django_zklock.zk import acquire, arguments, jobs, node_data, owners, paths
+from django_zklock.zk import acquire, arguments, jobs, nesting, node_data, owners, paths
 from django_zklock.zk.contender import Contender, data_room
 from django_zklock.zk.held import Held
-from django_zklock.zk.listener import LockListener, LockValue
+from django_zklock.zk.listener import LockListener
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.place import LockPath
@@ -157,7 +153,7 @@ class Lock:
         caller = owners.caller()
         owner, before = caller.owner, caller.owner.holds[:]
         try:
-            held = _nested_hold(self, caller)
+            held = nesting.nested_hold(self, caller)
             if held is None:
                 if caller.in_loop:
                     self._check_no_loop("atry_acquire")
@@ -251,19 +247,29 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held = self._find_block()
-        self._blocks.pop(held, None)
-        if held is None or held.released:
-            raise self._not_held(held)
-        await held._afinish(raising=kind is None)
+        held, is_found = None, False
+        try:
+            held = self._find_block()
+            is_found = True
+            self._blocks.pop(held, None)
+            if held is None or held.released:
+                raise self._not_held(held)  # noqa: TRY301 - as in `__exit__`
+            await held._afinish(raising=kind is None)
+        except BaseException:
+            if not is_found:
+                held = self._find_block()
+            if held is not None:
+                self._blocks.pop(held, None)
+                held._finish(raising=False)
+            raise
 
     def _acquire(self, caller: Caller, limit: float | None, cancellation: Cancellation | None = None) -> Held:
-        held = _nested_hold(self, caller)
+        held = nesting.nested_hold(self, caller)
         if held is None:
             if caller.in_loop:
                 self._check_no_loop("aacquire")
             if limit != 0:
-                _check_wait(self, caller)
+                nesting.check_wait(self, caller)
             held = acquire.acquire(self, limit, caller, cancellation=cancellation)
         assert held is not None, "a taken lock is an error here"
         return held
@@ -279,30 +285,44 @@ class Lock:
     ) -> Held:
         held = None
         try:
-            held = _nested_hold(self, caller)
+            held = nesting.new_nested_hold(self, caller)
             if held is None:
                 if limit != 0:
-                    _check_wait(self, caller)
+                    nesting.check_wait(self, caller)
                 held = await acquire.aacquire(self, limit, caller, cancellation=cancellation)
             assert held is not None, "a taken lock is an error here"
             if is_block:
                 held.in_block = True
                 self._blocks[held] = None
-            return held
-        finally:
             _settle(scope, held)
+            return held
+        except BaseException:
+            self._give_back(scope, held)
+            raise
 
     async def _atry_acquire(self, caller: Caller, scope: ref[Scope]) -> Held | None:
         held = None
         try:
-            held = _nested_hold(self, caller) or await acquire.aacquire(self, 0, caller, may_be_taken=True)
+            held = nesting.new_nested_hold(self, caller)
+            if held is None:
+                held = await acquire.aacquire(self, 0, caller, may_be_taken=True)
+            _settle(scope, held)
             return held
         except LockConflict:
+            self._give_back(scope, held)
             if self.reentrant:
                 raise
             return None
-        finally:
-            _settle(scope, held)
+        except BaseException:
+            self._give_back(scope, held)
+            raise
+
+    def _give_back(self, scope: ref[Scope], held: Held | None) -> None:
+        """End an acquisition that an exception has ended; ``held`` is what it has got already."""
+        jobs.leave(scope)
+        if held is not None:
+            self._blocks.pop(held, None)
+            held.release()
 
     def _check_no_loop(self, instead: str) -> None:
         """Raise ``AsyncUnsafe`` if waiting would stop an event loop."""
@@ -377,98 +397,3 @@ def _settle(scope: ref[Scope], held: Held | None) -> None:
     else:
         held._scope = scope
         jobs.belongs_to(scope, held)
-
-
-# What the caller holds already.
-
-
-def _nested_hold(lock: LockValue, caller: Caller) -> Held | None:
-    """Return a hold nested in one that the caller has, ``None`` if it has none; raise ``LockConflict``, ``LockLost``.
-
-    Another thread may release what the caller has at any moment, so each hold is looked at once, and the nesting itself
-    decides.
-    """
-    overlapping: list[Held] = [
-        held
-        for held in reversed(caller.available())
-        if held._overlaps(lock) and not (held._is_kept and held._is_out_of_reach())
-    ]
-    if not overlapping:
-        return None
-    # What goes on in a block has to hear that its lock is lost. Nothing may ever release a lost hold without a block.
-    lost = [held for held in overlapping if held.lost]
-    open_blocks = [held._possession for held in lost if held.in_block]
-    forgotten = [held for held in lost if held._possession not in open_blocks]
-    if forgotten:
-        for held in forgotten:
-            held._forget()
-        return _nested_hold(lock, caller)
-    if not lock.reentrant:
-        # Leases of a semaphore that has room for one more are no conflict.
-        limits = [rule.limit for rule in (lock.rule, *(held.rule for held in overlapping))]
-        if all(limit is not None and len(overlapping) < limit for limit in limits):
-            return None
-    if lost:
-        raise lost[0]._loss_error("and a block of it is open here: leave that before you take the lock again")
-    if not lock.reentrant:
-        raise LockConflict(
-            f"lock {lock.key!r} is held by this very thread or task, and reentrant=False: waiting would never end",
-            key=lock.key,
-        )
-    outer = next((held for held in overlapping if held._possession.nodes.keys() >= set(lock.paths)), None)
-    if outer is None:
-        held_keys = [key for key in lock.keys if any(key in held.keys for held in overlapping)]
-        missing = [key for key in lock.keys if key not in held_keys]
-        owned, others = (" and ".join(map(repr, keys)) for keys in (held_keys, missing))
-        raise LockConflict(
-            f"this very thread or task holds {owned} already, but not {others or 'together'}. "
-            f"Acquiring more keys while holding some can deadlock; acquire all keys together",
-            key=lock.key,
-        )
-    if outer.lock.pool is not lock.pool:
-        raise LockConflict(
-            f"lock {lock.key!r} is held by this very thread or task through {outer.lock.pool.name!r}, which names "
-            f"the same ensemble and ROOT as {lock.pool.name!r}: it would wait for itself. Use one alias for both",
-            key=lock.key,
-        )
-    if not outer.rule.covers(lock.rule):
-        raise LockConflict(
-            f"lock {lock.key!r} is held by this very thread or task as {outer.rule}, and cannot be "
-            f"taken as {lock.rule} inside of that: it could wait for itself. Take the stronger one first",
-            key=lock.key,
-        )
-    # If another thread has released it meanwhile, the caller may have other holds, and else it has none.
-    return outer._nest(lock, caller.owner) or _nested_hold(lock, caller)
-
-
-def _check_wait(lock: LockValue, caller: Caller) -> None:
-    """Raise ``LockConflict`` if the caller would wait for itself.
-
-    It may be acquiring this lock already, as two calls in one ``gather`` do; or the holder needs the thread that would
-    be blocked.
-    """
-    for get in caller.owner.acquisitions:
-        other = get()
-        # In a forked child an acquisition is the parent's, which alone waits for it.
-        if other is None or not other.is_waiting or other.contender.session.pid != os.getpid():
-            continue
-        if other.lock.rule.kind in lock.rule.conflicts and not set(other.lock.paths).isdisjoint(lock.paths):
-            raise LockConflict(
-                f"lock {lock.key!r} is being acquired by this very thread or task: it would wait for itself. Wait "
-                f"for the first acquisition, or let each run in a task of its own that also releases it",
-                key=lock.key,
-            )
-    thread = caller.thread
-    if thread is None:
-        return
-    # What was acquired in this thread for other owners.
-    here = [*(() if thread is caller.owner else thread.holds), *(thread.held_here or ())]
-    available = caller.available() if here else []
-    for held in here:
-        if held not in available and held._overlaps(lock) and not held.lost and held.rule.kind in lock.rule.conflicts:
-            raise LockConflict(
-                f"lock {lock.key!r} was taken in this very thread by another task or greenlet, which may need the "
-                f"thread to go on: waiting here could last for ever. Take the lock with `async with` in the "
-                f"coroutine, or run each side in a thread of its own (sync_to_async(…, thread_sensitive=False))",
-                key=lock.key,
-            )

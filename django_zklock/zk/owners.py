@@ -113,10 +113,17 @@ class Owner:
         future = getattr(of, "future", None)
         return bool(getattr(of, "dead", False) if future is None else future.done())
 
-    def waits_for(self, paths: Sequence[str]) -> bool:
-        """Whether this owner is acquiring a lock with one of these paths."""
+    def acquiring(self, paths: Sequence[str]) -> list[Any]:
+        """Return the acquisitions by which this owner, or what runs for it, waits for a lock with one of these paths.
+
+        A mere try is none.
+        """
         acquisitions = [acquisition for get in self.acquisitions if (acquisition := get()) is not None]
-        return any(each.is_waiting and not set(each.lock.paths).isdisjoint(paths) for each in acquisitions)
+        return [
+            each
+            for each in acquisitions
+            if each.is_waiting and each.timeout != 0 and not set(each.lock.paths).isdisjoint(paths)
+        ]
 
     def release_since(self, lock: object, before: Sequence[Any] = ()) -> None:
         """Release what was acquired through the object ``lock`` since this owner had the holds ``before``.
@@ -195,7 +202,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     if code is None and coroutine is None:
         return loop
     is_here = any(
-        each is coroutine or (each.f_code is code and each.f_locals.get("self") is loop) for each in _callers()
+        each is coroutine or (each.f_code is code and each.f_locals.get("self") is loop) for each in callers()
     )
     return loop if is_here else None
 
@@ -355,7 +362,7 @@ def _call_result(task: asyncio.Task[Any], module: Any) -> Any:
     is_running = asyncio._get_running_loop() is task.get_loop() and asyncio.current_task() is task
     if is_running:
         # A coroutine that runs does not show what it awaits.
-        frames: Iterator[FrameType | None] = _callers()
+        frames: Iterator[FrameType | None] = callers()
     else:
         frames = map(_frame_of, _awaited(task))
     for frame in frames:
@@ -386,7 +393,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _callers() -> Iterator[FrameType]:
+def callers() -> Iterator[FrameType]:
     """Iterate over the frames of the calling code, outwards.
 
     The frame of the function that iterates is left out: it refers to this iterator, which would refer to it, and so to

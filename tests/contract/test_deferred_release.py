@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
-from django_zklock.exceptions import LockLost, NotHeld
-from django_zklock.zk import jobs
+from django_zklock.exceptions import LockCancelled, LockConflict, LockLost, LockTimeout, NotHeld
+from django_zklock.zk import jobs, owners
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.listener import LockListener, LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.queue import EXCLUSIVE, READ, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.waiting import Cancellation
 from tests.support.forked_child import fork
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
@@ -465,6 +466,164 @@ def test_thread__waits_for_the_lock_already(pool: Pool, onlooker: Onlooker, rule
 
     asyncio.run(main())
     onlooker.wait_empty(lock.paths[0])
+
+
+def waits(lock: Lock) -> Callable[[], bool]:
+    """Return what says whether a job waits for the lock, for which it is kept or which its block has."""
+    return lambda: any(owner.acquiring(lock.paths) for owner in list(owners._owners.values()))
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("rule", [EXCLUSIVE, READ], ids=["exclusive", "read"])
+def test_thread__waits_in_vain(pool: Pool, rule: Rule) -> None:
+    """A job that has only tried, or whose wait has ended without the lock, keeps what it goes on under."""
+    lock, inner = Lock("k", pool), Lock("k", pool, rule=rule)
+    first, second = Work(), Work()
+
+    def ask() -> None:
+        with pytest.raises(LockTimeout):
+            inner.acquire(timeout=0)
+        assert inner.try_acquire() is None
+        with pytest.raises(LockTimeout):
+            inner.acquire(timeout=0.05)
+        second()
+
+    async def body() -> None:
+        async with lock:
+            left.extend(asyncio.create_task(asyncio.to_thread(job)) for job in (first, ask))
+            await asyncio.to_thread(first.begun.wait, LONG)
+
+    async def main() -> None:
+        await body()
+        assert await asyncio.to_thread(second.begun.wait, LONG)
+        first.end()
+        assert is_taken(lock)
+        second.end()
+        acquired_by_another(lock)
+        await asyncio.gather(*left)
+        left.clear()
+
+    asyncio.run(main())
+
+
+def test_thread__waits_in_vain_already(lock: Lock) -> None:
+    """The same for one that waited in the queue when the block ended, and gave up later."""
+    first, second, end = Work(), Work(), Cancellation()
+
+    def ask() -> None:
+        with pytest.raises(LockCancelled):
+            lock.acquire(cancellation=end)
+        second()
+
+    async def main() -> None:
+        async with lock:
+            left.extend(asyncio.create_task(asyncio.to_thread(job)) for job in (first, ask))
+            await asyncio.to_thread(first.begun.wait, LONG)
+            await asyncio.to_thread(wait_until, waits(lock), LONG)
+        end.cancel()
+        assert await asyncio.to_thread(second.begun.wait, LONG)
+        first.end()
+        assert is_taken(lock)
+        second.end()
+        acquired_by_another(lock)
+        await asyncio.gather(*left)
+        left.clear()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("by", ["thread", "async_to_sync"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_thread__several_wait(lock: Lock, onlooker: Onlooker, by: str, count: int) -> None:
+    """Jobs that wait for the lock when their block ends get it one after the other; each keeps it until its end."""
+    works = [Work() for _ in range(count)]
+    inside: list[int] = []
+    peaks: list[int] = []
+
+    def enter() -> None:
+        inside.append(1)
+        peaks.append(len(inside))
+
+    async def by_task() -> None:
+        async with lock:
+            enter()
+            await asyncio.sleep(0.01)
+            inside.pop()
+
+    def job(work: Work) -> None:
+        if by == "thread":
+            with lock:
+                enter()
+                threading.Event().wait(0.01)
+                inside.pop()
+        else:
+            async_to_sync(by_task)()
+        work()
+
+    async def main() -> None:
+        async with lock:
+            left.extend(asyncio.create_task(asyncio.to_thread(partial(job, work))) for work in works)
+            await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 1 + count)
+        for number in range(count):
+            await asyncio.to_thread(wait_until, lambda: any(work.begun.is_set() for work in works), LONG)
+            work = next(work for work in works if work.begun.is_set())
+            # It has had the lock, and goes on.
+            assert len(peaks) == number + 1
+            assert is_taken(lock)
+            works.remove(work)
+            work.may_end.set()
+        await asyncio.gather(*left)
+        left.clear()
+        acquired_by_another(lock)
+
+    asyncio.run(main())
+    assert peaks == [1] * count
+    onlooker.wait_empty(lock.paths[0])
+
+
+def test_thread__wants_more_than_is_kept(pool: Pool, onlooker: Onlooker) -> None:
+    """A job that waits to write is refused when the lock is kept for it to read: it would wait for itself."""
+    reading, writing = Lock("k", pool, rule=READ), Lock("k", pool, rule=WRITE)
+    work = Work()
+
+    def job() -> None:
+        with pytest.raises(LockConflict, match="cannot be taken as"):
+            writing.acquire()
+        work()
+
+    async def main() -> None:
+        async with reading:
+            left.append(asyncio.create_task(asyncio.to_thread(job)))
+            await asyncio.to_thread(onlooker.wait_count, reading.paths[0], 2)
+        await asyncio.to_thread(work.begun.wait, LONG)
+        assert is_taken(writing)
+        work.end()
+        await asyncio.gather(*left)
+        left.clear()
+        acquired_by_another(writing)
+
+    asyncio.run(main())
+
+
+def test_release__waits_for_the_thread(lock: Lock, onlooker: Onlooker) -> None:
+    """`release(wait=True)` returns when the lock is free, which is after the end of what keeps it."""
+    work = Work()
+
+    def release_and_look(held: Held) -> list[Any]:
+        held.release(wait=True)
+        return [work.ended.is_set(), onlooker.children(lock.paths[0])]
+
+    async def main() -> None:
+        held = await lock.aacquire()
+        call = asyncio.create_task(asyncio.to_thread(work))
+        assert await asyncio.to_thread(work.begun.wait, LONG)
+        release = Runner(partial(release_and_look, held))
+        await asyncio.to_thread(wait_until, lambda: held.released, LONG)
+        await asyncio.to_thread(work.end)
+        assert await asyncio.to_thread(release.result, LONG) == [True, []]
+        await call
+
+    asyncio.run(main())
 
 
 # What the task may do.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
 import gc
 import sys
 import threading
@@ -20,8 +22,8 @@ from django_zklock.exceptions import LockCancelled, LockLost, LockTimeout, ZooKe
 from django_zklock.transactions import CommitLock
 from django_zklock.zk import acquire as acquire_module
 from django_zklock.zk import held as held_module
+from django_zklock.zk import jobs, nesting, owners
 from django_zklock.zk import lock as lock_module
-from django_zklock.zk import owners
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held, Possession, held_stack
@@ -42,9 +44,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-# CPython cannot protect the first instruction of an __exit__ that is written in Python (bpo-29988), and what was
-# thrown before a release has begun is for the caller's `finally`.
-SPARED = (Lock.__exit__.__code__, Held.release.__code__)
+# CPython cannot protect the first instruction of an __exit__, __aenter__ or __aexit__ in Python (bpo-29988), and
+# what was thrown before a release has begun is for the caller's `finally`.
+SPARED = tuple(
+    method.__code__
+    for method in (Lock.__exit__, Held.release, Lock.__aexit__, Held.__aenter__, Held.__aexit__, Held.arelease)
+)
 
 
 # Two tracers in one thread make the interpreter crash, so coverage is measured without these: see the Makefile.
@@ -56,6 +61,10 @@ def by_instant(test: Callable[..., None]) -> Callable[..., None]:
     patient = pytest.mark.timeout(600)(one(old(test)))
     marked: Callable[..., None] = pytest.mark.asynchronous(patient)
     return marked
+
+
+class SoftTimeLimitExceeded(Exception):  # noqa: N818
+    """As billiard's."""
 
 
 class Custom(BaseException):
@@ -317,6 +326,107 @@ def test_every_instant__in_a_job(pool: Pool, make_pool: MakePool) -> None:
     with ThreadPoolExecutor(1) as executor:
         struck = executor.submit(visit_all, cycle, check, near=owners.__file__).result(500)
     assert struck >= codes(owners.caller, owners._of, owners._served)
+
+
+@by_instant
+@pytest.mark.parametrize("form", ["block", "hold", "call", "nested", "try"])
+def test_every_instant__async(pool: Pool, make_pool: MakePool, form: str) -> None:
+    """The same in a coroutine: at each instant between the beginning of its acquisition and the end of its block."""
+    other = make_pool()
+    lock = Lock("k", pool)
+    lock.acquire().release()
+
+    async def body() -> None:
+        if form in {"block", "nested"}:
+            async with lock:
+                if form == "nested":
+                    async with lock:
+                        pass
+        elif form == "hold":
+            async with await lock.aacquire():
+                pass
+        else:
+            held = None
+            try:
+                held = await (lock.atry_acquire() if form == "try" else lock.aacquire())
+            finally:
+                if held is not None:
+                    await held.arelease()
+
+    def check() -> None:
+        assert not lock._blocks
+        probe(pool, other, "k")
+
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+
+        def cycle() -> None:
+            loop.run_until_complete(body())
+
+        files = [lock_module.__file__, held_module.__file__, nesting.__file__]
+        struck = set().union(*(visit_all(cycle, check, near=file) for file in files))
+    assert struck >= codes(Held.__init__, Held._let_go, lock_module._settle)
+    # In the place of a coroutine that was not awaited.
+    gc.collect()
+
+
+@by_instant
+def test_every_instant__kept_for_a_job(pool: Pool, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever an exception strikes the release, the lock stays for a job that goes on, and goes at its end."""
+    # It is seen in its thread, and the instants of looking at thousands of objects are all the same.
+    monkeypatch.setattr(jobs, "_recent", lambda: iter(()))
+    other = make_pool()
+    lock = Lock("k", pool)
+    lock.acquire().release()
+    holds: list[Held] = []
+
+    @contextlib.contextmanager
+    def with_a_job() -> Iterator[None]:
+        begun, may_end = threading.Event(), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            assert may_end.wait(LONG)
+
+        holds.append(lock.acquire(timeout=LONG))
+        scope = jobs.begin(holds[0])
+        with jobs.within(scope):
+            call = executor.submit(contextvars.copy_context().run, work)
+        assert begun.wait(LONG)
+        yield
+        holds.pop()
+        assert Lock("k", other).try_acquire() is None
+        may_end.set()
+        call.result(LONG)
+
+    def cycle() -> None:
+        holds[0].release()
+
+    def check() -> None:
+        assert held_stack() == []
+        probe(pool, other, "k")
+
+    with ThreadPoolExecutor(1) as executor:
+        struck = visit_all(cycle, check, around=with_a_job, near=held_module.__file__)
+    assert struck >= codes(Held._keep_for_jobs, Held._let_go, Held.__init__)
+
+
+def test_time_limit_among_jobs(pool: Pool, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time limit that strikes while the jobs of a block are looked for reaches the caller, and the lock is free."""
+    lock, other = Lock("k", pool), make_pool()
+    limits = [SoftTimeLimitExceeded()]
+
+    def look(*_args: object) -> list[Any]:
+        while limits:
+            raise limits.pop()
+        return []
+
+    monkeypatch.setattr(jobs, "started_in", look)
+    held = lock.acquire(timeout=LONG)
+    scope = jobs.begin(held)
+    with pytest.raises(SoftTimeLimitExceeded):
+        held.release()
+    assert scope.of() is None
+    Lock("k", other).acquire(timeout=LONG).release()
 
 
 @by_instant

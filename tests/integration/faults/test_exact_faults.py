@@ -376,7 +376,7 @@ def test_session_expired__many_waiting_and_then_an_outage(
         waiters.append(Runner(lock.acquire))
         wait_until(lambda number=number: settled_waiters(pool) == number + 1)  # type: ignore[misc]
     for attempt in list(sleeps):
-        attempt._wake()
+        attempt.wake()
     wait_until(lambda: set(sleeps.values()) == {None})
     before, ended = session_of(pool), pool.sessions()[0].on_ended
     with contextlib.ExitStack() as outage:
@@ -421,7 +421,7 @@ def test_session_expired__soon_after_joining(
         wait_until(lambda: all(attempt.contender.state is State.JOINING for attempt in attempts))
         for attempt in attempts:
             assert attempt.next_wakeup() is None
-            attempt._wake()
+            attempt.wake()
     held.release()
     for waiter in waiters:
         waiter.result(30)

@@ -15,7 +15,7 @@ import pytest
 
 from django_zklock.exceptions import AsyncUnsafe, LockLost
 from django_zklock.zk.contender import State
-from django_zklock.zk.held import Held, Possession, current, held_stack
+from django_zklock.zk.held import Handle, Held, Possession, current, held_stack
 from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
@@ -161,14 +161,19 @@ def test_check__without_a_reason() -> None:
 # The handles on one possession.
 
 
-def possession_of(contender: Any) -> tuple[Possession, object]:
+def new_handle() -> Handle:
+    """Return a handle of its own."""
+    return lambda: None
+
+
+def possession_of(contender: Any) -> tuple[Possession, Handle]:
     """Return what ``contender`` holds, and the only handle on it."""
-    handle = object()
-    outermost: Any = type("Outermost", (), {"_handle": handle, "lock": None})()
+    handle = new_handle()
+    outermost: Any = type("Outermost", (), {"_handle": staticmethod(handle), "lock": None})()
     return Possession(outermost, contender), handle
 
 
-class Interrupted(frozenset[object]):
+class Interrupted(frozenset[Handle]):
     """A set of handles; ``meanwhile`` is called while a change of the set is computed, as another thread may run."""
 
     meanwhile: Callable[[], object]
@@ -196,16 +201,16 @@ def test_nest__last_handle_dropped_meanwhile() -> None:
     possession, outer = possession_of(contender)
     dropped: list[bool] = []
     interrupt(possession, lambda: dropped.append(possession.drop(outer)))
-    assert not possession.nest(object())
+    assert not possession.nest(new_handle())
     assert (dropped, contender.state) == ([True], State.LEAVING)
-    assert not possession.nest(object())
+    assert not possession.nest(new_handle())
 
 
 def test_drop__nested_meanwhile() -> None:
     """Here the other handle is added first, and the node stays until that is dropped."""
     contender = fake_contender()
     possession, outer = possession_of(contender)
-    inner = object()
+    inner = new_handle()
     nested: list[bool] = []
     interrupt(possession, lambda: nested.append(possession.nest(inner)))
     assert not possession.drop(outer)
@@ -218,7 +223,7 @@ def test_drop__two_at_once() -> None:
     """Of two threads that drop the last two handles one drops the last; the same handle counts once."""
     contender = fake_contender()
     possession, outer = possession_of(contender)
-    inner = object()
+    inner = new_handle()
     assert possession.nest(inner)
     dropped: list[bool] = []
     interrupt(possession, lambda: dropped.append(possession.drop(inner)))

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import gc
 import operator
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from django.utils.functional import SimpleLazyObject
 from django_zklock.zk import jobs
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
+from tests.support.tree_reader import wait_until
 
 LONG = 60.0
 
@@ -129,6 +131,27 @@ def test_started_in__running_and_queued() -> None:
         may_end.set()
     assert {job.future for job in found} == {running, futures[0]}
     assert jobs.started_in(scope) == []
+
+
+def test_started_in__handed_to_a_thread_that_waits() -> None:
+    """A job counts although its thread, which was idle, has had no time yet to take it."""
+    scope, coroutine = enter()
+    coroutine.close()
+    may_end = threading.Event()
+    copy = contextvars.copy_context()
+    interval = sys.getswitchinterval()
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(operator.add, 1, 1).result(LONG)
+        wait_until(lambda: executor._idle_semaphore._value == 1)
+        # No other thread runs until this one waits.
+        sys.setswitchinterval(LONG)
+        try:
+            future = executor.submit(copy.run, may_end.wait, LONG)
+            found = jobs.started_in(scope)
+        finally:
+            sys.setswitchinterval(interval)
+            may_end.set()
+    assert [job.future for job in found] == [future]
 
 
 def load() -> Any:

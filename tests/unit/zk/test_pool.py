@@ -21,7 +21,8 @@ from django_zklock.zk import pool as pool_module
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.background import TimerThread
 from django_zklock.zk.held import current
-from django_zklock.zk.lock import Lock, _check_wait
+from django_zklock.zk.lock import Lock
+from django_zklock.zk.nesting import check_wait
 from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.session import Session
@@ -265,13 +266,13 @@ def test_fork__with_the_number_of_the_parent(pool: Pool) -> None:
     acquisition = Acquisition(Lock("other", pool), None, lambda: None, owners.caller())
     acquisition.start()
     with pytest.raises(LockConflict):
-        _check_wait(acquisition.lock, owners.caller())
+        check_wait(acquisition.lock, owners.caller())
     writer, pid = background._writer(), os.getpid()
 
     def look(say: Callable[[object], None]) -> None:
         os.getpid = lambda: pid
         # What its parent acquires is in nobody's way.
-        _check_wait(acquisition.lock, owners.caller())
+        check_wait(acquisition.lock, owners.caller())
         say([held.lost, current("k") is None, pool.sessions(), background._writer() is writer])
 
     with forked_child.fork(look) as child:
