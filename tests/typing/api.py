@@ -38,6 +38,7 @@ from django_zklock import (
     afenced_update,
     current_lock,
     fenced_update,
+    operations,
     signals,
     testing,
     zk_lock,
@@ -458,3 +459,20 @@ def locked_view(request: HttpRequest, invoice_id: int) -> HttpResponse:
 
 
 result: Skipped = {"zklock": "skipped", "key": "k", "reason": "conflict", "holder": None}
+
+
+def operate() -> None:
+    found = operations.find_locks("import:*", state="held", older_than=dt.timedelta(hours=2), sort="urgency", limit=5)
+    assert_type(found, operations.Search)
+    for lock in found:
+        assert_type(lock, operations.LockSnapshot)
+        for holder in lock.holders:
+            assert_type(holder, operations.QueueEntry)
+            operations.revoke_lock(holder, "deploy", by="ada", using="reports", timeout=5)
+            operations.break_lock(holder, "it hangs", timeout=dt.timedelta(seconds=5))
+    assert_type(operations.show_lock("k", timeout=None).state, str)
+    assert_type(operations.lock_history(), list[operations.Action])
+    for key in operations.prune_queues(dry_run=True):
+        assert_type(key, str)
+    operations.find_locks(7)  # type: ignore[arg-type]
+    operations.break_lock("k", "it hangs")  # type: ignore[arg-type]
