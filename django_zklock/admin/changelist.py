@@ -42,7 +42,8 @@ ORDERS = ("key", "urgency", "holder", "age", "waiters", "kind", "token")
 # The columns of the page. The long waits come first where one looks for them.
 DESCENDING_FIRST = frozenset({"age", "waiters"})
 
-# By this header a page that updates itself says that a reading of another one, some seconds old, will do.
+# By this header a page that updates itself says when what it shows was read: one that another page has read since then
+# will do.
 LIVE = "X-Zklock-Live"
 shared_pages = SharedPages()
 
@@ -87,7 +88,8 @@ class LockChangeList(ChangeList):
         lock_filter = LockFilter(key=self.query, older=float(chosen.pop("older", 0)), **chosen)
         wanted = (lock_filter, self._ordering(), self.page_num, self.list_per_page)
         read = partial(self._read, alias, *wanted)
-        self.page = shared_pages.get((alias, *wanted), read) if request.headers.get(LIVE) else read()
+        seen = _moment(request.headers.get(LIVE, ""))
+        self.page = read() if seen is None else shared_pages.get((alias, *wanted), seen, read)
         self.result_list = self.page.locks
         self.result_count = self.page.count
         self.page_num = self.page.number
@@ -191,6 +193,14 @@ class LockChangeList(ChangeList):
         if number.isascii() and number.isdigit() and int(number) < len(ORDERS):
             return Ordering(column=ORDERS[int(number)], reverse=chosen.startswith("-"))
         return Ordering(column="urgency")
+
+
+def _moment(text: str) -> float | None:
+    """Return the time in a header; ``None`` if there is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _row(lock: Lock) -> ListRow:

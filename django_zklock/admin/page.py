@@ -303,21 +303,26 @@ def _number(number: int) -> str:
 class SharedPages:
     """The pages that were read last, for live updates: one reading is for all tabs that show the same list.
 
-    Two threads that ask for the same page read it once; one of them waits for the other.
+    Two threads that ask for the same page read it once; one of them waits for the other. A tab that has seen a reading
+    already gets another one.
     """
 
     def __init__(self) -> None:
         self._pages: dict[Any, _SharedPage] = {}
 
-    def get(self, key: Any, read: Callable[[], Page]) -> Page:
-        """Return the page of that key, if it is not older than :data:`MAX_AGE`, or what ``read`` returns."""
+    def get(self, key: Any, seen: float, read: Callable[[], Page]) -> Page:
+        """Return the page of that key, or what ``read`` returns.
+
+        The page must not be older than :data:`MAX_AGE`, and must have been read after ``seen``, the Unix time of the
+        reading that the tab has.
+        """
         now = monotonic()
         for other, page in list(self._pages.items()):
             if page.is_old(now) and other != key and not page.reading.locked():
                 self._pages.pop(other, None)
         shared = self._pages.setdefault(key, _SharedPage())
         with shared.reading:
-            if shared.page is None or shared.is_old(monotonic()):
+            if shared.page is None or shared.is_old(monotonic()) or shared.page.read_at <= seen:
                 shared.page = read()
                 shared.done = monotonic()
             return shared.page

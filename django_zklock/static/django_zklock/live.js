@@ -116,9 +116,11 @@
       const request = pending = new AbortController();
       const begin = performance.now();
       try {
-        // With the header, the site may answer with what it has just read for another tab.
+        // By this header the site may answer with what it has read for another tab since then.
+        const seen = document.querySelector("[data-zklock-moment]");
         const response = await fetch(location.href, {
-          signal: request.signal, credentials: "same-origin", headers: { "X-Zklock-Live": "1" },
+          signal: request.signal, credentials: "same-origin",
+          headers: seen ? { "X-Zklock-Live": seen.dataset.zklockMoment } : {},
         });
         const page = new DOMParser().parseFromString(await response.text(), "text/html");
         if (request !== pending) return;

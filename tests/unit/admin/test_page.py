@@ -19,7 +19,7 @@ from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.ops.search import BY_KEY
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
-from tests.support.admin_pages import GUID, LIST, text_of
+from tests.support.admin_pages import GUID, LIST, body_of, text_of
 from tests.support.command import Hold
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
@@ -154,16 +154,29 @@ def test_first_answer_is_late(viewer: Client, locks: None, monkeypatch: pytest.M
 
 @pytest.mark.django_db
 def test_live__one_reading(viewer: Client, locks: None, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages that update themselves share one reading while it is fresh; a page that is loaded reads for itself."""
+    """Pages that update themselves share a reading that they have not seen; a page that is loaded reads for itself."""
     monkeypatch.setattr(page, "MAX_AGE", 60.0)
-    live = {"X-Zklock-Live": "1"}
-    first = text_of(viewer.get(LIST, {"o": "0"}, headers=live))
-    count = len(reads)
-    assert keys(text_of(viewer.get(LIST, {"o": "0"}, headers=live))) == keys(first) == [0, 1]
-    assert len(reads) == count
-    for parameters, headers in (({"o": "-0"}, live), ({"o": "0"}, {})):
+
+    def update(seen: str, order: str = "0") -> str:
+        """Update a tab that shows the reading of that moment; return the moment of the next one."""
         reads.clear()
-        assert keys(text_of(viewer.get(LIST, parameters, headers=headers)))
+        headers = {"X-Zklock-Live": seen} if seen else {}
+        body = body_of(viewer.get(LIST, {"o": order}, headers=headers))
+        assert "key-0" in body or "key-7" in body
+        (moment,) = re.findall(r'data-zklock-moment="(\d+\.\d+)"', body)
+        return str(moment)
+
+    loaded = update("")
+    assert reads
+    first = update(loaded)
+    assert reads
+    # Another tab, which shows the same.
+    assert update(loaded) == first
+    assert not reads
+    assert update(first) != first
+    assert reads
+    for seen, order in ((loaded, "-0"), ("", "0"), ("nonsense", "0")):
+        update(seen, order)
         assert reads
 
 
@@ -211,11 +224,11 @@ def test_shared_pages__at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None
         assert go_on.wait(60)
         return found
 
-    first = Runner(lambda: pages.get("k", read))
+    first = Runner(lambda: pages.get("k", -1, read))
     wait_until(reading.is_set)
-    second = Runner(lambda: pages.get("k", read))
+    second = Runner(lambda: pages.get("k", -1, read))
     other = a_page()
-    assert pages.get("l", lambda: other) is other
+    assert pages.get("l", -1, lambda: other) is other
     go_on.set()
     assert first.result() is found
     assert second.result() is found
@@ -226,11 +239,11 @@ def test_shared_pages__old(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = SharedPages()
     now = [100.0]
     monkeypatch.setattr(page, "monotonic", lambda: now[0])
-    pages.get("k", a_page)
+    pages.get("k", -1, a_page)
     refuse: Callable[[], Any] = lambda: pytest.fail("it was read again")  # noqa: E731
     now[0] += page.MAX_AGE
-    pages.get("k", refuse)
+    pages.get("k", -1, refuse)
     now[0] += 0.1
     fresh = a_page()
-    assert pages.get("l", lambda: fresh) is fresh
-    assert pages.get("k", lambda: fresh) is fresh
+    assert pages.get("l", -1, lambda: fresh) is fresh
+    assert pages.get("k", -1, lambda: fresh) is fresh
