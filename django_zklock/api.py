@@ -78,7 +78,7 @@ def zk_lock(
     if unknown:
         raise arguments.unexpected("zk_lock", unknown, _PARAMETERS)
     # An f-string writes any object, where a template refuses those without a text of their own.
-    if " at 0x" in (key if isinstance(key, str) else repr(key)):
+    if "0x" in (key if isinstance(key, str) else repr(key)):
         for each in [key] if isinstance(key, str) else key:
             reject_address(each)
     pool = connections[using]

@@ -20,7 +20,8 @@ from uuid import UUID
 from django.db.models import Model, QuerySet
 from django.utils.functional import LazyObject, Promise, empty
 
-_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+[>;,]")
+# As Python writes an address, and as classes of others do; a number alone is a text.
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+[>;,:]|<[^<>]*[ @]0x[0-9A-Fa-f]{6,}\b[^<>]*>")
 # Most values are of these types, and none of them has an order or an address.
 _PLAIN = frozenset({bool, float, int, str, date, Decimal, UUID})
 # What Celery's JSON makes of classes that are derived from these, such as enums, and of time zones. The first counts.
@@ -160,7 +161,7 @@ def stable(text: str, value: object) -> str:
     """Return the ``text`` of ``value``; raise ``ValueError`` if it is empty, or differs from process to process."""
     if not text:
         raise ValueError(f"a value in a lock key must not be empty, got {value!r}")
-    if " at 0x" in text:
+    if "0x" in text:
         # A value that is a text itself was made of others, in an f-string or by a callable.
         reject_address(text, None if isinstance(value, str) else type(value).__name__)
     return text

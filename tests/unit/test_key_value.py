@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
+import threading
 from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -244,3 +247,31 @@ def test_key_text__address() -> None:
         key_text(f"account:{object()}")
     with pytest.raises(ValueError, match="read the same in every process"):
         key_text([ref(Status)])
+
+
+class Own:
+    """A class whose text has an address as somebody wrote it."""
+
+    def __repr__(self) -> str:
+        return f"<Own {hex(id(self))}>"
+
+
+class AtSign:
+    """And one as in the packages of Celery."""
+
+    def __repr__(self) -> str:
+        return f"<promise@{id(self):#x}>"
+
+
+@pytest.mark.parametrize("value", [Future(), threading.Event(), asyncio.Lock(), Own(), AtSign(), [Own()]], ids=type)
+def test_key_text__address_of_another_look(value: object) -> None:
+    """So it is where the address is followed by the state of the object, or written by a class itself."""
+    for each in (value, f"of {value}"):
+        with pytest.raises(ValueError, match="read the same in every process"):
+            key_text(each)
+
+
+@pytest.mark.parametrize("value", ["0x7f3a5c001230", "wallet:0x52908400098527886E0F7030069857D2E4169EE7", "<0x1>"])
+def test_key_text__number_in_a_text(value: str) -> None:
+    """A number that is only written like an address is a text."""
+    assert key_text(value) == value
