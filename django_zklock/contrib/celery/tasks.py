@@ -14,9 +14,11 @@ from typing import Any
 
 from billiard import current_process
 from celery import Task
+from celery.contrib.django.task import DjangoTask
 from celery.local import PromiseProxy, Proxy, maybe_evaluate
 from celery.signals import task_prerun
 from django.db import connections as databases
+from django.utils.functional import Promise
 
 from django_zklock.api import resolvers
 from django_zklock.contrib.celery import internals
@@ -148,8 +150,13 @@ def _lock_once(wrap: Wrap) -> Callable[[Any], None]:
 
 def _check_when_sent(task: Any) -> None:
     # A class with a method of its own may send other arguments than it is called with.
-    if type(task).apply_async is Task.apply_async:
+    kind = type(task)
+    if kind.apply_async is Task.apply_async:
         task.apply_async = types.MethodType(_apply_async, task)
+        for method in (_delay_on_commit, _apply_async_on_commit):
+            name = method.__name__[1:]
+            if getattr(kind, name, None) is getattr(DjangoTask, name):
+                setattr(task, name, types.MethodType(method, task))
 
 
 def _apply_async(task: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
@@ -158,11 +165,25 @@ def _apply_async(task: Any, args: Any = None, kwargs: Any = None, *rest: Any, **
     return type(task).apply_async(task, args, kwargs, *rest, **options)
 
 
-def _reject_missing(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise ``ValueError`` if the key of ``task`` has an argument that is ``None`` or an empty text.
+# Within the transaction, which an error rolls back. After the commit it would cost the messages that come after it.
 
-    These are the same in every process. What else a key refuses may be something else behind the serializer. A class
-    with its own ``__call__`` may call the body with other arguments, and so does Celery with ``pydantic=True``.
+
+def _delay_on_commit(task: Any, *args: Any, **kwargs: Any) -> None:
+    _reject_missing(task, args, kwargs)
+    DjangoTask.delay_on_commit(task, *args, **kwargs)
+
+
+def _apply_async_on_commit(task: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> None:
+    _reject_missing(task, tuple(args or ()), dict(kwargs or {}))
+    DjangoTask.apply_async_on_commit(task, args, kwargs, *rest, **options)
+
+
+def _reject_missing(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise ``ValueError`` if the key of ``task`` has an argument that is ``None``, an empty text, or a lazy text.
+
+    ``None`` is the same in every process, and a lazy text is sent in the language that is active here. What else a
+    key refuses may be something else behind the serializer. A class with its own ``__call__`` may call the body with
+    other arguments, and so does Celery with ``pydantic=True``.
     """
     body, own = task_body(task)
     call = locked_call_of(body)
@@ -174,11 +195,19 @@ def _reject_missing(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return
     bound.apply_defaults()
     named = {name: bound.arguments.get(name, kwargs.get(name, ...)) for name in call.plain_fields}
-    if any(value is None or (type(value) is str and not value) for value in named.values()):
+    if any(value is None or (type(value) is str and not value) or _has_lazy_text(value) for value in named.values()):
         try:
             call.key((*own, *args), kwargs)
         except ValueError as error:
             raise ValueError(f"task {task.name} is not sent: {error}") from None
+
+
+def _has_lazy_text(value: Any) -> bool:
+    """Return whether ``value`` is a lazy text, or has one at any depth of what JSON sends."""
+    kind = type(value)
+    if kind in {list, tuple, dict}:
+        return any(map(_has_lazy_text, value.values() if kind is dict else value))
+    return issubclass(kind, Promise)
 
 
 # The task that runs here, and its locks.

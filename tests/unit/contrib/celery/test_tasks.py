@@ -12,8 +12,11 @@ import pytest
 from celery import Celery, Task, shared_task
 from celery.app.trace import build_tracer
 from celery.canvas import Signature
+from celery.contrib.django.task import DjangoTask
 from celery.local import PromiseProxy
 from celery.result import allow_join_result
+from django.db import transaction
+from django.utils.translation import gettext_lazy
 
 from django_zklock import (
     LockConflict,
@@ -103,7 +106,8 @@ def test_app_task__stays_a_task(
 
 @pytest.mark.parametrize("above", [True, False], ids=["above", "below"])
 @pytest.mark.parametrize("bind", [True, False])
-def test_sent__without_a_value_of_the_key(app: Celery, above: bool, bind: bool) -> None:
+@pytest.mark.parametrize("base", [None, DjangoTask])
+def test_sent__without_a_value_of_the_key(app: Celery, above: bool, bind: bool, base: Any) -> None:
     """A value that the key needs and that is missing is an error where the task is sent, however that is written."""
 
     def unbound(number: Any, shop: str | None = None) -> None: ...
@@ -111,7 +115,7 @@ def test_sent__without_a_value_of_the_key(app: Celery, above: bool, bind: bool) 
     def with_self(self: Any, number: Any, shop: str | None = None) -> None: ...
 
     factory: Any = app.task
-    locked, task_of = zk_locked("{number}:{shop!r}"), factory(name="t", bind=bind)
+    locked, task_of = zk_locked("{number}:{shop!r}"), factory(name="t", bind=bind, base=base)
     function: Any = with_self if bind else unbound
     task: Any = locked(task_of(function)) if above else task_of(locked(function))
     app.finalize()
@@ -123,6 +127,8 @@ def test_sent__without_a_value_of_the_key(app: Celery, above: bool, bind: bool) 
         lambda: task.s(None).delay("main"),
         lambda: task.si(1, None).apply_async(),
     ]
+    if base is not None:
+        sends += [lambda: task.delay_on_commit(None, "main"), lambda: task.apply_async_on_commit((None, "main"))]
     for send in sends:
         with pytest.raises(
             ValueError, match=r"task t is not sent: lock key '{number}:{shop!r}': a value .* must not be"
@@ -133,6 +139,46 @@ def test_sent__without_a_value_of_the_key(app: Celery, above: bool, bind: bool) 
     several: list[tuple[Any, str]] = [(1, "main"), (0, ""), ([], "main")]
     for arguments in several:
         assert task.delay(*arguments).id
+
+
+@pytest.mark.parametrize("value", [gettext_lazy("Yes"), [gettext_lazy("Yes")], {"a": (gettext_lazy("Yes"),)}], ids=type)
+def test_sent__lazy_text(app: Celery, value: Any) -> None:
+    """A lazy text would be sent in the language that is active here."""
+
+    @app.task(name="t")
+    @zk_locked("{number}")
+    def work(number: Any) -> None: ...
+
+    app.finalize()
+    with pytest.raises(ValueError, match=r"task t is not sent: .* a lazy text depends on the language"):
+        work.delay(value)
+    assert work.delay([["Yes"], {}]).id
+
+
+def test_sent__at_the_commit(app: Celery, ensemble: Ensemble, transactional_db: None) -> None:
+    """What is to be sent at the commit is checked before, so that the transaction is rolled back."""
+    sent: list[object] = []
+
+    @app.task(name="t", base=DjangoTask)
+    @zk_locked("{number}")
+    def work(number: int | None) -> None:
+        sent.append(number)
+
+    app.conf.task_always_eager = True
+    app.finalize()
+
+    @transaction.atomic
+    def order() -> None:
+        transaction.on_commit(lambda: sent.append("other"))
+        work.delay_on_commit(None)
+
+    with pytest.raises(ValueError, match="task t is not sent"):
+        order()
+    with transaction.atomic():
+        work.delay_on_commit(1)
+        work.apply_async_on_commit(kwargs={"number": 2}, priority=3)
+        assert sent == []
+    assert sent == [1, 2]
 
 
 class Completing(Task):  # type: ignore[type-arg]
