@@ -176,8 +176,7 @@ class LockedCall:
             if held is not None and self.on_lost in {"interrupt", "terminate"}:
                 body = interrupt.arun(held, body)
             result = await body
-            if kind := unfinished.kind_of(result):
-                unfinished.refuse(result, kind, self.function)
+            unfinished.check(result, self.function)
             if held is not None:
                 if issubclass(type(result), HttpResponseBase) and unfinished.goes_on(result):
                     await unfinished.akeep(held, result, self.on_lost, request_of(args, kwargs))
@@ -200,14 +199,12 @@ class LockedCall:
         body = functools.partial(self.function, *args, **kwargs)
         if self.atomic is None:
             result = self._watch(held, body)
-            if kind := unfinished.kind_of(result):
-                unfinished.refuse(result, kind, self.function)
+            unfinished.check(result, self.function)
             return result
         with transaction.atomic(self.atomic, durable=True):
             # The commit is not watched: an exception in the middle of it would leave the connection in disorder.
             result = self._watch(held, body)
-            if kind := unfinished.kind_of(result):
-                unfinished.refuse(result, kind, self.function)
+            unfinished.check(result, self.function)
             if held is not None and self.on_lost != "ignore":
                 held.check()
             return result

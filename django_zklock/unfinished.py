@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import itertools
 import logging
 import sys
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakSet
 
 from django.http import HttpRequest
@@ -35,7 +36,14 @@ from django_zklock.zk.held import Held
 logger = logging.getLogger("django_zklock.unfinished")
 
 # Iterators that run something else when they are asked for the next value, whatever that is.
-_LAZY_ITERATORS = (map, filter, zip, enumerate, *(each for each in vars(itertools).values() if isinstance(each, type)))
+_LAZY_ITERATORS = (
+    *(map, filter, zip, enumerate, type(iter(int, 1)), type(csv.reader(()))),
+    *(each for each in vars(itertools).values() if isinstance(each, type)),
+    # What `asyncio.as_completed` returns; before Python 3.13 a generator.
+    getattr(asyncio.tasks, "_AsCompletedIterator", map),
+)
+# How many parts of a list, a tuple or a dict are looked at: those of a result that has a few of them.
+MAX_PARTS = 20
 # What a function under `contextlib.contextmanager` returns, which runs in a `with`.
 _LAZY_CONTEXTS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
 
@@ -71,18 +79,29 @@ def kind_of(result: Any) -> str | None:
     return "context" if issubclass(kind, _LAZY_CONTEXTS) else None
 
 
-def refuse(result: Any, kind: str, function: Callable[..., Any]) -> NoReturn:
-    """End ``result``, which is of this ``kind`` and was returned by ``function``, and raise ``TypeError``."""
-    if isinstance(result, (CoroutineType, GeneratorType)):
-        with contextlib.suppress(Exception):
-            result.close()
-    elif asyncio.isfuture(result):
-        result.cancel()
-    what = _NAMES.get(type(result), f"an object of {type(result).__name__}")
-    raise TypeError(
-        f"{function.__module__}.{function.__qualname__} returned {what}, which would run after the release of the "
-        f"lock: {_ADVICE[kind]}"
-    )
+def check(result: Any, function: Callable[..., Any]) -> None:
+    """Raise ``TypeError`` if ``result``, which ``function`` has returned, runs after the call; it is ended.
+
+    The same counts for what is in a list, a tuple or a dict, such as a status and the rows that go with it.
+    """
+    holder: Any = type(result)
+    found = {id(result): result}
+    if holder in {list, tuple, dict} and len(result) <= MAX_PARTS:
+        found = {id(each): each for each in (result.values() if holder is dict else result)}
+    kinds = [(kind, each) for each in found.values() if (kind := kind_of(each))]
+    for _kind, each in kinds:
+        if isinstance(each, (CoroutineType, GeneratorType)):
+            with contextlib.suppress(Exception):
+                each.close()
+        elif asyncio.isfuture(each):
+            each.cancel()
+    for kind, each in kinds:
+        what = _NAMES.get(type(each), f"an object of {type(each).__name__}")
+        within = "" if each is result else f"a {holder.__name__} with "
+        raise TypeError(
+            f"{function.__module__}.{function.__qualname__} returned {within}{what}, which would run after the release "
+            f"of the lock: {_ADVICE[kind]}"
+        )
 
 
 # Responses.

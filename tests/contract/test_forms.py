@@ -6,6 +6,7 @@ A form is a function ``make(body)`` that returns what a thread calls; ``body`` i
 from __future__ import annotations
 
 import asyncio
+import csv
 import enum
 import functools
 import io
@@ -354,6 +355,66 @@ def chained(body: Body) -> Callable[[], Any]:
     return lambda: list(rows())
 
 
+def called_until(body: Body) -> Callable[[], Any]:
+    @zk_locked("k")
+    def rows() -> Iterator[Any]:
+        parts = iter([body])
+        return iter(lambda: [part() for part in parts], [])
+
+    return lambda: list(rows())
+
+
+def read_as_csv(body: Body) -> Callable[[], Any]:
+    @zk_locked("k")
+    def rows() -> Iterator[Any]:
+        return csv.reader(str(body()) for _ in range(1))
+
+    return lambda: list(rows())
+
+
+def generator_in_a_tuple(body: Body) -> Callable[[], Any]:
+    @zk_locked("k")
+    def rows() -> tuple[int, Iterator[None]]:
+        return 201, (body() for _ in range(1))
+
+    return lambda: list(rows()[1])
+
+
+def generator_in_a_dict(body: Body) -> Callable[[], Any]:
+    @zk_locked("k")
+    def rows() -> dict[str, Iterator[None]]:
+        return {"rows": (body() for _ in range(1))}
+
+    return lambda: list(rows()["rows"])
+
+
+def copied(body: Body) -> Callable[[], Any]:
+    @zk_locked("k")
+    def rows() -> tuple[Iterator[None], ...]:
+        return itertools.tee(body() for _ in range(1))
+
+    return lambda: list(rows()[0])
+
+
+def asyncio_tasks(body: Body) -> Callable[[], Any]:
+    @zk_locked("k")
+    async def work() -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(asyncio.to_thread(body)) for _ in range(2)]
+
+    async def run() -> None:
+        await asyncio.gather(*await work())
+
+    return lambda: asyncio.run(run())
+
+
+def as_completed(body: Body) -> Callable[[], Any]:
+    @zk_locked("k")
+    async def work() -> Any:
+        return asyncio.as_completed([])
+
+    return lambda: asyncio.run(work())
+
+
 def async_generator_below_a_decorator(body: Body) -> Callable[[], Any]:
     @zk_locked("k")
     @other_decorator
@@ -450,6 +511,13 @@ REFUSED: list[Form] = [
     zipped,
     numbered,
     chained,
+    called_until,
+    read_as_csv,
+    generator_in_a_tuple,
+    generator_in_a_dict,
+    copied,
+    asyncio_tasks,
+    as_completed,
     async_generator_below_a_decorator,
     coroutine_below_a_decorator,
     coroutine_of_a_coroutine,
