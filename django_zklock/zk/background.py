@@ -332,16 +332,21 @@ class TimerThread:
         """Call ``call`` after ``delay`` seconds (monotonic clock)."""
         timer, due = TimerHandle(call), monotonic() + delay
         self._incoming.append((due, next(self._counter), timer))
+        with contextlib.suppress(*NO_THREAD):
+            self.start()
+        if due < self._asleep_until:
+            self._changed.set()
+        return timer
+
+    def start(self) -> None:
+        """Start the thread, if there is none; raise one of :data:`~.waiting.NO_THREAD` if it cannot be started."""
         # T1 starts the thread, and is interrupted by a finalizer that waits for a lock. T2, which brings it, must not
-        # wait for T1, whose thread will see the call of T2.
+        # wait for T1, whose thread will see the calls of T2.
         if self._thread is None and self._starting.acquire(blocking=False):
             try:
                 self._start()
             finally:
                 self._starting.release()
-        if due < self._asleep_until:
-            self._changed.set()
-        return timer
 
     def stop(self) -> None:
         """Make the calls that are due and drop the others; after that only calls without a delay are made."""
@@ -350,18 +355,17 @@ class TimerThread:
         self._changed.set()
 
     def _start(self) -> None:
-        """Start the thread, if there is none and one can be started; under ``_starting``."""
-        with contextlib.suppress(*NO_THREAD):
-            thread = threading.Thread(target=partial(serve, self._run), name="zklock-timers", daemon=True)
-            # Only now: a finalizer may have interrupted this, and started the thread.
-            if self._thread is None:
-                # First: it may have ended when start() returns.
-                self._thread = thread
-                try:
-                    thread.start()
-                finally:
-                    if thread.ident is None:
-                        self._thread = None
+        """Do the same under ``_starting``."""
+        thread = threading.Thread(target=partial(serve, self._run), name="zklock-timers", daemon=True)
+        # Only now: a finalizer may have interrupted this, and started the thread.
+        if self._thread is None:
+            # First: it may have ended when start() returns.
+            self._thread = thread
+            try:
+                thread.start()
+            finally:
+                if thread.ident is None:
+                    self._thread = None
         if self._stopped:
             note_end(self._thread)
 

@@ -249,15 +249,15 @@ class Pool:
                 system=self.system,
             )
         except (OSError, MemoryError) as error:  # the first one imports kazoo
-            facts = f"{NOT_STARTED}: {error}"
+            facts = f"{NOT_STARTED}: {error!r}"
             raise ZooKeeperUnavailable(f"{facts}; {advise(facts, self.options.connection.hosts)}") from error
         known = None
         try:
             session.start()
             if (failure := session.start_failure) is not None and not can_start_threads():
                 raise ZooKeeperUnavailable(
-                    f"{NOT_STARTED}, now or later: {failure}; use locks before the interpreter exits, and only in one "
-                    f"that allows daemon threads"
+                    f"{NOT_STARTED}, now or later: {failure!r}; use locks before the interpreter exits, and only in "
+                    f"one that allows daemon threads"
                 ) from failure
             # T1 is interrupted here by a signal handler, which takes a lock and starts the session of the same slot.
             known = state.sessions.setdefault(slot, session)

@@ -206,7 +206,8 @@ class Session:
         if self.closing or self.ended is not None:
             return
         try:
-            self.wire.start()
+            # Without timers a lock that is granted would have no heartbeat, and its loss would be told late.
+            self.wire.start(self._timer_thread.start)
         except RecursionError:
             raise
         except NOT_STARTABLE as error:

@@ -39,6 +39,9 @@ class Timer(Protocol):
 class Timers(Protocol):
     """Calls functions later, see :class:`~django_zklock.zk.background.TimerThread`."""
 
+    def start(self) -> None:
+        """Start what makes the calls; raise if the process has no thread or memory for it."""
+
     def call_later(self, delay: float, call: Callable[[], None], /) -> Timer:
         """Call ``call`` after ``delay`` seconds."""
 

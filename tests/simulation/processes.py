@@ -140,6 +140,9 @@ class Timers:
         self._heap: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
 
+    def start(self) -> None:
+        """Do nothing: it needs no thread."""
+
     def call_later(self, delay: float, call: Callable[[], None], /) -> Timer:
         """Call ``call`` in so many seconds."""
         timer = Timer(call)

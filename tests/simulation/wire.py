@@ -124,7 +124,9 @@ class SimulatedWire(WirePort):
             return 0.0
         return self.process.now() - max(self.pending[0].sent.at, self._received)
 
-    def start(self) -> None:
+    def start(self, first: Callable[[], object] | None = None) -> None:
+        if first is not None:
+            first()
         self._is_started = True
 
     def drop(self, reason: str, *, avoid: bool = False) -> None:

@@ -152,11 +152,11 @@ class WirePort(Requests):
         """
 
     @abstractmethod
-    def start(self) -> None:
+    def start(self, first: Callable[[], object] | None = None) -> None:
         """Begin to connect, unless that is done; the listener is notified of the rest.
 
-        Raises ``OSError``, ``RuntimeError`` or ``MemoryError`` where the process has no descriptor, no thread or no
-        memory left; it may be called again.
+        ``first`` starts what the listener needs. Raises, as it may, ``OSError``, ``RuntimeError`` or ``MemoryError``
+        where the process has no descriptor, no thread or no memory left; it may be called again.
         """
 
     @abstractmethod
@@ -272,7 +272,7 @@ class Wire(WirePort):
 
     # Life.
 
-    def start(self) -> None:
+    def start(self, first: Callable[[], object] | None = None) -> None:
         with contextlib.suppress(IndexError):
             logger.warning("event=kazoo_untested version=%s tested=%s", _warnings.pop(), TESTED_KAZOO)
         connection = self._connection
@@ -281,9 +281,11 @@ class Wire(WirePort):
         except IndexError:
             return
         try:
+            if first is not None:
+                first()
             self._client.start_async()
         except NOT_STARTABLE as error:
-            connection.failure = f"{NOT_STARTED}: {str(error) or type(error).__name__}"
+            connection.failure = f"{NOT_STARTED}: {error!r}"
             self._client._stopped.set()
             # Without the thread nothing else would close the socket pair.
             with contextlib.suppress(Exception):

@@ -7,6 +7,7 @@ import errno
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,6 +86,30 @@ def test_start__possible_in_time(make_pool: MakePool, shortage: Shortage, is_asy
     wait_until(lambda: shortage.attempts >= 4)
     assert waiting.running
     shortage.over = True
+    waiting.result(GRACE).release()
+
+
+def test_start__no_timers(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lock is granted without the thread of the timers, on which its heartbeats depend."""
+    pool = make_pool(connect_timeout=LONG)
+    refused: list[threading.Thread] = []
+    start, is_over = threading.Thread.start, threading.Event()
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "zklock-timers" and not is_over.is_set():
+            refused.append(thread)
+            raise ERRORS[1]
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(ZooKeeperUnavailable, match="this process cannot start a connection") as caught:
+        Lock("k", pool).acquire(SHORT)
+    assert caught.value.__cause__ is ERRORS[1]
+    waiting = Runner(lambda: Lock("k", pool).acquire(LONG))
+    tries = len(refused)
+    wait_until(lambda: len(refused) > tries + 2)
+    assert waiting.running
+    is_over.set()
     waiting.result(GRACE).release()
 
 

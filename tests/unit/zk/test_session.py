@@ -29,6 +29,8 @@ class Timers:
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []
 
+    def start(self) -> None: ...
+
     def call_later(self, _delay: float, call: Callable[[], object]) -> Timers:
         self.calls.append(call)
         return self
