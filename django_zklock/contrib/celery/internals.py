@@ -543,18 +543,17 @@ def visibility_timeout(consumer: Any) -> float:
 def is_better_published(consumer: Any, request: Request) -> bool:
     """Return whether to publish the message of ``request`` again, instead of rejecting it.
 
-    RabbitMQ's quorum queues drop a message that was rejected too often (20 times by default since 4.0), and queues of
-    SQS with a redrive policy move it to another queue. A virtual transport sends a rejected message to all queues that
-    are bound to its exchange.
+    RabbitMQ drops a rejected message whose time to live is over, counted from the first time in the queue; a policy may
+    set it, which no consumer sees. Its quorum queues also drop what was rejected too often (20 times by default since
+    4.0), and queues of SQS with a redrive policy move it to another queue. A virtual transport sends a rejected message
+    to all queues that are bound to its exchange.
     """
     driver = consumer.connection.transport.driver_type if consumer.connection else None
-    if driver == "sqs":
+    if driver in {"amqp", "sqs"}:
         return True
-    if driver != "amqp":
-        exchange = (request.message.delivery_info or {}).get("exchange")
-        bound = _bound(consumer, exchange)
-        return bool(exchange) and (not bound or any(queue.exchange.type != "direct" for queue in bound))
-    return "x-delivery-count" in (request.message.headers or {}) or _has_quorum_queue(consumer.app)
+    exchange = (request.message.delivery_info or {}).get("exchange")
+    bound = _bound(consumer, exchange)
+    return bool(exchange) and (not bound or any(queue.exchange.type != "direct" for queue in bound))
 
 
 def _has_quorum_queue(app: Any) -> bool:

@@ -56,6 +56,28 @@ def test_delivery_limit__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ,
         broker_audit.assert_as_before(workshop, key, prefetch=20, slots=2)
 
 
+@pytest.mark.xdist_group("rabbitmq")
+@pytest.mark.parametrize("policy", [True, False], ids=["queue", "message"])
+def test_expiry__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, policy: bool, key: str) -> None:
+    """A task that has waited for longer than a message may live in its queue goes back to it, and runs."""
+    count, life = 3, scaled(3)
+    environment = broker_audit.settings(CELERY_ZKLOCK_GATE_MAX_WAIT=life + 2)
+    with open_workshop(
+        concurrency=1, session_timeout=SESSION_TIMEOUT, rabbitmq=rabbitmq, environment=environment
+    ) as workshop:
+        if policy:
+            rabbitmq.expire_messages(workshop.queue, life, f"{workshop.queue}-dead")
+        workshop.stranger.take(key)
+        for number in range(count):
+            options = {} if policy else {"expiration": life}
+            workshop.send("workshop.journal.locked", key, f"{key}:journal", number, **options)
+        wait_until(lambda: nodes_made(workshop, key) >= 1 + 2 * count, TIMEOUT, "all have gone back")
+        workshop.stranger.release(key)
+        broker_audit.wait_runs(workshop, f"{key}:journal", count)
+        assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
+        workshop.wait_empty(key, TIMEOUT)
+
+
 def fill_up(workshop: Any, key: str) -> int:
     """Send tasks until the broker refuses one for its full queue, and return how many it has taken."""
     sent = 0

@@ -120,6 +120,11 @@ class RabbitMQ(Process):
         """Send what is rejected from ``queue`` for good to the queue ``letters``."""
         self._set_policy(letters, queue, {"dead-letter-exchange": "", "dead-letter-routing-key": letters})
 
+    def expire_messages(self, queue: str, seconds: float, letters: str) -> None:
+        """Send what has been in ``queue`` for ``seconds``, if no consumer has it, to the queue ``letters``."""
+        limit, where = round(seconds * 1000), {"dead-letter-exchange": "", "dead-letter-routing-key": letters}
+        self._set_policy(letters, queue, {"message-ttl": limit, **where})
+
     def limit_acknowledgement(self, seconds: float = 1800.0, *, look_every: float = 60.0) -> None:
         """Close a channel, of those opened from now on, that leaves a message unacknowledged for ``seconds``.
 
