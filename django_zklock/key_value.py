@@ -27,6 +27,7 @@ _PLAIN = frozenset({bool, float, int, str, date, Decimal, UUID})
 # What Celery's JSON makes of classes that are derived from these, such as enums, and of time zones. The first counts.
 _AS_JSON: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
+    bytes: lambda value: bytes(memoryview(value)),
     int: int.__int__,
     float: float.__float__,
     datetime: lambda value: datetime.fromisoformat(datetime.isoformat(value)),
@@ -76,7 +77,10 @@ def stable_form(value: Any) -> Any:
     kind: Any = type(value)
     if kind in _PLAIN:
         return value
-    if convert := next((convert for base, convert in _AS_JSON.items() if issubclass(kind, base)), None):
+    convert = next((convert for base, convert in _AS_JSON.items() if issubclass(kind, base)), None)
+    if convert is None and hasattr(kind, "__json__") and not issubclass(kind, (dict, list, tuple, Model)):
+        convert = _json_form
+    if convert is not None:
         return convert(value)
     _reject(value)
     if isinstance(value, Model):
@@ -98,6 +102,11 @@ def stable_form(value: Any) -> Any:
         form = [stable_form(each) for each in value]
     # A function: what C has written, as for `MappingProxyType`, is not meant as a key.
     return value if isinstance(kind.__str__, types.FunctionType) else form
+
+
+def _json_form(value: Any) -> Any:
+    """Return the form of what an object is in Celery's JSON, which asks it for that."""
+    return stable_form(value.__json__())
 
 
 def _dict_key(key: Any) -> Any:

@@ -548,12 +548,38 @@ class NumberEnum(int, enum.Enum):
     ONE = 1
 
 
+class BytesEnum(bytes, enum.Enum):
+    PAID = b"paid"
+
+
+class Account:
+    """A class that says what JSON makes of it."""
+
+    def __repr__(self) -> str:
+        return "<Account>"
+
+    def __json__(self) -> Any:
+        return {"account": (TextEnum.PAID,)}
+
+
 Pair = namedtuple("Pair", "left right")  # noqa: PYI024 - without types
 
 
 @pytest.mark.parametrize(
     "value",
-    [TextEnum.PAID, [TextEnum.PAID], NumberEnum.ONE, (1, 2), [(1, 2)], Pair(1, 2), {1: 2}, {TextEnum.PAID: (1,)}],
+    [
+        TextEnum.PAID,
+        [TextEnum.PAID],
+        BytesEnum.PAID,
+        Account(),
+        [Account()],
+        NumberEnum.ONE,
+        (1, 2),
+        [(1, 2)],
+        Pair(1, 2),
+        {1: 2},
+        {TextEnum.PAID: (1,)},
+    ],
     ids=repr,
 )
 def test_one_value(ensemble: Ensemble, value: object) -> None:
