@@ -9,9 +9,10 @@ import os
 import subprocess
 import sys
 import venv
-from importlib.metadata import distributions
+from email import message_from_bytes
 from pathlib import Path
 from textwrap import dedent
+from zipfile import ZipFile
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache" / "weblate"
@@ -41,10 +42,9 @@ def install(environment: Path) -> None:
     takes its place.
     """
     venv.create(environment, with_pip=True, clear=True)
-    pip(environment, "install", "--no-deps", "weblate")
-    (site,) = environment.glob("lib/python*/site-packages")
-    (weblate,) = (each for each in distributions(path=[str(site)]) if each.name.lower() == "weblate")
-    (borg,) = (each for each in weblate.requires or () if each.startswith("borgbackup"))
+    # Its requirements are in the wheel.
+    pip(environment, "download", "--no-deps", "--only-binary", "weblate", "--dest", str(CACHE), "weblate")
+    wheel = max(CACHE.glob("weblate-*.whl"), key=lambda path: path.stat().st_mtime)
     stub = CACHE / "borgbackup"
     stub.mkdir(parents=True, exist_ok=True)
     (stub / "pyproject.toml").write_text(
@@ -54,13 +54,22 @@ def install(environment: Path) -> None:
             build-backend = "setuptools.build_meta"
             [project]
             name = "borgbackup"
-            version = "{borg.partition("==")[2]}"
+            version = "{version_of_borg(wheel)}"
             [tool.setuptools]
             py-modules = []
             """)
     )
     pip(environment, "install", str(stub))
-    pip(environment, "install", "weblate[postgres]")
+    pip(environment, "install", f"{wheel}[postgres]")
+
+
+def version_of_borg(wheel: Path) -> str:
+    """Return the version that a wheel of Weblate requires."""
+    with ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        required = message_from_bytes(archive.read(name)).get_all("Requires-Dist", [])
+    (version,) = (each.partition("==")[2] for each in required if each.startswith("borgbackup=="))
+    return version
 
 
 def pip(environment: Path, *words: str) -> None:

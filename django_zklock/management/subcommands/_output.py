@@ -177,11 +177,12 @@ class LockList:
     def write(self, alias: str, locks: Sequence[LockSnapshot]) -> None:
         """Write these locks."""
         now = time.time()
-        for lock in locks:
-            # Without indentation the encoder is much faster.
+        # Without indentation the encoder is much faster.
+        rows = [f"  {json.dumps(serialize_lock(alias, lock, now))}" for lock in locks]
+        if rows:
             begin = '{"locks": [\n' if self.is_empty else ",\n"
             self.is_empty = False
-            self._terminal.write(f"{begin}  {json.dumps(serialize_lock(alias, lock, now))}")
+            self._terminal.write(begin + ",\n".join(rows))
 
     def end(self, problems: Mapping[str, str]) -> None:
         """Write the rest of the object: the problem of each alias."""
