@@ -56,7 +56,7 @@ from celery._state import (  # type: ignore[attr-defined]
     get_current_task,
 )
 from celery.app.task import Context
-from kombu import Connection, Producer
+from kombu import Connection, Exchange, Producer, Queue
 from kombu.pools import producers
 
 from django_zklock.contrib.celery.headers import own
@@ -597,16 +597,56 @@ def shortest_delay(app: Any) -> float:
 def signature_again(task: Any, request: Any, *, countdown: float, headers: dict[str, Any]) -> Any:
     """Return the signature that sends ``request`` of ``task`` to its queue again, with these ``headers`` alone."""
     again = task.signature_from_request(request, countdown=countdown, retries=request.retries, headers=headers)
-    options = again.options
-    if "queue" not in options and shortest_delay(task.app):
-        # Celery lets RabbitMQ delay a message on its way to a queue, and takes the default one if none is named. What
-        # RabbitMQ has delayed before has that delay in its routing key.
-        consumed = list(task.app.amqp.queues.consume_from.values())
-        key = _DELAY.sub("", options.get("routing_key") or "", count=1)
-        found = [queue.name for queue in consumed if queue.routing_key == key or len(consumed) == 1]
-        if len(found) == 1:
-            options["queue"] = found[0]
+    options, app = again.options, task.app
+    is_delayed = bool(shortest_delay(app))
+    queue = _queue_of_options(app, options, is_delayed=is_delayed)
+    if queue is None:
+        return again
+    if is_delayed and queue.exchange.type != "direct":
+        # Celery lets RabbitMQ delay a message on its way to a queue, and takes the default one if none is named.
+        options["queue"] = queue.name
+    else:
+        # Each queue that is bound to the exchange has had a message of its own. A queue has its name as key in the
+        # default exchange, which cannot be declared.
+        default = Exchange("", type="direct", delivery_mode=queue.exchange.delivery_mode)
+        to = Queue(queue.name, default, routing_key=queue.name)
+        options.update(queue=to, exchange="", routing_key=queue.name, declare=())
     return again
+
+
+def _queue_of_options(app: Any, options: dict[str, Any], *, is_delayed: bool) -> Any:
+    """Return the queue of a worker that the message with the exchange and key of ``options`` came from, or ``None``.
+
+    If it came from one of several with matching keys, it is the first of them.
+    """
+    if (name := options.get("queue")) is not None:
+        # It was sent to the queue itself.
+        return app.amqp.queues.get(name)
+    consumed = [queue for queue in app.amqp.queues.consume_from.values() if queue.exchange is not None]
+    # What RabbitMQ has delayed before has that delay in its routing key, and another exchange.
+    exchange, key = options.get("exchange"), _DELAY.sub("", options.get("routing_key") or "", count=1)
+    found = [queue for queue in consumed if queue.exchange.name == exchange]
+    if is_delayed:
+        found = found or consumed
+    elif app.connection_for_write().transport.driver_type != "amqp":
+        # A fanout of Redis does not come from a list that a worker reads.
+        found = [queue for queue in found if queue.exchange.type != "fanout"]
+    exact = (queue for queue in found if queue.routing_key == key)
+    matching = (queue for queue in found if _is_for(queue, key) or (is_delayed and len(consumed) == 1))
+    return next(exact, None) or next(matching, None)
+
+
+def _is_for(queue: Any, key: str) -> bool:
+    """Return whether the exchange of ``queue`` gives it messages with this ``key``."""
+    kind = queue.exchange.type
+    if kind != "topic":
+        return bool(kind == "fanout" or queue.routing_key == key)
+    # `*` is one word, and `#` any number of them.
+    words = [
+        {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}.get(word, re.escape(f".{word}"))
+        for word in (queue.routing_key or "").split(".")
+    ]
+    return re.fullmatch("".join(words), f".{key}") is not None
 
 
 def give_back(request: Request) -> None:

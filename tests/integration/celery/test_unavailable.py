@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery.app.amqp import Queues
 from celery.exceptions import Retry
-from kombu import Queue
+from kombu import Exchange, Queue
 
 from django_zklock import LockConflict, ZooKeeperUnavailable
 from django_zklock.conflict import Conflict
@@ -81,9 +81,9 @@ class Delivery:
     def __init__(self) -> None:
         self.request = SimpleNamespace(headers={}, retries=0, id="4711")
         self.countdown = 0.0
-        self.options: dict[str, str] = {}
+        self.options: dict[str, Any] = {}
         broker = SimpleNamespace(transport=SimpleNamespace(driver_type="redis"))
-        self.app: Any = SimpleNamespace(connection_for_write=lambda: broker)
+        self.app: Any = SimpleNamespace(connection_for_write=lambda: broker, amqp=SimpleNamespace(queues=Queues()))
 
     def signature_from_request(self, request: Any, *, countdown: float, retries: int, headers: Any) -> Any:
         assert retries == request.retries
@@ -96,7 +96,10 @@ class Delivery:
         """Let the worker consume queues of that kind at RabbitMQ."""
         broker = SimpleNamespace(transport=SimpleNamespace(driver_type="amqp"))
         arguments = {"x-queue-type": kind}
-        queues = Queues([Queue(name, routing_key=name, queue_arguments=arguments) for name in names or ("celery",)])
+        exchange = Exchange("celery", type="topic")
+        queues = Queues(
+            [Queue(name, exchange, routing_key=name, queue_arguments=arguments) for name in names or ("celery",)]
+        )
         self.app = SimpleNamespace(connection_for_write=lambda: broker, amqp=SimpleNamespace(queues=queues))
 
     def meet(self, later: RetryLater, refusal: str, elapsed: float = 0.0) -> dict[str, Any]:
@@ -273,11 +276,43 @@ def test_queue__known_otherwise(delivery: Delivery, queues: tuple[str, ...], opt
 
 
 def test_queue__unknown(delivery: Delivery) -> None:
-    """Where several queues may be meant, or no broker delays messages, Celery decides."""
-    delivery.use_rabbitmq("quorum", "mail", "news")
-    delivery.options = {"exchange": "shop", "routing_key": "news.sport"}
-    delivery.meet(RetryLater(), "conflict")
-    assert "queue" not in delivery.options
+    """Where several queues may be meant, or none, Celery decides."""
+    for kind, names in [("quorum", ("mail", "news")), ("classic", ("mail",))]:
+        delivery.use_rabbitmq(kind, *names)
+        delivery.options = {"exchange": "shop", "routing_key": "news.sport"}
+        delivery.meet(RetryLater(), "conflict")
+        assert "queue" not in delivery.options
+
+
+@pytest.mark.parametrize(
+    ("kind", "routing_key"),
+    [
+        ("fanout", ""),
+        ("topic", "invoices.#"),
+        ("topic", "*.paid.#"),
+        ("topic", "invoices.*"),
+        ("direct", "invoices.paid"),
+    ],
+)
+def test_queue__others_are_bound(delivery: Delivery, kind: str, routing_key: str) -> None:
+    """A task comes back to its queue alone, whatever its exchange gives to others: each has had its own message."""
     delivery.use_rabbitmq("classic", "mail")
+    bills = Queue("bills", Exchange("shop", type=kind), routing_key=routing_key)
+    delivery.app.amqp.queues = Queues([Queue("news", Exchange("news", type="fanout")), bills])
+    delivery.options = {"exchange": "shop", "routing_key": "invoices.paid"}
     delivery.meet(RetryLater(), "conflict")
-    assert "queue" not in delivery.options
+    assert (delivery.options["exchange"], delivery.options["routing_key"]) == ("", "bills")
+    assert (delivery.options["queue"].name, delivery.options["declare"]) == ("bills", ())
+    # The next message comes through the default exchange.
+    delivery.options = {"queue": "bills"}
+    delivery.meet(RetryLater(), "conflict")
+    assert delivery.options["queue"].exchange.name == ""
+
+
+@pytest.mark.parametrize(("bound", "sent", "is_for"), [
+    ("a.#", "a", True), ("a.#", "a.b.c", True), ("a.*", "a", False), ("a.*", "a.b.c", False), ("#", "", True),
+    ("#.c", "a.b.c", True), ("a.b", "a.b", True), ("a.b", "axb", False), ("a.*.c", "a.b.c", True),
+])  # fmt: skip
+def test_queue__pattern(bound: str, sent: str, is_for: bool) -> None:
+    """The words of a topic exchange are those of RabbitMQ."""
+    assert internals._is_for(Queue("q", Exchange("x", type="topic"), routing_key=bound), sent) is is_for
