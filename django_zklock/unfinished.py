@@ -24,6 +24,7 @@ import logging
 import sys
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 from weakref import WeakSet
@@ -185,6 +186,14 @@ class _EndOfRequest:
                 # As Django does for all that a response closes.
                 with contextlib.suppress(Exception):
                     each.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A request may be copied or pickled while it lasts; only its own end counts.
+        return partial, (_closes_nothing,)
+
+
+def _closes_nothing() -> None:
+    pass
 
 
 def _close_with(request: HttpRequest | None, kept: _Rendering | _Kept | _Content) -> None:

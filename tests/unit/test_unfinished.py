@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import io
 import itertools
@@ -975,6 +976,17 @@ def test_end_of_request__several_calls(ensemble: Ensemble, site: Any) -> None:
     assert closed == [True]
     assert list(responses[1]) == []
     request.close()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda request: pickle.loads(pickle.dumps(request))])
+def test_end_of_request__of_a_copy(ensemble: Ensemble, duplicate: Callable[[Any], Any]) -> None:
+    """A request can be copied and pickled while its response keeps the lock; the end of the copy is not its end."""
+    request = HttpRequest()
+    response = export(request)
+    duplicate(request).close()
+    assert (is_held(), response.closed) == (True, False)
+    request.close()
+    ensemble.wait_empty("k")
 
 
 _Communicator: Any = ApplicationCommunicator
