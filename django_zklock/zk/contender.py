@@ -264,6 +264,8 @@ class Contender(Script):
                     place.pass_on()
         if error is not None:
             self._notify()
+        if was_new:  # nothing will call `_finish`
+            self._notify = _nothing
 
     def leave_as_taken(self, place: Place) -> None:
         """Leave because another contender has the lock of ``place``, or waits for it, and this one does not wait."""

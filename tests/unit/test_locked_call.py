@@ -22,6 +22,7 @@ from asgiref.sync import sync_to_async
 from django.core.management.base import BaseCommand
 
 from django_zklock import (
+    Cancellation,
     LockCancelled,
     LockConflict,
     LockLost,
@@ -995,6 +996,10 @@ def test_lock__is_gone(ensemble: Ensemble, stranger: Stranger) -> None:
     stranger.take("k")
     with pytest.raises(LockTimeout):
         lock.acquire(timeout=0.01)
+    cancellation = Cancellation()
+    cancellation.cancel()
+    with pytest.raises(LockCancelled):
+        lock.acquire(cancellation=cancellation)
     gone = ref(lock)
     del lock
     wait_until(lambda: gone() is None)
