@@ -8,7 +8,8 @@ so a course is told by its deviations (delay-bounded scheduling: M. Emmi, S. Qad
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from tests.simulation import deliveries, faults
@@ -30,28 +31,39 @@ LONG = 1.1 * SESSION_TIMEOUT
 
 
 def small_settings() -> Iterator[Setting]:
-    """Return the worlds that are explored: one key, two sessions, three callers, and one kind of fault each."""
+    """Return the worlds that are explored: one key, two sessions, two or three callers, and one kind of fault each."""
     leases = ("lease of 1", "lease of 2", "lease of 2")
-    rules = [("exclusive",) * 3, ("write", "read", "read"), leases]
     for kind in ("cut", "break", "refuse done", "kill", "split", "stop"):
-        for names in rules:
-            callers = [
-                CallerPlan(process=number % 2, turns=(Turn(rule=name, pause=0.01 * number, work=(1.0,)),))
-                for number, name in enumerate(names)
-            ]
-            weights = {**NORMAL, **ENDS, kind: FAULTS[kind]}
-            servers = 3 if kind == "split" else 1
-            yield Setting(
-                seed=0, servers=servers, processes=(ProcessPlan(),) * 2, callers=tuple(callers), weights=weights,
-                patience=PING_INTERVAL,
-            )  # fmt: skip
+        for rules in (("exclusive",) * 3, ("write", "read", "read"), leases):
+            yield _setting(kind, rules, lasts=1.0)
+    # The first one holds for longer than a lease lasts, and the second waits.
+    for kind in ("split", "part client", "stop", "freeze", "leave leader"):
+        for leader in (0, 2):
+            yield replace(_setting(kind, ("exclusive", "exclusive"), lasts=2 * SESSION_TIMEOUT), leader=leader)
+
+
+def _setting(kind: str, rules: Sequence[str], *, lasts: float) -> Setting:
+    callers = tuple(
+        CallerPlan(process=number % 2, turns=(Turn(rule=rule, pause=0.01 * number, work=(lasts,)),))
+        for number, rule in enumerate(rules)
+    )
+    is_alone = kind in {"cut", "break", "refuse done", "kill"} or (lasts < SESSION_TIMEOUT and kind == "stop")
+    return Setting(
+        seed=0,
+        servers=1 if is_alone else 3,
+        processes=(ProcessPlan(),) * 2,
+        callers=callers,
+        weights={**NORMAL, **ENDS, kind: FAULTS[kind]},
+        patience=PING_INTERVAL,
+    )
 
 
 class Course:
     """One course of a world: what it takes at each step, and what else it could have taken."""
 
-    def __init__(self, deviations: tuple[Deviation, ...], depth: int) -> None:
+    def __init__(self, deviations: tuple[Deviation, ...], depth: int, *, reorders: bool) -> None:
         self._deviations = dict(deviations)
+        self._reorders = reorders
         self._depth = depth
         # By the number of the step.
         self.others: list[list[str]] = []
@@ -61,9 +73,11 @@ class Course:
         while not world.is_over and world.steps < self._depth:
             found = deliveries.find(world)
             usual = found[0] if found else _time(world, STRIDE)
-            others = [*found[1:], *faults.find(world), _time(world, LONG)]
-            if found:
-                others.append(_time(world, STRIDE))
+            others = faults.find(world)
+            if self._reorders:
+                others += [*found[1:], _time(world, LONG)]
+                if found:
+                    others.append(_time(world, STRIDE))
             self.others.append([name for _, name, _ in others])
             wanted = self._deviations.get(world.steps)
             world.take(next((each for each in others if each[1] == wanted), usual))
@@ -74,16 +88,19 @@ def _time(world: World, seconds: float) -> Step:
     return 1.0, f"time {seconds:.4f}", partial(world.pass_time, seconds)
 
 
-def explore(setting: Setting, *, deviations: int, depth: int, seconds: float | None = None) -> Figures:
+def explore(
+    setting: Setting, *, deviations: int, depth: int, reorders: bool = True, seconds: float | None = None
+) -> Figures:
     """Run every course with at most so many deviations among its first ``depth`` steps; stop at one that goes wrong.
 
+    Without ``reorders`` only faults are deviations: what is under way arrives in the order of its sending.
     With ``seconds`` it ends when the time is up, though some courses are left then.
     """
     figures, began = Figures(), time.monotonic()
     waiting: list[tuple[Deviation, ...]] = [()]
     while waiting and (seconds is None or time.monotonic() - began < seconds):
         chosen = waiting.pop()
-        course = Course(chosen, depth)
+        course = Course(chosen, depth, reorders=reorders)
         world, failure = run(setting, course=course)
         figures.add(world)
         if failure is not None:

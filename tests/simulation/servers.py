@@ -126,9 +126,14 @@ class Server:
 
     def expire(self, now: float) -> None:
         """End the sessions of which it has heard nothing for their timeout."""
-        for session in [each for each, known in self.sessions.items() if now > known.heard_at + SESSION_TIMEOUT]:
+        for session in [each for each, known in self.sessions.items() if now >= known.heard_at + SESSION_TIMEOUT]:
             self.ensemble.note(self.name, self.name, f"ends session {session:x}")
             self.end_session(session)
+
+    @property
+    def next_end(self) -> float:
+        """When the first of the sessions ends, if it hears nothing of it; it must have sessions."""
+        return min(known.heard_at for known in self.sessions.values()) + SESSION_TIMEOUT
 
     def end_session(self, session: int) -> int:
         """Delete the nodes of a session, and close its connection."""
@@ -272,7 +277,7 @@ def _common(one: Sequence[Entry], other: Sequence[Entry]) -> int:
 class Ensemble:
     """All servers. ``note`` is called with who tells whom what, for the drawing."""
 
-    def __init__(self, size: int, network: Network, note: Callable[[str, str, str], None]) -> None:
+    def __init__(self, size: int, network: Network, note: Callable[[str, str, str], None], *, leader: int = 0) -> None:
         self.network = network
         self.note = note
         self.keeps_strays = False
@@ -282,7 +287,7 @@ class Ensemble:
         self.epoch = 0
         self.elections = -1
         self._sessions = 0x1000
-        self.elect(self.servers[0], 0.0)
+        self.elect(self.servers[leader], 0.0)
 
     def new_session(self) -> int:
         """Return the number of a new session."""

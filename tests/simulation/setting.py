@@ -90,6 +90,8 @@ class Setting:
     # Callers stop at each look at a clock.
     is_fine: bool = False
     keeps_strays: bool = False
+    # The number of the first leader among the servers.
+    leader: int = 0
     # Seconds after which a server that does not hear its leader looks for another one.
     patience: float = SYNC_LIMIT
     # Time goes on only when all that is under way has arrived, but for what is starved.

@@ -91,7 +91,7 @@ class World:
         self.was_wiped = False
         self.is_calm = setting.is_calm
         self.network = Network()
-        self.ensemble = Ensemble(setting.servers, self.network, self.note)
+        self.ensemble = Ensemble(setting.servers, self.network, self.note, leader=setting.leader)
         self.ensemble.keeps_strays = setting.keeps_strays
         self.ensemble.patience = setting.patience
         for number, server in enumerate(self.ensemble.servers):
@@ -216,7 +216,9 @@ class World:
             if due is not None and not process.is_dead:
                 end = min(end, max(self.now + 0.0001, process.moment(due)))
         while self.now < end:
-            self.now = min(end, self.now + PING_INTERVAL / 1.25)
+            # The end of a session comes at its own moment.
+            ends = [each.next_end for each in self.ensemble.servers if each.leads and each.sessions]
+            self.now = min([end, self.now + PING_INTERVAL / 1.25, *(each for each in ends if each > self.now)])
             for server in self.ensemble.servers:
                 server.report(self.now)
             for server in self.ensemble.servers:
