@@ -57,7 +57,8 @@ from celery._state import (  # type: ignore[attr-defined]
 )
 from celery.app.task import Context
 from kombu import Connection, Exchange, Producer, Queue
-from kombu.pools import producers
+from kombu.exceptions import OperationalError
+from kombu.pools import connections
 
 from django_zklock.contrib.celery.headers import own
 
@@ -699,18 +700,47 @@ def confirming_connection(connection: Connection) -> Connection | None:
     return connection.clone(transport_options=options, heartbeat=0)
 
 
+class ConfirmingProducer(Producer):
+    """A producer that waits for a confirmation no longer than ``CONFIRM_TIMEOUT``, and does not publish again then.
+
+    kombu takes the end of that time for a lost connection, and would publish one more message. RabbitMQ stops reading
+    from producers in an alarm, and takes what they have sent when that is over.
+    """
+
+    def publish(  # type: ignore[override]  # Celery names all but the body
+        self, body: Any, *, retry: bool = False, retry_policy: Any = None, **options: Any
+    ) -> Any:
+        publish, connection = super().publish, cast("Connection", self.connection)
+
+        def publish_once() -> Any:
+            # A connection that cannot be made has sent nothing, and is tried again.
+            _ = self.channel
+            try:
+                return publish(body, **{**options, "timeout": CONFIRM_TIMEOUT})
+            except TimeoutError as error:
+                text = (
+                    f"the broker has not confirmed the message with which the task comes back in "
+                    f"{CONFIRM_TIMEOUT:.0f} s; it may take it later, and the task runs then"
+                )
+                raise OperationalError(text) from error
+
+        if retry:
+            return connection.ensure(self, publish_once, **(retry_policy or {}))()
+        return publish_once()
+
+
 @contextmanager
 def confirming_producer(app: Any) -> Iterator[Producer | None]:
     """Yield a producer of such a connection, from kombu's pools; ``None`` where the app's own will do.
 
     The main process must not use it: a child that is forked shuts down the connections of inherited pools.
     """
-    connection = confirming_connection(app.connection_for_write())
-    if connection is None:
+    like = confirming_connection(app.connection_for_write())
+    if like is None:
         yield None
         return
-    with producers[connection].acquire(block=True) as producer, _no_late_confirmation(producer.connection):
-        yield producer
+    with connections[like].acquire(block=True) as connection, _no_late_confirmation(connection):
+        yield ConfirmingProducer(connection)
 
 
 @contextmanager

@@ -129,6 +129,27 @@ def test_full_queue__retried_task_fails(open_workshop: Any, rabbitmq: RabbitMQ, 
         assert type(workshop.outcome(task)).__name__ in {kind.__name__ for kind in REFUSED}
 
 
+@pytest.mark.xdist_group("rabbitmq")
+@WITH_AND_WITHOUT
+def test_alarm__retried_task_leaves_its_slot(open_workshop: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
+    """While the broker takes no message, a task that would come back fails, says so, and keeps no slot from others."""
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq) as workshop:
+        workshop.stranger.take(key)
+        workshop.send("idle", f"{key}:gate")
+        workshop.entered(f"{key}:gate")
+        task = workshop.send("come_back", key, f"{key}:run")
+        workshop.send("workshop.journal.unlocked", f"{key}:others", 1)
+        workshop.wait_log("unlocked[")
+        with rabbitmq.alarm():
+            workshop.let_go(f"{key}:gate")
+            broker_audit.wait_runs(workshop, f"{key}:others", 1)
+            error = workshop.outcome(task)
+            assert "it may take it later" in str(error)
+        # What the broker has taken after the alarm runs.
+        workshop.stranger.release(key)
+        wait_until(lambda: workshop.notes(f"{key}:run"), TIMEOUT, "the task has run")
+
+
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_timeout__over_all_deliveries(

@@ -9,7 +9,8 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -119,6 +120,15 @@ class RabbitMQ(Process):
     def keep_dead_letters(self, queue: str, letters: str) -> None:
         """Send what is rejected from ``queue`` for good to the queue ``letters``."""
         self._set_policy(letters, queue, {"dead-letter-exchange": "", "dead-letter-routing-key": letters})
+
+    @contextmanager
+    def alarm(self) -> Iterator[None]:
+        """Let the server take no message, as if it had no memory left."""
+        self._order("vm_memory_monitor:set_vm_memory_high_watermark(0.000001)")
+        try:
+            yield
+        finally:
+            self._order("vm_memory_monitor:set_vm_memory_high_watermark(0.4)")
 
     def expire_messages(self, queue: str, seconds: float, letters: str) -> None:
         """Send what has been in ``queue`` for ``seconds``, if no consumer has it, to the queue ``letters``."""
