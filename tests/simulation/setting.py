@@ -96,6 +96,8 @@ class Setting:
     patience: float = SYNC_LIMIT
     # Time goes on only when all that is under way has arrived, but for what is starved.
     is_prompt: bool = False
+    # If it is not 0, how likely a step is that is not the usual one; no weight of a delivery counts then.
+    rarely: float = 0.0
     # How likely it is, at each step, that one link, server, process or caller is starved for a number of steps.
     starves: float = 0.0
     # The number of the first node in each queue; and how likely time goes on although there is something to do.
@@ -156,6 +158,8 @@ def draw(seed: int, ways: tuple[str, ...] | None = None) -> Setting:
         is_calm=is_calm,
         is_fine=dice.random() < 0.3,
         is_prompt=dice.random() < (0.7 if family == "lease" else 0.4),
+        rarely=0.0 if is_calm else dice.choice((0.0, 0.0, 0.005, 0.02)),
+        leader=0,
         starves=dice.choice((0.0, 0.0, 0.005, 0.02)),
         keeps_strays=family == "servers" and dice.random() < 0.3,
         patience=dice.choice((SYNC_LIMIT, PING_INTERVAL, PING_INTERVAL)),

@@ -38,6 +38,8 @@ ENDLESS = 20_000
 STUCK = 8
 STUCK_BEHIND = 30
 MOST_CALM_STEP = round(SESSION_TIMEOUT / 14, 4)
+# Where a step is not the usual one, how often it is a fault.
+STRIKES_MORE = 0.7
 # The step that ends all faults.
 END = "end faults"
 
@@ -159,6 +161,9 @@ class World:
             if self.is_over:
                 break
             found = deliveries.find(self)
+            if self.setting.rarely:
+                self.take(self._mostly_usual(dice, found))
+                continue
             if starved and self.steps < starves_until:
                 found = [each for each in found if starved not in each[1]]
             elif found and dice.random() < self.setting.starves:
@@ -188,6 +193,15 @@ class World:
             self.take(step)
         if comes_to_end:
             self.finish()
+
+    def _mostly_usual(self, dice: Random, found: Sequence[Step]) -> Step:
+        """Return the step that comes first, or time if nothing is under way, and rarely another one, mostly a fault."""
+        strikes = faults.find(self) if self._strikes and dice.random() < self.setting.rarely else []
+        if strikes and dice.random() < STRIKES_MORE:
+            return dice.choices(strikes, [weight for weight, _, _ in strikes])[0]
+        if strikes or not found:
+            return dice.choice([*found, self._time(dice)])
+        return found[0]
 
     def _time(self, dice: Random) -> Step:
         most = MOST_CALM_STEP if self.is_calm else self.setting.stride
