@@ -289,12 +289,13 @@ class Place:
             plan = BEHIND
         self._plan, self._remaining = plan, len(plan.watch) if plan.grants_on_delete else 1
         self._set_ahead(ahead)
-        wanted = {node.name for node in plan.watch}
+        # In the order of the queue, so that the same course sends the same requests.
+        wanted = {node.name: None for node in plan.watch}
         if plan.watch_children or self._unreliable in wanted:
-            wanted.add(CHILDREN)
-        for name in self._watches.keys() - wanted:
+            wanted[CHILDREN] = None
+        for name in [each for each in self._watches if each not in wanted]:
             self._watches.pop(name).remove()
-        for name in wanted - self._watches.keys():
+        for name in [each for each in wanted if each not in self._watches]:
             self._watch(name)
         if contender.wants_holder and first not in wanted:
             contender.ask(partial(self.listing.read_holder, first), partial(contender.on_holder, self))

@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run this world alone, and tell each step")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to cut a wrong world down (%(default)s)")
     parser.add_argument("--explore", type=int, metavar="N", help="explore small worlds, up to so many deviations")
+    parser.add_argument("--small", type=int, metavar="N", help="explore that one of the small worlds alone")
     parser.add_argument("--depth", type=int, default=60, help="among so many first steps (%(default)s)")
     parser.add_argument("--plant", metavar="NAME", help="plant this fault first, which the search is to find")
     parser.add_argument("--plants", action="store_true", help="plant each fault, one after the other")
@@ -53,7 +54,7 @@ def main() -> int:
     from tests.simulation.search import STEPS, search
 
     if arguments.explore is not None:
-        return explore_all(arguments.explore, arguments.depth)
+        return explore_all(arguments.explore, arguments.depth, arguments.small)
     steps = arguments.steps or STEPS
     if arguments.seed is not None:
         return tell(arguments.seed, steps)
@@ -93,20 +94,22 @@ def explain(failure: Failure, patience: float, folder: Path) -> None:
     say(f"drawn in {picture}")
 
 
-def explore_all(deviations: int, depth: int) -> int:
-    """Explore each of the small worlds whole, to that depth; return 1 if something was wrong."""
+def explore_all(deviations: int, depth: int, only: int | None) -> int:
+    """Explore the small worlds whole, to that depth, or one of them; return 1 if something was wrong."""
     from tests.simulation.explore import explore, small_settings
     from tests.simulation.setting import FAULTS
 
     wrong = 0
-    for setting in small_settings():
+    for number, setting in enumerate(small_settings()):
+        if only not in {None, number}:
+            continue
         figures = explore(setting, deviations=deviations, depth=depth)
         (kind,) = FAULTS.keys() & setting.weights.keys()
         rules = ", ".join(caller.turns[0].rule for caller in setting.callers)
-        say(f"{kind}; {rules}: {figures}")
         for failure in figures.failures:
             wrong = 1
             say(failure.reason)
+        say(f"{number}: {kind}; {rules}: {figures}")
     return wrong
 
 

@@ -88,15 +88,14 @@ def _time(world: World, seconds: float) -> Step:
     return 1.0, f"time {seconds:.4f}", partial(world.pass_time, seconds)
 
 
-def explore(
-    setting: Setting, *, deviations: int, depth: int, reorders: bool = True, seconds: float | None = None
-) -> Figures:
+def explore(setting: Setting, *, deviations: int, depth: int, seconds: float | None = None) -> Figures:
     """Run every course with at most so many deviations among its first ``depth`` steps; stop at one that goes wrong.
 
-    Without ``reorders`` only faults are deviations: what is under way arrives in the order of its sending.
+    Where callers hold for long only faults are deviations: what is under way arrives in the order of its sending.
     With ``seconds`` it ends when the time is up, though some courses are left then.
     """
     figures, began = Figures(), time.monotonic()
+    reorders = setting.callers[0].turns[0].work[0] < SESSION_TIMEOUT
     waiting: list[tuple[Deviation, ...]] = [()]
     while waiting and (seconds is None or time.monotonic() - began < seconds):
         chosen = waiting.pop()

@@ -64,15 +64,8 @@ NORMAL = {
 }
 
 THEMES = (
-    "exclusive",
-    "exclusive",
-    "readers",
-    "leases",
-    "several",
-    "coalesce",
-    "mixed",
-    "nested",
-)
+    "exclusive", "readers", "leases", "several", "several", "coalesce", "coalesce", "mixed", "nested",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +120,8 @@ def draw(seed: int, ways: tuple[str, ...] | None = None) -> Setting:
     weights |= faults
     is_strict = dice.random() < 0.1
     count = dice.choice((2, 2, 3) if family == "lease" else (1, 2, 2, 2, 3))
-    small = dice.random() < 0.15
+    # Closing matters where one key has contenders in several sessions.
+    small = dice.random() < (0.5 if "close" in faults else 0.15)
     processes = tuple(
         ProcessPlan(
             rate=dice.choice((1.0, 1.0, 0.981, 1.019)),
@@ -161,7 +155,7 @@ def draw(seed: int, ways: tuple[str, ...] | None = None) -> Setting:
         rarely=0.0 if is_calm else dice.choice((0.0, 0.0, 0.005, 0.02)),
         leader=0,
         starves=dice.choice((0.0, 0.0, 0.005, 0.02)),
-        keeps_strays=family == "servers" and dice.random() < 0.3,
+        keeps_strays=family == "servers" and dice.random() < 0.5,
         patience=dice.choice((SYNC_LIMIT, PING_INTERVAL, PING_INTERVAL)),
         first_number=dice.choice(near_end) if dice.random() < 0.08 else 0,
         haste=dice.choice((0.0, 0.02, 0.1, 0.3)),
