@@ -121,8 +121,9 @@ class Judge:
                     if is_late and claim.conflicts_with(earlier):
                         raise Violation(f"token {claim.token:x} of {client.name} after {earlier.token:x}")
                 self.grants[key].append(claim)
-            if turn.runs is not None:
-                self.runs.setdefault((*turn.keys, turn.runs), []).append(self.world.steps)
+        if turn.runs is not None:
+            # Its body begins, and may find at once that the lock is lost.
+            self.runs.setdefault((*turn.keys, turn.runs), []).append(self.world.steps)
         self.claims.append(claim)
         self.world.is_judging = False
         return claim
@@ -185,6 +186,9 @@ class Judge:
                 self.world.note(claim.client.name, claim.client.name, f"doubts {' '.join(claim.turn.keys)}")
                 if self.world.is_calm:
                     raise Violation(f"without a fault {claim.client.name} has lost its lock")
+                is_excused = self._is_broken(claim) or claim.session.closing or claim.session.ended is not None
+                if self.world.now > self.world.quiet_from and not is_excused:
+                    raise Violation(f"long after all faults {claim.client.name} has lost its lock")
             claim.is_believed = is_believed
             if is_believed:
                 believing.append(claim)

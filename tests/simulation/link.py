@@ -148,6 +148,9 @@ class Link:
             return
         session = self.session
         assert session is not None
+        if isinstance(request, SEEN_BY_LEADER):
+            # All that two servers send each other has one order: a ping that was held back comes before this.
+            server.report(now)
         server.heard.add(session)
         if leader is server and session in leader.sessions:
             leader.sessions[session].heard_at = now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -83,6 +84,8 @@ class World:
         self.setting = setting
         self.now = 0.0
         self.steps = 0
+        # From when on nothing can be lost any more.
+        self.quiet_from = math.inf
         self.decisions: list[str] = []
         self.is_told = is_told
         self.story: list[Told] = []
@@ -284,6 +287,7 @@ class World:
 
     def _end_faults(self) -> None:
         faults.end_all(self)
+        self.quiet_from = self.now + SESSION_TIMEOUT
         # No server refuses anything either.
         self.weights = {kind: weight for kind, weight in self.weights.items() if kind in deliveries.KINDS}
         self._strikes = False
