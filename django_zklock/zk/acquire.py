@@ -179,6 +179,7 @@ class Acquisition:
             raise self._refused(contender.error) from contender.session.start_failure or contender.error
         if contender.refused_busy and self._may_be_taken:
             self.is_waiting = False
+            contender.forget_caller()
             return True
         if contender.state is State.WAITING and not contender.wants_holder and not self._in_queue:
             self._in_queue = self._contention = True
@@ -282,6 +283,8 @@ class Acquisition:
         self.is_waiting = False
         if self._cancellation is not None:
             self._cancellation._remove(self)
+        if not self._registered():
+            self.contender.forget_caller()
 
     def _registered(self) -> list[Held]:
         # Not self.held: the exception may have come after the hold was registered with its owner and before attach().

@@ -265,13 +265,17 @@ class Contender(Script):
         if error is not None:
             self._notify()
         if was_new:  # nothing will call `_finish`
-            self._notify = _nothing
+            self.forget_caller()
 
     def leave_as_taken(self, place: Place) -> None:
         """Leave because another contender has the lock of ``place``, or waits for it, and this one does not wait."""
         self.refused_busy, self._holder_of = True, place
         self.leave()
         self._notify()
+
+    def forget_caller(self) -> None:
+        """Drop the callback: it refers to the acquisition, which refers to us and to the caller's lock."""
+        self._notify = _nothing
 
     def refresh_holder(self) -> None:
         """Read the owner of the first node in a queue; ``holder_reads`` grows when the answer is there."""
@@ -530,8 +534,9 @@ class Contender(Script):
         self._reserved = 0
         self.session.listeners.pop(self, None)
         self._notify()
-        # It refers to the acquisition, which refers to us, and to all that the caller's lock is made of.
-        self._notify = _nothing
+        # A caller that was refused asks for the holder now.
+        if not self.refused_busy:
+            self._notify = _nothing
         for call in self._on_deleted:
             call()
 

@@ -298,7 +298,7 @@ def test_coalesced__for_a_dead_one() -> None:
     assert rules(rows) == []
 
 
-@pytest.mark.parametrize(("since", "counts"), [(10.6 + BLIND, 1), (10.5 + BLIND, 0), (10.0, 0)])
+@pytest.mark.parametrize(("since", "counts"), [(11.0 + BLIND, 1), (10.0 + BLIND, 0), (10.0, 0)])
 def test_forgotten(since: float, counts: int) -> None:
     """Writes that ZooKeeper has lost explain what was wrong since then, and no two holders before."""
     rows = history(call("a", 10.0), call("b", 10.5), call("s", 9.0, keys=["x1"])[:1])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from django_zklock.exceptions import LockCancelled, LockTimeout
-from django_zklock.zk import owners
+from django_zklock.zk import acquire, owners
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.listener import LockListener
@@ -20,6 +21,7 @@ from django_zklock.zk.waiting import Cancellation
 from tests.support.loss_recorder import Losses
 from tests.support.queued_contenders import is_watching
 from tests.support.threads import Runner
+from tests.support.timing import GRACE
 from tests.support.tree_reader import MakePool, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
@@ -171,6 +173,19 @@ def test_holder__named_by_the_error(make_pool: MakePool, keys: str | list[str]) 
         assert caught.value.holder is not None
     for waiter in waiters:
         waiter.result(30)
+
+
+def test_refused__as_soon_as_the_holder_is_read(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that does not wait is told of the holder's answer, though its contender has gone by then."""
+    monkeypatch.setattr(acquire, "HOLDER_READ_GRACE", 4 * GRACE)
+    pool = make_pool()
+    with Lock("k", make_pool()):
+        for _ in range(10):
+            began = time.monotonic()
+            with pytest.raises(LockTimeout) as caught:
+                Lock("k", pool).acquire(timeout=0)
+            assert caught.value.holder is not None
+            assert time.monotonic() - began < 2 * GRACE
 
 
 def wait_for_waiters(pool: Pool, count: int) -> list[Contender]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -27,10 +28,10 @@ def just_before_nesting(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], ob
     calls: list[Callable[[], object]] = []
     nest = Held._nest
 
-    def nest_later(held: Held, *arguments: object) -> Held | None:
+    def nest_later(held: Held, *arguments: Any, **options: Any) -> Held | None:
         if calls:
             Runner(calls.pop(0)).result(LONG)
-        return nest(held, *arguments)  # type: ignore[arg-type]
+        return nest(held, *arguments, **options)
 
     monkeypatch.setattr(Held, "_nest", nest_later)
     return calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def test_surplus__first_granted_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "facts",
-    [{"moved": monotonic() + 1000.0}, {"contended": False}, {"verdict": Verdict.REFUSED}],
+    [{"moved": math.inf}, {"contended": False}, {"verdict": Verdict.REFUSED}],
     ids=["not for long", "has not waited", "refused"],
 )
 def test_surplus__stays(monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]) -> None:
