@@ -16,6 +16,7 @@ from django_zklock.zk import paths
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots, trail
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.queue import new_guid
 from tests.support.any_server import Server
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
@@ -61,6 +62,22 @@ def test_trail__next_holder_of_the_lock(make_pool: MakePool) -> None:
         actions.revoke(breaker, held.node, "deploy", timeout=60)
     with Lock("k", pool).acquire(60):
         assert outcomes(breaker) == [("k", "release requested", "released")]
+
+
+def test_trail__one_of_several_keys(make_pool: MakePool, outsider: KazooClient) -> None:
+    """The break of one of several keys that were taken at once, with one token, is none of the others."""
+    breaker = make_pool()
+    nodes = {key: f"{breaker.path(key)}/_c_{new_guid()}-lock-0000000000" for key in ("a", "b")}
+    for key in nodes:
+        outsider.ensure_path(breaker.path(key))
+    joining = outsider.transaction()
+    for node in nodes.values():
+        joining.create(node, ephemeral=True)
+    assert joining.commit() == [*nodes.values()]
+    (token,) = {outsider.exists(node).czxid for node in nodes.values()}
+    actions.revoke(breaker, nodes["b"], "deploy", timeout=60)
+    actions.break_lock(breaker, nodes["a"], token=token, why="it hangs", timeout=60)
+    assert outcomes(breaker) == [("b", "release requested", "still held"), ("a", "broken", "broken")]
 
 
 @pytest.mark.parametrize("way", [UP, DOWN], ids=["request", "answer"])

@@ -125,11 +125,13 @@ def read(pool: Pool, *, lock: str | None = None, timeout: float | None) -> list[
         actions = [each for each in decode(found[0] if found else b"") if lock in {None, each.lock}]
         reads = [wire.Read(f"{pool.options.root}/{each.lock}/{each.node}") for each in actions]
         nodes = yield from scripts.read_many(session, reads)
-        broken = {each.token for each in actions if each.what == BROKEN}
+        # The nodes of a hold of several keys have one token, and those of other clients may have a name again.
+        broken = {(each.lock, each.node, each.token) for each in actions if each.what == BROKEN}
         outcomes = []
         for action, node in zip(actions, nodes, strict=True):
             holds = isinstance(node, tuple) and node[1].czxid == action.token
-            outcomes.append(BROKEN if action.token in broken else HOLDS if holds else RELEASED)
+            is_broken = (action.lock, action.node, action.token) in broken
+            outcomes.append(BROKEN if is_broken else HOLDS if holds else RELEASED)
         return [replace(action, outcome=outcome) for action, outcome in zip(actions, outcomes, strict=True)]
 
     return scripts.run(session, script, action=f"read {path(pool)}", timeout=timeout)
