@@ -65,6 +65,7 @@ def read_page(
     readers: list[AliasReader], lock_filter: LockFilter, ordering: Ordering, *, number: int, size: int
 ) -> Page:
     """Read the page with that number, from 1, of ``size`` locks."""
+    number = max(1, number)
     read_at = time.time()
     listed = dict(zip(readers, map_parallel(lambda reader: reader.list_names(lock_filter), readers), strict=True))
     names = [(reader, name) for reader, several in listed.items() for name in several]

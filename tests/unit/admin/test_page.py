@@ -90,6 +90,18 @@ def test_later_page_of_very_many(
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("order", ["", "0"], ids=["urgency", "key"])
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_page_before_the_first(viewer: Client, locks: None, order: str, number: str) -> None:
+    """A number below 1 is that of the first page, which has its locks."""
+    wanted = {"o": order} if order else {}
+    first, answer = (viewer.get(f"{LIST}json/", wanted | page).json() for page in ({}, {"p": number}))
+    assert len(first["locks"]) == 2
+    assert [lock["key"] for lock in answer["locks"]] == [lock["key"] for lock in first["locks"]]
+    assert answer["page"] == 1
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize("parameters", [{}, {"o": "3"}, {"kind": "exclusive"}], ids=["urgency", "age", "filter"])
 def test_time_is_up(
     viewer: Client, locks: None, reads: list[str], monkeypatch: pytest.MonkeyPatch, parameters: dict[str, str]
