@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 
 from django_zklock.conf import DEFAULT_ALIAS, did_you_mean
 from django_zklock.connections import connections
+from django_zklock.exceptions import NotHeld
 from django_zklock.zk import paths
 from django_zklock.zk.ops import actions, snapshots, trail
 from django_zklock.zk.ops.search import COLUMNS, KINDS, STATES, LockFilter, Ordering, Search
@@ -100,8 +101,9 @@ def break_lock(
 
     The holder finds the reason, and ``by``, the user's name, if that is given; :func:`lock_history` keeps both. If
     another one holds the lock by now, it keeps it. Takes and raises what :func:`show_lock` does, ``NotHeld`` if the
-    holder does not hold the lock any more, and ``ValueError`` for an empty reason.
+    holder does not hold the lock any more, or is a waiter, and ``ValueError`` for an empty reason.
     """
+    _check_holder(holder)
     pool = connections[using]
     actions.break_lock(pool, holder.path, token=holder.token, why=reason, by=by, timeout=_seconds(pool, timeout))
 
@@ -110,8 +112,9 @@ def revoke_lock(
     holder: QueueEntry, reason: str, *, by: str = "", using: str = DEFAULT_ALIAS, timeout: Timeout | Unset = UNSET
 ) -> None:
     """Request that ``holder`` releases its lock: its code decides when. Otherwise the same as :func:`break_lock`."""
+    _check_holder(holder)
     pool = connections[using]
-    actions.revoke(pool, holder.path, reason, by=by, timeout=_seconds(pool, timeout))
+    actions.revoke(pool, holder.path, reason, token=holder.token, by=by, timeout=_seconds(pool, timeout))
 
 
 def lock_history(
@@ -145,6 +148,14 @@ def _check_choice(name: str, value: str, known: Collection[str]) -> None:
     if value not in known:
         named = ", ".join(sorted(filter(None, known)))
         raise ValueError(f"{name} must be one of {named}, got {value!r}{did_you_mean(value, known)}")
+
+
+def _check_holder(holder: QueueEntry) -> None:
+    # A lock has a path too: that of the node above its queue.
+    if not isinstance(holder, QueueEntry):
+        raise TypeError(f"give one of the holders of a lock, not a {type(holder).__name__}")
+    if not holder.held:
+        raise NotHeld(f"{holder.path} is a waiter's")
 
 
 def _seconds(pool: Pool, timeout: Timeout | Unset) -> float | None:

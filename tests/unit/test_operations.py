@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from services.port import free_port
 from django_zklock import operations
 from django_zklock.exceptions import NotHeld, ZooKeeperUnavailable
 from django_zklock.zk.node_data import Work
+from django_zklock.zk.ops import actions
 from tests.support.command import GUID, Hold
 
 if TYPE_CHECKING:
@@ -78,6 +81,47 @@ def test_break_and_revoke(hold: Hold) -> None:
     done = [(each.key, each.what, each.by, each.why) for each in operations.lock_history()]
     assert done == [("l", "release requested", "ada", "deploy"), ("k", "broken", "ada", "it hangs")]
     assert [each.key for each in operations.lock_history("k")] == ["k"]
+
+
+def test_revoke__lock_itself(hold: Hold, outsider: KazooClient) -> None:
+    """A lock is not one of its holders: nothing is done to it, and its node keeps the key that its name is short of."""
+    key = "report:" + "x" * 500
+    held = hold(key)
+    (lock,) = operations.find_locks()
+    before = outsider.get(lock.path)
+    for act in (operations.revoke_lock, operations.break_lock):
+        with pytest.raises(TypeError, match="give one of the holders of a lock, not a LockSnapshot"):
+            act(lock, "deploy")  # type: ignore[arg-type]
+    no_node = partial(pytest.raises, ValueError, match="is no node in the queue of a lock")
+    with no_node():
+        actions.revoke(held.lock.pool, lock.path, "deploy", timeout=60)
+    with no_node():
+        actions.break_lock(held.lock.pool, lock.path, token=before[1].czxid, why="deploy", timeout=60)
+    assert outsider.get(lock.path) == before
+    assert operations.lock_history() == []
+
+
+def test_revoke__another_token(hold: Hold) -> None:
+    """A node that has another token is that of another hold, which is asked for nothing."""
+    held = hold("k")
+    (holder,) = operations.show_lock("k").holders
+    for act in (operations.break_lock, operations.revoke_lock):
+        with pytest.raises(NotHeld, match="is another one by now"):
+            act(replace(holder, token=holder.token + 1), "deploy")
+    assert operations.lock_history() == []
+    assert held.revoked is None
+
+
+def test_break_and_revoke__waiter(hold: Hold, outsider: KazooClient) -> None:
+    """A waiter holds nothing that could be taken away or released: it keeps its place."""
+    held = hold("k")
+    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"", ephemeral=True, sequence=True)
+    _holder, waiter = operations.show_lock("k").entries
+    for act in (operations.break_lock, operations.revoke_lock):
+        with pytest.raises(NotHeld, match="is a waiter's"):
+            act(waiter, "let the other one pass")
+    assert outsider.get(waiter.path)[0] == b""
+    assert operations.lock_history() == []
 
 
 def test_prune_queues(hold: Hold, outsider: KazooClient, zklock: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from django_zklock.exceptions import NotHeld, ZooKeeperUnavailable
-from django_zklock.zk import formatting, node_data, paths, scripts, wire
+from django_zklock.zk import formatting, node_data, paths, queue, scripts, wire
 from django_zklock.zk.contender import NODE_DELETED
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.ops import snapshots, trail
@@ -39,22 +39,23 @@ def break_lock(pool: Pool, node: str, *, token: int, why: str, timeout: float | 
     lock node. A holder in this process has lost it when this returns. A waiter joins the queue again, at its end. The
     break is added to the trail. Takes at most ``timeout`` seconds. Raises ``NotHeld`` if the node is gone,
     ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, ``ZkLockError`` if it refuses, ``ValueError`` without
-    a reason.
+    a reason and for a node that is in no queue.
     """
     if not why.strip():
         raise ValueError("say why the lock is taken away")
     _carry_out(pool, node, trail.BROKEN, token=token, why=why, by=by, timeout=timeout)
 
 
-def revoke(pool: Pool, node: str, why: str, *, timeout: float | None, by: str = "") -> None:
+def revoke(pool: Pool, node: str, why: str, *, timeout: float | None, token: int | None = None, by: str = "") -> None:
     """Request that the owner of the node at the full path ``node`` releases its lock, for the reason ``why``.
 
     The owner reads the reason, and ``by`` if that is given; one in this process knows it when this returns. The request
-    is added to the trail. Takes as long as :func:`break_lock` and raises the same.
+    is added to the trail. With ``token`` the node must still have that fencing token. Takes as long as
+    :func:`break_lock` and raises the same.
     """
     if not why.strip():
         raise ValueError("give a reason for the request to release")
-    _carry_out(pool, node, trail.REQUESTED, token=None, why=why, by=by, timeout=timeout)
+    _carry_out(pool, node, trail.REQUESTED, token=token, why=why, by=by, timeout=timeout)
 
 
 def _carry_out(  # noqa: PLR0915 - one script, with the ways on after each refusal
@@ -64,6 +65,8 @@ def _carry_out(  # noqa: PLR0915 - one script, with the ways on after each refus
     deadline = Deadline.after(timeout)
     session = pool.inspection()
     lock, _, name = node.rpartition("/")
+    if queue.parse_name(name) is None:
+        raise ValueError(f"{node} is no node in the queue of a lock")
     breaks, at = what == trail.BROKEN, round(time.time(), 3)
     # Another operator may do the same at the same time.
     number = os.urandom(8).hex()
