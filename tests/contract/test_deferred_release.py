@@ -432,7 +432,12 @@ def test_thread__one_of_two_that_go_on(lock: Lock, onlooker: Onlooker) -> None:
 def test_thread__last_of_two_that_go_on(lock: Lock) -> None:
     """When the other one has ended the last thread re-enters."""
     holds: list[Held] = []
-    first, second = Work(), Work(lambda: current("k") and lock.acquire(timeout=0).token)
+
+    def reenter() -> int:
+        with lock.acquire(timeout=0) as held:
+            return held.token
+
+    first, second = Work(), Work(reenter)
 
     async def body() -> None:
         async with lock as held:
