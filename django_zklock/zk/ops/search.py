@@ -161,7 +161,7 @@ COLUMNS: Mapping[str, Callable[[LockSnapshot, QueueEntry | None], Any]] = {
     "key": lambda lock, _holder: lock.key,
     "state": lambda lock, _holder: lock.state,
     "kind": lambda lock, _holder: lock.kind or None,
-    "age": lambda _lock, holder: holder and -holder.since,
+    "age": lambda _lock, holder: holder and (-holder.since, -holder.token),
     "waiters": lambda lock, _holder: lock.waiter_count,
     "token": lambda _lock, holder: holder and holder.token,
     "holder": lambda _lock, holder: holder and holder.owner_text.casefold(),
