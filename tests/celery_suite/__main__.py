@@ -10,7 +10,7 @@ from pathlib import Path
 
 from services.process import NotInstalledError, StartError
 
-from tests.support.suites.comparison import Comparison
+from tests.support.suites.comparison import Comparison, say
 from tests.support.suites.report import Names, describe
 from tests.support.suites.run import REPOSITORY, RunError
 from tests.support.suites.source import SourceError, fetch_source
@@ -38,20 +38,20 @@ def main(arguments: Sequence[str]) -> int:
     comparisons = []
     try:
         source = fetch_source("celery", CACHE)
-        _say(f"the tests of {source.name}; what pytest writes goes to {CACHE.relative_to(REPOSITORY)}/*.log")
+        say(f"the tests of {source.name}; what pytest writes goes to {CACHE.relative_to(REPOSITORY)}/*.log")
         for part in [PARTS[chosen.part]] if chosen.part else PARTS.values():
-            _say(f"{part.name}: {', '.join(part.paths)}")
+            say(f"{part.name}: {', '.join(part.paths)}")
             comparisons.append(compare(part, source, options))
             for line in describe(comparisons[-1], NAMES):
-                _say(line)
+                say(line)
             for test, reason in part.left_out.items():
-                _say(f"         left out: {test}: {reason}")
+                say(f"         left out: {test}: {reason}")
     except (SourceError, RunError, NotInstalledError, StartError) as error:
-        _say(f"could not run: {error}")
+        say(f"could not run: {error}")
         return 2
     # Where nothing passes the two ways do not differ either.
     is_good = all(each.is_good and each.passed for each in comparisons)
-    _say(f"{'ok' if is_good else 'NOT OK'} after {time.monotonic() - began:.0f} s")
+    say(f"{'ok' if is_good else 'NOT OK'} after {time.monotonic() - began:.0f} s")
     return 0 if is_good else 1
 
 
@@ -60,19 +60,13 @@ def compare(part: Part, source: Path, options: Sequence[str]) -> Comparison:
     reasons = {test: reason for test, reason in REASONS.items() if test.startswith(tuple(part.paths))}
     both = run_both(part, source, CACHE, options=options)
     comparison = Comparison.of(*both, reasons, whole=not options)
-    for number in range(1, TRIES + 1):
-        surprises = comparison.surprises
-        if not surprises:
-            break
-        _say(f"once more, because they surprised: {', '.join(surprises)}")
-        again = run_both(part, source, CACHE, name=f"-again-{number}", tests=surprises)
-        comparison.add_try(Comparison.of(*again, reasons, whole=False))
+
+    def again(number: int, tests: list[str]) -> Comparison:
+        found = run_both(part, source, CACHE, name=f"-again-{number}", tests=tests)
+        return Comparison.of(*found, reasons, whole=False)
+
+    comparison.repeat(again, tries=TRIES)
     return comparison
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +14,6 @@ from services.zookeeper import ZooKeeper
 from tests.support.servers.redis import Redis
 from tests.support.suites import run
 from tests.support.suites.outcome import Outcome
-from tests.support.suites.run import REPOSITORY
 
 MODES = ("without", "with")
 # For one test, in seconds; many of the integration tests wait for a minute.
@@ -49,9 +47,9 @@ class Run(run.Run):
         options: Sequence[str] = (),
         servers: Mapping[str, str],
     ) -> None:
-        super().__init__(folder, f"{part.name}{name}-{mode}", working_folder=working_folder)
+        super().__init__(source, folder, f"{part.name}{name}-{mode}", working_folder=working_folder)
         self.timeout = part.timeout
-        self._part, self._mode, self._source, self._servers = part, mode, source, servers
+        self._part, self._mode, self._servers = part, mode, servers
         left_out = [f"--deselect={test}" for test in part.left_out]
         self._arguments = [*options, *left_out, *(f"{source}/{each}" for each in sorted(tests) or part.paths)]
 
@@ -59,7 +57,7 @@ class Run(run.Run):
         return [
             *(sys.executable, "-m", "pytest"),
             # Celery's configuration, without the options that need further plugins.
-            *("-c", str(self._source / "pyproject.toml"), "--rootdir", str(self._source), "-o", "addopts="),
+            *("-c", str(self.source / "pyproject.toml"), "--rootdir", str(self.source), "-o", "addopts="),
             *("-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "tests.celery_suite.plugin"),
             *("--celery-outcomes", str(self.outcomes), "--timeout", f"{TEST_TIMEOUT:g}"),
             *("-W", "ignore", "-q", "-rfE", "--tb=short", "--durations=20"),
@@ -69,19 +67,14 @@ class Run(run.Run):
         ]
 
     def environment(self) -> dict[str, str]:
-        path = [self._source, REPOSITORY, REPOSITORY / "testproject"]
         environment = {
-            **os.environ,
+            **super().environment(),
             **self._servers,
-            "PYTHONPATH": os.pathsep.join(str(folder) for folder in path),
-            # Of pytest's plugins only those named in the command: ours would need a random order.
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "CELERY_SUITE": "integration" if self._part.needs_worker else "unit",
             "CELERY_SUITE_GATE": "1" if self._mode == "with" else "0",
             "CELERY_SUITE_WORKER_LOG": str(self.log.with_suffix(".worker.log")),
             "C_FORCE_ROOT": "1",
         }
-        environment.pop("PYTEST_ADDOPTS", None)
         environment.pop("DJANGO_SETTINGS_MODULE", None)
         return environment
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.suites.comparison import Comparison
+from tests.support.suites.comparison import Comparison, say
 from tests.support.suites.report import Names, describe
 from tests.support.suites.run import REPOSITORY, RunError
 from tests.support.suites.source import SourceError, fetch_source
@@ -31,33 +31,26 @@ def main(options: Sequence[str]) -> int:
     began = time.monotonic()
     try:
         source = fetch_source("kazoo", CACHE)
-        _say(f"the tests of {source.name}; what pytest writes goes to {CACHE.relative_to(REPOSITORY)}/*.log")
+        say(f"the tests of {source.name}; what pytest writes goes to {CACHE.relative_to(REPOSITORY)}/*.log")
         comparison = compare(source, options)
     except (SourceError, RunError) as error:
-        _say(f"could not run: {error}")
+        say(f"could not run: {error}")
         return 2
     for line in describe(comparison, NAMES):
-        _say(line)
-    _say(f"{'ok' if comparison.is_good else 'NOT OK'} after {time.monotonic() - began:.0f} s")
+        say(line)
+    say(f"{'ok' if comparison.is_good else 'NOT OK'} after {time.monotonic() - began:.0f} s")
     return 0 if comparison.is_good else 1
 
 
 def compare(source: Path, options: Sequence[str]) -> Comparison:
     """Run the tests on both servers, and unexpected ones up to ``TRIES`` times more, alone."""
     comparison = Comparison.of(*run_both(source, CACHE, name="all", options=options), REASONS, whole=not options)
-    for number in range(1, TRIES + 1):
-        surprises = comparison.surprises
-        if not surprises:
-            break
-        _say(f"once more, because they surprised: {', '.join(surprises)}")
-        again = run_both(source, CACHE, name=f"again-{number}", tests=surprises)
-        comparison.add_try(Comparison.of(*again, REASONS, whole=False))
+
+    def again(number: int, tests: list[str]) -> Comparison:
+        return Comparison.of(*run_both(source, CACHE, name=f"again-{number}", tests=tests), REASONS, whole=False)
+
+    comparison.repeat(again, tries=TRIES)
     return comparison
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

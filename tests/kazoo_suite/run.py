@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tests.support.suites import run
 from tests.support.suites.outcome import Outcome
-from tests.support.suites.run import REPOSITORY
 
 # For one test. On a busy machine none takes half of it.
 TEST_TIMEOUT = 60.0
@@ -33,16 +32,15 @@ class Run(run.Run):
         tests: Collection[str] = (),
         options: Sequence[str] = (),
     ) -> None:
-        super().__init__(folder, f"{name}-{server}", working_folder=source)
+        super().__init__(source, folder, f"{name}-{server}", working_folder=source)
         self._server = server
-        self._source = source
         self._arguments = [*options, *(sorted(tests) or ["kazoo/tests"])]
 
     def command(self) -> list[str]:
         return [
             *(sys.executable, "-m", "pytest"),
             # Neither our configuration nor kazoo's, which prints every line of the log.
-            *("-c", os.devnull, "--rootdir", str(self._source)),
+            *("-c", os.devnull, "--rootdir", str(self.source)),
             *("-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "tests.kazoo_suite.plugin"),
             *("--kazoo-server", self._server, "--kazoo-outcomes", str(self.outcomes)),
             *("--timeout", f"{TEST_TIMEOUT:g}", "-o", f"faulthandler_timeout={STUCK_TIMEOUT:g}"),
@@ -51,18 +49,10 @@ class Run(run.Run):
         ]
 
     def environment(self) -> dict[str, str]:
-        path = [self._source, REPOSITORY, REPOSITORY / "testproject"]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(str(folder) for folder in path),
-            # Of pytest's plugins only those named in the command: ours would need Django and a random order.
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            # The harness needs this to know which lines the configuration may have.
-            "ZOOKEEPER_VERSION": "3.8.0",
-        }
+        # The harness needs this to know which lines the configuration may have.
+        environment = {**super().environment(), "ZOOKEEPER_VERSION": "3.8.0"}
         # With it kazoo's tests would take the server's version from there and wait longer.
         environment.pop("CI", None)
-        environment.pop("PYTEST_ADDOPTS", None)
         return environment
 
 

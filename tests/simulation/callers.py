@@ -8,10 +8,9 @@ from asyncio import base_events
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from django_zklock.contrib.celery.gate.request import GateAcquisition
 from django_zklock.exceptions import LockLost, ZkLockError
 from django_zklock.zk import owners
-from django_zklock.zk.acquire import Acquisition
-from django_zklock.zk.contender import State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.owners import Caller
@@ -258,21 +257,6 @@ class Coroutines(Client):
             judge.releases(claim)
             await held.arelease()
         judge.ends(self, turn)
-
-
-class GateAcquisition(Acquisition):
-    """As the gate of a worker acquires: the hold stays with the contender, for a child process."""
-
-    __slots__ = ()
-
-    @property
-    def granted(self) -> bool:
-        """Whether the contender holds."""
-        return self.contender.state is State.HELD and not self.expired
-
-    def poll(self) -> bool:
-        with self.contender.session.monitor:
-            return self.granted or super().poll()
 
 
 class Gate(Client):

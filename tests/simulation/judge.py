@@ -10,10 +10,11 @@ from django_zklock.zk.acquire import HOLDER_READ_GRACE
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held
 from django_zklock.zk.wire.requests import LENGTH_FIELD
-from tests.simulation.callers import RULES, GateAcquisition
+from tests.simulation.callers import RULES
 from tests.simulation.servers import SESSION_TIMEOUT
 
 if TYPE_CHECKING:
+    from django_zklock.contrib.celery.gate.request import GateAcquisition
     from django_zklock.zk.queue import Rule
     from django_zklock.zk.session import Session
     from tests.simulation.callers import Client, Turn

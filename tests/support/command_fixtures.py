@@ -11,6 +11,9 @@ from services.zookeeper import ZooKeeper
 from django_zklock.api import zk_lock
 from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
+from django_zklock.zk.ops import search, snapshots
+from django_zklock.zk.ops.snapshots import LockSnapshot
+from django_zklock.zk.pool import Pool
 from tests.support.command import Hold, Screen, Type
 from tests.support.timing import scaled
 
@@ -50,3 +53,18 @@ def shared_hosts(zookeeper: ZooKeeper, settings: Settings) -> str:
     """Configure this process for the same locks as its child processes, and return its servers."""
     settings.ZKLOCK = {"default": {"HOSTS": zookeeper.hosts, "SESSION_TIMEOUT": scaled(6)}}
     return zookeeper.hosts
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the name of each queue that is read, two at once."""
+    names_read: list[str] = []
+    list_queues = snapshots.list_queues
+
+    def count(pool: Pool, names: list[str], *, timeout: float) -> list[LockSnapshot]:
+        names_read.extend(names)
+        return list_queues(pool, names, timeout=timeout)
+
+    monkeypatch.setattr(snapshots, "list_queues", count)
+    monkeypatch.setattr(search, "BATCH_SIZE", 2)
+    return names_read

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .outcome import Outcome
@@ -64,6 +65,15 @@ class Comparison:
         for test, pair in other.pairs.items():
             self.again.setdefault(test, []).append(pair)
 
+    def repeat(self, run: Callable[[int, list[str]], Comparison], *, tries: int) -> None:
+        """Let ``run`` repeat the surprises, at most ``tries`` times; it gets the number of the try."""
+        for number in range(1, tries + 1):
+            surprises = self.surprises
+            if not surprises:
+                break
+            say(f"once more, because they surprised: {', '.join(surprises)}")
+            self.add_try(run(number, surprises))
+
     def last(self, test: str) -> Pair:
         """Return the last result of the test."""
         return self.again.get(test, [self.pairs[test]])[-1]
@@ -90,3 +100,9 @@ class Comparison:
 
 def _missing(test: str) -> Outcome:
     return Outcome(test=test, word="failed", note="has not been run")
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -23,14 +24,16 @@ class RunError(Exception):
 
 
 class Run:
-    """A pytest in ``working_folder`` that writes files named ``name`` into ``folder``; a subclass says what it runs.
+    """A pytest of ``source`` in ``working_folder`` that writes files named ``name`` into ``folder``.
 
+    A subclass says what it runs.
     ``timeout`` is in seconds, for all tests.
     """
 
     timeout: float
 
-    def __init__(self, folder: Path, name: str, *, working_folder: Path) -> None:
+    def __init__(self, source: Path, folder: Path, name: str, *, working_folder: Path) -> None:
+        self.source = source
         self.name = name
         self.outcomes = folder / f"{name}.jsonl"
         self.log = folder / f"{name}.log"
@@ -40,9 +43,17 @@ class Run:
         """Return the command line."""
         raise NotImplementedError
 
-    def environment(self) -> Mapping[str, str]:
-        """Return the environment."""
-        raise NotImplementedError
+    def environment(self) -> dict[str, str]:
+        """Return the environment, in which Python finds the tests and, behind them, what is ours."""
+        path = [self.source, REPOSITORY, REPOSITORY / "testproject"]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(folder) for folder in path),
+            # Of pytest's plugins only those named in the command: ours would need Django and a random order.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        }
+        environment.pop("PYTEST_ADDOPTS", None)
+        return environment
 
     def __enter__(self) -> Self:
         self.outcomes.unlink(missing_ok=True)

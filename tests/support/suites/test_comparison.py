@@ -91,6 +91,22 @@ def test_add_try__surprises_again() -> None:
     assert comparison.unsteady == []
 
 
+def test_repeat__until_nothing_surprises() -> None:
+    """Surprises alone are repeated, as often as is allowed, and not after they have gone."""
+    tries = [compared("passed", "failed"), compared("passed", "passed")]
+    comparison, asked = compared("passed", "failed"), list[tuple[int, list[str]]]()
+
+    def run(number: int, tests: list[str]) -> Comparison:
+        asked.append((number, tests))
+        return tries[number - 1]
+
+    comparison.repeat(run, tries=1)
+    assert (asked, comparison.surprises) == ([(1, ["plain"])], ["plain"])
+    comparison.repeat(run, tries=5)
+    assert asked[1:] == [(1, ["plain"]), (2, ["plain"])]
+    assert comparison.unsteady == ["plain"]
+
+
 def test_describe__tells_each_test_once() -> None:
     """Every test is counted in one line, and those that did not pass on both are listed with their results."""
     real = outcomes(good="passed", listed="passed", bad="failed", away="skipped", worse="passed")

@@ -40,20 +40,6 @@ def locks(hold: Hold, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch) ->
     outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets the name of each queue that is read."""
-    names_read: list[str] = []
-    list_queues = snapshots.list_queues
-
-    def count(pool: Pool, names: list[str], *, timeout: float) -> list[LockSnapshot]:
-        names_read.extend(names)
-        return list_queues(pool, names, timeout=timeout)
-
-    monkeypatch.setattr(snapshots, "list_queues", count)
-    return names_read
-
-
 def keys(text: str) -> list[int]:
     """Return the numbers of the keys on a page, in their order."""
     return [int(number) for number in re.findall(r" key-(\d) exclusive ", text)]

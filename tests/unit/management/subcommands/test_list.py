@@ -518,21 +518,6 @@ class Written(StringIO):
         return super().write(text)
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets the name of each queue that is read, two at once."""
-    names_read: list[str] = []
-    list_queues = snapshots.list_queues
-
-    def count(pool: Pool, names: list[str], *, timeout: float) -> list[LockSnapshot]:
-        names_read.extend(names)
-        return list_queues(pool, names, timeout=timeout)
-
-    monkeypatch.setattr(snapshots, "list_queues", count)
-    monkeypatch.setattr("django_zklock.zk.ops.search.BATCH_SIZE", 2)
-    return names_read
-
-
 @pytest.mark.parametrize("output", ["table", "json"])
 def test_list__as_it_is_read(hold: Hold, reads: list[str], output: str) -> None:
     """Rows are written when their locks have been read, and not when all have."""
