@@ -124,7 +124,7 @@ WAITS: dict[str, Callable[[Lock], object]] = {
     "show": lambda lock: snapshots.one_lock(lock.pool, lock.key, timeout=LONG),
     "find": lambda lock: search.find(lock.pool, timeout=LONG),
     "prune": lambda lock: actions.prune(lock.pool, ["k"], timeout=LONG),
-    "revoke": lambda lock: actions.revoke(lock.pool, f"{lock.paths[0]}/n", "because", timeout=LONG),
+    "revoke": lambda lock: actions.revoke(lock.pool, f"{lock.paths[0]}/lock-0000000000", "because", timeout=LONG),
     "servers": lambda lock: ensemble.servers(lock.pool.options.connection, timeout=LONG),
     "several ensembles": lambda _lock: search.map_parallel(threading.Event().wait, [LONG, LONG]),
     "first answer": lambda lock: Connections.wait_for_first_answer(lock.pool, LONG),
