@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -112,15 +113,19 @@ def watch_results(**_: Any) -> None:
     """Count how results are finalized."""
     if "WORKSHOP_WATCH_RESULTS" not in os.environ:
         return
-    collecting: list[str] = []
+    # The threads that collect: another one may run while a finalizer does.
+    collecting: set[int] = set()
     finalize = AsyncResult.__del__
 
     def count(result: Any) -> None:
         finalized["all"] += 1
-        finalized["in_collector"] += bool(collecting)
+        finalized["in_collector"] += threading.get_ident() in collecting
         finalize(result)
 
-    gc.callbacks.append(lambda phase, _facts: collecting.append(phase) if phase == "start" else collecting.clear())
+    def note(phase: str, _facts: object) -> None:
+        (collecting.add if phase == "start" else collecting.discard)(threading.get_ident())
+
+    gc.callbacks.append(note)
     AsyncResult.__del__ = count  # type: ignore[method-assign]
 
 
