@@ -38,6 +38,7 @@ def serialize_entry(snapshot: LockSnapshot, entry: QueueEntry, now: float) -> di
         "token": entry.token,
         "since": entry.since,
         "granted": entry.granted,
+        "keys": entry.keys,
         "age": round(max(0.0, now - entry.since), 3),
         "session": f"0x{entry.session_id:x}",
         "node": entry.node,

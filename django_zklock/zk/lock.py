@@ -96,7 +96,7 @@ class Lock:
         """Return a contender for one acquisition; it joins the queue later."""
         work = None if self._work is None else self._work()
         thread = threading.current_thread().name
-        data = node_data.encode_identity(os.getpid(), thread, work, self._data_room)
+        data = node_data.encode_identity(os.getpid(), thread, work, self._data_room, len(self.paths))
         mark = None
         if self._coalesces is not None:
             # Tasks may share a function and do different work: the `run` of their base class, or that of a factory.

@@ -12,7 +12,7 @@ import socket
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_zklock.zk.formatting import escape_controls
 
@@ -99,16 +99,33 @@ class Identity:
         """Return plain values for JSON; several times as fast as ``asdict``, as lists of locks are long."""
         return {**vars(self), "work": dict(vars(self.work)) if self.work else None}
 
-    def encode(self, room: int = MAX_BYTES) -> bytes:
-        """Return the node data for this identity; long texts are cut until it fits in ``room`` bytes, at least 512."""
+    def encode(self, room: int = MAX_BYTES, *, keys: int = 1) -> bytes:
+        """Return the node data for this identity; long texts are cut until it fits in ``room`` bytes, at least 512.
+
+        ``keys`` is how many keys the contender takes at once.
+        """
         data = b""
         for limit in (MAX_FIELD, 64, 16, 4):
             values = _cut(self.as_dict(), limit)
             values["v"] = VERSION
+            if keys > 1:
+                values["keys"] = keys
             data = _dump(values)
             if len(data) <= room:
                 break
         return data
+
+
+class Owner(NamedTuple):
+    """What the owner of a contender's node has written about itself.
+
+    ``identity`` is ``None`` if the data is not in our form, as that of kazoo and Curator. ``granted`` is when the owner
+    was granted the lock, if it has written that, and ``keys`` how many keys it takes at once, if these are several.
+    """
+
+    identity: Identity | None
+    granted: float | None = None
+    keys: int | None = None
 
 
 def current_identity(work: Work | None) -> Identity:
@@ -118,27 +135,28 @@ def current_identity(work: Work | None) -> Identity:
 
 # A thread that acquires again mostly has the same identity.
 @lru_cache(maxsize=128)
-def encode_identity(pid: int, thread: str, work: Work | None, room: int) -> bytes:
-    """Return the node data for this process of this host, in at most ``room`` bytes."""
-    return Identity(host=_HOST, pid=pid, thread=thread, work=work).encode(room)
+def encode_identity(pid: int, thread: str, work: Work | None, room: int, keys: int) -> bytes:
+    """Return the node data for this process of this host, which takes so many keys, in at most ``room`` bytes."""
+    return Identity(host=_HOST, pid=pid, thread=thread, work=work).encode(room, keys=keys)
 
 
 def decode_identity(data: bytes) -> Identity | None:
     """Return the owner that node data names; ``None`` if it is not in our form, as that of kazoo and Curator."""
-    return decode_owner(data)[0]
+    return decode_owner(data).identity
 
 
-def decode_owner(data: bytes) -> tuple[Identity | None, float | None]:
-    """Return what :func:`decode_identity` returns, and when that owner was granted the lock, if it has written that."""
+def decode_owner(data: bytes) -> Owner:
+    """Return what node data says about its owner."""
     values = load(data)
     if values is None:
-        return None, None
-    granted = _number(values.get("granted"))
+        return Owner(None)
+    granted, keys = _number(values.get("granted")), _number(values.get("keys"))
+    several = keys if isinstance(keys, int) and keys > 1 else None
     host, pid = values.get("host"), _number(values.get("pid"))
     if values.get("v") != VERSION or not isinstance(host, str) or not isinstance(pid, int):
-        return None, granted
+        return Owner(None, granted, several)
     thread, work = _text(values.get("thread")), _work(values.get("work"))
-    return Identity(host=_text(host), pid=pid, thread=thread, work=work), granted
+    return Owner(Identity(host=_text(host), pid=pid, thread=thread, work=work), granted, several)
 
 
 def _cut(values: dict[str, Any], limit: int) -> dict[str, Any]:

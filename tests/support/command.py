@@ -16,6 +16,7 @@ GUID = "01234567-89ab-cdef-0123-456789abcdef"
 
 Hold = Callable[..., Held]
 Type = Callable[..., None]
+Wait = Callable[..., None]
 
 
 class Screen(StringIO):

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 from services.zookeeper import ZooKeeper
 
+from django_zklock import operations
 from django_zklock.api import zk_lock
+from django_zklock.exceptions import LockCancelled
 from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
-from tests.support.command import Hold, Screen, Type
+from django_zklock.zk.waiting import Cancellation
+from tests.support.command import Hold, Screen, Type, Wait
+from tests.support.threads import Runner
 from tests.support.timing import scaled
+from tests.support.tree_reader import wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -35,6 +41,28 @@ def hold(zklock: str) -> Iterator[Hold]:
     yield take
     for held in taken:
         held.release()
+
+
+@pytest.fixture
+def wait_for(zklock: str) -> Iterator[Wait]:
+    """Return a function that waits for locks, of which one is taken, until the end of the test."""
+    cancellation = Cancellation()
+    waiters: list[Runner] = []
+
+    def join(*keys: str, **options: object) -> None:
+        lock = zk_lock(list(keys), **options)  # type: ignore[arg-type]
+
+        def wait() -> None:
+            with suppress(LockCancelled):
+                lock.acquire(cancellation=cancellation).release()
+
+        waiters.append(Runner(wait))
+        wait_until(lambda: any(operations.show_lock(key).waiter_count for key in keys))
+
+    yield join
+    cancellation.cancel()
+    for each in waiters:
+        each.result()
 
 
 @pytest.fixture

@@ -201,6 +201,7 @@ def queue_table(snapshot: LockSnapshot, terminal: Terminal) -> str:
             text += f"Position {entry.position}: release requested ({entry.revoked})\n"
         if entry.state == "granted":
             text += f"Position {entry.position}: granted, waits for a slot of its worker\n"
+        text += several_text(entry)
         # Those of a waiter, which are in the same key, are mostly the same.
         if entry.held and entry.arguments:
             text += f"Position {entry.position}: called with {entry.arguments}\n"
@@ -233,6 +234,13 @@ def action_table(actions: Sequence[Action], terminal: Terminal) -> str:
         for each in actions
     ]
     return table(ACTION_COLUMNS, rows, width=None, styles=terminal.styles)
+
+
+def several_text(entry: QueueEntry) -> str:
+    """Return that this entry may still wait for another one of its keys; nothing if it cannot, or is a waiter."""
+    if not entry.may_wait_elsewhere:
+        return ""
+    return f"Position {entry.position}: takes {entry.keys} keys at once, and may still wait for another one\n"
 
 
 def end_text(entry: QueueEntry) -> str:

@@ -41,7 +41,7 @@ def run(
     if len(holders) > 1:
         message = f"lock {escape_controls(key)} has {len(holders)} holders; choose one by its node, with --node"
         raise CommandError(message, returncode=COULD_NOT_RUN)
-    terminal.write(program.spell(WARNING) + _output.end_text(holders[0]))
+    terminal.write(_output.several_text(holders[0]) + program.spell(WARNING) + _output.end_text(holders[0]))
     reason = _common.require_reason(reason, terminal)
     if not yes and not _confirmed(holders[0], terminal):
         terminal.write("Nothing was broken.\n")

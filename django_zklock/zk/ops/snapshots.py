@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.zk import node_data, paths, queue, scripts, wire
 from django_zklock.zk.formatting import escape_controls
-from django_zklock.zk.node_data import Identity
+from django_zklock.zk.node_data import Identity, Owner
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import LEASES, Kind, Node, Queue
 from django_zklock.zk.scripts import RequestScript
@@ -57,6 +57,8 @@ class QueueEntry:
     revoked: str | None = None
     # When the lock was granted, where that is known: the server stores no time of it.
     granted: float | None = None
+    # How many keys this contender takes at once; only those of this package that take several have it.
+    keys: int | None = None
     # Of a holder that is a Celery task: it waits for a slot of its worker.
     needs_slot: bool = False
 
@@ -64,6 +66,11 @@ class QueueEntry:
     def state(self) -> str:
         """Return "held", "granted" if the holder waits for a slot of its worker to begin, or "waiting"."""
         return "waiting" if not self.held else "granted" if self.needs_slot else "held"
+
+    @property
+    def may_wait_elsewhere(self) -> bool:
+        """Whether it is first here, and may still wait for another one of its keys."""
+        return self.held and self.keys is not None and self.granted is None
 
     @property
     def owner_text(self) -> str:
@@ -343,8 +350,8 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
     entries = []
     for position, node in enumerate(first):
         data, stat = contents[node.name]
-        identity, granted = node_data.decode_owner(data)
-        work = identity.work if identity else None
+        owner = node_data.decode_owner(data)
+        work = owner.identity.work if owner.identity else None
         entry = QueueEntry(
             node=node.name,
             path=f"{lock.path}/{node.name}",
@@ -354,22 +361,24 @@ def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, Zn
             token=stat.czxid,
             session_id=stat.ephemeralOwner,
             since=stat.ctime / 1000.0,
-            identity=identity,
+            identity=owner.identity,
             limit=node.limit,
             revoked=node_data.decode_revoke(data),
-            granted=_granted(node, granted, stat),
+            granted=_granted(node, owner, stat),
+            keys=owner.keys,
             # The gate writes that while it knows of no child that runs the task.
-            needs_slot=granted is not None and work is not None and work.child == 0,
+            needs_slot=owner.granted is not None and work is not None and work.child == 0,
         )
         entries.append(entry)
     return replace(lock, entries=tuple(entries))
 
 
-def _granted(node: Node, written: float | None, stat: ZnodeStat) -> float | None:
-    """Return when the holder of ``node`` was granted the lock, where that is known or ``written`` by the holder."""
+def _granted(node: Node, owner: Owner, stat: ZnodeStat) -> float | None:
+    """Return when the holder of ``node`` was granted the lock, where that is known or written by the holder."""
     created: float = stat.ctime / 1000.0
-    # The first node that was ever in the queue had no predecessor.
-    if node.sequence == 0:
+    # The first node that was ever in the queue had no predecessor; but if it takes several keys, it may have waited for
+    # another one.
+    if node.sequence == 0 and owner.keys is None:
         return created
     # The holder's clock may be behind the server's.
-    return None if written is None else max(created, written)
+    return None if owner.granted is None else max(created, owner.granted)

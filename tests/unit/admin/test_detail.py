@@ -22,7 +22,7 @@ from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
 from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of, url_of
-from tests.support.command import Hold, run
+from tests.support.command import Hold, Wait, run
 from tests.support.timing import GRACE
 
 if TYPE_CHECKING:
@@ -270,6 +270,20 @@ def test_lock__waits_for_a_slot(viewer: Client, outsider: KazooClient, zklock: s
     assert " waits for a slot " in text_of(viewer.get(LIST))
     text = text_of(viewer.get(url_of("account:17")))
     assert " 0 granted, waits for a slot task billing.settle" in text
+
+
+def test_lock__several_keys(viewer: Client, hold: Hold, wait_for: Wait, settings: Settings) -> None:
+    """Where a contender for several keys is first, the page says that it may wait for another one, in German too."""
+    hold("bank:b")
+    wait_for("bank:a", "bank:b")
+    words = "Takes 2 keys at once, and may still wait for another one."
+    text = text_of(viewer.get(url_of("bank:a")))
+    assert words in text
+    assert "Held for at most " in text
+    assert words not in text_of(viewer.get(url_of("bank:b")))
+    settings.LANGUAGE_CODE = "de"
+    text = text_of(viewer.get(url_of("bank:a")))
+    assert "Nimmt 2 Schlüssel auf einmal und wartet vielleicht noch auf einen anderen." in text
 
 
 def test_lock__worker_cannot_end_the_task(viewer: Client, hold: Hold) -> None:

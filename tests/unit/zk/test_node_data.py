@@ -102,9 +102,26 @@ def test_identity__little_room(character: str) -> None:
         ),
     )
     for room in (node_data.MIN_BYTES, 1000, 2000):
-        data = who.encode(room)
+        data = who.encode(room, keys=100_000)
         assert len(data) <= room
         assert node_data.decode_identity(data) is not None
+
+
+def test_keys() -> None:
+    """One that takes several keys writes how many, also into what a task adds; the data of one key has no more."""
+    mine = node_data.current_identity(replace(WORK, worker="w@web1", child=0))
+    assert mine.encode(keys=1) == mine.encode()
+    data = mine.encode(keys=3)
+    assert node_data.decode_owner(data) == (mine, None, 3)
+    changed = node_data.add_run(data, child=93, granted=1234.5, forgotten=False)
+    assert changed is not None
+    assert node_data.decode_owner(changed)[1:] == (1234.5, 3)
+
+
+@pytest.mark.parametrize("keys", [1, 0, -3, 2.5, True, "3", None, [3], 10**30])
+def test_keys__hostile(keys: object) -> None:
+    """What is no number of several keys is none."""
+    assert node_data.decode_owner(form(keys=keys)).keys is None
 
 
 def form(**facts: Any) -> bytes:

@@ -22,7 +22,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
-from tests.support.command import GUID, Hold, Screen, Type, failure, run
+from tests.support.command import GUID, Hold, Screen, Type, Wait, failure, run
 from tests.support.command_process import Process, Reader
 
 if TYPE_CHECKING:
@@ -52,6 +52,14 @@ def holding(key: str) -> int:
     text = Screen()
     facts = json.loads(run("show", key, "--format", "json", status=None, out=text))
     return int(facts["holders"])
+
+
+def test_break__one_of_several_keys(hold: Hold, wait_for: Wait) -> None:
+    """Before it breaks a lock it says that the holder may only wait for another key."""
+    hold("bank:b")
+    wait_for("bank:a", "bank:b")
+    out = run("break", "bank:a", "--reason", "stuck", "--yes")
+    assert "\nPosition 0: takes 2 keys at once, and may still wait for another one\nBreaking does not stop" in out
 
 
 def test_break__asks_and_shows_the_holder(hold: Hold, operator: Type, outsider: KazooClient) -> None:

@@ -27,7 +27,7 @@ from django_zklock.zk.ops import snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
 from tests.support.any_server import packets_received
-from tests.support.command import GUID, Hold, Screen, failure, run
+from tests.support.command import GUID, Hold, Screen, Wait, failure, run
 from tests.support.many_locks import hold_many
 from tests.support.timing import GRACE, scaled
 
@@ -191,6 +191,26 @@ def test_show__grant_is_not_known(outsider: KazooClient, zklock: str) -> None:
     assert first[header.index("HELD") :].startswith("<= ")
     header, first = run("list").splitlines()
     assert first[header.index("HELD") :].startswith("<= ")
+
+
+def test_show__several_keys(hold: Hold, wait_for: Wait) -> None:
+    """Where a contender for several keys is first, nobody can tell whether it holds them or waits for another one."""
+    hold("bank:b")
+    wait_for("bank:a", "bank:b")
+    header, first, text = run("show", "bank:a").splitlines()
+    assert first.split()[:2] == ["0", "held"]
+    assert first[header.index("HELD") :].startswith("<= ")
+    assert text == "Position 0: takes 2 keys at once, and may still wait for another one"
+    header, listed, _other = run("list", "bank:").splitlines()
+    assert listed[header.index("HELD") :].startswith("<= ")
+    (place,) = json.loads(run("show", "bank:a", "--json"))["places"]
+    assert (place["state"], place["granted"], place["keys"]) == ("held", None, 2)
+    # Where it waits, that is plain; the holder there takes one key, and was the first.
+    header, first, second = run("show", "bank:b").splitlines()
+    assert [line.split()[1] for line in (first, second)] == ["held", "waiting"]
+    assert not first[header.index("HELD") :].startswith("<= ")
+    held, waiter = json.loads(run("show", "bank:b", "--json"))["places"]
+    assert (held["granted"], held["keys"], waiter["keys"]) == (held["since"], None, 2)
 
 
 def test_show__json(hold: Hold) -> None:

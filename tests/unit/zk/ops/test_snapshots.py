@@ -61,10 +61,23 @@ def test_blockers_of__many_spans() -> None:
         (7, b'{"granted": "now"}', None),
         (7, b'{"granted": 60.5}', 60.5),
         (7, b'{"granted": -60.5}', 0.0),
+        (0, b'{"keys": 2}', None),
+        (0, b'{"keys": 1}', 0.0),
+        (0, b'{"keys": 2, "granted": 60.5}', 60.5),
     ],
-    ids=["first", "unknown", "junk", "no number", "written", "clock behind"],
+    ids=[
+        "first",
+        "unknown",
+        "junk",
+        "no number",
+        "written",
+        "clock behind",
+        "first of several keys",
+        "first of one key",
+        "written of several keys",
+    ],
 )
 def test_granted(sequence: int, data: bytes, expected: float | None) -> None:
-    """The grant is known of the first node of a queue, and of a holder that has written it."""
+    """The grant is known of the first node of a queue, unless it takes several, and of a holder that has written it."""
     (node,) = parse_names([f"lock-{sequence:010}"])
-    assert _granted(node, node_data.decode_owner(data)[1], stat()) == expected
+    assert _granted(node, node_data.decode_owner(data), stat()) == expected
