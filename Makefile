@@ -32,7 +32,7 @@ check: $(READY) ## what to run first: style, types and most unit tests; no Java,
 
 .PHONY: check-units
 check-units: $(READY)
-	$(BIN)/pytest tests/unit --without-services -m "not zookeeper and not slow and not program" --numprocesses 4 $(ARGS)
+	$(BIN)/pytest tests/unit tests/testserver/unit --without-services -m "not zookeeper and not slow and not program" --numprocesses 4 $(ARGS)
 
 # The machine is measured before anything runs that would be measured too.
 .PHONY: test
@@ -62,7 +62,7 @@ coverage: $(READY) | os-test ## what the tests reach, branches too, as HTML in h
 # It does not belong to `test`: it needs a package index, and what it tests is the test server alone.
 .PHONY: test-kazoo
 test-kazoo: $(READY) | os-kazoo ## kazoo's own tests on real ZooKeeper and on the test server; ARGS="-k lock" for some
-	$(BIN)/python -m tests.kazoo_suite $(ARGS)
+	$(BIN)/python -m tests.testserver.kazoo_suite $(ARGS)
 
 # For the same reason, and because it takes longest where nothing has changed for Celery.
 .PHONY: test-celery

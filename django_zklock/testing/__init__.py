@@ -6,27 +6,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .faults import BlackHole, Fault, Faults
-    from .network import Cut
-    from .protocol import Opcode
-    from .requestlog import LoggedRequest, RequestLog
     from .runner import SandboxRunner
     from .sandbox import Sandbox
-    from .server import SessionInfo, ZooKeeperServer
+    from .server.faults import BlackHole, Fault, Faults
+    from .server.network import Cut
+    from .server.protocol import Opcode
+    from .server.requestlog import LoggedRequest, RequestLog
+    from .server.server import SessionInfo, ZooKeeperServer
 
 # The module of each name, imported at the first use of the name: see the parent package.
 _MODULES = {
-    "BlackHole": "faults",
-    "Cut": "network",
-    "Fault": "faults",
-    "Faults": "faults",
-    "LoggedRequest": "requestlog",
-    "Opcode": "protocol",
-    "RequestLog": "requestlog",
+    "BlackHole": "server.faults",
+    "Cut": "server.network",
+    "Fault": "server.faults",
+    "Faults": "server.faults",
+    "LoggedRequest": "server.requestlog",
+    "Opcode": "server.protocol",
+    "RequestLog": "server.requestlog",
     "Sandbox": "sandbox",
     "SandboxRunner": "runner",
-    "SessionInfo": "server",
-    "ZooKeeperServer": "server",
+    "SessionInfo": "server.server",
+    "ZooKeeperServer": "server.server",
 }
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import serve
+from .server import serve
 
 COULD_NOT_RUN = 2
 

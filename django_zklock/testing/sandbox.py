@@ -19,12 +19,13 @@ from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.waiting import Deadline
 from django_zklock.zk.wire import ConnectionOptions
 
-from . import acl, redirect_settings
-from .faults import Fault, Faults
-from .network import Cut
-from .requestlog import RequestLog
-from .server import SessionInfo, ZooKeeperServer
-from .tree import Created, Deleted
+from . import redirect_settings
+from .server import acl
+from .server.faults import Fault, Faults
+from .server.network import Cut
+from .server.requestlog import RequestLog
+from .server.server import SessionInfo, ZooKeeperServer
+from .server.tree import Created, Deleted
 
 if TYPE_CHECKING:
     from typing import Self

@@ -12,7 +12,8 @@ from unittest import mock
 
 from kazoo.client import KazooClient
 
-from django_zklock.testing import ZooKeeperServer, service
+from django_zklock.testing import ZooKeeperServer
+from django_zklock.testing.server import service
 from django_zklock.zk import node_data, paths, queue
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import trail

@@ -9,7 +9,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.testing.protocol import Opcode
+from django_zklock.testing.server.protocol import Opcode
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool

@@ -9,11 +9,13 @@ import pytest
 import django_zklock
 
 PACKAGE = Path(django_zklock.__file__).parent
-UNIT = Path(__file__).resolve().parents[1] / "unit"
-MODULES = sorted(str(path.relative_to(UNIT)) for path in UNIT.rglob("test_*.py"))
+TESTS = Path(__file__).resolve().parents[1]
+# Each folder of unit tests, with the package that it mirrors.
+MIRRORS = {TESTS / "unit": PACKAGE, TESTS / "testserver" / "unit": PACKAGE / "testing" / "server"}
+MODULES = sorted(str(path.relative_to(TESTS)) for unit in MIRRORS for path in unit.rglob("test_*.py"))
 # What mirrors no module, and why.
 OTHERS = {
-    "admin/test_translation.py": "the catalogue of German texts",
+    "unit/admin/test_translation.py": "the catalogue of German texts",
 }
 
 pytestmark = pytest.mark.once
@@ -21,7 +23,8 @@ pytestmark = pytest.mark.once
 
 def mirrored(module: str) -> list[str]:
     """Return the modules and packages that a module of tests can be about: an aspect may follow the name."""
-    folder = PACKAGE / Path(module).parent
+    unit, package = next((unit, package) for unit, package in MIRRORS.items() if unit in (TESTS / module).parents)
+    folder = package / (TESTS / module).parent.relative_to(unit)
     words = Path(module).stem.removeprefix("test_").split("_")
     names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
     places = [path for name in names for path in (folder / f"{name}.py", folder / f"{name}_.py", folder / name)]
@@ -33,12 +36,13 @@ def mirrored(module: str) -> list[str]:
 @pytest.mark.parametrize("module", MODULES)
 def test_unit__mirrors_the_package(module: str) -> None:
     """A module of unit tests is named after a module of the package, or after a package."""
-    assert bool(mirrored(module)) != (module in OTHERS), f"tests/unit/{module} is named after no module"
+    assert bool(mirrored(module)) != (module in OTHERS), f"tests/{module} is named after no module"
 
 
 def test_mirrored() -> None:
     """The name of a module counts, with an aspect or without; another name does not."""
-    assert mirrored("test_conf.py") == ["conf.py"]
-    assert mirrored("zk/test_queue_rules.py") == ["zk/queue.py"]
-    assert mirrored("doctor/test_doctor.py") == ["doctor"]
-    assert mirrored("zk/test_nonsense.py") == []
+    assert mirrored("unit/test_conf.py") == ["conf.py"]
+    assert mirrored("unit/zk/test_queue_rules.py") == ["zk/queue.py"]
+    assert mirrored("unit/doctor/test_doctor.py") == ["doctor"]
+    assert mirrored("unit/zk/test_nonsense.py") == []
+    assert mirrored("testserver/unit/test_faults_of_nodes.py") == ["testing/server/faults.py"]

@@ -8,8 +8,8 @@ from collections.abc import Collection
 import pytest
 
 from django_zklock.testing import Opcode, ZooKeeperServer
-from django_zklock.testing.client import Client
-from django_zklock.testing.jute import Reader
+from django_zklock.testing.server.client import Client
+from django_zklock.testing.server.jute import Reader
 
 THROTTLED, SYSTEM_ERROR, OPERATION_TIMEOUT, NO_AUTH, QUOTA_EXCEEDED, UNHEARD_OF = -127, -1, -7, -102, -125, -4711
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from django_zklock.testing import Opcode, ZooKeeperServer
-from django_zklock.testing.client import Client
-from django_zklock.testing.connection import ClientConnection
-from django_zklock.testing.jute import Reader
+from django_zklock.testing.server.client import Client
+from django_zklock.testing.server.connection import ClientConnection
+from django_zklock.testing.server.jute import Reader
 
 
 class Moment:

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 from django_zklock.management.subcommands._common import one_line
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, OK
-from django_zklock.testing import serve
+from django_zklock.testing.server import serve
 
 HELP = "run a ZooKeeper for development, in memory, until Ctrl-C"
 

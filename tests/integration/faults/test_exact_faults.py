@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from django_zklock.exceptions import LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
-from django_zklock.testing import Opcode, ZooKeeperServer, acl
-from django_zklock.testing.tree import Change, Created, Deleted
+from django_zklock.testing import Opcode, ZooKeeperServer
+from django_zklock.testing.server import acl
+from django_zklock.testing.server.tree import Change, Created, Deleted
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import MAX_ENSURES, State
 from django_zklock.zk.lock import Lock

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from kazoo.exceptions import NoNodeError
 
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.testing.faults import DirectionName
+from django_zklock.testing.server.faults import DirectionName
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool

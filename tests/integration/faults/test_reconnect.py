@@ -12,8 +12,8 @@ import pytest
 from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import Opcode, ZooKeeperServer
-from django_zklock.testing.client import Client
-from django_zklock.testing.tree import Deleted
+from django_zklock.testing.server.client import Client
+from django_zklock.testing.server.tree import Deleted
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool

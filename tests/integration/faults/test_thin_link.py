@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.testing.tree import Created
+from django_zklock.testing.server.tree import Created
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Kind, name_prefix, new_guid

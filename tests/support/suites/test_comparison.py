@@ -13,7 +13,7 @@ from tests.support.suites.report import Names, describe
 LISTED = {"listed": "knows no TLS"}
 NAMES = Names(
     reference="real", ours="ours", where="on real servers and on the test server", both="on both",
-    first="on real servers", project="kazoo", listed="tests/kazoo_suite/differences.py",
+    first="on real servers", project="kazoo", listed="tests/testserver/kazoo_suite/differences.py",
 )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_describe__tells_each_test_once() -> None:
         "1 passed on real servers only, as listed",
         "listed: knows no TLS",
         "0 went as they should in a further try",
-        "1 DIFFER from what tests/kazoo_suite/differences.py says",
+        "1 DIFFER from what tests/testserver/kazoo_suite/differences.py says",
         "worse: real passed, ours failed",
         "ours: worse failed",
         "1 listed that kazoo does not have",

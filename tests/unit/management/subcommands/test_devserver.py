@@ -22,7 +22,8 @@ from services.devserver import DevServer
 from services.port import LOOPBACK, free_port
 
 from django_zklock.api import zk_lock
-from django_zklock.testing import ZooKeeperServer, serve
+from django_zklock.testing import ZooKeeperServer
+from django_zklock.testing.server import serve
 from tests.support.timing import scaled
 
 ROOT = Path(__file__).resolve().parents[4]

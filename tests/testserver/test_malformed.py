@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services.zookeeper import ZooKeeper
 
-from django_zklock.testing import Opcode, ZooKeeperServer, reads
+from django_zklock.testing import Opcode, ZooKeeperServer
+from django_zklock.testing.server import reads
 from tests.support.any_server import Server
 from tests.support.protocol import jute
 from tests.support.protocol.operations import (

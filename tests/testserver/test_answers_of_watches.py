@@ -26,8 +26,8 @@ from tests.support.protocol.operations import (
     SetWatches,
 )
 from tests.support.protocol.raw_client import Event
-from tests.support.protocol.sequential_client import Visitor
-from tests.support.protocol.server_area import Scene
+from tests.testserver.sequential_client import Visitor
+from tests.testserver.server_area import Scene
 
 CREATED, DELETED, CHANGED, CHILD = 1, 2, 3, 4
 CONNECTED = 3

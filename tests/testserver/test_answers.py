@@ -36,8 +36,8 @@ from tests.support.protocol.operations import (
     Sync,
     WhoAmI,
 )
-from tests.support.protocol.sequential_client import Visitor
-from tests.support.protocol.server_area import Scene
+from tests.testserver.sequential_client import Visitor
+from tests.testserver.server_area import Scene
 
 OK = 0
 INCONSISTENT, MARSHALLING, UNIMPLEMENTED, BAD_ARGUMENTS = -2, -5, -6, -8

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.support.protocol.operations import CloseSession, Create, Home
 from tests.support.protocol.raw_client import ClosedError, Greeting, RawClient
-from tests.support.protocol.sequential_client import Visitor
+from tests.testserver.sequential_client import Visitor
 
 
 class Scene:

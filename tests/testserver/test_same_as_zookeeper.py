@@ -9,8 +9,8 @@ from hypothesis import given
 from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.protocol.comparison import Stage, Step
-from tests.support.protocol.strategies import plays
+from tests.testserver.comparison import Stage, Step
+from tests.testserver.strategies import plays
 
 Address = tuple[str, int]
 

@@ -11,7 +11,7 @@ import pytest
 from kazoo.client import KazooClient, KazooState
 
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.testing.faults import DirectionName
+from django_zklock.testing.server.faults import DirectionName
 from tests.support.protocol.operations import (
     EPHEMERAL,
     SEQUENCE,

@@ -1,4 +1,4 @@
-"""``python -m tests.kazoo_suite``: exit 0 if both servers agree, 1 if not, 2 if the tests could not run."""
+"""``python -m tests.testserver.kazoo_suite``: exit 0 if both servers agree, 1 if not, 2 if the tests could not run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CACHE = REPOSITORY / ".cache" / "kazoo"
 TRIES = 3
 NAMES = Names(
     reference="real", ours="ours", where="on real servers and on the test server", both="on both",
-    first="on real servers", project="kazoo", listed="tests/kazoo_suite/differences.py",
+    first="on real servers", project="kazoo", listed="tests/testserver/kazoo_suite/differences.py",
 )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from django_zklock.testing import SessionInfo, ZooKeeperServer, port
+from django_zklock.testing import SessionInfo, ZooKeeperServer
+from django_zklock.testing.server import port
 from tests.support.forked_child import fork
 from tests.support.protocol.operations import EPHEMERAL, CloseSession, Create, Exists, GetData, WhoAmI
 from tests.support.protocol.raw_client import ClosedError, RawClient

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_zklock.testing import ZooKeeperServer, connection
+from django_zklock.testing import ZooKeeperServer
+from django_zklock.testing.server import connection
 from tests.support.protocol.operations import AddWatch, Create, Exists, GetData, SetData
 from tests.support.protocol.raw_client import ClosedError
 from tests.support.protocol.session_client import Talker

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hypothesis import strategies as st
 
-from tests.support.protocol.comparison import Call, Close, Resume, Settle, Step
 from tests.support.protocol.operations import (
     ANN,
     CONTAINER,
@@ -43,6 +42,7 @@ from tests.support.protocol.operations import (
     Sync,
     WhoAmI,
 )
+from tests.testserver.comparison import Call, Close, Resume, Settle, Step
 
 if TYPE_CHECKING:
     from tests.support.protocol.jute import Acl, AclEntry, Path

@@ -41,7 +41,7 @@ class Run(run.Run):
             *(sys.executable, "-m", "pytest"),
             # Neither our configuration nor kazoo's, which prints every line of the log.
             *("-c", os.devnull, "--rootdir", str(self.source)),
-            *("-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "tests.kazoo_suite.plugin"),
+            *("-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "tests.testserver.kazoo_suite.plugin"),
             *("--kazoo-server", self._server, "--kazoo-outcomes", str(self.outcomes)),
             *("--timeout", f"{TEST_TIMEOUT:g}", "-o", f"faulthandler_timeout={STUCK_TIMEOUT:g}"),
             *("-W", "ignore", "-ra", "--tb=short", "--durations=20"),

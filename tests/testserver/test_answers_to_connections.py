@@ -21,7 +21,7 @@ from tests.support.protocol.operations import (
     WhoAmI,
 )
 from tests.support.protocol.raw_client import ClosedError, Greeting
-from tests.support.protocol.server_area import Scene
+from tests.testserver.server_area import Scene
 
 REFUSED = Greeting(protocol=0, timeout=0, session=0, password=bytes(16), rest=b"\0")
 # The maximum size of a packet.

@@ -13,13 +13,14 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.protocol import snapshot
 from tests.support.protocol.operations import CREATE, CloseSession, Create, Home
 from tests.support.protocol.raw_client import RawClient
-from tests.support.protocol.server_area import Scene
+from tests.testserver import snapshot
+from tests.testserver.server_area import Scene
 
+HERE = Path(__file__).parent
 # Below a folder that git ignores.
-set_hypothesis_home_dir(Path(__file__).resolve().parents[3] / ".pytest_cache" / "hypothesis")
+set_hypothesis_home_dir(HERE.resolve().parents[1] / ".pytest_cache" / "hypothesis")
 settings.register_profile(
     "normal",
     max_examples=150,
@@ -44,15 +45,23 @@ COUNTED = {f"/counted-{number}-{copy}": number for number in (2**31 - 3, 2**31 -
 PLANTED = {ANSWERS: 0, **COUNTED}
 
 # These use the server through kazoo or a project; for all others the installed versions do not matter.
-HERE = Path(__file__).parent
-OF_LIBRARIES = {"test_java_clients"}
+OF_LIBRARIES = {
+    "test_faults",
+    "test_java_clients",
+    "test_network",
+    "test_network_cut_replies",
+    "test_replica",
+    "test_requestlog",
+    "test_run",
+    "test_server",
+}
 
 _numbers = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent == HERE and item.path.stem not in OF_LIBRARIES:
+        if item.path.is_relative_to(HERE) and item.path.stem not in OF_LIBRARIES:
             item.add_marker(pytest.mark.once)
 
 

@@ -43,7 +43,7 @@ CREATED, DELETED, CHANGED, CHILD = 1, 2, 3, 4
 PATIENCE = scaled(60)
 AT_ONCE = 500
 MARSHALLING_ERROR = -5
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""The server of ``django_zklock.testing`` beside a real one."""
