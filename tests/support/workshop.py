@@ -154,13 +154,17 @@ class Workshop:
 
     def close(self) -> None:
         """Kill the workers: a warm shutdown takes seconds, and the tests about it end their workers themselves."""
+        unexpected = []
         for worker in self.workers:
             worker.kill()
+            unexpected += [line for line in worker.log_tail(100_000).splitlines() if "event=unexpected_step" in line]
             worker.close()
         self.pool.close(2.0)
         self.board.close()
         self.sender.close()
         self.results.close()
+        # The gate makes no step that its table does not have.
+        assert unexpected == []
 
     # Tasks and their results.
 

@@ -201,7 +201,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
     # Only workers need them.
     child = pytest.importorskip("django_zklock.contrib.celery.gate.child")
     from django_zklock.contrib.celery.gate.gate import Gate
-    from django_zklock.contrib.celery.gate.request import Phase
+    from django_zklock.contrib.celery.gate.states import Phase
 
     gate: Any = Gate.__new__(Gate)
     gate.pid, phases = os.getpid(), [Phase.WAITING, Phase.WAITING, Phase.DECIDED, Phase.CLAIMED]

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -23,16 +23,9 @@ from django_zklock import locked_call
 from django_zklock.contrib.celery import headers, internals
 from django_zklock.contrib.celery.gate import child
 from django_zklock.contrib.celery.gate.child import HEADER, ChildWatcher
-from django_zklock.contrib.celery.gate.request import (
-    BEFORE_DECISION,
-    CHECK_INTERVAL,
-    IN_POOL,
-    MAX_READY,
-    GateRequest,
-    Phase,
-    Verdict,
-)
+from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, MAX_READY, GateRequest
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard, finalizer_of
+from django_zklock.contrib.celery.gate.states import BEFORE_DECISION, IN_POOL, Effect, Phase, Verdict
 from django_zklock.contrib.celery.tasks import message_key, outermost_lock
 from django_zklock.zk.background import TimerThread
 from django_zklock.zk.node_data import Work
@@ -164,6 +157,45 @@ class Gate:
             text = "event=no_key task=%s id=%s error=%r consequence=acquires_in_its_slot"
             logger.log(level, text, task.name, request.id, error)
             return None
+
+    def note_step(self, request: GateRequest) -> None:
+        """Keep ``request``, which has made a step, where it belongs; under its lock, in any thread."""
+        phase, hold_id = request.phase, request.hold_id
+        if phase is Phase.DECIDED:
+            self.decided.setdefault(hold_id, request)
+        else:
+            self.decided.pop(hold_id, None)
+        is_outside = phase is Phase.WAITING or (phase is Phase.DECIDED and request.contended)
+        if is_outside != (hold_id in self.outside_window):
+            if is_outside:
+                self.outside_window.add(hold_id)
+            else:
+                self.outside_window.discard(hold_id)
+            self.window.refresh()
+
+    def carry_out(self, request: GateRequest, effects: Iterable[Effect]) -> None:
+        """Do what is to be done after a step of ``request``; what needs the loop is posted.
+
+        Any thread ends a request. Only the loop lets one seek a slot, or submits it.
+        """
+        for effect in effects:
+            match effect:
+                case Effect.RELEASE:
+                    request.release()
+                case Effect.FORGET:
+                    self.requests.pop(request.hold_id, None)
+                    request.forget()
+                case Effect.SETTLE:
+                    self.loop.post(self.slots.settle)
+                case Effect.REPORT:
+                    if self.sends_events:
+                        self.loop.post(partial(self.send_event, "released", request.as_dict))
+                case Effect.GIVE_BACK:
+                    self.loop.post(partial(self.give_back, request.request, request.attempt_id, request.rest))
+                case Effect.SEEK:
+                    self.slots.seek(request)
+                case Effect.SUBMIT:
+                    request.enter_pool()
 
     def on_body_ended(self, hold_id: int) -> None:
         if (request := self.requests.get(hold_id)) is not None:

@@ -1,17 +1,7 @@
-"""One request of a locked task, from its delivery to the end of its task: the record, and all that may happen to it.
-
-The phase says where the request is, and the verdict what became of its lock. Up to DECIDED the request belongs to the
-gate, and only the gate's loop moves it on. From SUBMITTED on it belongs to Celery's pool. CLAIMED is what the main
-process knows: a child claims the hold in its cell of the scoreboard, where the main process reads it when it has to.
-
-A request that cannot be served here goes to its slot without the lock, and the task acquires the lock there, as
-without the gate (IN_SLOT): when ZooKeeper does not answer, and when a granted lock was released because others wait for
-it and there was no slot, or no body that has taken it.
-"""
+"""One request of a locked task, from its delivery to the end of its task: the record, and all that may happen to it."""
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
 import os
@@ -31,6 +21,20 @@ from django_zklock.conflict import AcquireRetries
 from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.child import DELAY, HEADER, ChildNote, Ticket, ended_child_failure
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentCell
+from django_zklock.contrib.celery.gate.states import (
+    ASKING,
+    IN_POOL,
+    STATES,
+    STEPS,
+    UNCLAIMED,
+    Effect,
+    Event,
+    Pair,
+    Phase,
+    Verdict,
+    effects_of,
+    meant,
+)
 from django_zklock.contrib.celery.headers import CONFLICTS, OUTAGES
 from django_zklock.exceptions import ZkLockError
 from django_zklock.locked_call import LockedCall
@@ -56,55 +60,6 @@ CHECK_INTERVAL = 1.0
 MAX_READY = 1.0
 # Failures that the pool itself reports, before or after the end of the child. All others come from the child.
 _POOL_FAILURES = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
-
-
-class Phase(enum.Enum):
-    """Where a request is; docs/explanation/architecture.md says what comes after what."""
-
-    QUEUED = "it waits for its turn, and has not asked for its lock"
-    JOINING = "it has asked, and there is no answer"
-    WAITING = "another contender is first"
-    DECIDED = "it waits for the next slot"
-    SUBMITTED = "Celery's pool has it"
-    CLAIMED = "the body has the hold"
-    RELEASED = "the body has released the lock, and the task has not ended"
-    OVER = "over"
-
-
-class Verdict(enum.Enum):
-    """What became of the lock of a request."""
-
-    NONE = "none"
-    GRANTED = "granted"
-    REFUSED = "refused"
-    IN_SLOT = "the task acquires it itself"
-    KILLED = "it was lost under the body, whose child was killed for that"
-
-
-# The pairs that exist, and what they are for `manage.py zklock`, which has no word for a task that is in no queue.
-STATES = {
-    (Phase.QUEUED, Verdict.NONE): "queued",
-    (Phase.JOINING, Verdict.NONE): "queued",
-    (Phase.WAITING, Verdict.NONE): "waiting",
-    (Phase.DECIDED, Verdict.GRANTED): "granted",
-    (Phase.DECIDED, Verdict.REFUSED): "refused",
-    (Phase.DECIDED, Verdict.IN_SLOT): "queued",
-    (Phase.SUBMITTED, Verdict.GRANTED): "granted",
-    (Phase.SUBMITTED, Verdict.REFUSED): "refused",
-    # The body acquires the lock itself, or has released it.
-    (Phase.SUBMITTED, Verdict.IN_SLOT): "running",
-    (Phase.CLAIMED, Verdict.GRANTED): "held",
-    (Phase.CLAIMED, Verdict.KILLED): "lost",
-    (Phase.RELEASED, Verdict.GRANTED): "running",
-    # Celery may report the end of a killed child after that of its request.
-    **{(Phase.OVER, verdict): "over" for verdict in Verdict},
-}
-
-# An attempt may change them.
-ASKING = frozenset({Phase.JOINING, Phase.WAITING, Phase.DECIDED})
-BEFORE_DECISION = frozenset({Phase.QUEUED, Phase.JOINING, Phase.WAITING})
-IN_POOL = frozenset({Phase.SUBMITTED, Phase.CLAIMED, Phase.RELEASED})
-UNCLAIMED = {(Phase.DECIDED, Verdict.GRANTED), (Phase.SUBMITTED, Verdict.GRANTED)}
 
 
 class GateAcquisition(Acquisition):
@@ -174,22 +129,31 @@ class GateRequest:
         self._changing = threading.RLock()
         self._callbacks = internals.take_callbacks(request, self)
 
-    def _move(self, phase: Phase, verdict: Verdict) -> None:
-        assert (phase, verdict) in STATES, (phase, verdict)
-        if phase is not self.phase:
-            self.moved = monotonic()
-            if phase is Phase.DECIDED:
-                self._granted_at, self._waited = time.time(), max(0.0, monotonic() - self.began)
-        self.phase, self.verdict = phase, verdict
-        gate, hold_id = self.gate, self.hold_id
-        if phase is Phase.DECIDED:
-            gate.decided.setdefault(hold_id, self)
-        else:
-            gate.decided.pop(hold_id, None)
-        is_outside = phase is Phase.WAITING or (phase is Phase.DECIDED and self.contended)
-        if is_outside != (hold_id in gate.outside_window):
-            (gate.outside_window.add if is_outside else gate.outside_window.discard)(hold_id)
-            gate.window.refresh()
+    @property
+    def pair(self) -> Pair:
+        return Pair(self.phase, self.verdict)
+
+    def happen(self, event: Event) -> tuple[Effect, ...]:
+        """Make the step of ``event``, and return what is to be done then; nothing if the request is over."""
+        with self._changing:
+            before = self.pair
+            if before.phase is Phase.OVER and event in {Event.ENDED, Event.GIVEN_BACK}:
+                # It ends once, whatever ends it; whose step that was does what is to be done.
+                return ()
+            after = STEPS[event].get(before)
+            if after is None:
+                text = "event=unexpected_step task=%s what=%s phase=%s verdict=%s"
+                logger.error(text, self.request.id, event.name, before.phase.name, before.verdict.name)
+                if before.phase is Phase.OVER:
+                    return ()
+                after = meant(event, before)
+            if after.phase is not before.phase:
+                self.moved = monotonic()
+                if after.phase is Phase.DECIDED:
+                    self._granted_at, self._waited = time.time(), max(0.0, monotonic() - self.began)
+            self.phase, self.verdict = after
+            self.gate.note_step(self)
+            return effects_of(event, before, after)
 
     def guarded(self, step: Callable[[], object]) -> None:
         """Call ``step``; after an error the lock is free, and the broker has the message if the pool has not."""
@@ -198,7 +162,7 @@ class GateRequest:
         except Exception:
             self.gate.counts["failed"] += 1
             # First: what has made the step fail may make the log fail too.
-            if self.phase not in IN_POOL and self.phase is not Phase.OVER:
+            if self.phase not in IN_POOL:
                 self._go_back()
             logger.exception("event=step_failed task=%s consequence=delivered_again", self.request.id)
 
@@ -212,12 +176,12 @@ class GateRequest:
                 self.over()
                 return
             # First: a grant that comes at once is to be noticed.
-            self._move(Phase.JOINING, Verdict.NONE)
+            self.happen(Event.TURN)
             self._start_attempt()
         self._step_in_time()
 
     def _start_attempt(self) -> None:
-        self._end_attempt()
+        self.release()
         timeout, now = self._retries.timeout, monotonic()
         if timeout and not self._is_retry:
             if self.deadline is None:
@@ -235,7 +199,7 @@ class GateRequest:
         """The seconds that are left of the timeout; ``None`` without one, and before any delivery has asked."""
         return self._rest if self.deadline is None else max(0.0, self.deadline - monotonic())
 
-    def _end_attempt(self) -> None:
+    def release(self) -> None:
         """Leave the queue, or release the lock; any thread, more than once."""
         if self.attempt is not None and self.attempt.is_waiting:
             self.attempt.end()
@@ -254,13 +218,12 @@ class GateRequest:
                     return True
             except ZkLockError as error:
                 if not self._retries.should_retry(error):
-                    self._end_attempt()
                     self.refusal = error.with_traceback(None)
                     return True
                 self._is_retry = True
                 self._start_attempt()
         if self.phase is Phase.DECIDED:
-            self._move(Phase.WAITING, Verdict.NONE)
+            self.happen(Event.LOST)
         return False
 
     def _on_change(self) -> None:
@@ -281,17 +244,17 @@ class GateRequest:
             if not self.contended and (attempt.newly_contended() or (decided and before is Phase.WAITING)):
                 self.contended, self.is_ahead = True, False
                 self.gate.send_event("waiting", self.as_dict)
+            effects: tuple[Effect, ...] = ()
             if decided and before is not Phase.DECIDED:
-                self._move(Phase.DECIDED, Verdict.GRANTED if self.refusal is None else Verdict.REFUSED)
+                effects = self.happen(Event.GRANTED if self.refusal is None else Event.REFUSED)
             elif before is Phase.JOINING:
                 if contender.wait and contender.answered and contender.session.connected:
-                    self._move(Phase.WAITING, Verdict.NONE)
+                    effects = self.happen(Event.BLOCKED)
                 elif monotonic() - self.moved >= MAX_JOINING:
                     # In an outage of ZooKeeper the slots pace the requests, as without the gate.
-                    self._fall_back(logger.warning, "event=zookeeper_silent")
-            is_decided = self.phase is Phase.DECIDED and before is not Phase.DECIDED
-        if is_decided:
-            self.gate.slots.seek(self)
+                    effects = self._fall_back(Event.UNSERVED, logger.warning, "event=zookeeper_silent")
+        self.gate.carry_out(self, effects)
+        if Effect.SEEK in effects:
             if (self.phase is Phase.DECIDED or not self.gate.forks) and self.gate.is_stuck:
                 self._release_if_followed()
         else:
@@ -299,15 +262,14 @@ class GateRequest:
             if self.phase in {Phase.JOINING, Phase.WAITING}:
                 self._step_in_time()
 
-    def _fall_back(self, log: Callable[..., None], event: str) -> None:
+    def _fall_back(self, event: Event, log: Callable[..., None], name: str) -> tuple[Effect, ...]:
         """Let the task acquire the lock in its slot."""
-        log("%s key=%r task=%s consequence=acquires_in_its_slot", event, self.lock.key, self.request.id)
-        self._end_attempt()
-        self._move(Phase.SUBMITTED if self.phase is Phase.SUBMITTED else Phase.DECIDED, Verdict.IN_SLOT)
+        log("%s key=%r task=%s consequence=acquires_in_its_slot", name, self.lock.key, self.request.id)
+        return self.happen(event)
 
     def _release_if_followed(self) -> None:
         """Release a lock that no body has if a contender of another worker, or of a body of this one, waits behind."""
-        if (self.phase, self.verdict) in UNCLAIMED and not self._is_claimed():
+        if self.pair in UNCLAIMED and not self._is_claimed():
             asking = [request for request in list(self.gate.requests.values()) if request.phase in ASKING]
             paths = [each.attempt.contender.node_paths for each in asking if each.attempt is not None]
             # Behind the node of a request for several keys other contenders may wait for another one of its keys; and
@@ -333,8 +295,13 @@ class GateRequest:
 
     def _release_unclaimed(self) -> None:
         with self._changing:
-            if (self.phase, self.verdict) in UNCLAIMED and self._withdraw():
-                self._fall_back(logger.info, "event=no_slot" if self.phase is Phase.DECIDED else "event=not_claimed")
+            if self.pair not in UNCLAIMED or not self._withdraw():
+                return
+            if self.phase is Phase.DECIDED:
+                effects = self._fall_back(Event.UNSERVED, logger.info, "event=no_slot")
+            else:
+                effects = self._fall_back(Event.NOT_CLAIMED, logger.info, "event=not_claimed")
+        self.gate.carry_out(self, effects)
 
     def submit(self) -> None:
         """Use the slot that is there, unless the lock was lost meanwhile: then a new attempt has begun."""
@@ -342,25 +309,30 @@ class GateRequest:
             if self.phase is not Phase.DECIDED or (self.verdict is not Verdict.IN_SLOT and not self._is_decided()):
                 return
             assert self.attempt is not None
+            effects: tuple[Effect, ...] = ()
             if self.verdict is Verdict.GRANTED:
                 try:
                     self.cell = ParentCell(self.gate.scoreboard, self.hold_id, self.attempt.contender)
                 except IndexError:
-                    self._fall_back(logger.error, "event=scoreboard_full")
+                    effects = self._fall_back(Event.UNSERVED, logger.error, "event=scoreboard_full")
             if self.verdict is not Verdict.IN_SLOT or self.deadline is not None:
                 internals.keep_headers(self.request.request_dict)
                 self.request.request_dict[HEADER] = self._ticket(self.attempt.contender)
-            self._move(Phase.SUBMITTED, self.verdict)
+            effects += self.happen(Event.SUBMITTED)
         try:
-            # Since the last look it may have been lost.
-            self._update_cell()
-            if self.verdict is Verdict.GRANTED:
-                self.gate.send_event("held", self.as_dict)
-            self.gate.slots.in_hand -= 1
-            self.gate.slots.pool.submit(partial(self.guarded, self._hand_over))
+            self.gate.carry_out(self, effects)
         except Exception:
             self._go_back()
             raise
+
+    def enter_pool(self) -> None:
+        """Use a slot that the gate has."""
+        # Since the last look the lock may have been lost.
+        self._update_cell()
+        if self.verdict is Verdict.GRANTED:
+            self.gate.send_event("held", self.as_dict)
+        self.gate.slots.in_hand -= 1
+        self.gate.slots.pool.submit(partial(self.guarded, self._hand_over))
 
     def _hand_over(self) -> None:
         try:
@@ -405,7 +377,7 @@ class GateRequest:
         with self._changing:
             claimed_by = self.cell.claimed_by if self.cell is not None else None
             if claimed_by is not None and (self.phase, self.verdict) == (Phase.SUBMITTED, Verdict.GRANTED):
-                self._move(Phase.CLAIMED, Verdict.GRANTED)
+                self.happen(Event.CLAIMED)
                 if self.pid is None:
                     # Celery has dropped the task, or reports it later.
                     self._watch_child(claimed_by)
@@ -496,7 +468,7 @@ class GateRequest:
             # Under the lock: when the result has come, Celery may give the child its next task.
             if self.cell is None or not self.cell.kill(partial(self.gate.child_watcher.kill, self.pid)):
                 return
-            self._move(Phase.CLAIMED, Verdict.KILLED)
+            self.happen(Event.KILLED)
         logger.warning("event=child_ended key=%r task=%s pid=%d reason=lost", self.lock.key, self.request.id, self.pid)
 
     def on_child_exit(self) -> None:
@@ -504,7 +476,7 @@ class GateRequest:
             # The child may find the loss first, also before the session's thread does, and end itself.
             is_lost = self.attempt is not None and self.attempt.expired
             if self._kills_child and is_lost and self.verdict is Verdict.GRANTED and self._is_claimed():
-                self._move(Phase.CLAIMED, Verdict.KILLED)
+                self.happen(Event.KILLED)
         self.over()
         if self.verdict is Verdict.KILLED:
             # Celery would notice ten seconds later, and without the reason.
@@ -515,8 +487,8 @@ class GateRequest:
         with self._changing:
             if self.phase not in {Phase.SUBMITTED, Phase.CLAIMED} or self.verdict is not Verdict.GRANTED:
                 return
-            self._move(Phase.RELEASED, Verdict.GRANTED)
-        self._end_attempt()
+            effects = self.happen(Event.BODY_ENDED)
+        self.gate.carry_out(self, effects)
         if self.attempt is not None and self.cell is not None:
             # The child may wait until the node is deleted.
             contender = self.attempt.contender
@@ -524,21 +496,13 @@ class GateRequest:
 
     def over(self) -> None:
         """End the request, whatever ended it: release the lock and all that belongs to it; any thread, any time."""
-        with self._changing:
-            if self.phase is Phase.OVER:
-                return
-            before = self.phase
-            self._move(Phase.OVER, self.verdict)
-        self._end_attempt()
+        self.gate.carry_out(self, self.happen(Event.ENDED))
+
+    def forget(self) -> None:
+        """Close the cell; and let the pool report to Celery's request again, which refers to this one otherwise."""
         if self.cell is not None:
             self.cell.close()
-        self.gate.requests.pop(self.hold_id, None)
-        if before is Phase.JOINING:
-            # The slot that was kept for it.
-            self.gate.loop.post(self.gate.slots.settle)
-        if before in IN_POOL and self.gate.sends_events:
-            self.gate.loop.post(partial(self.gate.send_event, "released", self.as_dict))
-        # The request refers to us: without this only the garbage collector frees both.
+        # Without this only the garbage collector frees both.
         internals.drop_callbacks(self.request)
 
     def leave(self, *, wait: bool = True) -> bool:
@@ -564,8 +528,7 @@ class GateRequest:
             self._go_back()
 
     def _go_back(self) -> None:
-        self.over()
-        self.gate.loop.post(partial(self.gate.give_back, self.request, self.attempt_id, self.rest))
+        self.gate.carry_out(self, self.happen(Event.GIVEN_BACK))
 
     def _step_in_time(self) -> None:
         """Look at the attempt when its timeout is over, if that comes before the next check."""
@@ -648,7 +611,7 @@ class GateRequest:
         attempt = self.attempt
         if self.phase in {Phase.SUBMITTED, Phase.CLAIMED} and self.verdict is Verdict.GRANTED and attempt is not None:
             return "lost" if attempt.contender.lost is not None else "granted" if self.pid is None else "held"
-        return STATES[self.phase, self.verdict]
+        return STATES.get(self.pair, self.phase.name.lower())
 
     def as_dict(self) -> dict[str, Any]:
         attempt = self.attempt

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from django_zklock.contrib.celery.gate.gate import SHORT
-from django_zklock.contrib.celery.gate.request import Phase, Verdict
+from django_zklock.contrib.celery.gate.states import Phase, Verdict
 from django_zklock.zk.waiting import monotonic
-from tests.unit.contrib.celery.gate.workplace import Workplace
+from tests.unit.contrib.celery.gate.workplace import Workplace, put
 
 pytestmark = pytest.mark.celery
 
@@ -277,8 +277,7 @@ def test_slot__of_many_whose_locks_were_lost(workplace: Workplace) -> None:
     """Thousands that had their locks, waited for a slot and lost their session hand it on as well."""
     for _ in range(MANY):
         locked = workplace.request()
-        locked._start_attempt()
-        locked._move(Phase.DECIDED, Verdict.GRANTED)
+        put(locked, Phase.DECIDED, Verdict.GRANTED)
         workplace.gate.slots.seek(locked)
         locked.step()
         assert locked.phase is Phase.WAITING

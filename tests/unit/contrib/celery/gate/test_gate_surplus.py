@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from django_zklock.contrib.celery import internals
-from django_zklock.contrib.celery.gate.request import MAX_READY, Phase, Verdict
+from django_zklock.contrib.celery.gate.request import MAX_READY
+from django_zklock.contrib.celery.gate.states import Phase, Verdict
 from django_zklock.zk.waiting import monotonic
-from tests.unit.contrib.celery.gate.workplace import Workplace
+from tests.unit.contrib.celery.gate.workplace import Workplace, put
 
 # Of Celery's own window.
 KEPT = 2
@@ -30,11 +31,9 @@ class Full(Workplace):
         """Add a request with a key of its own that has come to ``phase`` a while ago, after another contender."""
         locked = self.request(name)
         locked.lock.keys = (key or name,)
-        if phase is not Phase.QUEUED:
-            locked._start_attempt()
-            locked.attempts.decided = verdict is not Verdict.NONE
         locked.contended = True
-        locked._move(phase, verdict)
+        put(locked, phase, verdict)
+        locked.attempts.decided = verdict is not Verdict.NONE
         locked.moved = monotonic() - MAX_READY - 1.0 + len(self.gate.requests) / 1000
         vars(locked).update(facts)
         return locked

@@ -16,8 +16,8 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from django_zklock.contrib.celery.gate import request as request_module
 from django_zklock.contrib.celery.gate.gate import Gate, Loop, Slots
-from django_zklock.contrib.celery.gate.request import Phase, Verdict
 from django_zklock.contrib.celery.gate.scoreboard import Cell, Scoreboard
+from django_zklock.contrib.celery.gate.states import STEPS, Event, Pair, Phase, Verdict
 from django_zklock.zk.queue import EXCLUSIVE
 
 
@@ -73,7 +73,7 @@ class Attempts:
         self.followers: list[set[str]] = []
 
     def start(self) -> None:
-        self.locked._end_attempt()
+        self.locked.release()
         self.starts += 1
         self.locked.attempt = Attempt(self)
 
@@ -209,9 +209,8 @@ class Workplace:
     def running(self, pid: int | None = 71, **options: Any) -> tuple[Any, Any]:
         """Return a request whose lock was granted and that the pool has, and its cell as its child sees it."""
         locked = self.request(**options)
-        locked._start_attempt()
+        put(locked, Phase.DECIDED, Verdict.GRANTED)
         locked.attempts.decided = True
-        locked._move(Phase.DECIDED, Verdict.GRANTED)
         self.gate.slots.in_hand = 1
         self.gate.slots.settle()
         assert locked.phase is Phase.SUBMITTED
@@ -224,6 +223,25 @@ class Workplace:
         self.children._busy_workers.clear()
         self.semaphore.release()
         self.loop.turn()
+
+
+def events_between(before: Pair, after: Pair) -> list[Event]:
+    """Return the fewest events that bring a request from one pair to the other one."""
+    ways: dict[Pair, list[Event]] = {before: []}
+    for pair in (found := [before]):
+        for event, steps in STEPS.items():
+            if pair in steps and steps[pair] not in ways:
+                ways[steps[pair]] = [*ways[pair], event]
+                found.append(steps[pair])
+    return ways[after]
+
+
+def put(locked: Any, phase: Phase, verdict: Verdict = Verdict.NONE) -> None:
+    """Let the request make the steps to this phase and verdict, and do nothing that is to be done then."""
+    for event in events_between(locked.pair, Pair(phase, verdict)):
+        locked.happen(event)
+        if event is Event.TURN:
+            locked._start_attempt()
 
 
 @contextmanager
