@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never
 
-from django_zklock.exceptions import AsyncUnsafe, LockConflict, NotHeld
+from django_zklock.exceptions import AsyncUnsafe, LockConflict, NotHeld, ZooKeeperUnavailable
 from django_zklock.zk import acquire, arguments, jobs, nesting, node_data, owners, paths
 from django_zklock.zk.contender import Contender, data_room
 from django_zklock.zk.held import Held
@@ -22,7 +22,7 @@ from django_zklock.zk.ops import snapshots
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, Mark, Rule
-from django_zklock.zk.waiting import UNSET, Cancellation, Timeout, Unset, seconds
+from django_zklock.zk.waiting import NO_THREAD, UNSET, Cancellation, Timeout, Unset, call_in_thread, seconds
 
 if TYPE_CHECKING:
     from weakref import ref
@@ -203,8 +203,13 @@ class Lock:
         """Return the same as :meth:`holders`, without blocking the event loop."""
         # In another thread this one would not be seen.
         owners.check_may_wait(f"the holders of lock {self.key!r} cannot be read", key=self.key)
-        timeout = self.pool.options.connect_timeout
-        return await asyncio.to_thread(snapshots.holders, self.pool, self.keys, timeout=timeout)
+        read = partial(snapshots.holders, self.pool, self.keys, timeout=self.pool.options.connect_timeout)
+        try:
+            reading = call_in_thread(read)
+        except NO_THREAD as error:
+            text = f"the holders of lock {self.key!r} cannot be read: {error}"
+            raise ZooKeeperUnavailable(text, key=self.key) from error
+        return await asyncio.wrap_future(reading)
 
     def __enter__(self) -> Held:
         caller = owners.caller()

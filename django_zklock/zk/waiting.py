@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import timedelta
@@ -290,6 +291,28 @@ class DaemonCall(Generic[T]):
         except Exception as error:  # noqa: BLE001 - raised again by result()
             self._failure.append(error)
         self._over.set()
+
+
+def call_in_thread(call: Callable[[], T]) -> Future[T]:
+    """Make a call in a thread of its own, a daemon; raise one of :data:`NO_THREAD` if none can be started.
+
+    The threads of an executor may all be busy for as long as the application's work takes, and end before an event loop
+    that runs when the interpreter exits.
+    """
+    future: Future[T] = Future()
+    # Cancelled it can only be before it runs.
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="zklock-read", daemon=True).start()
+    return future
 
 
 # Threads in which nothing may wait.

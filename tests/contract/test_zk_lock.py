@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import snapshots
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner
+from tests.support.timing import GRACE
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -284,6 +286,41 @@ def test_holders__asyncio(stranger: Stranger) -> None:
 
     (holder,) = asyncio.run(main())
     assert str(holder).startswith("label the stranger")
+
+
+def test_aholders__busy_executor(stranger: Stranger) -> None:
+    """The application's work in threads does not keep the answer back."""
+    stranger.take("k")
+    over = threading.Event()
+
+    async def main() -> tuple[Identity | None, ...]:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, over.wait)
+        try:
+            return await asyncio.wait_for(zk_lock("k").aholders(), 2 * GRACE)
+        finally:
+            over.set()
+            await busy
+
+    (holder,) = asyncio.run(main())
+    assert str(holder).startswith("label the stranger")
+
+
+def test_aholders__no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no thread can be started, the error is that of a connection that cannot be."""
+
+    def refuse(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        await zk_lock("k").aholders()
+
+    with pytest.raises(ZooKeeperUnavailable, match="the holders of lock 'k' cannot be read: can't start") as caught:
+        asyncio.run(main())
+    assert caught.value.key == "k"
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_holders__unavailable(ensemble: Ensemble) -> None:
