@@ -96,7 +96,8 @@ def confirm(request: HttpRequest, lock: Lock, action: Action, url: str, context:
     form = ReasonForm(request.POST) if request.method == "POST" else None
     node = request.POST.get("node", "") if form else request.GET.get("node", "")
     reader = AliasReader(lock.alias)
-    snapshot = reader.read_lock(lock)
+    # There may be more holders than the page of the lock shows.
+    snapshot = reader.read_lock(lock, node)
     shown = rows(snapshot, lock.alias) if snapshot else []
     holder = next((row for row in shown if row.entry.held and row.entry.node == node), None)
     if snapshot is None or holder is None or (form and form.data.get("token") != str(holder.entry.token)):

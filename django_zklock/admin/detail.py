@@ -81,8 +81,9 @@ class Row:
     node: SafeString
     bars: list[Bar]
     blockers: SafeString
-    # Labels and command lines, to be copied.
+    # Labels and command lines, to be copied; and whether one of them ends its task.
     commands: list[tuple[Any, str]]
+    ends_task: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +167,7 @@ def rows(snapshot: LockSnapshot, alias: str) -> list[Row]:
             bars=_bars(entry, begin, end),
             blockers=blockers_html(snapshot.blockers_of(entry)),
             commands=_commands(snapshot.key, alias, entry),
+            ends_task=bool(end_command(entry) or kill_command(entry)),
         )
         for entry in entries
     ]

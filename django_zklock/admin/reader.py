@@ -117,13 +117,14 @@ class AliasReader:
         assert self._deadline is not None
         return max(PROMPT, self._deadline.remaining() or 0.0)
 
-    def read_lock(self, lock: Lock) -> LockSnapshot | None:
+    def read_lock(self, lock: Lock, node: str | None = None) -> LockSnapshot | None:
         """Return the queue of ``lock`` with the data of its first entries; ``None`` if it cannot be read.
 
-        The lock gets its whole key, of which the name of the znode may contain only the beginning.
+        With ``node`` it has the entry of the node with that name instead. The lock gets its whole key, of which the
+        name of the znode may contain only the beginning.
         """
         listed = self.read(snapshots.list_queues, [lock.name])
-        found = self.read(partial(snapshots.read_entries, limit=MAX_ENTRIES), listed)
+        found = self.read(partial(snapshots.read_entries, limit=MAX_ENTRIES, node=node), listed)
         if found is None:
             return None
         path = f"{connections[self.alias].options.root}/{lock.name}"

@@ -90,8 +90,8 @@ class QueueEntry:
 class LockSnapshot:
     """One lock and its queue, first come first.
 
-    ``nodes`` are all nodes of the queue, by their names; ``entries`` are the first of them, as far as their data was
-    read. ``unknown_nodes`` are the names of children that belong to no known lock recipe.
+    ``nodes`` are all nodes of the queue, by their names; ``entries`` are those whose data was read: the first ones, or
+    a single one. ``unknown_nodes`` are the names of children that belong to no known lock recipe.
     """
 
     key: str
@@ -157,9 +157,10 @@ class LockSnapshot:
     def thread_of(self, entry: QueueEntry) -> str:
         """Return the thread of ``entry`` if it tells it from contenders of its process that look alike, else nothing.
 
-        Without control characters. Only entries whose data was read are compared.
+        Without control characters. Where the data of some holders was not read, these may look alike.
         """
-        if entry.identity is None or self._alike[entry.owner_text] < 2:
+        is_unlike = self._alike[entry.owner_text] < 2 and len(self.entries) >= self.holder_count
+        if entry.identity is None or is_unlike:
             return ""
         return escape_controls(entry.identity.thread)
 
@@ -290,19 +291,17 @@ def read_entries(
     timeout: float | None,
     limit: int | None = None,
     holders: bool = False,
+    node: str | None = None,
 ) -> list[LockSnapshot]:
-    """Return ``locks`` with their first ``limit`` entries, by default with all, or with those of the ``holders`` alone.
+    """Return ``locks`` with their first ``limit`` entries, by default with all.
 
-    Raises what :func:`one_lock` raises.
+    With ``holders`` these are those of the holders alone, and with ``node`` the one of the node with that name. Raises
+    what :func:`one_lock` raises.
 
     Nodes that were deleted since the queues were listed are left out.
     """
     session = pool.inspection()
-    # Where the sequence numbers are not reliable, the order is known only when every node is read.
-    chosen = [
-        lock.nodes[: (lock.holder_count if holders else limit) if queue.sort_by_sequence(lock.nodes)[1] else None]
-        for lock in locks
-    ]
+    chosen = [_chosen(lock, lock.holder_count if holders else limit, node) for lock in locks]
     reads = [wire.Read(f"{lock.path}/{node.name}") for lock, nodes in zip(locks, chosen, strict=True) for node in nodes]
     script = partial(_read_many, session, reads)
     outcomes = iter(scripts.run(session, script, action=f"read what is in {pool.options.root}", timeout=timeout))
@@ -318,6 +317,14 @@ def read_entries(
             for number, lock in zip(unread, again, strict=True):
                 found[number] = lock
     return found
+
+
+def _chosen(lock: LockSnapshot, limit: int | None, node: str | None) -> Sequence[Node]:
+    """Return the nodes of ``lock`` to be read: the one named ``node``, or the first ones."""
+    # Where the sequence numbers are not reliable, the order is known only when every node is read.
+    if not queue.sort_by_sequence(lock.nodes)[1]:
+        return lock.nodes
+    return lock.nodes[:limit] if node is None else [each for each in lock.nodes if each.name == node]
 
 
 def _read_many(session: Session, reads: Sequence[wire.Read]) -> RequestScript[list[Any]]:
@@ -339,16 +346,19 @@ def _key(name: str, data: bytes) -> str:
 
 
 def _add_entries(lock: LockSnapshot, found: Sequence[tuple[Node, tuple[bytes, ZnodeStat] | None]]) -> LockSnapshot:
-    """Return ``lock`` with the entries of its first nodes, whose data is in ``found``."""
+    """Return ``lock`` with the entries of the nodes whose data is in ``found``; others of these are gone."""
     contents = {node.name: content for node, content in found if content is not None}
-    first = [node for node, _content in found if node.name in contents]
-    if not queue.sort_by_sequence(first)[1]:
-        first = queue.sort_by_creation((node, contents[node.name][1].czxid) for node in first)
-    nodes = (*first, *lock.nodes[len(found) :])
+    gone = {node.name for node, content in found if content is None}
+    nodes = tuple([node for node in lock.nodes if node.name not in gone]) if gone else lock.nodes
+    # Where the sequence numbers are not reliable, all were read.
+    if len(contents) == len(nodes) and not queue.sort_by_sequence(nodes)[1]:
+        nodes = tuple(queue.sort_by_creation((node, contents[node.name][1].czxid) for node in nodes))
     if nodes != lock.nodes:
         lock = replace(lock, nodes=nodes)
     entries = []
-    for position, node in enumerate(first):
+    for position, node in enumerate(nodes):
+        if node.name not in contents:
+            continue
         data, stat = contents[node.name]
         owner = node_data.decode_owner(data)
         work = owner.identity.work if owner.identity else None

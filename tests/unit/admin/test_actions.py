@@ -18,6 +18,7 @@ from kazoo.client import KazooClient
 from services.port import LOOPBACK, free_port
 from services.zookeeper import ZooKeeper
 
+from django_zklock.admin.reader import MAX_ENTRIES
 from django_zklock.api import zk_lock
 from django_zklock.exceptions import LockLost, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import paths
@@ -156,6 +157,33 @@ def test_break__one_of_several(boss: Client, hold: Hold) -> None:
     send(boss, "gpu", "break", ask(boss, second, "break") | {"reason": "the driver hangs"})
     assert wait_until(lambda: second.lost)
     first.check()
+
+
+@both
+def test_action__behind_the_first_hundred(boss: Client, hold: Hold, action: str) -> None:
+    """Every holder can be broken and asked, also one that the page of the lock has no place for."""
+    browse = Work(kind="function", name="browse")
+    for _ in range(MAX_ENTRIES + 1):
+        last = hold("catalogue", browse, limit=MAX_ENTRIES + 1, reentrant=False)
+    assert name_of(last) not in body_of(boss.get(url_of("catalogue", "change")))
+    form = ask(boss, last, action)
+    text = text_of(boss.get(url_of("catalogue", action), {"node": name_of(last)}))
+    # The other holders may look alike, and are not read.
+    assert ", thread MainThread " in text
+    send(boss, "catalogue", action, form | {"reason": "stuck"})
+    wait_until(lambda: last.lost if action == "break" else last.revoked)
+
+
+@pytest.mark.parametrize(("limit", "others"), [(1, False), (2, True)])
+def test_break__of_one_holder_or_several(boss: Client, hold: Hold, limit: int, *, others: bool) -> None:
+    """The page says who has the lock then; it names a command only where there is one."""
+    held = [hold("gpu", limit=2, reentrant=False) for _ in range(limit)][0]
+    text = text_of(boss.get(url_of("gpu", "break"), {"node": name_of(held)}))
+    assert ("This takes the lock away from this holder; the others keep it." in text) == others
+    assert ("grants it to the next waiter" in text) != others
+    assert "the command above" not in text
+    task = hold("task", Work(kind="task", name="bill", id="77", worker="celery@web1", child=93))
+    assert "the command above" in text_of(boss.get(url_of("task", "break"), {"node": name_of(task)}))
 
 
 @both
