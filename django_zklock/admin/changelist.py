@@ -163,7 +163,7 @@ class LockChangeList(ChangeList):
         waiting = sum(lock.waiter_count for lock in locks)
         contended = sum(1 for lock in locks if lock.waiter_count)
         revoked = sum(1 for lock in locks if any(entry.revoked for entry in lock.holders))
-        old = sum(1 for lock in locks if any(map(is_old, lock.holders[:1])))
+        old = [entry.granted is not None for lock in locks for entry in lock.holders[:1] if is_old(entry)]
         found = []
         if contended:
             text = ngettext("%(waiting)s waiting for %(n)s lock", "%(waiting)s waiting for %(n)s locks", contended)
@@ -171,9 +171,13 @@ class LockChangeList(ChangeList):
         if revoked:
             text = ngettext("release of %(n)s lock requested", "release of %(n)s locks requested", revoked)
             found.append(("revoked", text % {"n": revoked}, {"state": "revoked"}))
-        if old:
-            text = ngettext("%(n)s held for over an hour", "%(n)s held for over an hour", old)
-            found.append(("old", text % {"n": old}, {"older": str(OLD_AFTER)}))
+        if known := old.count(True):
+            text = ngettext("%(n)s held for over an hour", "%(n)s held for over an hour", known)
+            found.append(("old", text % {"n": known}, {"older": str(OLD_AFTER)}))
+        if unknown := old.count(False):
+            # It may have waited for a part of that.
+            text = ngettext("%(n)s perhaps held for over an hour", "%(n)s perhaps held for over an hour", unknown)
+            found.append(("old", text % {"n": unknown}, {"older": str(OLD_AFTER)}))
         return [{"name": name, "text": text, "query": self._filtered(parameters)} for name, text, parameters in found]
 
     @property

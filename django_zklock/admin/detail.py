@@ -45,7 +45,7 @@ RESULTS_APP = "django_celery_results"
 # How many actions the page of a lock shows.
 MAX_RECENT = 5
 ACTIONS = {trail.BROKEN: _("broken"), trail.REQUESTED: _("release requested")}
-OUTCOMES = {trail.BROKEN: _("broken"), trail.RELEASED: _("released"), trail.HOLDS: _("still held")}
+OUTCOMES = {trail.BROKEN: _("broken"), trail.GONE: _("no longer held"), trail.HOLDS: _("still held")}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,12 +124,12 @@ def time_html(since: float, *, name: str = "") -> SafeString:
 
 def is_old(entry: QueueEntry) -> bool:
     """Return whether the holder may have held the lock for too long."""
-    return time.time() - (entry.granted or entry.since) > OLD_AFTER
+    return time.time() - entry.held_since > OLD_AFTER
 
 
 def held_html(entry: QueueEntry) -> SafeString:
     """Return how long the holder has held the lock: "at most", if it is not known when the lock was granted."""
-    age = time_html(entry.granted or entry.since, name="zklock-badge zklock-is-old" if is_old(entry) else "")
+    age = time_html(entry.held_since, name="zklock-badge zklock-is-old" if is_old(entry) else "")
     return format_html('<span class="zklock-quiet">{}</span> {}', _("at most"), age) if entry.granted is None else age
 
 

@@ -190,7 +190,7 @@ def test_history(visit: Visit, shop: Site, photograph: Photograph) -> None:
     visitor = visit(at=shop)
     visitor.page.goto(page_of(pictured_locks.ASKED).replace("/change/", "/history/"))
     outcomes = visitor.page.locator(".zklock-table [data-label='Since then']")
-    expect(outcomes).to_have_text(["still held", "released", "broken"])
+    expect(outcomes).to_have_text(["still held", "no longer held", "broken"])
     photograph(visitor, "history", document=False)
 
 

@@ -361,7 +361,7 @@ def _held_for(entry: QueueEntry, now: float) -> str:
     """Return the time since the grant; what it is at most, if it is not known when that was."""
     if not entry.held:
         return "-"
-    return f"<= {format_duration(now - entry.since)}" if entry.granted is None else format_duration(now - entry.granted)
+    return ("<= " if entry.granted is None else "") + format_duration(now - entry.held_since)
 
 
 def _ranges(ranges: Sequence[tuple[int, int]]) -> str:

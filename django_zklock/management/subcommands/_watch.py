@@ -27,9 +27,10 @@ WRAP_ON = "\x1b[?7h"
 class Event(NamedTuple):
     """A change in a queue, or with ``note`` instead one of the connection to ZooKeeper.
 
-    ``what`` is "taken" (granted without waiting, as far as seen), "handed over" (granted to a waiter), "released",
-    "joined", "left" (without having held), "revoked" (release requested), "unreachable" or "reachable". ``snapshot`` is
-    the queue that contains ``entry``: after the change, or before it if the entry is gone.
+    ``what`` is "taken" (granted without waiting, as far as seen), "handed over" (granted to a waiter), "released" (by
+    its holder, or at the end of its session), "joined", "left" (without having held), "revoked" (release requested),
+    "unreachable" or "reachable". ``snapshot`` is the queue that contains ``entry``: after the change, or before it if
+    the entry is gone.
     """
 
     what: str

@@ -63,7 +63,7 @@ def add_filters(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         type=age,
         default=0.0,
-        help="only locks held at least this time: 90, 15m, 2h, 1d",
+        help="only locks that are held, or may be held, at least this time: 90, 15m, 2h, 1d",
     )
     parser.add_argument("--sort", choices=tuple(COLUMNS), default="key", help="sort by this (default: %(default)s)")
     parser.add_argument("--reverse", action="store_true", help="sort in descending order")

@@ -48,7 +48,7 @@ def run(
             try:
                 operations.revoke_lock(entry, why, by=by, using=using)
             except NotHeld:
-                terminal.write(f"Already released by {entry.owner_text}.\n")
+                terminal.write(f"Not held any more by {entry.owner_text}.\n")
             else:
                 revoked.add(entry.node)
                 terminal.write(f"Release requested from {entry.owner_text}. The holder decides when to release.\n")
@@ -59,7 +59,7 @@ def run(
         terminal.write(f"Still held by {entry.owner_text}.\n")
     if remaining:
         return FOUND_PROBLEM
-    terminal.write("All of them have released the lock.\n")
+    terminal.write("None of them holds the lock any more.\n")
     return OK
 
 

@@ -44,7 +44,7 @@ class LockFilter:
     ``key`` is a part of the key, or a pattern for the whole key if it has ``*``, ``?`` or ``[``. ``state`` is "held",
     "contended" (there is a waiter), "revoked" (a holder was asked to release) or "unknown" (nodes of no known recipe).
     ``host`` is a part of the host name of a contender, ``task`` a part of the name or id of its work. ``older`` is the
-    minimum age of the first holder's node, in seconds.
+    minimum time, in seconds, for which the first holder holds, or may hold if it is not known when it was granted.
     """
 
     key: str = ""
@@ -74,7 +74,7 @@ class LockFilter:
             self._matches_key(lock.key)
             and (not self.state or self.state in _states(lock))
             and (not self.kind or any(node.kind.value == self.kind for node in lock.nodes))
-            and (not self.older or (bool(lock.holders) and now - lock.holders[0].since >= self.older))
+            and (not self.older or (bool(lock.holders) and now - lock.holders[0].held_since >= self.older))
             and (not (self.host or self.task) or any(map(self._matches_entry, lock.entries)))
         )
 
@@ -161,14 +161,14 @@ COLUMNS: Mapping[str, Callable[[LockSnapshot, QueueEntry | None], Any]] = {
     "key": lambda lock, _holder: lock.key,
     "state": lambda lock, _holder: lock.state,
     "kind": lambda lock, _holder: lock.kind or None,
-    "age": lambda _lock, holder: holder and (-holder.since, -holder.token),
+    "age": lambda _lock, holder: holder and (-holder.held_since, -holder.token),
     "waiters": lambda lock, _holder: lock.waiter_count,
     "token": lambda _lock, holder: holder and holder.token,
     "holder": lambda _lock, holder: holder and holder.owner_text.casefold(),
-    # Lower for locks that need attention: with waiters, with release requested, old. Of two locks of one millisecond
-    # the one with the lower token is older.
+    # Lower for locks that need attention: with waiters, with release requested, held for long. Of two locks of one
+    # millisecond the one with the lower token is older.
     "urgency": lambda lock, holder: (
-        holder and (not lock.waiter_count, holder.revoked is None, holder.since, holder.token)
+        holder and (not lock.waiter_count, holder.revoked is None, holder.held_since, holder.token)
     ),
 }
 COLUMNS_IN_DATA = frozenset({"age", "token", "holder", "urgency"})

@@ -68,6 +68,11 @@ class QueueEntry:
         return "waiting" if not self.held else "granted" if self.needs_slot else "held"
 
     @property
+    def held_since(self) -> float:
+        """When it was granted the lock; if that is not known, when it joined the queue, which was not later."""
+        return self.since if self.granted is None else self.granted
+
+    @property
     def may_wait_elsewhere(self) -> bool:
         """Whether it is first here, and may still wait for another one of its keys."""
         return self.held and self.keys is not None and self.granted is None

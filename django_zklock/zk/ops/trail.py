@@ -28,7 +28,7 @@ TEXTS = ("what", "key", "lock", "node", "holder", "by", "why", "id")
 BROKEN = "broken"
 REQUESTED = "release requested"
 # What has happened since to a holder that was asked to release.
-OUTCOMES = (HOLDS, RELEASED) = ("still held", "released")
+OUTCOMES = (HOLDS, GONE) = ("still held", "no longer held")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,9 @@ class Action:
 
     ``what`` is "broken" or "release requested", ``at`` the time by the clock of the client that did it, in seconds
     since the Unix epoch, ``by`` the user or the process, and ``why`` the reason. ``lock`` is the name of the lock's
-    node. ``outcome`` is what has become of the holder: "broken", "released", or "still held". ``id`` tells the action
-    from those of other operators at the same time; actions of earlier versions have none.
+    node. ``outcome`` is what has become of the holder: "broken", "still held", or "no longer held", which is so after a
+    release and after the end of its session. ``id`` tells the action from those of other operators at the same time;
+    actions of earlier versions have none.
     """
 
     at: float
@@ -131,7 +132,7 @@ def read(pool: Pool, *, lock: str | None = None, timeout: float | None) -> list[
         for action, node in zip(actions, nodes, strict=True):
             holds = isinstance(node, tuple) and node[1].czxid == action.token
             is_broken = (action.lock, action.node, action.token) in broken
-            outcomes.append(BROKEN if is_broken else HOLDS if holds else RELEASED)
+            outcomes.append(BROKEN if is_broken else HOLDS if holds else GONE)
         return [replace(action, outcome=outcome) for action, outcome in zip(actions, outcomes, strict=True)]
 
     return scripts.run(session, script, action=f"read {path(pool)}", timeout=timeout)

@@ -117,11 +117,11 @@ def test_history__of_all_ways(boss: Client, hold: Hold, client: Client) -> None:
     held.release(wait=True)
     send(boss, "account:18", "break", ask(boss, other, "break") | {"reason": "nor here"})
     text = text_of(boss.get(url_of("account:17", "history")))
-    assert re.search(r"release requested pid \d+ on \S+ deploy at four released", text)
+    assert re.search(r"release requested pid \d+ on \S+ deploy at four no longer held", text)
     assert "here" not in text
     assert "Log of this site" not in text
     (action,) = boss.get(url_of("account:17", "json_history")).json()["actions"]
-    assert (action["why"], action["token"], action["outcome"]) == ("deploy at four", held.token, "released")
+    assert (action["why"], action["token"], action["outcome"]) == ("deploy at four", held.token, "no longer held")
     text = text_of(boss.get(url_of("account:18", "history")))
     assert re.search(r"nor here broken .*not here broken ", text)
     assert client.get(url_of("account:17", "json_history")).status_code == 403
@@ -177,7 +177,7 @@ def test_action__behind_the_first_hundred(boss: Client, hold: Hold, action: str)
 @pytest.mark.parametrize(("limit", "others"), [(1, False), (2, True)])
 def test_break__of_one_holder_or_several(boss: Client, hold: Hold, limit: int, *, others: bool) -> None:
     """The page says who has the lock then; it names a command only where there is one."""
-    held = [hold("gpu", limit=2, reentrant=False) for _ in range(limit)][0]
+    held = [hold("gpu", limit=2, reentrant=False) for _ in range(limit)].pop()
     text = text_of(boss.get(url_of("gpu", "break"), {"node": name_of(held)}))
     assert ("This takes the lock away from this holder; the others keep it." in text) == others
     assert ("grants it to the next waiter" in text) != others

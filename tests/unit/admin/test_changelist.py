@@ -18,7 +18,8 @@ from services.zookeeper import ZooKeeper
 
 from django_zklock.admin import LockAdmin, changelist
 from django_zklock.connections import connections
-from django_zklock.zk.node_data import Work
+from django_zklock.zk import node_data
+from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import actions
 from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of
 from tests.support.command import Hold
@@ -76,6 +77,27 @@ def test_list__needs_attention(
     assert "3 held for over an hour" in body
     for query in ("state=contended", "state=revoked", "older=3600"):
         assert re.search(rf'<a class="zklock-badge [^"]*" href="\?{query}"', body)
+
+
+def test_list__perhaps_held_for_long(
+    viewer: Client, outsider: KazooClient, zklock: str, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    """A holder that may have waited for most of an hour is not called one that has held for an hour."""
+    identity = Identity(host="web1", pid=71, work=Work(kind="task", name="bill", id="77"))
+    now = time.time()
+    granted = node_data.add_run(identity.encode(), child=93, granted=now + 3600, forgotten=False)
+    # The first node of a queue has not waited.
+    outsider.ensure_path(f"{zklock}/granted")
+    outsider.delete(outsider.create(f"{zklock}/granted/first", sequence=True))
+    for key, data in (("known", identity.encode()), ("unknown", identity.encode(keys=2)), ("granted", granted)):
+        outsider.create(f"{zklock}/{key}/_c_{GUID}-lock-", data, ephemeral=True, sequence=True, makepath=True)
+    monkeypatch.setattr(time, "time", lambda: now + 3700)
+    text = text_of(viewer.get(LIST))
+    assert " 1 held for over an hour 1 perhaps held for over an hour " in text
+    assert re.search(r" unknown exclusive .* held for at most 1 h ", text)
+    settings.LANGUAGE_CODE = "de"
+    text = text_of(viewer.get(LIST))
+    assert " 1 seit über einer Stunde gehalten 1 vielleicht seit über einer Stunde gehalten " in text
 
 
 def test_list__needs_no_attention(viewer: Client, hold: Hold) -> None:

@@ -30,7 +30,7 @@ def test_history__table(hold: Hold) -> None:
     ]
     assert all("@" in each[3] and each[4].startswith("pid ") for each in facts)
     other.release(wait=True)
-    assert re.split("  +", run("history", "account:17").splitlines()[1])[5:] == ["released", "deploy at four"]
+    assert re.split("  +", run("history", "account:17").splitlines()[1])[5:] == ["no longer held", "deploy at four"]
 
 
 def test_history__of_one_key(hold: Hold) -> None:

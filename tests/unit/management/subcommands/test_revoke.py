@@ -82,7 +82,7 @@ def test_revoke__wait(hold: Hold) -> None:
         held.release(wait=True)
 
     holder = Runner(release)
-    assert run("revoke", "k", "--reason", "why", "--wait", "1m").endswith("All of them have released the lock.\n")
+    assert run("revoke", "k", "--reason", "why", "--wait", "1m").endswith("None of them holds the lock any more.\n")
     holder.result()
 
 
@@ -103,7 +103,7 @@ def test_revoke__released_meanwhile(hold: Hold, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(actions, "revoke", gone)
     out = run("revoke", "k", "--reason", "why", "--wait", "5")
-    assert out.splitlines()[0].startswith("Already released by task billing.bill [77]")
+    assert out.splitlines()[0].startswith("Not held any more by task billing.bill [77]")
 
 
 def test_revoke__hostile(hold: Hold) -> None:

@@ -153,6 +153,16 @@ def test_selection__older() -> None:
     assert not selection.matches(UNKNOWN, NOW)
 
 
+def test_selection__older_by_the_grant() -> None:
+    """Where it is known when the lock was granted, the wait before does not count, neither in an order by age."""
+    granted = line("granted", place(0, held=True, since=NOW - 90, granted=NOW - 10))
+    unknown = line("unknown", place(0, held=True, since=NOW - 20))
+    assert [LockFilter(older=15.0).matches(each, NOW) for each in (granted, unknown)] == [False, True]
+    for column in ("age", "urgency"):
+        ordering = Ordering(column=column, reverse=column == "age")
+        assert [each.key for each in ordering.sort([granted, unknown])] == ["unknown", "granted"]
+
+
 @pytest.mark.parametrize(
     ("column", "order"),
     [
