@@ -74,70 +74,30 @@ test-celery: $(READY) | os-celery ## Celery's own tests without the gate and wit
 test-weblate: $(READY) | os-test ## Weblate with three of its tasks locked: its worker, its admin in Chromium, the doctor
 	$(BIN)/python -m tests.weblate $(ARGS)
 
-.PHONY: leak
-leak: $(READY) | os-test ## 100,000 locks and 10,000 waits in vain, and what is left of them: twenty times what `test` does
-	ZKLOCK_LEAK_CYCLES=100000 $(BIN)/pytest tests/integration/load/test_leaks.py -rP $(ARGS)
+# What WHAT may be. Each is a test that `test` has with a smaller number.
+soak-leaks := ZKLOCK_LEAK_CYCLES=100000 $(BIN)/pytest tests/integration/load/test_leaks.py
+soak-locks := ZKLOCK_MANY_LOCKS=24000 $(BIN)/pytest tests/integration/cluster/test_many_locks.py
+soak-waiters := ZKLOCK_WAITERS=10000 $(BIN)/pytest tests/integration/load/test_many_waiters.py
+soak-bursts := ZKLOCK_BURSTS=30 $(BIN)/pytest tests/integration/celery/test_gate_no_loop.py -k bursts
+soak-writers := ZKLOCK_WRITERS=1000 $(BIN)/pytest tests/integration/databases/test_fencing.py -k test_writers
+soak-partitions := ZKLOCK_PARTITIONS=1 $(BIN)/pytest tests/integration/cluster/test_partitions.py --log-level INFO
 
-.PHONY: many-locks
-many-locks: $(READY) | os-test ## 24,000 locks of one process on three servers, which live on: sixteen times what `test` does
-	ZKLOCK_MANY_LOCKS=24000 $(BIN)/pytest tests/integration/cluster/test_many_locks.py -rP $(ARGS)
-
-.PHONY: many-waiters
-many-waiters: $(READY) ## 10,000 waiters in one process: five times what `test` does
-	ZKLOCK_WAITERS=10000 $(BIN)/pytest tests/integration/load/test_many_waiters.py -rP $(ARGS)
-
-.PHONY: bursts
-bursts: $(READY) | os-test ## 30 bursts of 300 tasks to workers without an event loop: ten times what `test` does
-	ZKLOCK_BURSTS=30 $(BIN)/pytest tests/integration/celery/test_gate_no_loop.py -k bursts -rP $(ARGS)
-
-.PHONY: fenced-writers
-fenced-writers: $(READY) | os-test ## 1,000 writers on PostgreSQL, half of them late: ten times what `test` does
-	ZKLOCK_WRITERS=1000 $(BIN)/pytest tests/integration/databases/test_fencing.py -k test_writers -rP $(ARGS)
+.PHONY: soak
+soak: $(READY) | os-test ## one test for long: WHAT=leaks, locks, waiters, bursts, writers or partitions
+	$(or $(soak-$(WHAT)),$(error WHAT is one of $(sort $(patsubst soak-%,%,$(filter soak-%,$(.VARIABLES)))))) -rP $(ARGS)
 
 # Two minutes of it belong to `test`.
 .PHONY: chaos
-chaos: $(READY) | os-test ## an hour of all faults at random over clients of every kind; ARGS="--seconds 600", ARGS="--seed 7.3"
+chaos: $(READY) | os-test ## an hour of all faults at random over clients of every kind; ARGS="--seconds 600"
 	PYTHONPATH=testproject $(BIN)/python -m tests.chaos --seconds 3600 $(ARGS)
 
 .PHONY: simulate
-simulate: $(READY) ## an hour of the core in worlds of one thread; ARGS="--seconds 60", ARGS="--seed 728" tells one
+simulate: $(READY) ## an hour of the core in worlds of one thread; ARGS="--seconds 60"
 	$(BIN)/python -m tests.simulation --seconds 3600 $(ARGS)
 
-.PHONY: storm
-storm: $(READY) | os-test ## ten minutes of the same over Celery's workers alone, on two brokers
-	PYTHONPATH=testproject $(BIN)/python -m tests.chaos --seconds 600 --clients celery $(ARGS)
-
-.PHONY: partitions
-partitions: $(READY) | os-test ## three servers cut off from each other in every way, at three session timeouts: half an hour
-	ZKLOCK_PARTITIONS=1 $(BIN)/pytest tests/integration/cluster/test_partitions.py -rP --log-level INFO $(ARGS)
-
 .PHONY: bench
-bench: $(READY) | os-test ## how fast locks are beside their peers, for docs/; ARGS="--rounds 1 --only alone" for a quick look
-	PYTHONPATH=testproject $(BIN)/python -m benchmarks.peers $(ARGS)
-
-.PHONY: bench-testserver
-bench-testserver: $(READY) | os-test ## how fast the test server is, beside real ZooKeeper; ARGS="--rounds 1" for a quick look
-	PYTHONPATH=testproject $(BIN)/python -m benchmarks.testserver $(ARGS)
-
-.PHONY: bench-gate
-bench-gate: $(READY) | os-test ## what waiting at the gate is worth, beside tasks that wait in their slots
-	PYTHONPATH=testproject $(BIN)/python -m benchmarks.gate $(ARGS)
-
-.PHONY: bench-saturation
-bench-saturation: $(READY) ## how many waiters are granted without a request, when a lock is wanted again at once
-	$(BIN)/python -m benchmarks.saturation $(ARGS)
-
-.PHONY: bench-list
-bench-list: $(READY) | os-test ## how long the command takes to list ten thousand locks, and how many requests
-	PYTHONPATH=testproject $(BIN)/python -m benchmarks.listing $(ARGS)
-
-.PHONY: bench-admin
-bench-admin: $(READY) | os-test ## how long the admin takes for a page of ten thousand locks, and how many requests
-	PYTHONPATH=testproject $(BIN)/python -m benchmarks.admin $(ARGS)
-
-.PHONY: herd
-herd: $(READY) | os-test ## what a hand-over costs with the classic lock schemes and with this one: four minutes
-	PYTHONPATH=testproject $(BIN)/python -m benchmarks.herd $(ARGS)
+bench: $(READY) | os-test ## WHAT=peers, testserver, gate, saturation, listing, admin or herd; peers and herd write docs/
+	PYTHONPATH=testproject $(BIN)/python -m benchmarks.$(or $(WHAT),peers) $(ARGS)
 
 .PHONY: lint
 lint: $(READY) ## style, format, layers, words
@@ -150,15 +110,15 @@ lint: $(READY) ## style, format, layers, words
 types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 
+# What follows the links needs the network, so it does not belong to `test`.
 .PHONY: docs
-docs: $(READY) ## the documents as HTML in docs/_build/html, with spelling and the links between them
+docs: $(READY) ## the documents as HTML in docs/_build/html, with spelling and links; WHAT=links: the links to other sites
+ifeq ($(WHAT),links)
+	$(BIN)/sphinx-build -q -d docs/_build/doctrees -b linkcheck docs docs/_build/links
+else
 	$(BIN)/codespell
 	$(BIN)/sphinx-build -n -W --keep-going -q -d docs/_build/doctrees -b html docs docs/_build/html
-
-# It needs the network, so it does not belong to `test`.
-.PHONY: docs-links
-docs-links: $(READY) ## whether the links to other sites still lead somewhere
-	$(BIN)/sphinx-build -q -d docs/_build/doctrees -b linkcheck docs docs/_build/links
+endif
 
 .PHONY: screenshots
 screenshots: $(READY) | os-browser ## the pictures of the admin in docs/ and their references, taken anew
@@ -170,14 +130,14 @@ package: $(READY) ## wheel and sdist in dist/, looked into and installed
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/pytest -m packaging tests/project/test_package.py
 
+# With WHAT=zookeeper it fetches 750 MB once.
 .PHONY: matrix
-matrix: $(READY) | os-test ## versions of Python, Django, Celery and kazoo; ARGS="-e oldest" for one
-	$(BIN)/tox run --discover $$(.ci/pythons) $(ARGS)
-
-# For the same reason as test-kazoo, and because it fetches 750 MB once.
-.PHONY: matrix-zookeeper
-matrix-zookeeper: $(READY) | os-test ## versions of ZooKeeper and Curator; ARGS="--only 3.9.3 --without-chaos" for some of it
+matrix: $(READY) | os-test ## versions of Python, Django, Celery and kazoo; WHAT=zookeeper: of ZooKeeper and Curator
+ifeq ($(WHAT),zookeeper)
 	PYTHONPATH=testproject $(BIN)/python -m tests.zookeeper_matrix --processes $(PROCESSES) $(ARGS)
+else
+	$(BIN)/tox run --discover $$(.ci/pythons) $(ARGS)
+endif
 
 .PHONY: clean
 clean: ## remove what was made, the environment too

@@ -1,4 +1,4 @@
-"""How long the admin takes to show a page of many locks, and how many requests: ``make bench-admin``.
+"""How long the admin takes to show a page of many locks, and how many requests: ``make bench WHAT=admin``.
 
 The time is that of the view with its template, as Django's test client asks for it. The first round begins a session
 too.

@@ -1,7 +1,6 @@
-"""What waiting at the gate is worth and what it costs, beside tasks that wait in their slots.
+"""What waiting at the gate is worth and what it costs, beside tasks that wait in their slots: ``make bench WHAT=gate``.
 
-``PYTHONPATH=testproject python -m benchmarks.gate``. Real workers with prefork, Redis, a real ZooKeeper, and every
-comparison within one run.
+Real workers with prefork, Redis, a real ZooKeeper, and every comparison within one run.
 """
 
 from __future__ import annotations

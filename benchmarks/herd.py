@@ -1,4 +1,4 @@
-"""What a hand-over costs with the classic lock schemes and with this package: ``make herd``.
+"""What a hand-over costs with the classic lock schemes and with this package: ``make bench WHAT=herd``.
 
 The program prints a table, writes ``benchmarks/results/herd.json``, and draws the curves and writes the tables of
 ``docs/explanation/figures.md``. With other numbers of waiters than the page has, it only prints.

@@ -1,4 +1,4 @@
-"""How long the command takes to list many locks, and how many requests: ``make bench-list``.
+"""How long the command takes to list many locks, and how many requests: ``make bench WHAT=listing``.
 
 The time is that of the command's own work, without Python's start and Django's; the first round begins a session too.
 On a machine that is busy with other things the time of this process's threads tells more.

@@ -1,4 +1,4 @@
-"""How many waiters are granted without a request, when a lock is wanted again at once: ``make bench-saturation``.
+"""How many waiters are granted without a request, when a lock is wanted again at once: ``make bench WHAT=saturation``.
 
 Each contender joins the queue again as soon as it has released, over a network with a delay. A waiter that was not
 ready when its predecessor released, because the machine was busy, has to list the queue.

@@ -1,4 +1,4 @@
-"""How fast the server for tests is, beside a real ZooKeeper under the same load: ``make bench-testserver``.
+"""How fast the server for tests is, beside a real ZooKeeper under the same load: ``make bench WHAT=testserver``.
 
 Each figure is the median of several rounds, in which the servers take turns, so that what else the machine does
 meets all of them.

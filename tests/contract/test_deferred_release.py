@@ -27,6 +27,8 @@ from tests.support.forked_child import fork
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
+pytestmark = pytest.mark.oldest
+
 pytest_plugins = ["tests.support.agents", "tests.support.slow_deadlines"]
 
 # Seconds, for what must not happen: a wait that never ends.

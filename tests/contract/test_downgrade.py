@@ -112,7 +112,7 @@ def java(request: pytest.FixtureRequest, server: Server, pool: Pool) -> Iterator
     elif curator_version() >= SINCE:
         client = OfCurator(request.getfixturevalue("curator"), server.hosts, pool.path("k"))
     else:
-        pytest.skip("this Curator is older; `make matrix-zookeeper` fetches a newer one")
+        pytest.skip("this Curator is older; `make matrix WHAT=zookeeper` fetches a newer one")
     yield client
     client.close()
 

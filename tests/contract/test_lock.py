@@ -19,6 +19,8 @@ from tests.support.threads import Runner
 from tests.support.timing import GRACE
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
+pytestmark = pytest.mark.oldest
+
 pytest_plugins = ["tests.support.slow_deadlines"]
 
 

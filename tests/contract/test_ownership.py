@@ -37,6 +37,8 @@ from tests.support.threads import Runner, run_foreign
 from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
+pytestmark = pytest.mark.oldest
+
 pytest_plugins = ["tests.support.agents", "tests.support.slow_deadlines"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.once
 
 
 def test_figures__are_those_of_the_results() -> None:
-    """The tables are what `make herd` makes of its results, and a page includes them."""
+    """The tables are what `make bench WHAT=herd` makes of its results, and a page includes them."""
     assert report.FIGURES.read_text(encoding="utf-8") == report.figures(Results.load())
     assert f"_static/figures/{report.FIGURES.name}" in PAGES["docs/explanation/figures.md"]
 

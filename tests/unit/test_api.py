@@ -15,6 +15,8 @@ from django_zklock.zk.node_data import Work
 if TYPE_CHECKING:
     from pytest_django import Settings
 
+pytestmark = pytest.mark.nocelery
+
 
 def task(name: str | None) -> Callable[[], Work | None]:
     return lambda: Work(kind="task", name=name) if name else None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nocelery
+
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = """
 import django

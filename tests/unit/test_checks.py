@@ -19,6 +19,8 @@ from django_zklock import checks, zk_locked
 if TYPE_CHECKING:
     from pytest_django import Settings
 
+pytestmark = [pytest.mark.nocelery, pytest.mark.oldest]
+
 HOSTS = "zk1:2181"
 
 

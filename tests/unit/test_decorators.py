@@ -33,6 +33,8 @@ from django_zklock.decorators import Locked
 from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner
 
+pytestmark = [pytest.mark.nocelery, pytest.mark.oldest]
+
 pytest_plugins = ["tests.support.settings_fixtures"]
 
 

@@ -17,6 +17,8 @@ from django_zklock.conf import TOKEN_BITS
 from django_zklock.fencing import fence_of
 from tests.support.django_layer import Ensemble
 
+pytestmark = pytest.mark.oldest
+
 pytest_plugins = ["tests.support.settings_fixtures"]
 
 

@@ -47,6 +47,8 @@ from tests.support.threads import Runner
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
+pytestmark = [pytest.mark.nocelery, pytest.mark.oldest]
+
 pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
 
 HOLDER = r"held by label the stranger \(pid \d+ on .+\)"

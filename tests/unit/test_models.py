@@ -17,6 +17,8 @@ from django_zklock.models import Lock
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from tests.support.timing import scaled
 
+pytestmark = pytest.mark.oldest
+
 MANAGE = Path(__file__).resolve().parents[2] / "testproject" / "manage.py"
 
 

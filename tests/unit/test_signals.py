@@ -18,6 +18,8 @@ from django_zklock.zk.lock import Lock
 from tests.support.django_layer import SIGNALS, Ensemble, Recorder, Stranger
 from tests.support.threads import Runner
 
+pytestmark = pytest.mark.nocelery
+
 pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
 
 

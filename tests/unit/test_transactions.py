@@ -38,6 +38,8 @@ from tests.support.tree_reader import wait_until
 if TYPE_CHECKING:
     from pytest_django import Settings
 
+pytestmark = pytest.mark.oldest
+
 pytest_plugins = ["tests.support.settings_fixtures"]
 
 in_database = pytest.mark.django_db(transaction=True)

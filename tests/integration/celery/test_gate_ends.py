@@ -22,7 +22,7 @@ from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 from tests.support.workshop import TIMEOUT, Sent
 
-pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper, pytest.mark.oldest]
 
 SESSION_TIMEOUT = 40.0
 # Seconds, less than the hundred after which Celery itself reports a child as lost.

@@ -15,6 +15,7 @@ from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = [
+    pytest.mark.oldest,
     pytest.mark.celery,
     pytest.mark.zookeeper,
     # kombu 5.3 warns with redis 5.3, in the client that inspects the worker.

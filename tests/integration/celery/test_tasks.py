@@ -11,7 +11,7 @@ from django_zklock import LockConflict, LockTimeout
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
+pytestmark = [pytest.mark.celery, pytest.mark.zookeeper, pytest.mark.oldest]
 
 PARENT_KEY = "of-the-main-process"
 

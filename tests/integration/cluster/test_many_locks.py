@@ -1,7 +1,7 @@
 """More locks in one process than the end of one session can be written for, and the ensemble lives on.
 
 A server that gets a transaction beyond twice its ``jute.maxbuffer`` neither follows nor starts again. Here servers have
-a smaller one, and sessions a budget that is smaller by as much. ``make many-locks`` has the values of production.
+a smaller one, and sessions a budget that is smaller by as much. ``make soak WHAT=locks`` has the values of production.
 """
 
 from __future__ import annotations

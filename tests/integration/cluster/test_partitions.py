@@ -82,7 +82,7 @@ def kill(_peers: Peers, node: ZooKeeper) -> None:
     node.kill()
 
 
-# All of it takes half an hour; see `make partitions`.
+# All of it takes half an hour; see `make soak WHAT=partitions`.
 COMPLETE = bool(os.environ.get("ZKLOCK_PARTITIONS"))
 AT_FOLLOWER: list[Disturb] = [silence, silence_what_it_says, kill]
 AT_LEADER: list[Disturb] = [silence, cut, late_answers]

@@ -1,6 +1,6 @@
 """Five thousand locks, and five hundred waits in vain, after which everything is as it was before.
 
-``make leak`` does twenty times as many, and shows what it has counted.
+``make soak WHAT=leaks`` does twenty times as many, and shows what it has counted.
 """
 
 from __future__ import annotations

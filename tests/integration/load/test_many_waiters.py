@@ -1,4 +1,4 @@
-"""Thousands wait in one process; ``make many-waiters`` has ten thousand, and a session's budget of production."""
+"""Thousands wait in one process; ``make soak WHAT=waiters`` has ten thousand, and a session's budget of production."""
 
 from __future__ import annotations
 

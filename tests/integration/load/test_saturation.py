@@ -37,7 +37,7 @@ def own_testserver() -> Iterator[ZooKeeperServer]:
 def test_saturation(own_testserver: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter that was ready before its predecessor released is granted by the notification, without a request.
 
-    How many are ready in time, where nothing waits for that, depends on the machine: `make bench-saturation`.
+    How many are ready in time, where nothing waits for that, depends on the machine: `make bench WHAT=saturation`.
     """
     unasked, waited = count_grants(monkeypatch)
     # So long that no pause of a busy machine makes a lease too old for a grant without a request.

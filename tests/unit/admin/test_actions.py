@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.oldest]
 
 both = pytest.mark.parametrize("action", ["break", "revoke"])
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.oldest]
 
 
 def test_list__row(viewer: Client, hold: Hold, outsider: KazooClient) -> None:

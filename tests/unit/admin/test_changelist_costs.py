@@ -18,7 +18,7 @@ from tests.support.many_locks import hold_many
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = [pytest.mark.django_db, pytest.mark.zookeeper]
+pytestmark = [pytest.mark.django_db, pytest.mark.zookeeper, pytest.mark.oldest]
 
 LOCKS = 10_000
 # Reads in one request.

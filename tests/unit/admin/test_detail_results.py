@@ -14,6 +14,8 @@ from django_zklock.zk.node_data import Work
 from tests.support.admin_pages import body_of, url_of
 from tests.support.command import Hold
 
+pytestmark = pytest.mark.oldest
+
 pytest_plugins = ["tests.support.command_fixtures"]
 
 TASK = "5b7e3c52"

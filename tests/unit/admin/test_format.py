@@ -6,6 +6,8 @@ import pytest
 
 from django_zklock.admin.format import key_group
 
+pytestmark = pytest.mark.oldest
+
 
 @pytest.mark.parametrize(
     ("key", "group"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.oldest]
 
 LIST_JSON = f"{LIST}json/"
 # Values that differ between two reads.

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.oldest
+
 # A theme is an app, and must be there when Django starts.
 PROJECT = """
 import json, sys, warnings

@@ -24,6 +24,8 @@ from tests.support.command import Hold
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
 
+pytestmark = pytest.mark.oldest
+
 pytest_plugins = ["tests.support.command_fixtures"]
 
 LOCKS = 8

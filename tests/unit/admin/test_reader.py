@@ -21,6 +21,8 @@ from tests.support.timing import GRACE
 if TYPE_CHECKING:
     from pytest_django import Settings
 
+pytestmark = pytest.mark.oldest
+
 # Longer than any grace: a page that waits for it fails the test.
 CONNECT_TIMEOUT = reader.PROMPT + 2 * GRACE
 

@@ -20,6 +20,8 @@ from tests.support.command import Hold
 if TYPE_CHECKING:
     from pytest_django import Settings
 
+pytestmark = pytest.mark.oldest
+
 pytest_plugins = ["tests.support.command_fixtures"]
 
 CATALOGUE = Path(django_zklock.__file__).parent / "locale" / "de" / "LC_MESSAGES" / "django"

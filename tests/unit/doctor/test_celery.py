@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 pytestmark = [
+    pytest.mark.oldest,
     pytest.mark.celery,
     # Early kombu asks workers by what later redis-py is about to drop.
     pytest.mark.filterwarnings("ignore:Call to 'get_connection' function with deprecated usage"),

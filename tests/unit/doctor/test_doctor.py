@@ -30,6 +30,8 @@ from tests.support.tree_reader import MakePool, Onlooker
 if TYPE_CHECKING:
     from pytest_django import Settings
 
+pytestmark = pytest.mark.nocelery
+
 pytest_plugins = ["tests.support.settings_fixtures"]
 
 FAR = ConnectionOptions(hosts="zk1.example:2181,zk2.example:2181,zk3.example:2181")

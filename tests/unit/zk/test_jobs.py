@@ -24,6 +24,8 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.support.tree_reader import wait_until
 
+pytestmark = pytest.mark.oldest
+
 LONG = 60.0
 
 

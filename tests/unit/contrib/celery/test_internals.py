@@ -40,7 +40,7 @@ from django_zklock.zk import queue as zk_queue
 from django_zklock.zk.queue import Kind
 from django_zklock.zk.queue import Queue as LockQueue
 
-pytestmark = pytest.mark.celery
+pytestmark = [pytest.mark.celery, pytest.mark.oldest]
 
 
 class Controller:

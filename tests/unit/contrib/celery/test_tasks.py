@@ -35,7 +35,7 @@ from tests.support.django_layer import Ensemble, Stranger
 from tests.support.threads import Runner
 
 pytest_plugins = ["tests.support.settings_fixtures"]
-pytestmark = pytest.mark.celery
+pytestmark = [pytest.mark.celery, pytest.mark.oldest]
 
 
 @pytest.fixture(autouse=True)

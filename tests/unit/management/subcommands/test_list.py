@@ -34,6 +34,8 @@ from tests.support.timing import GRACE, scaled
 if TYPE_CHECKING:
     from pytest_django import Settings
 
+pytestmark = pytest.mark.nocelery
+
 NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
 
 pytest_plugins = ["tests.support.command_fixtures"]

@@ -43,7 +43,7 @@ from tests.support.threads import Runner
 from tests.support.timing import GRACE, MAX_SESSION, scaled
 from tests.support.tree_reader import MakePool, Onlooker, wait_until
 
-pytestmark = pytest.mark.zookeeper
+pytestmark = [pytest.mark.zookeeper, pytest.mark.oldest]
 
 GET_CHILDREN, REMOVE_WATCHES, CLOSE = 8, 18, -11
 
