@@ -112,6 +112,6 @@ class ZooKeeperUnavailable(ZkLockError, ConnectionError):  # noqa: N818
     """ZooKeeper could not be reached, or did not answer, before the deadline.
 
     The message names the servers and what to look at; if nothing listens on this machine, the server for development.
-    If this process could not connect at all, for want of a file descriptor, a thread or memory, ``__cause__`` has the
+    If this process could not begin to connect, for want of a file descriptor, a thread or memory, ``__cause__`` has the
     error of the system.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Sequence
 
@@ -57,6 +59,7 @@ class Program:
 
 program = Program()
 
+_LIMITS = "raise its limits of open files (`ulimit -n`), threads or memory, or find what uses them up"
 DOCTOR = "`manage.py zklock doctor` examines it"
 
 # What to do, by what the error says; the first that fits counts.
@@ -67,7 +70,11 @@ _ADVICE = {
     AT_A_REQUEST: DOCTOR,
     NOT_ACCEPTED: f"a server runs, but takes no session, as without a quorum, or where it expects TLS; {DOCTOR}",
     NOT_RESOLVED: f"are the names in HOSTS right, and does DNS answer this host? {DOCTOR}",
-    NOT_STARTED: "raise its limits of open files (`ulimit -n`), threads or memory, or find what uses them up",
+    NOT_STARTED: _LIMITS,
+    # Of a socket, when all else was there already.
+    os.strerror(errno.EMFILE): _LIMITS,
+    os.strerror(errno.ENFILE): _LIMITS,
+    os.strerror(errno.ENOMEM): _LIMITS,
 }
 
 

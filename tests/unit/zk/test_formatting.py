@@ -81,6 +81,10 @@ def test_silence() -> None:
         (f"no connection to ZooKeeper at zk1:1 ({options.NOT_RESOLVED}: zk1: no answer)", "does DNS answer this host"),
         (f"no connection to ZooKeeper at zk1:1 ({options.AT_A_REQUEST})", "`manage.py zklock doctor` examines it"),
         (f"ZooKeeper at zk1:1: {options.AUTH_REFUSED}", "`manage.py zklock doctor` examines it"),
+        (
+            "no connection to ZooKeeper at zk1:1 (socket connection error: Too many open files)",
+            "its limits of open files",
+        ),
     ],
 )
 def test_advice(facts: str, advice: str) -> None:
