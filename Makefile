@@ -32,7 +32,7 @@ check: $(READY) ## what to run first: style, types and most unit tests; no Java,
 
 .PHONY: check-units
 check-units: $(READY)
-	$(BIN)/pytest tests/unit tests/testserver/unit --without-services -m "not zookeeper and not slow and not program" --numprocesses 4 $(ARGS)
+	$(BIN)/pytest tests/unit tests/testserver --without-services -m "not zookeeper and not slow and not program" --numprocesses 4 $(ARGS)
 
 # The machine is measured before anything runs that would be measured too.
 .PHONY: test

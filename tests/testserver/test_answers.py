@@ -496,12 +496,3 @@ def test_auth__fails(either: Scene, scheme: str | None, credential: bytes | None
     assert (answer.error, answer.zxid) == (AUTH_FAILED, 0)
     assert visitor.client.is_closed()
     assert either.resume(visitor).greeting.session == visitor.greeting.session
-
-
-@pytest.mark.parametrize("opcode", [0, 10, 99, -1])
-def test_opcode__unknown(either: Scene, opcode: int) -> None:
-    """An unknown request is answered, then the connection is closed."""
-    visitor = either.visitor()
-    answer = visitor.ask(Raw(opcode))
-    assert (answer.error, answer.zxid) == (UNIMPLEMENTED, -1)
-    assert visitor.client.is_closed()

@@ -9,6 +9,8 @@ import pytest
 from tests.support.suites.run import RunError
 from tests.testserver.kazoo_suite.run import Run
 
+pytestmark = pytest.mark.program
+
 TESTS = """\
 import os
 import pytest

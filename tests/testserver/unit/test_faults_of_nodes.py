@@ -67,16 +67,6 @@ def test_set_sequence(server: ZooKeeperServer, client: Talker, value: int, first
     assert numbered(client, "m-") == second
 
 
-def test_set_sequence__sticks_at_the_end(server: ZooKeeperServer, client: Talker) -> None:
-    """After 2147483647 the number repeats: a create is refused while the node exists, and the next one is not."""
-    server.faults.set_sequence("/q", LAST - 1)
-    assert [numbered(client), numbered(client)] == ["2147483646", "2147483647"]
-    assert client.do(Create("/q/n-", SEQUENCE)).error == NODE_EXISTS
-    assert numbered(client, "other-") == "2147483647"
-    client.ask(Delete("/q/n-2147483647"))
-    assert numbered(client) == "2147483647"
-
-
 def test_set_sequence__is_a_transaction(server: ZooKeeperServer, client: Talker) -> None:
     """It takes a zxid, fires no watch, and changes only cversion."""
     client.ask(GetChildren("/q", watch=True))

@@ -45,53 +45,55 @@ def kazoo(server: ZooKeeperServer) -> Iterator[KazooClient]:
 
 
 # Length, xid, zxid and error; path with its length; Stat.
-CREATE2_REPLY = 4 + 16 + (4 + 2) + 68
+CREATE2_REPLY = 4 + 16 + (4 + 5) + 68
 # Length; protocol, timeout and session; password with its length; read-only flag.
 CONNECT_REPLY = 4 + (4 + 4 + 8) + (4 + 16) + 1
 # Length; header; type and state; path with its length.
-EVENT = 4 + 16 + 8 + (4 + 2)
+EVENT = 4 + 16 + 8 + (4 + 5)
 
 
-@pytest.mark.parametrize("count", range(CREATE2_REPLY + 2))
-def test_cut_reply__create2(server: ZooKeeperServer, count: int) -> None:
-    """Exactly this number of bytes arrives, then the end; the node exists, and the session stays open."""
-    with Talker(server.address) as client, Talker(server.address) as other:
-        cut = server.faults.cut_reply("create2", after_bytes=count)
-        client.start(Create("/a", opcode=CREATE2))
-        received = client.receive_all()
+def test_cut_reply__create2(server: ZooKeeperServer) -> None:
+    """Each number of bytes arrives exactly, then the end; the node exists, and the session stays open."""
+    for count in range(CREATE2_REPLY + 2):
+        with Talker(server.address) as client, Talker(server.address) as other:
+            path = f"/a{count:03}"
+            cut = server.faults.cut_reply("create2", after_bytes=count)
+            client.start(Create(path, opcode=CREATE2))
+            received = client.receive_all()
+            cut.wait()
+            assert len(received) == min(count, CREATE2_REPLY)
+            assert received == (CREATE2_REPLY - 4).to_bytes(4, "big")[:count] + received[4:]
+            other.ask(Exists(path))
+            with Talker(server.address, of=client) as again:
+                assert again.session == client.session
+                again.ask(Create(f"{path}/b", opcode=CREATE2))
+
+
+def test_cut_reply__notification(server: ZooKeeperServer) -> None:
+    """Each number of bytes of an event arrives exactly; the client that caused it gets its reply."""
+    for count in range(EVENT + 2):
+        with Talker(server.address) as client, Talker(server.address) as other:
+            path = f"/a{count:03}"
+            client.do(Exists(path, watch=True))
+            cut = server.faults.cut_reply("notification", after_bytes=count)
+            other.ask(Create(path))
+            cut.wait()
+            assert len(client.receive_all()) == min(count, EVENT), count
+            other.ask(SetData(path))
+
+
+def test_cut_reply__connect(server: ZooKeeperServer) -> None:
+    """Each number of bytes of the reply to the connect request arrives; the session is open, unknown to any client."""
+    for count in range(CONNECT_REPLY + 2):
+        cut = server.faults.cut_reply("connect", after_bytes=count)
+        with RawClient(server.address) as client:
+            client.send_frame(connect_frame())
+            assert len(client.receive_all()) == min(count, CONNECT_REPLY), count
         cut.wait()
-        assert len(received) == min(count, CREATE2_REPLY)
-        assert received == (CREATE2_REPLY - 4).to_bytes(4, "big")[:count] + received[4:]
-        other.ask(Exists("/a"))
-        with Talker(server.address, of=client) as again:
-            assert again.session == client.session
-            again.ask(Create("/b", opcode=CREATE2))
-
-
-@pytest.mark.parametrize("count", range(EVENT + 2))
-def test_cut_reply__notification(server: ZooKeeperServer, count: int) -> None:
-    """This number of bytes of an event arrives; the client that caused it gets its reply."""
-    with Talker(server.address) as client, Talker(server.address) as other:
-        client.do(Exists("/a", watch=True))
-        cut = server.faults.cut_reply("notification", after_bytes=count)
-        other.ask(Create("/a"))
-        cut.wait()
-        assert len(client.receive_all()) == min(count, EVENT)
-        other.ask(SetData("/a"))
-
-
-@pytest.mark.parametrize("count", range(CONNECT_REPLY + 2))
-def test_cut_reply__connect(server: ZooKeeperServer, count: int) -> None:
-    """This number of bytes of the reply to the connect request arrives; the session is open, unknown to any client."""
-    cut = server.faults.cut_reply("connect", after_bytes=count)
-    with RawClient(server.address) as client:
-        client.send_frame(connect_frame())
-        assert len(client.receive_all()) == min(count, CONNECT_REPLY)
-    cut.wait()
-    (session,) = server.sessions()
-    assert not session.connected
-    with Talker(server.address) as client:
-        assert client.session == session.id + 1
+        session = server.sessions()[-1]
+        assert not session.connected
+        with Talker(server.address) as client:
+            assert client.session == session.id + 1
 
 
 def test_cut_reply__in_a_batch(server: ZooKeeperServer) -> None:

@@ -1,4 +1,4 @@
-"""Sessions: their timeout, their resumption, and their end."""
+"""Sessions: their timeout, their start and their end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from django_zklock.testing import ZooKeeperServer
 from tests.support.protocol.operations import EPHEMERAL, CloseSession, Create, Exists, Ping
-from tests.support.protocol.raw_client import NO_PASSWORD, Greeting, RawClient
 from tests.support.protocol.session_client import Talker
 from tests.support.timing import scaled
 
@@ -19,7 +18,6 @@ DELETED = 2
 SHORT = round(scaled(500))
 # Seconds of one that goes on while something comes.
 PATIENT = scaled(4)
-REFUSED = Greeting(protocol=0, timeout=0, session=0, password=NO_PASSWORD, rest=b"\0")
 
 
 @pytest.fixture
@@ -29,18 +27,6 @@ def server() -> Iterator[ZooKeeperServer]:
 
 
 # The timeout.
-
-
-@pytest.mark.parametrize(
-    ("wish", "granted"),
-    [(0, 500), (-5, 500), (499, 500), (500, 500), (777, 777), (2000, 2000), (2001, 2000), (2**31 - 1, 2000)],
-)
-def test_timeout__bounds(wish: int, granted: int) -> None:
-    """A client gets the timeout that it requests, within the limits of the server."""
-    bounded = ZooKeeperServer(min_session_timeout=0.5, max_session_timeout=2.0)
-    with bounded as server, Talker(server.address, timeout=wish) as client:
-        assert client.greeting.timeout == granted
-        assert server.sessions()[0].timeout == granted / 1000
 
 
 def test_timeout__silent(server: ZooKeeperServer) -> None:
@@ -111,53 +97,7 @@ def test_timeout__server_is_stopped() -> None:
         assert time.monotonic() - start >= SHORT / 1000
 
 
-# Resumption.
-
-
-def test_resume(server: ZooKeeperServer) -> None:
-    """With number and password a client resumes its session; the first connection ends; no zxid is taken."""
-    with Talker(server.address) as client:
-        client.ask(Create("/held", EPHEMERAL))
-        zxid = client.do(Exists("/")).zxid
-        with Talker(server.address, of=client) as again:
-            assert again.greeting == client.greeting
-            assert client.is_closed()
-            assert again.do(Exists("/held")).zxid == zxid
-            assert server.owner("/held") == again.session
-        assert [each.id for each in server.sessions()] == [client.session]
-
-
-@pytest.mark.parametrize("password", [NO_PASSWORD, b"", None, bytes(15), bytes(17), b"x" * 1000])
-def test_resume__wrong_password(server: ZooKeeperServer, password: bytes | None) -> None:
-    """Without the password a session cannot be resumed; it stays open, and its owner resumes it."""
-    with Talker(server.address) as client, RawClient(server.address) as thief:
-        assert thief.connect(session=client.session, password=password) == REFUSED
-        assert thief.is_closed()
-        with Talker(server.address, of=client) as again:
-            assert again.greeting == client.greeting
-
-
-def test_resume__unknown(server: ZooKeeperServer) -> None:
-    """An unknown session is refused like an expired one."""
-    with Talker(server.address) as client:
-        for session in (client.session + 1, 1, -1, 2**63 - 1):
-            with RawClient(server.address) as other:
-                assert other.connect(session=session, password=client.greeting.password) == REFUSED
-                assert other.is_closed()
-        client.do(CloseSession())
-        with RawClient(server.address) as other:
-            assert other.connect(session=client.session, password=client.greeting.password) == REFUSED
-            assert other.is_closed()
-    assert server.sessions() == []
-
-
-def test_resume__watches_and_identities_are_gone(server: ZooKeeperServer) -> None:
-    """State of the connection does not come back with the session."""
-    with Talker(server.address) as client, Talker(server.address) as other:
-        client.do(Exists("/a", watch=True))
-        with Talker(server.address, of=client) as again:
-            other.ask(Create("/a"))
-            assert again.news() == []
+# The start.
 
 
 def test_connect__numbers_and_passwords(server: ZooKeeperServer) -> None:
@@ -172,26 +112,6 @@ def test_connect__numbers_and_passwords(server: ZooKeeperServer) -> None:
             assert ours[0].session > 0
         assert len({each.password for each in greetings}) == 6
         assert all(each.password is not None and len(each.password) == 16 for each in greetings)
-
-
-@pytest.mark.parametrize(("tail", "rest"), [(b"", b""), (b"\0", b"\0"), (b"\1", b"\0"), (b"\0more", b"\0")])
-def test_connect__read_only_flag(server: ZooKeeperServer, tail: bytes, rest: bytes) -> None:
-    """A client without the read-only flag does not get it back; extra bytes are ignored."""
-    with RawClient(server.address) as client:
-        greeting = client.connect(tail=tail)
-        assert greeting.session > 0
-        assert greeting.rest == rest
-
-
-def test_connect__from_the_future(server: ZooKeeperServer) -> None:
-    """A client that has seen a larger zxid is disconnected without a reply: it belongs to another server."""
-    with Talker(server.address) as client:
-        seen = client.do(Exists("/")).zxid
-        with Talker(server.address, last_zxid=seen) as other:
-            other.do(Ping())
-        with Talker(server.address, last_zxid=seen + 100, greet=False) as stranger:
-            assert stranger.receive_all() == b""
-    assert len(server.sessions()) == 2
 
 
 # The end.
