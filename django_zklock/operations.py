@@ -63,14 +63,18 @@ def find_locks(
     them reads no more.
 
     ZooKeeper has ``timeout``, by default ``CONNECT_TIMEOUT``, for the list of the names, and again for each batch of a
-    thousand queues. Raises ``ValueError`` for an unknown state, kind or order and a limit that is not positive;
-    iterating raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, and ``ZkLockError`` if it refuses.
+    thousand queues. Raises ``ValueError`` for an unknown state, kind or order, and for a limit or a timeout that is not
+    positive; iterating raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in time, and ``ZkLockError`` if it
+    refuses.
     """
+    for name, text in {"match": match, "host": host, "task": task}.items():
+        if not isinstance(text, str):
+            raise TypeError(f"{name} must be a text, got {text!r}")
     _check_choice("state", state, {"", *STATES})
     _check_choice("kind", kind, {"", *KINDS})
     _check_choice("sort", sort, COLUMNS)
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be positive, got {limit!r}")
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise ValueError(f"limit must be a positive integer, got {limit!r}")
     older = seconds(older_than, "older_than")
     lock_filter = LockFilter(key=match, state=state, kind=kind, host=host, task=task, older=older or 0.0)
     pool = connections[using]
@@ -159,4 +163,9 @@ def _check_holder(holder: QueueEntry) -> None:
 
 
 def _seconds(pool: Pool, timeout: Timeout | Unset) -> float | None:
-    return pool.options.connect_timeout if timeout is UNSET else seconds(timeout)
+    if timeout is UNSET:
+        return pool.options.connect_timeout
+    limit = seconds(timeout)
+    if limit == 0:
+        raise ValueError("timeout must be positive, got 0: an answer takes time")
+    return limit

@@ -207,7 +207,8 @@ def _commands(key: str, alias: str, entry: QueueEntry) -> list[tuple[Any, str]]:
     show = f"{formatting.program.line} {shlex.join(['zklock', 'show', *using, *end, key])}"
     lines: list[tuple[Any, str]] = [(_("Show in a terminal"), show)]
     if (end_task := end_command(entry)) is not None:
-        lines.append((_("End the task"), end_task))
+        label = _("End the task when it gets a slot") if entry.state == "granted" else _("End the task")
+        lines.append((label, end_task))
     if entry.identity is not None and (kill := kill_command(entry)) is not None:
         label = _("The worker cannot end it any more; on %(host)s")
         if end_task is not None:

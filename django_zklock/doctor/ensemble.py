@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from django_zklock.doctor.configuration import is_loopback_only
 from django_zklock.doctor.finding import Examination, Finding
-from django_zklock.zk.ops.ensemble import SUMMARY, WORDS, Configuration, Server
+from django_zklock.zk.ops.ensemble import NO_QUORUM, SUMMARY, WORDS, Configuration, Server
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import ConnectionOptions
@@ -41,6 +41,8 @@ def _server(server: Server, *, alone: bool) -> Finding:
         if SUMMARY in server.withheld:
             return examined.info(server.problem, ALLOW_WORDS)
         advice = "Start the server, or correct its address in HOSTS; check the firewall, TLS and the server's log."
+        if server.problem == NO_QUORUM:
+            advice = "Start the others; check that all reach each other at the two ports of server.N in zoo.cfg."
         return examined.error(server.problem, advice) if alone else examined.warning(server.problem, advice)
     latency = server.latency
     facts = {

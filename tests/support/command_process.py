@@ -15,13 +15,17 @@ from tests.support.timing import scaled
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Process:
-    """A running ``manage.py zklock`` that reads from ``descriptor`` and writes there."""
+# A shell that closes standard output, and becomes the command that follows.
+CLOSE_OUTPUT = ("sh", "-c", 'exec "$@" >&-', "sh")
 
-    def __init__(self, hosts: str, descriptor: int, *arguments: str) -> None:
+
+class Process:
+    """A running ``manage.py zklock`` that reads from ``descriptor`` and writes there, if it is not ``mute``."""
+
+    def __init__(self, hosts: str, descriptor: int, *arguments: str, mute: bool = False) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
         self.popen = subprocess.Popen(
-            [sys.executable, "manage.py", "zklock", *arguments],
+            [*(CLOSE_OUTPUT if mute else ()), sys.executable, "manage.py", "zklock", *arguments],
             cwd=ROOT / "testproject",
             env={**environment, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "ZOOKEEPER_HOSTS": hosts},
             stdin=descriptor,

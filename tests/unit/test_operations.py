@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from kazoo.client import KazooClient
@@ -52,7 +52,9 @@ def test_find_locks(hold: Hold, outsider: KazooClient) -> None:
         ({"state": "hold"}, r"state must be one of contended, held, .* got 'hold' \(did you mean held\?\)"),
         ({"kind": "mutex"}, "kind must be one of exclusive, lease, read, write, got 'mutex'$"),
         ({"sort": "urgent"}, r"sort must be one of .*\(did you mean urgency\?\)"),
-        ({"limit": 0}, "limit must be positive, got 0"),
+        ({"limit": 0}, "limit must be a positive integer, got 0"),
+        ({"limit": True}, "limit must be a positive integer, got True"),
+        ({"timeout": 0}, "timeout must be positive, got 0: an answer takes time"),
         ({"older_than": -1}, "older_than must not be negative"),
     ],
 )
@@ -60,6 +62,13 @@ def test_find_locks__wrong_arguments(zklock: str, options: dict[str, Any], messa
     """A wrong argument is refused before anything is read."""
     with pytest.raises(ValueError, match=message):
         operations.find_locks(**options)
+
+
+@pytest.mark.parametrize("name", ["match", "host", "task"])
+def test_find_locks__no_text(zklock: str, name: str) -> None:
+    """What is no text is refused at the call, and not when something is read."""
+    with pytest.raises(TypeError, match=f"{name} must be a text, got None"):
+        operations.find_locks(**{name: cast("Any", None)})
 
 
 def test_break_and_revoke(hold: Hold) -> None:

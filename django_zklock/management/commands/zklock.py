@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
+import os
 import sys
-from argparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace, _SubParsersAction
+from argparse import SUPPRESS, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace, _SubParsersAction
 from collections import UserDict
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 
 from django_zklock.conf import did_you_mean
 from django_zklock.management.subcommands import (
@@ -28,7 +31,7 @@ from django_zklock.management.subcommands import (
 )
 from django_zklock.management.subcommands import list as list_
 from django_zklock.management.subcommands._output import Terminal
-from django_zklock.management.subcommands.exit_codes import INTERRUPTED, OK
+from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, INTERRUPTED, OK
 
 # Each module has a text HELP, a function `add_arguments` that adds options to a parser, and a function `run` that takes
 # a terminal and these options and returns the exit code.
@@ -79,6 +82,8 @@ class _SubcommandParser(CommandParser):
         if unknown:
             # Here, and not by the parser of all subcommands: an error shows the usage of its parser.
             advice = did_you_mean(unknown[0], self._option_string_actions) if unknown[0].startswith("-") else ""
+            if unknown[0] in {"--json", "--format"}:
+                advice = f"; zklock {name} writes text alone"
             if name in WITH_COMMAND and not command:
                 what = "what is passed on to migrate" if name == "migrate" else "the command to run"
                 advice = f'; {what} stands after "--"'
@@ -125,6 +130,13 @@ class UnsuccessfulError(CommandError):
     """
 
 
+class _NoOutput(io.StringIO):
+    """Standard output that the shell has closed, as by ``>&-``; Python has none then."""
+
+    def write(self, _text: str) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the words before the first "--" and those after it."""
     end = words.index("--") if "--" in words else len(words)
@@ -139,17 +151,21 @@ class Command(BaseCommand):
     requires_system_checks = ()
     exit_code = OK
     _is_program = False
+    _parsers: Mapping[str, CommandParser]
 
     def add_arguments(self, parser: CommandParser) -> None:
         parsers = parser.add_subparsers(
             action=_Subcommands, dest="subcommand", required=True, metavar="SUBCOMMAND", parser_class=_SubcommandParser
         )
+        self._parsers = {name: parsers.add_parser(name, help=each.HELP) for name, each in SUBCOMMANDS.items()}
         for name, subcommand in SUBCOMMANDS.items():
-            subcommand.add_arguments(parsers.add_parser(name, help=subcommand.HELP))
+            subcommand.add_arguments(self._parsers[name])
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run the command line, and exit with the code of the subcommand."""
         self._is_program = True
+        if sys.stdout is None:
+            self.stdout = OutputWrapper(_NoOutput())
         try:
             super().run_from_argv(argv)
         except KeyboardInterrupt:
@@ -165,9 +181,35 @@ class Command(BaseCommand):
         # Django checks sys.stdout for a terminal; self.stdout may be another stream.
         coloured = force_color or self.stdout.isatty()
         terminal = Terminal(self.stdout, self.style if coloured else None, self.stderr)
-        self.exit_code = SUBCOMMANDS[subcommand].run(terminal, **options)
+        if not self._is_program:
+            self._convert(subcommand, options)
+        try:
+            self.exit_code = SUBCOMMANDS[subcommand].run(terminal, **options)
+        finally:
+            if terminal.closed and self._is_program and sys.stdout is not None:
+                # Python would raise again when it flushes at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if terminal.failure is not None:
+            raise CommandError(
+                f"standard output cannot be written: {terminal.failure.strerror or terminal.failure}; "
+                f"without that, zklock {subcommand} would have ended with {self.exit_code}",
+                returncode=COULD_NOT_RUN,
+            )
         # `call_command` returns nothing, and a program must not exit because there is no lock.
         if self.exit_code and not self._is_program and subcommand not in QUESTIONS:
             raise UnsuccessfulError(
                 f"zklock {subcommand} has ended with {self.exit_code}; its output says why", returncode=self.exit_code
             )
+
+    def _convert(self, subcommand: str, options: dict[str, Any]) -> None:
+        """Convert what code has given in the notation of a command line: Django parses no keyword of ``call_command``.
+
+        Raises ``CommandError`` for a wrong value.
+        """
+        for action in self._parsers[subcommand]._actions:  # noqa: SLF001 - as Django's own `call_command`
+            value = options.get(action.dest)
+            if isinstance(value, str) and callable(action.type):
+                try:
+                    options[action.dest] = action.type(value)
+                except ArgumentTypeError as error:
+                    raise CommandError(f"{action.dest} {error}", returncode=COULD_NOT_RUN) from error

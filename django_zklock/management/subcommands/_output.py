@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -46,11 +45,13 @@ class Terminal:
     """Standard output: a terminal, a file or a pipe; and standard error, for how far the command is.
 
     ``styles`` maps words such as "held" to functions that colour them; it is empty if colours are off. ``closed`` is
-    true after the reader has closed the pipe.
+    true when nothing more can be written: the reader has closed the pipe, or there was a ``failure``, such as a full
+    disk.
     """
 
     def __init__(self, stdout: OutputWrapper, style: Style | None, stderr: OutputWrapper | None = None) -> None:
         self.closed = False
+        self.failure: OSError | None = None
         self.styles: Mapping[str, Callable[[str], str]] = {}
         if style is not None:
             self.styles = {
@@ -84,17 +85,19 @@ class Terminal:
         return self.is_a_tty and sys.stdin.isatty()
 
     def write(self, text: str) -> None:
-        """Write ``text`` unchanged and flush it; a closed pipe is not an error."""
+        """Write ``text`` unchanged and flush it; raise nothing if that fails, as an action under way must go on."""
         self.clear_note()
+        if self.closed:
+            return
         encoding = getattr(self._stdout, "encoding", None) or "utf-8"
         try:
             # Characters that the terminal cannot encode are written as escapes.
             self._stdout.write(text.encode(encoding, "backslashreplace").decode(encoding), ending="")
             self._stdout.flush()
-        except BrokenPipeError:
-            # The reader has exited, for example `head`. Python would raise again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
             self.closed = True
+            # If the reader has exited, for example `head`, that is no failure.
+            self.failure = None if isinstance(error, BrokenPipeError) else error
 
     def note(self, text: str) -> None:
         """Write how far the command is to standard error, if that is a terminal: one line, which is replaced."""
@@ -251,6 +254,12 @@ def end_text(entry: QueueEntry) -> str:
     work, host = identity.work, escape_controls(identity.host)
     if command is None:
         return f"The worker cannot end the task at position {entry.position} any more. On {host}:\n  {kill}\n"
+    if entry.state == "granted":
+        # Celery ends it when it would begin.
+        return (
+            f"The task at position {entry.position} has not begun. To end it when it gets a slot:\n  {command}\n"
+            "To free the lock before, break it: that interrupts nothing as long as the task has not begun.\n"
+        )
     limit = f" (time limit {format_duration(work.time_limit)})" if work.time_limit else ""
     # Without the gate the child itself has the node.
     worker = "its whole worker" if work.child == identity.pid else f"its worker, main process {identity.pid}"
@@ -288,18 +297,24 @@ def _lines(
     width: int | None,
     styles: Mapping[str, Callable[[str], str]],
 ) -> list[str]:
-    """Return the header and the rows in columns of these sizes, or so narrow that a row fits into ``width``."""
+    """Return the header and the rows in columns of these sizes, or so narrow that a row fits into ``width``.
+
+    If it does not, the terminal wraps it, and the holder at its end is left whole.
+    """
     sizes = list(sizes)
+    uncut = set(header) if width is None else set()
     if width is not None:
         elastic = [number for number, name in enumerate(header) if name in ELASTIC]
         excess = _total(sizes) - width
         while excess > 0 and sizes[widest := max(elastic, key=sizes.__getitem__)] > MIN_WIDTH:
             sizes[widest] -= 1
             excess -= 1
+        uncut = {"HOLDER"} if excess > 0 else set()
     coloured = header.index(COLOURED) if COLOURED in header else None
     lines = []
     for row in (header, *rows):
-        cells = [_fit(cell, size, cut=width is not None) for cell, size in zip(row, sizes, strict=True)]
+        fits = zip(row, sizes, header, strict=True)
+        cells = [_fit(cell, size, cut=name not in uncut) for cell, size, name in fits]
         if coloured is not None and row[coloured] in styles:
             cells[coloured] = styles[row[coloured]](cells[coloured])
         lines.append(COLUMN_GAP.join(cells).rstrip())

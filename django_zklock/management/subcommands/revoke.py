@@ -7,11 +7,13 @@ from argparse import ArgumentParser
 from collections.abc import Collection
 from typing import Any
 
+from django.core.management.base import CommandError
+
 from django_zklock import operations
-from django_zklock.exceptions import NotHeld
+from django_zklock.exceptions import NotHeld, ZooKeeperUnavailable
 from django_zklock.management.subcommands import _common, arguments
 from django_zklock.management.subcommands._output import Terminal
-from django_zklock.management.subcommands.exit_codes import FOUND_PROBLEM, OK
+from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, FOUND_PROBLEM, OK
 from django_zklock.zk.ops.snapshots import QueueEntry
 from django_zklock.zk.waiting import Deadline
 
@@ -54,7 +56,13 @@ def run(
                 terminal.write(f"Release requested from {entry.owner_text}. The holder decides when to release.\n")
         if wait == 0:
             return OK
-        remaining = _wait(using, key, revoked, Deadline.after(wait))
+        try:
+            remaining = _wait(using, key, revoked, Deadline.after(wait))
+        except ZooKeeperUnavailable as error:
+            raise CommandError(
+                f"whether it was released is not known: {_common.one_line(error)}; the request stands",
+                returncode=COULD_NOT_RUN,
+            ) from error
     for entry in remaining:
         terminal.write(f"Still held by {entry.owner_text}.\n")
     if remaining:
@@ -64,10 +72,19 @@ def run(
 
 
 def _wait(using: str, key: str, nodes: Collection[str], deadline: Deadline) -> list[QueueEntry]:
-    """Wait until none of these nodes holds the lock; return those that still hold it at the deadline."""
+    """Wait until none of these nodes holds the lock; return those that still hold it at the deadline.
+
+    Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer then.
+    """
     while True:
-        snapshot = operations.show_lock(key, using=using)
-        remaining = [entry for entry in snapshot.holders if entry.node in nodes]
-        if not remaining or deadline.passed:
-            return remaining
+        try:
+            snapshot = operations.show_lock(key, using=using)
+        except ZooKeeperUnavailable:
+            # An outage may be over before the deadline.
+            if deadline.passed:
+                raise
+        else:
+            remaining = [entry for entry in snapshot.holders if entry.node in nodes]
+            if not remaining or deadline.passed:
+                return remaining
         time.sleep(min(POLL_INTERVAL, deadline.capped(POLL_INTERVAL).remaining() or 0.0))

@@ -29,6 +29,7 @@ MAX_ANSWER = 64 * 1024
 CHUNK_SIZE = 4096
 
 _WITHHELD = "is not executed because it is not in the whitelist"
+NO_QUORUM = "it runs, but does not serve clients: it is not part of a quorum"
 _NOT_SERVING = "is not currently serving requests"
 # The number of characters of an unknown answer that a message quotes.
 _QUOTED = 60
@@ -183,7 +184,7 @@ def _problem(answer: str | Exception) -> str:
     if _WITHHELD in answer:
         return f"it does not allow the word {SUMMARY}"
     if _NOT_SERVING in answer:
-        return "it runs, but does not serve clients: it is not part of a quorum"
+        return NO_QUORUM
     if not answer:
         return "it has closed the connection without an answer"
     return f"this is no answer of ZooKeeper: {escape_controls(answer[:_QUOTED])}"

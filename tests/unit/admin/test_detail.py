@@ -270,6 +270,7 @@ def test_lock__waits_for_a_slot(viewer: Client, outsider: KazooClient, zklock: s
     assert " waits for a slot " in text_of(viewer.get(LIST))
     text = text_of(viewer.get(url_of("account:17")))
     assert " 0 granted, waits for a slot task billing.settle" in text
+    assert " End the task when it gets a slot celery " in text
 
 
 def test_lock__several_keys(viewer: Client, hold: Hold, wait_for: Wait, settings: Settings) -> None:

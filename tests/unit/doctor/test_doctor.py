@@ -17,7 +17,7 @@ from django_zklock import Held, doctor, zk_lock
 from django_zklock.connections import connections
 from django_zklock.doctor import LEVELS, Finding, configuration, ensemble, roundtrip
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.ops.ensemble import Configuration, Server
+from django_zklock.zk.ops.ensemble import NO_QUORUM, Configuration, Server
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import ConnectionOptions, client, parse_acl
 from tests.support.any_server import Server as AnyServer
@@ -213,6 +213,15 @@ def test_server(roles: tuple[str | None, ...], levels: list[str]) -> None:
     """A server that does not answer is a warning while others serve, and otherwise an error."""
     found = by_id(ensemble.examine_servers(servers(*roles), FAR))["ensemble.server"]
     assert [finding.level for finding in found] == levels
+
+
+def test_server__no_quorum() -> None:
+    """A server without a quorum runs, and has the right address: the advice is about the others."""
+    found = [Server(address="zk1:2181", problem=NO_QUORUM), *servers(None)]
+    alone, other = by_id(ensemble.examine_servers(found, FAR))["ensemble.server"]
+    assert "server.N" in alone.advice
+    assert "HOSTS" not in alone.advice
+    assert "correct its address in HOSTS" in other.advice
 
 
 def test_server__withholds() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
 
+from django_zklock import operations
 from django_zklock.management.commands.zklock import Command, UnsuccessfulError
 from django_zklock.management.subcommands import show
-from tests.support.command import Hold
+from django_zklock.zk.node_data import Work
+from tests.support.command import Hold, failure
+from tests.support.command_process import Process
 
 pytest_plugins = ["tests.support.command_fixtures"]
 
@@ -52,6 +57,55 @@ def test_interrupted(zklock: str, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         call_command("zklock", "show", "k")
 
 
+class Full(StringIO):
+    """A file on a full disk."""
+
+    def write(self, _text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_output__cannot_be_written(hold: Hold) -> None:
+    """A full disk ends a question with 2 and a sentence; an action goes on without its output."""
+    held = [hold("gpu", limit=2, reentrant=False) for _ in range(2)]
+    error = failure("list", out=Full())
+    assert error.returncode == 2
+    expected = "standard output cannot be written: No space left on device; without that, zklock list would have ended"
+    assert str(error) == f"{expected} with 0"
+    assert str(failure("show", "free", out=Full())).endswith("zklock show would have ended with 1")
+    assert failure("revoke", "gpu", "--reason", "deploy", out=Full()).returncode == 2
+    assert [each.revoked is not None for each in operations.show_lock("gpu").holders] == [True, True]
+    assert not any(each.lost for each in held)
+
+
+@pytest.mark.program
+@pytest.mark.zookeeper
+@pytest.mark.parametrize("mute", [False, True], ids=["full", "closed"])
+def test_output__of_a_program(hold: Hold, shared_hosts: str, *, mute: bool) -> None:
+    """On a command line too there is one line, also if the shell has closed standard output, and no traceback."""
+    hold("k")
+    full = os.open("/dev/full", os.O_RDWR)
+    try:
+        status, errors = Process(shared_hosts, full, "list", mute=mute).end()
+    finally:
+        os.close(full)
+    why = "Bad file descriptor" if mute else "No space left on device"
+    what = f"standard output cannot be written: {why}; without that, zklock list would have ended with 0"
+    assert (status, errors) == (2, f"CommandError: {what}\n")
+
+
+def test_keywords(hold: Hold) -> None:
+    """An option that code gives by keyword may have the notation of the command line; a wrong one is an error of it."""
+    hold("k", Work(kind="task", name="bill"))
+    out = StringIO()
+    call_command("zklock", "list", older_than="1d", stdout=out)
+    assert out.getvalue().startswith("No matching locks")
+    with pytest.raises(UnsuccessfulError):
+        call_command("zklock", "revoke", "k", reason="why", wait="0.1s", stdout=out)
+    with pytest.raises(CommandError, match=r"^older_than must be a number of seconds, .* got 'soon'$") as caught:
+        call_command("zklock", "list", older_than="soon")
+    assert caught.value.returncode == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -59,6 +113,7 @@ def test_interrupted(zklock: str, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["relese"], "there is no 'relese'.*: list, show, "),
         (["list", "--jsn"], r"unrecognized arguments: --jsn \(did you mean --json\?\)"),
         (["show", "k", "l"], "unrecognized arguments: l$"),
+        (["revoke", "k", "--json"], "unrecognized arguments: --json; zklock revoke writes text alone"),
     ],
 )
 def test_wrong_words(words: list[str], message: str) -> None:

@@ -177,6 +177,7 @@ def test_show__waits_for_a_slot(outsider: KazooClient, zklock: str) -> None:
     assert first.split()[:2] == ["0", "granted"]
     assert second.split()[:2] == ["1", "waiting"]
     assert text == "Position 0: granted, waits for a slot of its worker"
+    assert "To free the lock before, break it: that interrupts nothing" in run("show", "invoice:42")
     # The server's clock may be another one, and no grant is before the node.
     assert [line[header.index("HELD") :].split("  ")[0] for line in (first, second)] == ["0 s", "-"]
     assert run("list").splitlines()[1].split()[:2] == ["invoice:42", "granted"]
@@ -701,8 +702,12 @@ def test_table__long_text_does_not_pad_the_others() -> None:
 
 
 def test_table__terminal_too_narrow() -> None:
-    """On a terminal that is too narrow columns keep their minimum width."""
+    """On a terminal that is too narrow columns keep a minimum width; the holder, which is wrapped then, is whole."""
     assert columns_of(("k" * 30, "free"), width=10)[1] == "k" * 11 + "…  free"
+    rows = [("k" * 30, "n" * 30)]
+    header = ("KEY", "HOLDER")
+    assert table(header, rows, width=25, styles={}).splitlines()[1] == "k" * 11 + "…  " + "n" * 30
+    assert table(header, rows, width=40, styles={}).splitlines()[1] == "k" * 18 + "…  " + "n" * 18 + "…"
 
 
 def test_table__colours() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import getpass
 import json
 import socket
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
-from django_zklock.exceptions import NotHeld
+from django_zklock import operations
+from django_zklock.exceptions import NotHeld, ZooKeeperUnavailable
 from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
+from django_zklock.zk.ops.snapshots import LockSnapshot
 from tests.support.command import GUID, Hold, Screen, Type, failure, run
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
@@ -91,6 +94,28 @@ def test_revoke__wait_times_out(hold: Hold) -> None:
     hold("k", BILL)
     out = run("revoke", "k", "--reason", "why", "--wait", "0.1s", status=1)
     assert out.splitlines()[-1].startswith("Still held by task billing.bill [77]")
+
+
+def test_revoke__outage_while_it_waits(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits on through an outage; if that lasts until the end, it says that the request stands."""
+    hold("k", BILL)
+    outages = iter(range(2))
+    show_lock = operations.show_lock
+
+    def show(*arguments: Any, **options: Any) -> LockSnapshot:
+        # That of `find_holders` has the timeout of a terminal.
+        if "timeout" not in options and next(outages, None) is not None:
+            raise ZooKeeperUnavailable("no answer", timeout=5)
+        return show_lock(*arguments, **options)
+
+    monkeypatch.setattr(operations, "show_lock", show)
+    out = run("revoke", "k", "--reason", "why", "--wait", "2", status=1)
+    assert next(outages, None) is None
+    assert "Still held by task billing.bill [77]" in out
+    outages = iter(range(1000))
+    error = failure("revoke", "k", "--reason", "why", "--wait", "0.1")
+    assert str(error) == "whether it was released is not known: no answer; the request stands"
+    assert error.returncode == 2
 
 
 def test_revoke__released_meanwhile(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
