@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -43,11 +42,12 @@ def main() -> int:
     parser.add_argument("--small", type=int, metavar="N", help="explore that one of the small worlds alone")
     parser.add_argument("--depth", type=int, default=60, help="among so many first steps (%(default)s)")
     parser.add_argument("--plant", metavar="NAME", help="plant this fault first, which the search is to find")
-    parser.add_argument("--plants", action="store_true", help="plant each fault, one after the other")
+    parser.add_argument("--plants", action="store_true", help="plant each fault, and find it by the recorded way")
+    parser.add_argument("--record", action="store_true", help="record how each fault is found")
     parser.add_argument("--folder", type=Path, help="where pictures of wrong worlds are left")
     arguments = parser.parse_args()
     if arguments.plants:
-        return search_all(arguments.seconds)
+        return find_all(arguments.seconds, records=arguments.record)
     if arguments.plant is not None:
         plants.plant(arguments.plant)
     # Not before the fault is planted.
@@ -113,25 +113,30 @@ def explore_all(deviations: int, depth: int, only: int | None) -> int:
     return wrong
 
 
-def search_all(seconds: float) -> int:
-    """Search for each planted fault for so long; return 1 if one was missed."""
-    missed = 0
+def find_all(seconds: float, *, records: bool) -> int:
+    """Find each planted fault, by the recorded way or in so many seconds; return 1 if one was missed.
+
+    With ``records`` the list notes how each was found.
+    """
+    missed, found = 0, {}
     for each in plants.PLANTS:
-        options = ["--plant", each.name, "--seconds", str(seconds), "--patience", "0"]
-        command = [sys.executable, "-m", "tests.simulation", *options]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        printed = ended.stdout.splitlines() or ended.stderr.splitlines()[-1:]
-        found = printed[0][:100] if ended.returncode == 1 else "not found"
-        missed += ended.returncode == 0 and not each.harmless
-        say(f"{each.name:58} {found} | {printed[-1]}")
+        if each.harmless:
+            continue
+        way, reason = plants.find(each, seconds)
+        if way != each.found_by:
+            found[each.name] = way
+        missed += not reason
+        say(f"{each.name}\t{way}\t{reason}")
+    if records:
+        plants.record(found)
     return 1 if missed else 0
 
 
 def tell(seed: int, steps: int) -> int:
     """Run one world, and tell who has sent what to whom, and who has believed to hold."""
     from tests.simulation.drawing import as_text
+    from tests.simulation.scenes import draw
     from tests.simulation.search import run
-    from tests.simulation.setting import draw
 
     world, failure = run(draw(seed), steps=steps, is_told=True)
     say(as_text(world.story))

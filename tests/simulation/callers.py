@@ -130,6 +130,7 @@ class Blocking(Client):
             for seconds in turn.work:
                 self.strand.sleep(seconds)
                 held.check()
+                judge.checked(claim)
             if turn.is_nested:
                 self._nest(caller, turn, lock, held)
         except LockLost as error:
@@ -251,6 +252,7 @@ class Coroutines(Client):
             for seconds in turn.work:
                 await asyncio.sleep(seconds)
                 held.check()
+                judge.checked(claim)
         except LockLost as error:
             judge.lost(self, turn, error)
         finally:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kazoo.exceptions import OperationTimeoutError
-
 if TYPE_CHECKING:
     from tests.simulation.processes import Process
     from tests.simulation.servers import Server
@@ -75,16 +73,9 @@ def _of_process(world: World, process: Process) -> Iterator[Step]:
 
 def _of_links(world: World, server: Server) -> Iterator[Step]:
     weights = world.weights
-    refuses, done = weights.get("refuse", 0.0), weights.get("refuse done", 0.0)
     for link in server.links:
         if link.may_serve:
             yield weights["serve"], f"serve {link.name}", link.serve
-            if link.session is not None and link.to_server[0][0]:
-                error = OperationTimeoutError()
-                if refuses:
-                    yield refuses, f"refuse {link.name}", partial(link.refuse, error, is_done=False)
-                if done:
-                    yield done, f"refuse done {link.name}", partial(link.refuse, error, is_done=True)
         elif link.is_orphan and link.arrives and not server.is_frozen:
             yield weights["forget"], f"forget {link.name}", link.close_server
 
@@ -98,6 +89,8 @@ def _of_server(world: World, server: Server) -> Iterator[Step]:
             yield weights["join"], f"join {name}", partial(ensemble.join, server, other)
     elif leader is not server:
         is_linked = server.is_linked
+        if server.lags:
+            return
         if is_linked and len(server.log) < len(leader.log):
             yield weights["replicate"], f"replicate {name}", server.replicate
         leads = leader.leads and leader.epoch == server.epoch and not leader.is_frozen

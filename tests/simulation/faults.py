@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kazoo.exceptions import OperationTimeoutError
+
 from django_zklock.zk.node_data import encode_revoke
 from tests.simulation.tree import Change, parent_of
 
@@ -25,6 +27,7 @@ def find(world: World) -> list[Step]:
             found += _of_process(world, process)
     for server in world.ensemble.servers:
         found += _of_server(world, server)
+        found += _refusals(world, server)
     leader = world.ensemble.newest_leader
     if leader is not None and not leader.is_frozen:
         found += _of_operators(world, leader)
@@ -35,7 +38,7 @@ def end_all(world: World) -> None:
     """Let everything run and reach everything."""
     world.network.heal_all()
     for server in world.ensemble.servers:
-        server.is_frozen = False
+        server.is_frozen = server.lags = False
     for process in world.processes:
         process.is_stopped = False
     world.note("all", "all", "no fault any more")
@@ -50,14 +53,26 @@ def _of_process(world: World, process: Process) -> Iterator[Step]:
         for wire in process.wires:
             if wire.link is not None:
                 yield from _cuts(weight, wire)
+    yield from _parts(world, name)
+    yield from _ends(world, process)
+
+
+def _parts(world: World, name: str) -> Iterator[Step]:
+    weights, servers = world.weights, [each.name for each in world.ensemble.servers]
     if weight := weights.get("part client"):
-        servers = [each.name for each in world.ensemble.servers]
         yield weight, f"part {name} all", partial(_part, world, name, servers)
         if len(servers) > 1:
             for server in servers:
                 yield weight, f"part {name} {server}", partial(_part, world, name, [server])
+    if (weight := weights.get("lose server")) and not world.was_struck:
+        for server in servers:
+            yield weight, f"lose {name} {server}", partial(_lose_server, world, name, server)
     if world.network.is_cut(name):
         yield weights["heal"], f"heal {name}", partial(_heal, world, name)
+
+
+def _ends(world: World, process: Process) -> Iterator[Step]:
+    weights, name = world.weights, process.name
     if process.is_stopped:
         yield weights["continue"], f"continue {name}", partial(_stop, world, process, is_stopped=False)
     elif weight := weights.get("stop"):
@@ -84,6 +99,12 @@ def _part(world: World, one: str, others: list[str]) -> None:
         world.network.cut(one, other)
 
 
+def _lose_server(world: World, name: str, server: str) -> None:
+    """Cut a process off from one of the servers, once: no lock may be lost by that."""
+    world.was_struck = True
+    _part(world, name, [server])
+
+
 def _split(world: World, server: Server, process: Process) -> None:
     """Cut one server and one process off from all other servers."""
     others = [each.name for each in world.ensemble.servers if each is not server]
@@ -104,6 +125,7 @@ def _stop(world: World, process: Process, *, is_stopped: bool) -> None:
 def _close(world: World, process: Process) -> None:
     world.note(process.name, process.name, "closes its pool")
     world.judge.ended.append(world.now)
+    world.judge.closing |= dict.fromkeys(process.pool._started().values())
     process.spawn(f"{process.name} closing {world.steps}", process.pool.close)
 
 
@@ -133,6 +155,10 @@ def _of_server(world: World, server: Server) -> Iterator[Step]:
                 yield weight, f"split {name} {process.name}", partial(_split, world, server, process)
     if world.network.is_cut(name):
         yield weights["heal"], f"heal {name}", partial(_heal, world, name)
+    if server.lags:
+        yield weights["catch up"], f"catch up {name}", partial(_lag, world, server, lags=False)
+    elif (weight := weights.get("lag")) and server.leader is not None and not server.leads:
+        yield weight, f"lag {name}", partial(_lag, world, server, lags=True)
     if server.is_frozen:
         yield weights["thaw"], f"thaw {name}", partial(_freeze, world, server, is_frozen=False)
     elif weight := weights.get("freeze"):
@@ -140,6 +166,23 @@ def _of_server(world: World, server: Server) -> Iterator[Step]:
     # It is started again, or has lost its leader before that knows.
     if (weight := weights.get("leave leader")) and server.leader is not None and not server.is_frozen:
         yield weight, f"leave {name}", server.look
+
+
+def _refusals(world: World, server: Server) -> Iterator[Step]:
+    """Refuse a request for now, after it was done or not."""
+    refuses, done = world.weights.get("refuse"), world.weights.get("refuse done")
+    for link in server.links if refuses or done else ():
+        if link.may_serve and link.session is not None and link.to_server[0][0]:
+            error = OperationTimeoutError()
+            if refuses:
+                yield refuses, f"refuse {link.name}", partial(link.refuse, error, is_done=False)
+            if done:
+                yield done, f"refuse done {link.name}", partial(link.refuse, error, is_done=True)
+
+
+def _lag(world: World, server: Server, *, lags: bool) -> None:
+    world.note(server.name, server.name, "falls behind" if lags else "catches up")
+    server.lags = lags
 
 
 def _freeze(world: World, server: Server, *, is_frozen: bool) -> None:
@@ -170,12 +213,13 @@ def _of_operators(world: World, leader: Server) -> Iterator[Step]:
 
 def _break(world: World, leader: Server, path: str) -> None:
     world.note("operator", leader.name, f"deletes {path}")
-    world.judge.broken.add(path)
+    world.judge.breaks(path, leader.head)
     leader.propose([Change("delete", path)])
 
 
 def _revoke(world: World, leader: Server, path: str) -> None:
     world.note("operator", leader.name, f"asks for {path}")
+    world.judge.touched[path] = world.now
     leader.propose([Change("set", path, encode_revoke(leader.head.nodes[path].data, "please"))])
 
 

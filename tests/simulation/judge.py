@@ -9,7 +9,8 @@ from django_zklock.exceptions import AlreadyAwaited, LockTimeout, ZkLockError
 from django_zklock.zk.acquire import HOLDER_READ_GRACE
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held
-from django_zklock.zk.wire.requests import LENGTH_FIELD
+from django_zklock.zk.wire.requests import EPHEMERAL_SEQUENTIAL, LENGTH_FIELD
+from tests.simulation import idle
 from tests.simulation.callers import RULES
 from tests.simulation.servers import SESSION_TIMEOUT
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from django_zklock.zk.session import Session
     from tests.simulation.callers import Client, Turn
     from tests.simulation.processes import Process, Strand
+    from tests.simulation.tree import Tree
     from tests.simulation.world import World
 
 
@@ -37,6 +39,7 @@ class Claim:
     rule: Rule
     token: int
     paths: tuple[str, ...]
+    granted_at: float
     is_released: bool = False
     # Whether the caller has believed in it at the last look.
     is_believed: bool = False
@@ -74,8 +77,15 @@ class Judge:
     claims: list[Claim] = field(default_factory=list)
     # Of each key: the rule and token of each grant, in order.
     grants: dict[str, list[Claim]] = field(default_factory=dict)
-    # Nodes that an operator has deleted. Their holders may learn of it late.
+    # When an operator has done something to a node.
+    touched: dict[str, float] = field(default_factory=dict)
+    # The nodes that an operator has deleted, whose holders may learn of it late; and those that waited then.
     broken: set[str] = field(default_factory=set)
+    broken_waiting: set[str] = field(default_factory=set)
+    # The sessions of pools that are being closed, and which contenders have held then.
+    closing: dict[Session, set[Contender] | None] = field(default_factory=dict)
+    # The steps at which a process has created nodes.
+    creations: dict[Process, list[int]] = field(default_factory=dict)
     # The moments at which calls of a function have begun to run, and at which calls were skipped for another one.
     runs: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
     skipped: list[tuple[tuple[str, ...], int, float, str]] = field(default_factory=list)
@@ -107,12 +117,14 @@ class Judge:
         held = what if isinstance(what, Held) else None
         contender: Contender = held._possession.contender if held is not None else what.contender  # type: ignore[union-attr]
         paths = tuple(contender.node_paths.values())
-        claim = Claim(client, turn, contender, held, RULES[turn.rule], contender.token or 0, paths)
+        claim = Claim(client, turn, contender, held, RULES[turn.rule], contender.token or 0, paths, self.world.now)
         self.granted_count += 1
         # Nothing comes between the last look of the package and this one.
         is_sudden = not self.world.setting.is_fine and client.plan.way != "coroutines"
         if (is_sudden or self.world.is_calm) and not claim.believes():
             raise Violation(f"{client.name} was granted what it cannot believe in")
+        if any(path in self.broken_waiting and path not in self.world.ensemble.head.nodes for path in paths):
+            raise Violation(f"{client.name} was granted a lock with a node that was deleted while it waited")
         if claim.believes():
             self.world.note(client.name, client.name, f"believes to hold {' '.join(turn.keys)}")
             for key in turn.keys:
@@ -134,19 +146,55 @@ class Judge:
         self.acquiring.discard(client)
         self.refused_count += 1
         self.world.note(client.name, client.name, f"gets nothing: {type(error).__name__}")
+        if turn.timeout == 0.0 and isinstance(error, LockTimeout):
+            self._check_try(client, turn)
         if isinstance(error, AlreadyAwaited):
             assert turn.runs is not None, "only such a call is skipped"
             self.skipped.append(((*turn.keys, turn.runs), *self.began[client], client.name))
-        elif turn.runs is not None and turn.timeout is None:
+        elif turn.runs is not None and turn.timeout is None and turn.gives_up_after is None:
             self.failed.setdefault((*turn.keys, turn.runs), []).append(self.world.now)
         if (
             self.world.is_calm
+            and not self.world.was_struck
             and isinstance(error, ZkLockError)
             and not isinstance(error, (LockTimeout, AlreadyAwaited))
         ):
             is_wanted = turn.gives_up_after is not None
             if not is_wanted:
                 raise Violation(f"without a fault {client.name} gets {error!r}")
+
+    def _check_try(self, client: Client, turn: Turn) -> None:
+        """A try for what another one has held all the time leaves no trace."""
+        began, moment = self.began[client]
+        writes = [step for step in self.creations.get(client.process, ()) if step > began]
+        is_alone = sum(each.process is client.process for each in self.world.clients) == 1
+        if not writes or not is_alone or len(turn.keys) > 1:
+            return
+        rule = RULES[turn.rule]
+        for claim in self.claims:
+            is_taken = turn.keys[0] in claim.turn.keys and claim.rule.kind in rule.conflicts and claim.believes()
+            if is_taken and claim.granted_at < moment:
+                raise Violation(f"{client.name} has only tried, and has created a node")
+
+    def checked(self, claim: Claim) -> None:
+        """A caller has made sure that it holds."""
+        self.world.is_judging = True
+        if not self.world.setting.is_fine and not claim.believes():
+            raise Violation(f"the check of {claim.client.name} passes, and its lock is lost")
+        self.world.is_judging = False
+
+    def written(self, process: Process, request: Any) -> None:
+        """A server begins to write for a process."""
+        parts = getattr(request, "operations", [request])
+        if any(getattr(part, "flags", 0) == EPHEMERAL_SEQUENTIAL for part in parts):
+            self.creations.setdefault(process, []).append(self.world.steps)
+
+    def breaks(self, path: str, tree: Tree) -> None:
+        """An operator is about to delete a node."""
+        if idle.waits_behind_others(tree, path):
+            self.broken_waiting.add(path)
+        self.broken.add(path)
+        self.touched[path] = self.world.now
 
     def lost(self, client: Client, turn: Turn, error: ZkLockError) -> None:
         """A caller has found that its lock is lost."""
@@ -179,6 +227,8 @@ class Judge:
 
     def look(self) -> None:
         """Look at all who believe."""
+        if self.closing:
+            self._check_closing()
         believing = []
         for claim in self.claims:
             is_believed = claim.believes()
@@ -202,12 +252,28 @@ class Judge:
             self._check_leases(one, believing)
             self._check_server(one)
 
+    def _check_closing(self) -> None:
+        """Nobody is granted a lock that the end of another session of the pool has freed."""
+        for session, held in self.closing.items():
+            if session.closing:
+                one = [each for each in session.listeners if isinstance(each, Contender) and len(each.places) == 1]
+                holding = {each for each in one if each.state is State.HELD}
+                if held is None:
+                    self.closing[session] = holding
+                elif holding - held:
+                    raise Violation(f"session {session.name} is being closed, and grants a lock")
+
+    def check_idle(self) -> None:
+        """Nothing is under way."""
+        if (wrong := idle.find_wrong(self.world)) is not None:
+            raise Violation(wrong)
+
     def _is_broken(self, claim: Claim) -> bool:
         return self.world.was_wiped or any(path in self.broken for path in claim.paths)
 
     def _check_leases(self, claim: Claim, believing: list[Claim]) -> None:
         limit = claim.rule.limit
-        if limit is None:
+        if limit is None or self._is_broken(claim):
             return
         leases = {
             each.contender: each

@@ -29,6 +29,11 @@ class Network:
         """Let these reach each other again."""
         self._cut = {pair for pair in self._cut if not pair <= set(servers)}
 
+    @property
+    def is_any_cut(self) -> bool:
+        """Whether any two are cut off from each other."""
+        return bool(self._cut)
+
     def is_cut(self, one: str) -> bool:
         """Whether this one is cut off from any other."""
         return any(one in pair for pair in self._cut)

@@ -1,6 +1,7 @@
 """Faults to be planted into the package, as changes to its text: the search must find each of them.
 
-``plants.txt`` has them. Those with a commit were in the package until that commit mended them.
+``plants.txt`` has them, and the world that finds each. Those with a commit were in the package until that one mended
+them.
 """
 
 from __future__ import annotations
@@ -8,11 +9,17 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import itertools
+import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+# The first steps of small worlds that are explored.
+DEPTH = 60
 
 PACKAGE = Path(__file__).resolve().parents[2] / "django_zklock"
 
@@ -29,6 +36,8 @@ class Plant:
     mended_by: str = ""
     # Why no world can find it, if that is so.
     harmless: str = ""
+    # How it is found: "seed 728", or "small world 3".
+    found_by: str = ""
 
     @property
     def module(self) -> str:
@@ -43,14 +52,16 @@ def _read(text: str) -> Iterator[Plant]:
         facts = {
             key: line[len(key) + 1 :]
             for line in lines
-            for key in ("mended by", "harmless:", "in")
+            for key in ("mended by", "harmless:", "found by", "in")
             if line.startswith(f"{key} ")
         }
         old, new = ("\n".join(line[1:] for line in lines if line[:1] == sign) for sign in "-+")
-        yield Plant(name, facts["in"], old, new, facts.get("mended by", ""), facts.get("harmless:", ""))
+        rest = [facts.get(key, "") for key in ("mended by", "harmless:", "found by")]
+        yield Plant(name, facts["in"], old, new, *rest)
 
 
-PLANTS = tuple(_read("\n" + Path(__file__).with_name("plants.txt").read_text(encoding="utf-8")))
+LIST = Path(__file__).with_name("plants.txt")
+PLANTS = tuple(_read("\n" + LIST.read_text(encoding="utf-8")))
 
 
 def get(name: str) -> Plant:
@@ -93,3 +104,61 @@ def plant(name: str) -> None:
     if planted.module in sys.modules:
         raise RuntimeError(f"{planted.module} is imported already")
     sys.meta_path.insert(0, _Finder(planted))
+
+
+# The search for each. A process can have one fault only, so each has a process of its own.
+
+
+def find(planted: Plant, seconds: float) -> tuple[str, str]:
+    """Return how a fault is found, by the recorded way or else within so many seconds of search, and the reason.
+
+    Both say "not found in … worlds" and nothing if it is not.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        try:
+            plant(planted.name)
+            os.write(writer, "\n".join(_find(planted.found_by, seconds)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as printed:
+        found, _, reason = printed.read().partition("\n")
+    os.waitpid(child, 0)
+    return found or "ended without a word", reason
+
+
+def _find(recorded: str, seconds: float) -> tuple[str, str]:
+    # Not before the fault is planted.
+    from tests.simulation.explore import explore, small_settings
+    from tests.simulation.search import search
+
+    kind, _, number = recorded.rpartition(" ")
+    if kind == "small world":
+        figures = explore(list(small_settings())[int(number)], deviations=1, depth=DEPTH)
+    elif kind == "seed":
+        figures = search([int(number)])
+    if recorded and figures.failures:
+        return recorded, figures.failures[0].reason.split("\n", 1)[0]
+    figures, ends = search(itertools.count(), seconds=seconds), time.monotonic() + seconds
+    if figures.failures:
+        return f"seed {figures.failures[0].setting.seed}", figures.failures[0].reason.split("\n", 1)[0]
+    for position, setting in enumerate(small_settings()):
+        small = explore(setting, deviations=1, depth=DEPTH, seconds=ends - time.monotonic())
+        if small.failures:
+            return f"small world {position}", small.failures[0].reason.split("\n", 1)[0]
+    return f"not found in {figures.worlds} worlds", ""
+
+
+def record(found: dict[str, str]) -> None:
+    """Note in the list how each of these faults is found, by its name."""
+    blocks = LIST.read_text(encoding="utf-8").split("\n# ")
+    for number, block in enumerate(blocks):
+        name, *lines = block.removeprefix("# ").split("\n")
+        if name in found:
+            lines = [line for line in lines if not line.startswith(("found by ", "not found in "))]
+            fact = found[name] if found[name].startswith("not") else f"found by {found[name]}"
+            blocks[number] = "\n".join([("# " if not number else "") + name, fact, *lines])
+    LIST.write_text("\n# ".join(blocks), encoding="utf-8")

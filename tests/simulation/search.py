@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tests.simulation.judge import Violation
-from tests.simulation.setting import Setting, draw
+from tests.simulation.scenes import draw
+from tests.simulation.setting import Setting
 from tests.simulation.world import World, check_log, quiet
 
 # Steps of one world, before it comes to its end.
@@ -93,7 +94,7 @@ def run(
             else:
                 world.replay(decisions, comes_to_end=comes_to_end)
             if errors.texts or comes_to_end:
-                check_log(errors)
+                check_log(errors, world)
         except Violation as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not happen

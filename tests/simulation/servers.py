@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.protocol.connection import CHANGED_EVENT, CHILD_EVENT, DELETED_EVENT
 from kazoo.protocol.serialization import Create2, SetData, Transaction
 
-from tests.simulation.tree import Change, Entry, Tree, parent_of, plan
+from tests.simulation.tree import Change, Entry, Tree, name_of, parent_of, plan
 
 if TYPE_CHECKING:
     from kazoo.exceptions import KazooException
@@ -54,6 +54,8 @@ class Server:
     leader: Server | None = None
     epoch: int = 0
     is_frozen: bool = False
+    # A follower that answers its clients, and takes nothing from its leader for now.
+    lags: bool = False
     # Changes that no other server has, and that this one keeps (ZOOKEEPER-4712).
     strays: list[tuple[Change, int]] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
@@ -305,6 +307,13 @@ class Ensemble:
         leader = self.newest_leader
         return leader.head if leader is not None else max(self.servers, key=lambda each: each.newest).tree
 
+    def ended_with_sessions(self) -> set[str]:
+        """Return the names of all nodes that any session has made which has ended."""
+        log = [entry for each in self.servers for entry in each.log]
+        ended = {entry.closes for entry in log if entry.closes is not None}
+        changes = [change for entry in log for change in entry.changes]
+        return {name_of(each.path) for each in changes if each.what == "create" and each.owner in ended}
+
     def supporters(self, candidate: Server) -> list[Server]:
         """Return the servers that would elect this one: they look for a leader, reach it, and have written no more."""
         if candidate.leader is not None and self.epoch:
@@ -350,7 +359,7 @@ class Ensemble:
     def wipe(self, now: float) -> None:
         """Begin anew, without any data, as after a restart from an empty folder."""
         for each in self.servers:
-            each.is_frozen = False
+            each.is_frozen = each.lags = False
             each.look()
             each.log, each.applied, each.tree, each.head, each.strays = [], 0, Tree(), Tree(), []
             each.epoch = 0

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from tests.simulation.explore import explore, small_settings
+from tests.simulation.scenes import draw
 from tests.simulation.search import run, search
-from tests.simulation.setting import Setting, draw
+from tests.simulation.setting import Setting
 
 pytestmark = pytest.mark.once
 

@@ -24,7 +24,7 @@ from tests.simulation.judge import Judge, Violation
 from tests.simulation.network import Network
 from tests.simulation.processes import ROOT, Process, Strand
 from tests.simulation.servers import PING_INTERVAL, SESSION_TIMEOUT, Ensemble
-from tests.simulation.tree import Change
+from tests.simulation.tree import Change, name_of
 
 if TYPE_CHECKING:
     from tests.simulation.setting import Setting
@@ -46,15 +46,18 @@ END = "end faults"
 
 
 class Errors(logging.Handler):
-    """Keeps the errors that the package has logged with a traceback."""
+    """Keeps the errors that the package has logged with a traceback, and the nodes that waiters have lost."""
 
     def __init__(self) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__()
         self.texts: list[str] = []
+        self.lost: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info:
             self.texts.append(logging.Formatter().format(record))
+        elif "event=place_lost " in (text := record.getMessage()):
+            self.lost.append(text.rpartition("node=")[2])
 
 
 @contextmanager
@@ -63,6 +66,7 @@ def quiet() -> Iterator[Errors]:
     logger, errors = logging.getLogger("django_zklock"), Errors()
     level, propagates, enabled = logger.level, logger.propagate, gc.isenabled()
     logger.setLevel(logging.ERROR)
+    logging.getLogger("django_zklock.contender").setLevel(logging.WARNING)
     logger.addHandler(errors)
     logger.propagate = False
     # What lives on is the same at each run then.
@@ -72,6 +76,7 @@ def quiet() -> Iterator[Errors]:
     finally:
         logger.removeHandler(errors)
         logger.setLevel(level)
+        logging.getLogger("django_zklock.contender").setLevel(logging.NOTSET)
         logger.propagate = propagates
         if enabled:
             gc.enable()
@@ -94,6 +99,8 @@ class World:
         self.running: list[Strand] = []
         self.is_judging = False
         self.was_wiped = False
+        # A calm world loses one server at most.
+        self.was_struck = False
         self.is_calm = setting.is_calm
         self.network = Network()
         self.ensemble = Ensemble(setting.servers, self.network, self.note, leader=setting.leader)
@@ -107,7 +114,7 @@ class World:
         self.clients_of: dict[Strand, Client] = {}
         self.loops: dict[Process, Loop] = {}
         self.weights = setting.weights
-        self._strikes = not setting.is_calm
+        self._strikes = not setting.is_calm or "lose server" in setting.weights
         self._drains = Random(f"drains {setting.seed}")
         self.clients = [
             Client.ways[plan.way](self, self.processes[plan.process], number + 1, plan)
@@ -164,13 +171,15 @@ class World:
             if self.is_over:
                 break
             found = deliveries.find(self)
-            if self.setting.rarely:
-                self.take(self._mostly_usual(dice, found))
-                continue
+            if not found:
+                self.judge.check_idle()
             if starved and self.steps < starves_until:
                 found = [each for each in found if starved not in each[1]]
             elif found and dice.random() < self.setting.starves:
                 starved, starves_until = dice.choice(found)[1].partition(" ")[2], self.steps + dice.randint(5, 200)
+            if self.setting.rarely:
+                self.take(self._mostly_usual(dice, found))
+                continue
             # In a prompt world time goes on when everything has arrived; in others, at any moment.
             if not (found and is_prompt):
                 if dice.random() < haste:
@@ -199,10 +208,11 @@ class World:
 
     def _mostly_usual(self, dice: Random, found: Sequence[Step]) -> Step:
         """Return the step that comes first, or time if nothing is under way, and rarely another one, mostly a fault."""
-        strikes = faults.find(self) if self._strikes and dice.random() < self.setting.rarely else []
+        is_other = dice.random() < self.setting.rarely
+        strikes = faults.find(self) if self._strikes and is_other else []
         if strikes and dice.random() < STRIKES_MORE:
             return dice.choices(strikes, [weight for weight, _, _ in strikes])[0]
-        if strikes or not found:
+        if is_other or not found:
             return dice.choice([*found, self._time(dice)])
         return found[0]
 
@@ -222,6 +232,7 @@ class World:
         """Let time go on; in a calm world, only after all that is under way has arrived."""
         if self.is_calm:
             self.drain()
+            self.judge.check_idle()
         self.advance(seconds)
         self.judge.check_budgets()
 
@@ -230,7 +241,7 @@ class World:
         end = self.now + seconds
         for process in self.processes:
             due = process.due
-            if due is not None and not process.is_dead:
+            if due is not None and not process.is_dead and not process.is_stopped:
                 end = min(end, max(self.now + 0.0001, process.moment(due)))
         while self.now < end:
             # The end of a session comes at its own moment.
@@ -266,6 +277,7 @@ class World:
         progress, since = None, self.now
         while not self.is_over:
             self.drain()
+            self.judge.check_idle()
             signs = [(client.turn, client in self.judge.began, client.is_over) for client in self.clients]
             signs.append((len(self.judge.claims), False, False))
             if signs != progress:
@@ -326,9 +338,14 @@ class World:
         return found
 
 
-def check_log(errors: Errors) -> None:
-    """Fail if the package has caught an error and logged it."""
+def check_log(errors: Errors, world: World) -> None:
+    """Fail if the package has caught an error and logged it, or has lost a place that nobody has taken."""
     background.flush_log()
+    # A server may bring some of its nodes back where it keeps strays.
+    if errors.lost and not world.was_wiped and not world.ensemble.keeps_strays:
+        gone = {name_of(path) for path in world.judge.broken} | world.ensemble.ended_with_sessions()
+        if lost := set(errors.lost) - gone:
+            raise Violation(f"a waiter has lost its place, and no operator has deleted its node: {min(lost)}")
     if errors.texts:
         text, errors.texts[:] = errors.texts[0], []
         raise Violation(f"an error was caught: {text.splitlines()[-1]}\n{text}")

@@ -1,0 +1,100 @@
+"""What must hold while nothing is under way and everyone reaches everyone: who waits then, waits for a reason.
+
+A wake-up that is lost shows here at once, although a heartbeat, another event or a new connection may make up for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from django_zklock.zk.contender import Contender, State
+from django_zklock.zk.node_data import decode_revoke
+from django_zklock.zk.queue import RULES, Queue, parse_name, semaphore, sort_by_creation
+from tests.simulation.servers import SESSION_TIMEOUT
+from tests.simulation.tree import Tree, name_of, parent_of
+
+if TYPE_CHECKING:
+    from django_zklock.zk.session import Session
+    from tests.simulation.world import World
+
+
+def queue_of(tree: Tree, path: str) -> Queue:
+    """Return the true queue of a lock."""
+    parsed = [(parse_name(name), tree.nodes[f"{path}/{name}"].czxid) for name in tree.nodes[path].children]
+    return Queue(sort_by_creation((node, czxid) for node, czxid in parsed if node is not None))
+
+
+def find_wrong(world: World) -> str | None:
+    """Return what is wrong, if nothing is under way and nothing holds anything back; else ``None``."""
+    leader = world.ensemble.newest_leader
+    if leader is None or leader.is_frozen or world.ensemble.keeps_strays or leader.committed < len(leader.log):
+        return None
+    if world.network.is_any_cut or any(process.is_stopped for process in world.processes):
+        return None
+    others = [each for each in world.ensemble.servers if each is not leader]
+    if any(each.lags or not each.is_linked or each.applied < leader.committed for each in others):
+        return None
+    return next(_of_sessions(leader.head, world), None) or _of_holders(world)
+
+
+def _of_sessions(tree: Tree, world: World) -> Iterator[str]:
+    # A lease is granted by what the client of the one before it writes, or by its end.
+    connected = {
+        wire.session_id for process in world.processes if not process.is_dead for wire in process.wires if wire.is_live
+    }
+    away = {parent_of(path) for path, node in tree.nodes.items() if node.owner and node.owner not in connected}
+    for process in world.processes:
+        for name, session in () if process.is_dead else process.pool._started().items():
+            # A pause after a refusal ends by a timer.
+            if not session.connected or session.wire.watches.lost or session._refused or session.closing:
+                continue
+            if session._inbox:
+                yield f"a call that was posted to session {name} of {process.name} waits"
+            yield from _of_contenders(tree, process.name, session, away)
+
+
+def _of_contenders(tree: Tree, name: str, session: Session, away: set[str]) -> Iterator[str]:
+    for contender in [each for each in session.listeners if isinstance(each, Contender)]:
+        places = contender.places
+        if contender.state not in {State.JOINING, State.WAITING} or any(place.node is None for place in places):
+            continue
+        gone = [place.node for place in places if f"{place.path}/{place.node}" not in tree.nodes]
+        if gone:
+            yield f"{name} waits with a node that is gone: {gone[0]}"
+        elif contender.rule.limit is not None and any(place.path in away for place in places):
+            continue
+        elif all(contender.rule.holds(place.node or "", queue_of(tree, place.path)) for place in places):
+            yield f"{name} waits although nothing is before it: {places[0].node}"
+
+
+def _of_holders(world: World) -> str | None:
+    """Look for holders that have not learned for heartbeats what was done to their nodes."""
+    judge, nodes, since = world.judge, world.ensemble.head.nodes, world.now - SESSION_TIMEOUT / 3
+    for claim in judge.claims:
+        session, name = claim.session, claim.client.name
+        if claim.granted_at > since or any(judge.touched.get(path, 0.0) > since for path in claim.paths):
+            continue
+        if not session.connected or session.wire.watches.lost or session._refused or not claim.believes():
+            continue
+        if any(path not in nodes for path in claim.paths):
+            return f"{name} believes in a node that was deleted long ago"
+        if claim.contender.revoked is None and any(decode_revoke(nodes[path].data) for path in claim.paths):
+            return f"{name} has not learned that a release was requested"
+    return None
+
+
+def waits_behind_others(tree: Tree, path: str) -> bool:
+    """Whether the contender of a node waits, in any of its queues, behind one of another session."""
+    own = parse_name(name_of(path))
+    if own is None:
+        return False
+    for above in [each for each, node in tree.nodes.items() if node.children and each.count("/") == 2]:
+        queue = queue_of(tree, above)
+        mine = next((node for node in queue if node.guid == own.guid), None)
+        rule = RULES[own.kind] if own.limit is None else semaphore(own.limit)
+        if mine is not None and not rule.holds(mine.name, queue):
+            others = queue.before(mine.name, rule.conflicts | {own.kind})
+            if any(tree.nodes[f"{above}/{each.name}"].owner != tree.nodes[path].owner for each in others):
+                return True
+    return False

@@ -1,0 +1,172 @@
+"""Scenes: small worlds in which few things meet that belong together, and of which a few steps are not the usual ones.
+
+What goes wrong needs two or three things at the right moments. The fewer steps a world has besides, the likelier they
+meet; so a scene has few callers, and one or two kinds of faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from django_zklock.zk.queue import SEQUENCE_END, SEQUENCE_MARGIN
+from tests.simulation import swarm
+from tests.simulation.callers import CallerPlan, Turn
+from tests.simulation.processes import ProcessPlan
+from tests.simulation.servers import PING_INTERVAL, SESSION_TIMEOUT, SYNC_LIMIT
+from tests.simulation.setting import ENDS, FAULTS, NORMAL, Setting
+
+EXCLUSIVE = ("exclusive",)
+READERS = ("read", "read", "write")
+LEASES = ("lease of 1", "lease of 2", "lease of 2", "lease of 3")
+MIXED = ("exclusive", "read", "write", "lease of 1", "lease of 2")
+ANY = (EXCLUSIVE, EXCLUSIVE, READERS, LEASES, MIXED)
+# How long a hold lasts, in seconds.
+SHORT = (0.05, 0.2)
+LONG = (SESSION_TIMEOUT / 2, 1.7 * SESSION_TIMEOUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One kind of small world: what its callers ask for, and what strikes."""
+
+    kinds: Sequence[str]
+    # How many of these strike.
+    strikes: Sequence[int] = (1, 1, 2)
+    rules: Sequence[Sequence[str]] = ANY
+    keys: Sequence[tuple[str, ...]] = (("a",),)
+    processes: Sequence[int] = (1, 2, 2, 3)
+    callers: Sequence[int] = (2, 3, 3, 4)
+    turns: Sequence[int] = (1, 1, 2)
+    servers: Sequence[int] = (1, 1, 3)
+    lasts: tuple[float, float] = SHORT
+    pauses: Sequence[float] = (0.0, 0.0, 0.01, 0.1, 0.3)
+    # What holds for each turn, by the names of its fields, and what is drawn for it.
+    turn: dict[str, Sequence[Any]]
+    process: dict[str, Sequence[Any]]
+    setting: dict[str, Sequence[Any]]
+    # Whether another caller of the first process takes a lock of its own again and again.
+    is_busy: bool = False
+
+
+def _scene(kinds: str, *, turn: Any = (), process: Any = (), setting: Any = (), **facts: Any) -> Scene:
+    return Scene(kinds=tuple(kinds.split(", ")) if kinds else (), turn=dict(turn), process=dict(process),
+                 setting=dict(setting), **facts)  # fmt: skip
+
+
+FUNCTIONS = {"runs": ("f", "f", "f", "g", None)}
+MAY_END = {**FUNCTIONS, "gives_up_after": (None, 0.1, 0.3)}
+IMPATIENT = {"timeout": (None, 0.0, 0.05, 0.5), "gives_up_after": (None, 0.0, 0.01, 0.1, 1.0)}
+STRAYS = {"keeps_strays": (True,), "patience": (PING_INTERVAL,)}
+FAR = {"leader": (0, 2, 2), "patience": (PING_INTERVAL, SYNC_LIMIT)}
+NUMBERS = {"first_number": (SEQUENCE_END - SEQUENCE_MARGIN - 2, SEQUENCE_END - 2)}
+ALONE = (EXCLUSIVE,)
+BOTH = (("a", "b"), ("a", "b"), ("a",), ("b",), ("a", "b", "c"))
+
+SCENES = {
+    "queue": _scene("cut, break, revoke, refuse, refuse done, part client, reap"),
+    "operators": _scene("break, revoke", processes=(1, 2), lasts=(0.1, 1.0)),
+    "unseen": _scene("break, revoke, part client", strikes=(3,), processes=(2,), callers=(2, 3), lasts=(0.3, 3.0)),
+    "outages": _scene("cut, part client", processes=(2,), lasts=(0.2, 1.0), servers=(1,)),
+    "untold": _scene("revoke, cut, refuse", strikes=(2, 3), processes=(2,), callers=(2,), lasts=(0.5, 4.0)),
+    "leases": _scene("revoke, break, cut, kill", rules=(LEASES,), callers=(3, 4, 5), lasts=(0.2, 2.0)),
+    "keys": _scene(
+        "cut, break, part client, refuse", strikes=(2,), rules=ALONE, callers=(2, 3), keys=BOTH, lasts=(0.1, 1.0),
+    ),
+    "half": _scene("cut, break", strikes=(2,), rules=ALONE, callers=(2,), keys=(("a", "b"), ("a", "b"), ("b",))),
+    "skip": _scene(
+        "part client, break, kill", rules=ALONE, turn=FUNCTIONS, callers=(3, 4), processes=(2,),
+        setting={"starves": (0.0, 0.02, 0.05)},
+    ),
+    "may end": _scene("cut", rules=(EXCLUSIVE, ("lease of 1",)), turn=MAY_END, callers=(3, 4), lasts=(0.1, 0.5)),
+    "nested": _scene(
+        "", callers=(1, 2), rules=(EXCLUSIVE, ("write",)), setting={"is_fine": (True, True, False)},
+        turn={"is_nested": (True,), "is_released_elsewhere": (True, True, False)},
+    ),
+    "impatient": _scene("cut, refuse, part client, refuse done", turn=IMPATIENT),
+    "tries": _scene("revoke, cut", rules=(EXCLUSIVE, READERS), turn={"timeout": (None, 0.0)}, lasts=(0.3, 2.0)),
+    "long": _scene(
+        "split, part client, stop, freeze, leave leader", rules=ALONE, servers=(3,), lasts=LONG, callers=(2,),
+        processes=(2,), turns=(1,), process={"rate": (1.0, 0.981, 1.019)}, setting=FAR,
+    ),
+    "busy": _scene(
+        "split", rules=ALONE, servers=(3,), lasts=LONG, callers=(2,), processes=(2,), turns=(1,), setting=FAR,
+        is_busy=True,
+    ),
+    "strays": _scene(
+        "split, part servers, leave leader", servers=(3,), processes=(2,), setting=STRAYS, lasts=(0.1, 1.0),
+    ),
+    "strict": _scene("cut, part client, leave leader", process={"strict": (True,)}),
+    "full": _scene(
+        "close, cut, refuse, kill", process={"budget": (130, 180, 260), "size": (1, 1, 2)}, processes=(1, 1, 2),
+        callers=(3, 4, 5), turn={"gives_up_after": (None, None, 0.0, 0.1)},
+    ),
+    "calm": _scene(
+        "", lasts=(0.1, 1.6 * SESSION_TIMEOUT), callers=(2, 3, 4), processes=(2, 3), turns=(1,),
+        keys=(("a",), ("a",), ("a", "b")),
+    ),
+    "lost server": _scene("lose server", lasts=LONG, servers=(3,), processes=(2,), callers=(2,), turns=(1,)),
+    "numbers": _scene("cut, break, kill", setting=NUMBERS),
+    "ends": _scene("close, kill", process={"size": (1, 2)}, lasts=(0.1, 2.0)),
+    "asleep": _scene("stop", callers=(2, 3), lasts=(0.1, SESSION_TIMEOUT), processes=(2,)),
+    "behind": _scene("lag, cut, refuse", strikes=(2, 3), servers=(3,), callers=(2, 3), setting={"leader": (0, 2)}),
+    "refusals": _scene("refuse, refuse done"),
+}  # fmt: skip
+
+
+def scene_of(seed: int) -> str:
+    """Return the name of the scene that a seed leads to, empty if it leads to a swarm."""
+    return tuple(SCENES)[seed // 2 % len(SCENES)] if seed % 2 else ""
+
+
+def draw(seed: int) -> Setting:
+    """Draw a setting: each odd seed leads to a scene, and each even one to a swarm."""
+    name = scene_of(seed)
+    return _draw(Random(f"scene {seed}"), seed, name) if name else swarm.draw(seed)
+
+
+def _draw(dice: Random, seed: int, name: str) -> Setting:
+    scene = SCENES[name]
+    count = dice.choice(scene.processes)
+    kinds = dice.sample(scene.kinds, min(dice.choice(scene.strikes), len(scene.kinds)))
+    # In a calm world one server may be lost.
+    is_calm = not kinds or kinds == ["lose server"]
+    weights = {**NORMAL, **ENDS, **{kind: FAULTS[kind] for kind in kinds}}
+    rules = dice.choice(scene.rules)
+    process = {field: dice.choice(values) for field, values in scene.process.items()}
+    callers = [
+        CallerPlan(
+            process=number if number < count else dice.randrange(count),
+            way="blocking" if name == "nested" else dice.choice(("blocking", "blocking", "coroutines", "gate")),
+            turns=tuple(_turn(dice, scene, rules) for _ in range(dice.choice(scene.turns))),
+        )
+        for number in range(dice.choice(scene.callers))
+    ]
+    if scene.is_busy:
+        turn = Turn(keys=("b",), pause=dice.uniform(0.2, 1.0), work=(0.05,))
+        callers.append(CallerPlan(process=0, turns=(turn,) * 8))
+    setting = Setting(
+        seed=seed,
+        servers=dice.choice(scene.servers),
+        processes=(ProcessPlan(**process),) * count,
+        callers=tuple(callers),
+        weights=weights,
+        is_calm=is_calm,
+        rarely=0.0 if is_calm else dice.choice((0.01, 0.02, 0.05)),
+        starves=dice.choice((0.0, 0.0, 0.02)),
+        stride=dice.choice((0.5, SESSION_TIMEOUT / 7, SESSION_TIMEOUT / 3)),
+    )
+    return replace(setting, **{field: dice.choice(values) for field, values in scene.setting.items()})
+
+
+def _turn(dice: Random, scene: Scene, rules: Sequence[str]) -> Turn:
+    turn = Turn(
+        keys=dice.choice(scene.keys),
+        rule=dice.choice(rules),
+        pause=dice.choice(scene.pauses),
+        work=tuple(dice.uniform(*scene.lasts) for _ in range(dice.choice((1, 2)))),
+        confirms=dice.random() < 0.1,
+    )
+    return replace(turn, **{field: dice.choice(values) for field, values in scene.turn.items()})
