@@ -22,7 +22,7 @@ from services.zookeeper import ZooKeeper
 
 from tests.support.proc_status import status
 from tests.support.servers.redis import Redis
-from tests.support.tree_reader import Onlooker
+from tests.support.tree_reader import Observer
 from tests.support.workshop import Sent, Workshop
 
 PATIENCE = 120.0
@@ -34,11 +34,11 @@ PREFETCH = {"WORKSHOP_PREFETCH": "4"}
 def workshops() -> Iterator[Any]:
     """Start what surrounds the workers; return what starts one."""
     with ZooKeeper() as zookeeper, Redis() as broker:
-        onlooker = Onlooker(zookeeper.hosts)
+        observer = Observer(zookeeper.hosts)
 
         @contextmanager
         def open_one(*, gate: bool, **options: Any) -> Iterator[Workshop]:
-            workshop = Workshop(zookeeper, broker, broker, onlooker, session_timeout=15.0, gate=gate)
+            workshop = Workshop(zookeeper, broker, broker, observer, session_timeout=15.0, gate=gate)
             try:
                 workshop.start(**options)
                 # What is loaded and connected at the first use.
@@ -51,7 +51,7 @@ def workshops() -> Iterator[Any]:
         try:
             yield open_one
         finally:
-            onlooker.close()
+            observer.close()
 
 
 def seconds_for(sent: list[Sent], since: float) -> float:

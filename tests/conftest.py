@@ -31,7 +31,7 @@ from tests.support.any_server import Server
 from tests.support.curator import Curator
 from tests.support.stacks import STACKS, Stacks
 from tests.support.timing import MAX_SESSION, SLOWNESS, scaled
-from tests.support.tree_reader import MakePool, Onlooker
+from tests.support.tree_reader import MakePool, Observer
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -250,15 +250,15 @@ def testserver() -> Iterator[ZooKeeperServer]:
 
 
 @pytest.fixture(scope="session")
-def zookeeper_onlooker(zookeeper: ZooKeeper) -> Iterator[Onlooker]:
-    with contextlib.closing(Onlooker(zookeeper.hosts)) as onlooker:
-        yield onlooker
+def zookeeper_observer(zookeeper: ZooKeeper) -> Iterator[Observer]:
+    with contextlib.closing(Observer(zookeeper.hosts)) as observer:
+        yield observer
 
 
 @pytest.fixture(scope="session")
-def testserver_onlooker(testserver: ZooKeeperServer) -> Iterator[Onlooker]:
-    with contextlib.closing(Onlooker(testserver.hosts)) as onlooker:
-        yield onlooker
+def testserver_observer(testserver: ZooKeeperServer) -> Iterator[Observer]:
+    with contextlib.closing(Observer(testserver.hosts)) as observer:
+        yield observer
 
 
 @pytest.fixture(scope="session")
@@ -282,10 +282,10 @@ def server(kind_of_server: str, request: pytest.FixtureRequest) -> Server:
 
 
 @pytest.fixture
-def onlooker(kind_of_server: str, request: pytest.FixtureRequest) -> Onlooker:
+def observer(kind_of_server: str, request: pytest.FixtureRequest) -> Observer:
     """Return a look at the tree of that server."""
-    onlooker: Onlooker = request.getfixturevalue(f"{kind_of_server}_onlooker")
-    return onlooker
+    observer: Observer = request.getfixturevalue(f"{kind_of_server}_observer")
+    return observer
 
 
 @pytest.fixture
@@ -365,8 +365,8 @@ def own_zookeeper() -> Iterator[ZooKeeper]:
 
 
 @pytest.fixture
-def own_onlooker(own_zookeeper: ZooKeeper) -> Iterator[Onlooker]:
+def own_observer(own_zookeeper: ZooKeeper) -> Iterator[Observer]:
     """Return a look at the tree of the test's own server."""
-    with contextlib.closing(Onlooker(own_zookeeper.hosts)) as onlooker:
-        yield onlooker
+    with contextlib.closing(Observer(own_zookeeper.hosts)) as observer:
+        yield observer
         own_zookeeper.resume()

@@ -15,7 +15,7 @@ from benchmarks.peers.counters import cpu_seconds
 from benchmarks.peers.program import Figures, ProgramError
 from benchmarks.peers.scenario import Round
 from tests.support.servers.redis import Redis
-from tests.support.tree_reader import Onlooker
+from tests.support.tree_reader import Observer
 from tests.support.workshop import Workshop
 
 CONCURRENCY = 4
@@ -40,11 +40,11 @@ class TinyTaskScenario:
         """Start a worker with the gate and one without; the one that is not measured is idle."""
         with ExitStack() as stack:
             broker, results = (stack.enter_context(Redis()) for _ in range(2))
-            onlooker = stack.enter_context(closing(Onlooker(arena.zookeeper.server.hosts)))
+            observer = stack.enter_context(closing(Observer(arena.zookeeper.server.hosts)))
             shops = {}
             for gate in (True, False):
                 shops[gate] = stack.enter_context(closing(Workshop(
-                    arena.zookeeper.server, broker, results, onlooker, session_timeout=15.0, gate=gate
+                    arena.zookeeper.server, broker, results, observer, session_timeout=15.0, gate=gate
                 )))  # fmt: skip
                 shops[gate].start(concurrency=CONCURRENCY, environment=PREFETCH, log_level="WARNING")
             yield {

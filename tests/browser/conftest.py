@@ -22,7 +22,7 @@ from tests.browser.site_process import Site
 from tests.browser.visitor import TIMEOUT, WIDE, Visitor
 from tests.support.servers.redis import Redis
 from tests.support.timing import scaled
-from tests.support.tree_reader import Onlooker
+from tests.support.tree_reader import Observer
 from tests.support.workshop import Workshop
 
 HERE = Path(__file__).resolve().parent
@@ -58,10 +58,10 @@ def broker() -> Iterator[Redis]:
 
 
 @pytest.fixture(scope="session")
-def workshop(zookeeper: ZooKeeper, broker: Redis, zookeeper_onlooker: Onlooker) -> Iterator[Workshop]:
+def workshop(zookeeper: ZooKeeper, broker: Redis, zookeeper_observer: Observer) -> Iterator[Workshop]:
     """Start a worker whose tasks end on request."""
     with contextlib.closing(
-        Workshop(zookeeper, broker, broker, zookeeper_onlooker, session_timeout=4.0, gate=True)
+        Workshop(zookeeper, broker, broker, zookeeper_observer, session_timeout=4.0, gate=True)
     ) as workshop:
         workshop.start(concurrency=2)
         yield workshop

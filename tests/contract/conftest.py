@@ -11,7 +11,7 @@ from services.zookeeper import ZooKeeper
 from django_zklock.testing import ZooKeeperServer
 from tests.support.any_server import Server
 from tests.support.queued_contenders import Standing
-from tests.support.tree_reader import MakePool, Onlooker
+from tests.support.tree_reader import MakePool, Observer
 
 KINDS: dict[str, Callable[[], contextlib.AbstractContextManager[Server]]] = {
     "zookeeper": ZooKeeper,
@@ -39,12 +39,12 @@ def own_server(kind_of_server: str) -> Iterator[Server]:
 
 
 @pytest.fixture(params=["one session", "many sessions", "full sessions"])
-def standing(request: pytest.FixtureRequest, onlooker: Onlooker, make_pool: MakePool) -> Standing:
+def standing(request: pytest.FixtureRequest, observer: Observer, make_pool: MakePool) -> Standing:
     """Return a line whose people share a session, as threads of a process do, and two where each has its own.
 
     The last one is of one process, where each session has room for one contender.
     """
     if request.param == "many sessions":
-        return Standing(onlooker, make_pool)
+        return Standing(observer, make_pool)
     pool = make_pool(budget=1) if request.param == "full sessions" else make_pool()
-    return Standing(onlooker, lambda: pool)
+    return Standing(observer, lambda: pool)

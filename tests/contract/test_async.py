@@ -14,12 +14,12 @@ from django_zklock.zk.pool import Pool
 from tests.support.cancellation import BEFORE, Canceller, nothing_left
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 
 
-def test_async_with(pool: Pool, onlooker: Onlooker) -> None:
+def test_async_with(pool: Pool, observer: Observer) -> None:
     """Tasks take turns in `async with`, and the loop goes on while they wait."""
     lock = Lock("k", pool)
     inside: list[int] = []
@@ -47,11 +47,11 @@ def test_async_with(pool: Pool, onlooker: Onlooker) -> None:
         ticking.cancel()
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_aacquire__timeout(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_aacquire__timeout(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A wait that runs out raises in time and leaves no node."""
     lock = Lock("k", pool)
 
@@ -65,10 +65,10 @@ def test_aacquire__timeout(pool: Pool, make_pool: MakePool, onlooker: Onlooker) 
         began = time.monotonic()
         asyncio.run(main())
         assert time.monotonic() - began < 0.5 + GRACE
-        onlooker.wait_count(lock.paths[0], 1)
+        observer.wait_count(lock.paths[0], 1)
 
 
-def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """Cancelling the first use of a session, or before the loop has begun with the task, leaves no node."""
     lock = Lock("k", pool)
 
@@ -80,19 +80,19 @@ def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker
 
     asyncio.run(Canceller(lock).cancel("asleep", BEFORE))
     asyncio.run(before_it_begins())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
     with Lock("k", make_pool()):
 
         async def cancel_waiting() -> None:
             task = asyncio.create_task(lock.aacquire())
-            await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 2)
+            await asyncio.to_thread(observer.wait_count, lock.paths[0], 2)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 1)
+            await asyncio.to_thread(observer.wait_count, lock.paths[0], 1)
 
         asyncio.run(cancel_waiting())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
     wait_until(lambda: nothing_left(pool))
 
 
@@ -122,43 +122,43 @@ def test_reentrant__tasks(pool: Pool) -> None:
     asyncio.run(main())
 
 
-def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A loop that ends with a waiter in it disturbs neither the session nor the line."""
     lock = Lock("k", pool)
 
     async def main() -> None:
         task = asyncio.create_task(lock.aacquire())
-        await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 2)
+        await asyncio.to_thread(observer.wait_count, lock.paths[0], 2)
         assert not task.done()
 
     with Lock("k", make_pool()):
         asyncio.run(main())
-        onlooker.wait_count(lock.paths[0], 1)
+        observer.wait_count(lock.paths[0], 1)
     Runner(lambda: lock.acquire(timeout=60).release()).result()
     wait_until(lambda: not pool.sessions()[0].listeners)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_loop__closed_with_a_waiter(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_loop__closed_with_a_waiter(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A waiter whose loop was closed without an end of its task leaves when it is granted the lock."""
     lock = Lock("k", pool)
     loop = asyncio.new_event_loop()
 
     async def begin() -> asyncio.Task[Held]:
         task = asyncio.create_task(lock.aacquire())
-        await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 2)
+        await asyncio.to_thread(observer.wait_count, lock.paths[0], 2)
         return task
 
     with Lock("k", make_pool()).acquire(timeout=60) as held:
         waiting = loop.run_until_complete(begin())
         loop.close()
         held.release(wait=True)
-        onlooker.wait_empty(lock.paths[0])
+        observer.wait_empty(lock.paths[0])
     wait_until(lambda: not pool.sessions()[0].listeners)
     assert not waiting.done()
 
 
-def test_held__async_with(pool: Pool, onlooker: Onlooker) -> None:
+def test_held__async_with(pool: Pool, observer: Observer) -> None:
     """`async with await lock.aacquire()` releases at the end, and reports a loss."""
     lock = Lock("k", pool)
 
@@ -171,4 +171,4 @@ def test_held__async_with(pool: Pool, onlooker: Onlooker) -> None:
                 await asyncio.to_thread(pool.close)
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])

@@ -22,7 +22,7 @@ from django_zklock.zk.wire import MAX_REQUEST
 from tests.support.any_server import Server
 from tests.support.forked_child import fork
 from tests.support.threads import Runner, waiting_in
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 # Before the path in ZooKeeper's CloseSessionTxn.
 LENGTH = 4
@@ -49,20 +49,20 @@ def used(pool: Pool) -> list[int]:
     return [session.used for session in pool.sessions()]
 
 
-def owners(onlooker: Onlooker, held: list[Held]) -> list[int]:
+def owners(observer: Observer, held: list[Held]) -> list[int]:
     """Return the session of each node, as the server has it."""
-    return [onlooker.client.exists(each.node).ephemeralOwner for each in held]
+    return [observer.client.exists(each.node).ephemeralOwner for each in held]
 
 
-def wait_for_nothing(pool: Pool, onlooker: Onlooker, root: str) -> None:
+def wait_for_nothing(pool: Pool, observer: Observer, root: str) -> None:
     """Wait until no session counts or serves a contender any more, and the server has no node of one."""
     wait_until(lambda: not any(used(pool)) and not any(session.listeners for session in pool.sessions()))
     try:
-        queues = onlooker.client.get_children(root)
+        queues = observer.client.get_children(root)
     except NoNodeError:
         queues = []
     for queue in queues:
-        onlooker.wait_empty(f"{root}/{queue}")
+        observer.wait_empty(f"{root}/{queue}")
 
 
 # Where contenders go.
@@ -73,20 +73,20 @@ def test_budget__is_half_of_what_servers_read() -> None:
     assert SESSION_BUDGET == MAX_REQUEST // 2 == 524_287
 
 
-def test_full__the_next_ones_elsewhere(small: Pool, onlooker: Onlooker, root: str) -> None:
+def test_full__the_next_ones_elsewhere(small: Pool, observer: Observer, root: str) -> None:
     """Locks for which their session has no room are held in other sessions; each is counted until it is deleted."""
     held = take(small, 2 * ROOM + 1)
     sessions = [session.id for session in small.sessions()]
-    assert Counter(owners(onlooker, held)) == dict(zip(sessions, (ROOM, ROOM, 1), strict=True))
+    assert Counter(owners(observer, held)) == dict(zip(sessions, (ROOM, ROOM, 1), strict=True))
     assert used(small) == [ROOM * size_of(root, "k0")] * 2 + [size_of(root, "k0")]
     assert len(small.overflow_sessions()) == 2
     for each in held:
         each.check()
         each.release()
-    wait_for_nothing(small, onlooker, root)
+    wait_for_nothing(small, observer, root)
     # There is room again.
     again = take(small, 1)
-    assert owners(onlooker, again) == [small.sessions()[0].id]
+    assert owners(observer, again) == [small.sessions()[0].id]
 
 
 def test_full__while_the_home_begins_anew(small: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_size__with_a_chroot(
         wait_until(lambda: used(pool) == [2 * (size_of(f"{root}/inside{root}", "one"))])
 
 
-def test_key__in_several_sessions(small: Pool, onlooker: Onlooker, root: str) -> None:
+def test_key__in_several_sessions(small: Pool, observer: Observer, root: str) -> None:
     """Contenders of one key in several sessions of a process are granted in the order of their nodes."""
     order: list[int] = []
     first = Lock("k0", small).acquire(timeout=120)
@@ -144,16 +144,16 @@ def test_key__in_several_sessions(small: Pool, onlooker: Onlooker, root: str) ->
     waiting = []
     for number in range(2 * ROOM):
         waiting.append(Runner(lambda number=number: take_a_turn(number)))  # type: ignore[misc]
-        onlooker.wait_count(f"{root}/k0", number + 2)
+        observer.wait_count(f"{root}/k0", number + 2)
     assert len(small.sessions()) == 3
     first.release()
     for each in waiting:
         each.result()
     assert order == list(range(2 * ROOM))
-    wait_for_nothing(small, onlooker, root)
+    wait_for_nothing(small, observer, root)
 
 
-def test_try_acquire(small: Pool, onlooker: Onlooker, root: str) -> None:
+def test_try_acquire(small: Pool, observer: Observer, root: str) -> None:
     """In a full session a free lock is acquired at once, and a taken one is refused and leaves nothing."""
     held = take(small, ROOM)
     assert Lock("k0", small, reentrant=False).try_acquire() is None
@@ -164,7 +164,7 @@ def test_try_acquire(small: Pool, onlooker: Onlooker, root: str) -> None:
         Runner(lambda: Lock("k0", small).acquire(timeout=0)).result()
     for each in [*held, other]:
         each.release()
-    wait_for_nothing(small, onlooker, root)
+    wait_for_nothing(small, observer, root)
 
 
 def test_nested(small: Pool) -> None:
@@ -177,59 +177,59 @@ def test_nested(small: Pool) -> None:
         assert used(small) == counted
 
 
-def test_several_keys(small: Pool, onlooker: Onlooker, root: str) -> None:
+def test_several_keys(small: Pool, observer: Observer, root: str) -> None:
     """All nodes of a lock of several keys are in one session; more than the budget go into an empty one."""
     take(small, 1)
     keys = [f"k{number}" for number in range(1, 3 * ROOM)]
     with Lock(keys, small).acquire(timeout=120) as held:
-        nodes = [f"{root}/{key}/{onlooker.children(f'{root}/{key}')[0]}" for key in keys]
-        assert {onlooker.client.exists(node).ephemeralOwner for node in nodes} == {small.sessions()[1].id}
+        nodes = [f"{root}/{key}/{observer.children(f'{root}/{key}')[0]}" for key in keys]
+        assert {observer.client.exists(node).ephemeralOwner for node in nodes} == {small.sessions()[1].id}
         assert used(small) == [size_of(root, "k0"), len(keys) * size_of(root, "k0")]
         # Nobody joins it there.
         single = Lock(["a0", "a1", "a2"], small).acquire(timeout=120)
-        assert owners(onlooker, [single]) == [small.sessions()[2].id]
+        assert owners(observer, [single]) == [small.sessions()[2].id]
         held.check()
 
 
-def test_several_keys__node_deleted(small: Pool, onlooker: Onlooker, make_pool: MakePool, root: str) -> None:
+def test_several_keys__node_deleted(small: Pool, observer: Observer, make_pool: MakePool, root: str) -> None:
     """Nodes that are given up for new ones count until they are deleted."""
     other = Lock("k1", make_pool()).acquire(timeout=120)
     waiter = waiting_in(Lock(["k0", "k1"], small))
-    onlooker.wait_count(f"{root}/k1", 2)
-    (name,) = onlooker.children(f"{root}/k0")
-    onlooker.client.delete(f"{root}/k0/{name}")
-    wait_until(lambda: onlooker.children(f"{root}/k0") not in ([], [name]))
+    observer.wait_count(f"{root}/k1", 2)
+    (name,) = observer.children(f"{root}/k0")
+    observer.client.delete(f"{root}/k0/{name}")
+    wait_until(lambda: observer.children(f"{root}/k0") not in ([], [name]))
     wait_until(lambda: used(small) == [2 * size_of(root, "k0")])
     other.release()
     waiter.result().release()
-    wait_for_nothing(small, onlooker, root)
+    wait_for_nothing(small, observer, root)
 
 
-def test_herd__opens_what_is_needed(small: Pool, onlooker: Onlooker, root: str) -> None:
+def test_herd__opens_what_is_needed(small: Pool, observer: Observer, root: str) -> None:
     """Of many contenders that find the session full at once, one starts the next session, and the others use it."""
 
     async def main() -> None:
         locks = [Lock(str(number), small) for number in range(10, 10 + 10 * ROOM)]
         held = await asyncio.gather(*(lock.aacquire(timeout=60) for lock in locks))
         assert len(small.sessions()) == 10
-        assert set(Counter(owners(onlooker, held)).values()) == {ROOM}
+        assert set(Counter(owners(observer, held)).values()) == {ROOM}
         for each in held:
             await each.arelease()
 
     asyncio.run(main())
-    wait_for_nothing(small, onlooker, root)
+    wait_for_nothing(small, observer, root)
 
 
-def test_session_ended(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_session_ended(make_pool: MakePool, observer: Observer) -> None:
     """The sessions of one process live apart: the end of one costs the locks of no other, and waiters join again."""
     pool = make_pool(budget=1)
     first, second = Lock("a", pool).acquire(timeout=120), Lock("b", pool).acquire(timeout=120)
     waiter = waiting_in(Lock("a", pool))
-    before = onlooker.wait_count(Lock("a", pool).paths[0], 2)
-    onlooker.end_session(pool, 1)
+    before = observer.wait_count(Lock("a", pool).paths[0], 2)
+    observer.end_session(pool, 1)
     wait_until(lambda: second.lost)
-    onlooker.end_session(pool, 2)
-    wait_until(lambda: len(now := onlooker.children(Lock("a", pool).paths[0])) == 2 and now != before)
+    observer.end_session(pool, 2)
+    wait_until(lambda: len(now := observer.children(Lock("a", pool).paths[0])) == 2 and now != before)
     first.check()
     wait_until(lambda: pool.sessions()[1].used == 0)
     first.release()
@@ -250,20 +250,20 @@ def halted(small: Pool) -> Iterator[threading.RLock]:
         lock.release()
 
 
-def test_leave__on_the_way(small: Pool, halted: threading.RLock, onlooker: Onlooker, root: str) -> None:
+def test_leave__on_the_way(small: Pool, halted: threading.RLock, observer: Observer, root: str) -> None:
     """A caller that gives up while its contender moves to another session leaves nothing, wherever that is by then."""
     with pytest.raises((LockTimeout, ZooKeeperUnavailable)):
         Lock("other", small).acquire(timeout=0.3)
     halted.release()
     wait_until(lambda: len(small.sessions()) == 2)
     with Lock("later", small).acquire(timeout=120) as later:
-        assert owners(onlooker, [later]) == [small.sessions()[1].id]
+        assert owners(observer, [later]) == [small.sessions()[1].id]
         # T1 acquires the later lock there, while the contender of T2, which has left, is still on its way in or out.
         wait_until(lambda: small.sessions()[1].used == size_of(root, "later"))
-    onlooker.wait_empty(f"{root}/other")
+    observer.wait_empty(f"{root}/other")
 
 
-def test_cancelled__on_the_way(small: Pool, halted: threading.RLock, onlooker: Onlooker, root: str) -> None:
+def test_cancelled__on_the_way(small: Pool, halted: threading.RLock, observer: Observer, root: str) -> None:
     """Tasks that are cancelled while their contenders move leave nothing."""
 
     async def main() -> None:
@@ -287,10 +287,10 @@ def test_cancelled__on_the_way(small: Pool, halted: threading.RLock, onlooker: O
         passed += 1
     wait_until(lambda: [session.used for session in small.sessions()][1:] == [0] * (len(small.sessions()) - 1))
     for number in range(20):
-        assert onlooker.children(f"{root}/c{number}") == []
+        assert observer.children(f"{root}/c{number}") == []
 
 
-def test_close__on_the_way(small: Pool, halted: threading.RLock, onlooker: Onlooker, root: str) -> None:
+def test_close__on_the_way(small: Pool, halted: threading.RLock, observer: Observer, root: str) -> None:
     """A pool that is closed opens no further session: the contender on its way to one fails."""
     state = small._of_this_process()
     waiter = Runner(lambda: Lock("other", small).acquire(timeout=120))
@@ -300,19 +300,19 @@ def test_close__on_the_way(small: Pool, halted: threading.RLock, onlooker: Onloo
     with pytest.raises(ZooKeeperUnavailable, match="the session was closed"):
         waiter.result()
     assert len(small.sessions()) == 1
-    assert onlooker.children(f"{root}/other") == []
+    assert observer.children(f"{root}/other") == []
 
 
-def test_close(small: Pool, onlooker: Onlooker, root: str) -> None:
+def test_close(small: Pool, observer: Observer, root: str) -> None:
     """Closing the pool frees the locks of all sessions at once, and those who wait fail."""
     held = take(small, 3 * ROOM)
     waiter = waiting_in(Lock("k0", small))
-    onlooker.wait_count(f"{root}/k0", 2)
+    observer.wait_count(f"{root}/k0", 2)
     assert small.close(10)
     with pytest.raises(ZooKeeperUnavailable):
         waiter.result()
     for number in range(3 * ROOM):
-        assert onlooker.children(f"{root}/k{number}") == []
+        assert observer.children(f"{root}/k{number}") == []
     assert all(each.lost for each in held)
     assert small.sessions() == []
 
@@ -321,7 +321,7 @@ def test_close(small: Pool, onlooker: Onlooker, root: str) -> None:
 
 
 def test_idle__overflow_session_ends(
-    small: Pool, onlooker: Onlooker, root: str, monkeypatch: pytest.MonkeyPatch
+    small: Pool, observer: Observer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A further session ends when nobody has used it for a while, its home does not; the next ones begin another."""
     monkeypatch.setattr(pool_module, "IDLE_TIMEOUT", 0.3)
@@ -336,7 +336,7 @@ def test_idle__overflow_session_ends(
         each.check()
 
 
-def test_idle__a_contender_on_its_way(small: Pool, onlooker: Onlooker) -> None:
+def test_idle__a_contender_on_its_way(small: Pool, observer: Observer) -> None:
     """A contender that was given a session which ends before it has joined goes on to another one."""
     take(small, ROOM)
     Lock("other", small).acquire(timeout=120).release(wait=True)
@@ -358,11 +358,11 @@ def test_idle__a_contender_on_its_way(small: Pool, onlooker: Onlooker) -> None:
     go_on.set()
     held = waiter.result()
     assert session.closing
-    assert owners(onlooker, [held]) == [small.overflow_sessions()[0].id]
+    assert owners(observer, [held]) == [small.overflow_sessions()[0].id]
     held.release()
 
 
-def test_ended__replaced(small: Pool, onlooker: Onlooker) -> None:
+def test_ended__replaced(small: Pool, observer: Observer) -> None:
     """A further session that has ended for good is replaced by another one."""
     take(small, ROOM)
     Lock("other", small).acquire(timeout=120).release(wait=True)
@@ -371,7 +371,7 @@ def test_ended__replaced(small: Pool, onlooker: Onlooker) -> None:
     wait_until(lambda: session.ended is not None)
     held = Lock("other", small).acquire(timeout=120)
     assert small.overflow_sessions() != [session]
-    assert owners(onlooker, [held]) == [small.overflow_sessions()[0].id]
+    assert owners(observer, [held]) == [small.overflow_sessions()[0].id]
 
 
 def room_of(held: Held) -> int:
@@ -381,7 +381,7 @@ def room_of(held: Held) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_fork(small: Pool, onlooker: Onlooker) -> None:
+def test_fork(small: Pool, observer: Observer) -> None:
     """A child begins with empty sessions, and ends none of its parent's."""
     held = take(small, ROOM + 1)
 
@@ -409,7 +409,7 @@ def test_left_behind(make_pool: MakePool, server: Server, outsider: KazooClient,
     (session,) = pool.sessions()
     wait_until(lambda: not session.listeners)
     assert used(pool) == [room_of(held)]
-    end = Onlooker(server.hosts)
+    end = Observer(server.hosts)
     try:
         before = session.id
         end.end_session(pool)

@@ -27,7 +27,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import Cancellation
 from tests.support.any_server import Server
 from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 
@@ -52,24 +52,24 @@ def taken(pool: Pool, make_pool: MakePool) -> Iterator[Lock]:
         yield Lock("k", pool)
 
 
-def test_cancel(taken: Lock, onlooker: Onlooker) -> None:
+def test_cancel(taken: Lock, observer: Observer) -> None:
     """A wait without an end raises an error that has the facts, leaves the queue, and others wait on."""
     cancellation, other = Cancellation(), Cancellation()
     waiters = [wait_with(taken, each) for each in (cancellation, other)]
-    onlooker.wait_count(taken.paths[0], 3)
+    observer.wait_count(taken.paths[0], 3)
     cancellation.cancel()
     with pytest.raises(LockCancelled, match=r"the wait for lock 'k'.* was cancelled after") as caught:
         waiters[0].result()
     assert (caught.value.key, caught.value.timeout) == ("k", None)
-    onlooker.wait_count(taken.paths[0], 2)
+    observer.wait_count(taken.paths[0], 2)
     assert waiters[1].running
     assert (cancellation.cancelled, other.cancelled) == (True, False)
     other.cancel()
     assert isinstance(waiters[1].outcome(), LockCancelled)
-    onlooker.wait_count(taken.paths[0], 1)
+    observer.wait_count(taken.paths[0], 1)
 
 
-def test_cancel__names_the_holder(taken: Lock, onlooker: Onlooker) -> None:
+def test_cancel__names_the_holder(taken: Lock, observer: Observer) -> None:
     """A holder that is known is in the error."""
 
     class Curious(LockListener):
@@ -92,7 +92,7 @@ def test_cancel__names_the_holder(taken: Lock, onlooker: Onlooker) -> None:
     assert f", held by {error.holder.as_holder}," in str(error)
 
 
-def test_cancel__before_the_wait(pool: Pool, onlooker: Onlooker) -> None:
+def test_cancel__before_the_wait(pool: Pool, observer: Observer) -> None:
     """A wait that is cancelled before it begins sends nothing, whether the lock is free or not."""
     cancellation = Cancellation()
     cancellation.cancel()
@@ -103,7 +103,7 @@ def test_cancel__before_the_wait(pool: Pool, onlooker: Onlooker) -> None:
             lock.acquire(timeout, cancellation=cancellation)
         with pytest.raises(LockCancelled):
             asyncio.run(lock.aacquire(timeout, cancellation=cancellation))
-    assert onlooker.client.exists(lock.paths[0]) is None
+    assert observer.client.exists(lock.paths[0]) is None
     assert held_stack() == []
     with lock as held:
         # This one need not wait.
@@ -119,7 +119,7 @@ def test_cancel__a_hold(pool: Pool) -> None:
         held.check()
 
 
-def test_cancel__many(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_cancel__many(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """One call ends the waits of threads and of tasks, for several locks, also of several keys; all others go on."""
     locks = [Lock("a", pool), Lock("b", pool), Lock(["a", "b"], pool)]
     cancellation, never = Cancellation(), Cancellation()
@@ -136,16 +136,16 @@ def test_cancel__many(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> No
 
         tasks = Runner(lambda: asyncio.run(wait_in_tasks()))
         for key in ("a", "b"):
-            onlooker.wait_count(pool.path(key), 1 + 2 * (3 + 3 + 1))
+            observer.wait_count(pool.path(key), 1 + 2 * (3 + 3 + 1))
         cancellation.cancel()
         assert all(isinstance(each.outcome(), LockCancelled) for each in cancelled)
         assert {type(each) for each in tasks.result()} == {LockCancelled}
         for key in ("a", "b"):
-            onlooker.wait_count(pool.path(key), 3)
+            observer.wait_count(pool.path(key), 3)
     for each in others:
         each.result()
     for key in ("a", "b"):
-        onlooker.wait_empty(pool.path(key))
+        observer.wait_empty(pool.path(key))
     assert "of 0 waits" in repr(never)
     assert not cancellation._wakes
 
@@ -189,7 +189,7 @@ def test_cancellation__keeps_nothing(pool: Pool, taken: Lock) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_cancel__with_the_grant(pool: Pool, make_pool: MakePool, onlooker: Onlooker, is_async: bool) -> None:
+def test_cancel__with_the_grant(pool: Pool, make_pool: MakePool, observer: Observer, is_async: bool) -> None:
     """A wait that is cancelled while it is granted has the lock or the error, and the queue is empty afterwards."""
     lock, other = Lock("k", pool), Lock("k", make_pool())
     chance = random.Random(7)
@@ -225,7 +225,7 @@ def test_cancel__with_the_grant(pool: Pool, make_pool: MakePool, onlooker: Onloo
     for _ in range(40):
         cancellation, blocker = Cancellation(), other.acquire(timeout=LONG)
         waiter = Runner(partial(run_it if is_async else wait, cancellation))
-        onlooker.wait_count(lock.paths[0], 2)
+        observer.wait_count(lock.paths[0], 2)
         start = threading.Barrier(2)
         canceller = Runner(partial(cancel, cancellation, start, chance.random() * 0.004))
         start.wait(LONG)
@@ -234,23 +234,23 @@ def test_cancel__with_the_grant(pool: Pool, make_pool: MakePool, onlooker: Onloo
         outcomes.append(waiter.result())
         with other.acquire(timeout=LONG):
             pass
-        onlooker.wait_empty(lock.paths[0])
+        observer.wait_empty(lock.paths[0])
     assert set(outcomes) <= {"held", "cancelled"}
 
 
-def test_cancel__task(taken: Lock, onlooker: Onlooker) -> None:
+def test_cancel__task(taken: Lock, observer: Observer) -> None:
     """A task goes on after the error, and is not cancelled itself; any thread and any loop may end its wait."""
 
     async def main() -> None:
         def from_a_thread(cancellation: Cancellation) -> None:
-            onlooker.wait_count(taken.paths[0], 2)
+            observer.wait_count(taken.paths[0], 2)
             cancellation.cancel()
 
         def from_a_loop(cancellation: Cancellation) -> None:
             async def cancel() -> None:
                 cancellation.cancel()
 
-            onlooker.wait_count(taken.paths[0], 2)
+            observer.wait_count(taken.paths[0], 2)
             asyncio.run(cancel())
 
         for way in (from_a_thread, from_a_loop):
@@ -268,10 +268,10 @@ def test_cancel__task(taken: Lock, onlooker: Onlooker) -> None:
         assert not task.cancelling()
 
     asyncio.run(main())
-    onlooker.wait_count(taken.paths[0], 1)
+    observer.wait_count(taken.paths[0], 1)
 
 
-def test_cancel__closed_loop(taken: Lock, onlooker: Onlooker) -> None:
+def test_cancel__closed_loop(taken: Lock, observer: Observer) -> None:
     """A task that waited in a loop which is closed by now is no trouble to the others."""
     cancellation = Cancellation()
     loop = asyncio.new_event_loop()
@@ -287,7 +287,7 @@ def test_cancel__closed_loop(taken: Lock, onlooker: Onlooker) -> None:
 
     task = loop.run_until_complete(begin())
     waiter = wait_with(taken, cancellation)
-    onlooker.wait_count(taken.paths[0], 3)
+    observer.wait_count(taken.paths[0], 3)
     # An application that leaves its loop like this is told of the task that was destroyed.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
@@ -296,7 +296,7 @@ def test_cancel__closed_loop(taken: Lock, onlooker: Onlooker) -> None:
     assert isinstance(waiter.outcome(), LockCancelled)
 
 
-def test_cancel__in_a_signal_handler(taken: Lock, onlooker: Onlooker) -> None:
+def test_cancel__in_a_signal_handler(taken: Lock, observer: Observer) -> None:
     """The handler of a signal ends the wait that it has interrupted."""
     cancellation = Cancellation()
 
@@ -304,7 +304,7 @@ def test_cancel__in_a_signal_handler(taken: Lock, onlooker: Onlooker) -> None:
         cancellation.cancel()
 
     def send() -> None:
-        onlooker.wait_count(taken.paths[0], 2)
+        observer.wait_count(taken.paths[0], 2)
         os.kill(os.getpid(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, handle)
@@ -315,10 +315,10 @@ def test_cancel__in_a_signal_handler(taken: Lock, onlooker: Onlooker) -> None:
         sender.result()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    onlooker.wait_count(taken.paths[0], 1)
+    observer.wait_count(taken.paths[0], 1)
 
 
-def test_cancel__in_a_finalizer(taken: Lock, onlooker: Onlooker) -> None:
+def test_cancel__in_a_finalizer(taken: Lock, observer: Observer) -> None:
     """A finalizer that runs on the thread of the connection ends waits, and that thread goes on."""
     cancellation = Cancellation()
 
@@ -327,12 +327,12 @@ def test_cancel__in_a_finalizer(taken: Lock, onlooker: Onlooker) -> None:
             cancellation.cancel()
 
     waiter = wait_with(taken, cancellation)
-    onlooker.wait_count(taken.paths[0], 2)
+    observer.wait_count(taken.paths[0], 2)
     kept = [Owner()]
     (session,) = taken.pool.sessions()
     session.post(kept.clear)
     assert isinstance(waiter.outcome(), LockCancelled)
-    onlooker.wait_count(taken.paths[0], 1)
+    observer.wait_count(taken.paths[0], 1)
     gc.collect()
 
 

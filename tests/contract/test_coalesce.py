@@ -27,7 +27,7 @@ from tests.support.django_layer import Ensemble, Recorder, Stranger
 from tests.support.tcp_proxy import UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
 
@@ -53,29 +53,29 @@ def waiting(lock: Lock) -> Runner:
     [(EXCLUSIVE, 1), (WRITE, 1), (semaphore(1), 1), (semaphore(3), 3)],
     ids=["exclusive", "write", "1", "3"],
 )
-def test_line__one_waits(make_pool: MakePool, onlooker: Onlooker, rule: Rule, room: int) -> None:
+def test_line__one_waits(make_pool: MakePool, observer: Observer, rule: Rule, room: int) -> None:
     """As many hold as may, one waits, and the others are told who holds and leave no node."""
     holding = [coalescing(make_pool(), rule).acquire(timeout=60) for _ in range(room)]
     second = waiting(coalescing(make_pool(), rule))
     path = holding[0].lock.paths[0]
-    onlooker.wait_count(path, room + 1)
+    observer.wait_count(path, room + 1)
     for _ in range(3):
         with pytest.raises(
             AlreadyAwaited, match=r"'k' is taken, and another call of the function waits for it already; held by pid"
         ):
             coalescing(make_pool(), rule).acquire(timeout=120)
-    onlooker.wait_count(path, room + 1)
+    observer.wait_count(path, room + 1)
     assert second.running
     holding.pop().release()
     later = second.result()
     # Now it holds, and there is room for one who waits.
     another = waiting(coalescing(make_pool(), rule))
-    onlooker.wait_count(path, room + 1)
+    observer.wait_count(path, room + 1)
     later.release()
     another.result().release()
 
 
-def test_line__crowd(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_line__crowd(make_pool: MakePool, observer: Observer) -> None:
     """Of many that come at once while one runs, one waits and all others leave."""
     pools = [make_pool() for _ in range(3)]
     with coalescing(pools[0]).acquire(timeout=60) as held:
@@ -83,13 +83,13 @@ def test_line__crowd(make_pool: MakePool, onlooker: Onlooker) -> None:
         wait_until(lambda: sum(each.running for each in crowd) == 1)
         (last,) = (each for each in crowd if each.running)
         assert all(isinstance(each.error, AlreadyAwaited) for each in crowd if each is not last)
-        onlooker.wait_count(held.lock.paths[0], 2)
+        observer.wait_count(held.lock.paths[0], 2)
     last.result().release()
 
 
 @pytest.mark.parametrize("other", ["another function", "a block", "a timeout", "an older version", "Curator"])
 def test_line__who_waits_does_something_else(
-    make_pool: MakePool, outsider: KazooClient, onlooker: Onlooker, other: str
+    make_pool: MakePool, outsider: KazooClient, observer: Observer, other: str
 ) -> None:
     """A call waits behind all that will not run its function, or may give up before that, and is skipped for none."""
     first = Lock("k", make_pool()).acquire(timeout=60)
@@ -104,13 +104,13 @@ def test_line__who_waits_does_something_else(
     else:
         guid = new_guid() if other == "an older version" else str(uuid.uuid4())
         second = outsider.create(f"{path}/{name_prefix(guid, Kind.EXCLUSIVE)}", ephemeral=True, sequence=True)
-    onlooker.wait_count(path, 2)
+    observer.wait_count(path, 2)
     third = waiting(coalescing(make_pool()))
-    onlooker.wait_count(path, 3)
+    observer.wait_count(path, 3)
     # Behind others it counts as well.
     with pytest.raises(AlreadyAwaited):
         coalescing(make_pool()).acquire(timeout=120)
-    onlooker.wait_count(path, 3)
+    observer.wait_count(path, 3)
     first.release()
     if isinstance(second, str):
         outsider.delete(second)
@@ -119,27 +119,27 @@ def test_line__who_waits_does_something_else(
     third.result().release()
 
 
-def test_line__own_earlier_delivery(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_line__own_earlier_delivery(make_pool: MakePool, observer: Observer) -> None:
     """A task that is delivered again waits behind its first delivery: that process may be dead, and never run it."""
     with Lock("k", make_pool()).acquire(timeout=60) as held:
         path = held.lock.paths[0]
         first = waiting(coalescing(make_pool(), task="1"))
-        onlooker.wait_count(path, 2)
+        observer.wait_count(path, 2)
         again = waiting(coalescing(make_pool(), task="1"))
-        onlooker.wait_count(path, 3)
+        observer.wait_count(path, 3)
         with pytest.raises(AlreadyAwaited):
             coalescing(make_pool(), task="2").acquire(timeout=120)
     first.result().release()
     again.result().release()
 
 
-def test_line__others_who_wait_are_of_another_kind(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_line__others_who_wait_are_of_another_kind(make_pool: MakePool, observer: Observer) -> None:
     """Only who wants the same counts: a reader waits although a writer does, and one more reader does not."""
     with coalescing(make_pool()).acquire(timeout=60) as held:
         writer = waiting(coalescing(make_pool(), WRITE))
-        onlooker.wait_count(held.lock.paths[0], 2)
+        observer.wait_count(held.lock.paths[0], 2)
         reader = waiting(coalescing(make_pool(), READ))
-        onlooker.wait_count(held.lock.paths[0], 3)
+        observer.wait_count(held.lock.paths[0], 3)
         with pytest.raises(AlreadyAwaited):
             coalescing(make_pool(), READ).acquire(timeout=120)
     writer.result().release()
@@ -149,14 +149,14 @@ def test_line__others_who_wait_are_of_another_kind(make_pool: MakePool, onlooker
 @pytest.mark.parametrize("event", ["gets in", "leaves"])
 @pytest.mark.parametrize(("rule", "room"), [(EXCLUSIVE, 1), (semaphore(2), 2)], ids=["exclusive", "two leases"])
 def test_line__who_waits_is_gone_meanwhile(
-    server: Server, make_pool: MakePool, onlooker: Onlooker, rule: Rule, room: int, event: str
+    server: Server, make_pool: MakePool, observer: Observer, rule: Rule, room: int, event: str
 ) -> None:
     """Who is about to leave stays if the one that waited does no more: it runs, too early for both, or never will."""
     with Proxy(server.address) as proxy:
         holding = [coalescing(make_pool(), rule).acquire(timeout=60) for _ in range(room)]
         path = holding[0].lock.paths[0]
         second = waiting(coalescing(make_pool(), rule))
-        (*_, behind) = onlooker.wait_count(path, room + 1)
+        (*_, behind) = observer.wait_count(path, room + 1)
         late = coalescing(make_pool(proxy.hosts), rule)
         asked = threading.Event()
 
@@ -164,10 +164,10 @@ def test_line__who_waits_is_gone_meanwhile(
             if direction == UP and not asked.is_set() and MULTI in requests(chunk):
                 asked.set()
                 if event == "gets in":
-                    onlooker.client.delete(holding[-1].node)
+                    observer.client.delete(holding[-1].node)
                 else:
                     # It joins again, behind the late one.
-                    onlooker.client.delete(f"{path}/{behind}")
+                    observer.client.delete(f"{path}/{behind}")
             return False
 
         proxy.on_chunk = watch
@@ -175,7 +175,7 @@ def test_line__who_waits_is_gone_meanwhile(
         if event == "gets in":
             held = second.result()
             assert asked.is_set()
-            onlooker.wait_count(path, room + 1)
+            observer.wait_count(path, room + 1)
             assert third.running
             held.release()
         else:
@@ -188,12 +188,12 @@ def test_line__who_waits_is_gone_meanwhile(
         third.result().release()
 
 
-def test_line__reply_lost(server: Server, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_line__reply_lost(server: Server, make_pool: MakePool, observer: Observer) -> None:
     """If nobody knows whether it has left, it looks again, and leaves no node."""
     with Proxy(server.address) as proxy:
         first, second = coalescing(make_pool()).acquire(timeout=60), waiting(coalescing(make_pool()))
         path = first.lock.paths[0]
-        onlooker.wait_count(path, 2)
+        observer.wait_count(path, 2)
         late = coalescing(make_pool(proxy.hosts))
         asked = threading.Event()
 
@@ -206,17 +206,17 @@ def test_line__reply_lost(server: Server, make_pool: MakePool, onlooker: Onlooke
         proxy.on_chunk = watch
         third = Runner(partial(late.acquire, 20))
         assert asked.wait(10)
-        onlooker.wait_count(path, 2)
+        observer.wait_count(path, 2)
         proxy.resume(drop=True)
         proxy.cut()
         with pytest.raises(AlreadyAwaited):
             third.result()
-        onlooker.wait_count(path, 2)
+        observer.wait_count(path, 2)
     first.release()
     second.result().release()
 
 
-def test_line__may_not_ask(make_pool: MakePool, outsider: KazooClient, onlooker: Onlooker) -> None:
+def test_line__may_not_ask(make_pool: MakePool, outsider: KazooClient, observer: Observer) -> None:
     """If the server does not say whether a node is there, nobody can say who waits."""
     with Lock("k", make_pool()).acquire(timeout=60) as held:
         path = held.lock.paths[0]
@@ -226,7 +226,7 @@ def test_line__may_not_ask(make_pool: MakePool, outsider: KazooClient, onlooker:
         outsider.create(f"{path}/{name_prefix(guid, Kind.EXCLUSIVE)}", ephemeral=True, sequence=True)
         with pytest.raises(ZkLockError, match="refused: NoAuthError"):
             coalescing(make_pool()).acquire(timeout=120)
-        onlooker.wait_count(path, 2)
+        observer.wait_count(path, 2)
 
 
 def test_several_keys__refused(make_pool: MakePool) -> None:

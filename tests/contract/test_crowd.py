@@ -14,7 +14,7 @@ from tests.support.any_server import Server
 from tests.support.curator import Curator
 from tests.support.other_recipes import visible_kazoo_lock
 from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Onlooker
+from tests.support.tree_reader import MakePool, Observer
 
 ROUNDS = (67, 67, 66)
 # Seconds for one turn, and for all of them.
@@ -60,14 +60,14 @@ def count_with_ours(hosts: str, rule: Rule, pool: Pool, counter: str, rounds: in
 
 @pytest.mark.parametrize(("kind", "rule"), [("mutex", EXCLUSIVE), ("write", WRITE)], ids=["mutex", "write"])
 def test_crowd(
-    server: Server, curator: Curator, make_pool: MakePool, onlooker: Onlooker, kind: str, rule: Rule
+    server: Server, curator: Curator, make_pool: MakePool, observer: Observer, kind: str, rule: Rule
 ) -> None:
     """Three threads of Java, three clients of kazoo and three of ours add up to 600, each by its own recipe."""
     path = make_pool().path("k")
     counter = f"{make_pool().options.root}-counter"
-    onlooker.client.create(counter, b"0")
+    observer.client.create(counter, b"0")
     # A container could be reaped between kazoo's look for it and its create, for which kazoo has no answer.
-    onlooker.client.ensure_path(path)
+    observer.client.ensure_path(path)
     with contextlib.ExitStack() as stack:
         java = [curator.connect(server.hosts) for _ in ROUNDS]
         for client in java:
@@ -80,8 +80,8 @@ def test_crowd(
         for runner in python + ours:
             runner.result(LONG)
         assert [client.answers.get(LONG) for client in java] == [f"= counted {rounds}" for rounds in ROUNDS]
-    assert int(onlooker.client.get(counter)[0]) == 3 * sum(ROUNDS) == 600
+    assert int(observer.client.get(counter)[0]) == 3 * sum(ROUNDS) == 600
     tokens = [runner.result() for runner in ours]
     assert all(each == sorted(each) for each in tokens)
     assert len({token for each in tokens for token in each}) == sum(ROUNDS)
-    onlooker.wait_empty(path)
+    observer.wait_empty(path)

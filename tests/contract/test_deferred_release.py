@@ -25,7 +25,7 @@ from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from django_zklock.zk.waiting import Cancellation
 from tests.support.forked_child import fork
 from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytestmark = pytest.mark.oldest
 
@@ -131,26 +131,26 @@ async def by_wait_for(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
 
 @start_by
 @pytest.mark.parametrize("form", [by_block, by_call, by_try, by_wait_for])
-def test_cancelled(lock: Lock, onlooker: Onlooker, form: Any, start: Start) -> None:
+def test_cancelled(lock: Lock, observer: Observer, form: Any, start: Start) -> None:
     """The lock stays until the thread of a cancelled coroutine has ended, whatever form the block has."""
     work = Work()
 
     async def main() -> None:
         await cancel(asyncio.create_task(form(lock, lambda: start(work))), work)
         assert is_taken(lock)
-        onlooker.wait_count(lock.paths[0], 1)
+        observer.wait_count(lock.paths[0], 1)
         work.end()
         acquired_by_another(lock)
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 @pytest.mark.usefixtures("agent")
 @pytest.mark.parametrize("waits", [False, True], ids=["loop", "thread that waits"])
 @pytest.mark.parametrize("start", [sync_to_async, asyncio.to_thread])
 def test_cancelled__traced(
-    lock: Lock, onlooker: Onlooker, start: Any, waits: bool, caplog: pytest.LogCaptureFixture
+    lock: Lock, observer: Observer, start: Any, waits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The same in a program that an agent traces, whatever it puts around the call; the log has the function."""
     work = Work()
@@ -171,7 +171,7 @@ def test_cancelled__traced(
         asyncio.run(main())
     assert seen == [True]
     assert work.ended.wait(LONG)
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
     assert "Work.run'" in next(message for message in caplog.messages if "release_deferred" in message)
 
 
@@ -245,7 +245,7 @@ RULES = {"exclusive": EXCLUSIVE, "read": READ, "semaphore": semaphore(1)}
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-def test_kinds(pool: Pool, onlooker: Onlooker, rule: Rule) -> None:
+def test_kinds(pool: Pool, observer: Observer, rule: Rule) -> None:
     """Locks of all kinds, and of several keys, stay as long as the thread."""
     keys = ["a", "b"] if rule is EXCLUSIVE else "a"
     lock, other = Lock(keys, pool, rule=rule), Lock("a", pool)
@@ -254,17 +254,17 @@ def test_kinds(pool: Pool, onlooker: Onlooker, rule: Rule) -> None:
     async def main() -> None:
         await cancel(asyncio.create_task(by_block(lock, lambda: asyncio.to_thread(work))), work)
         for path in lock.paths:
-            onlooker.wait_count(path, 1)
+            observer.wait_count(path, 1)
         assert is_taken(other)
         work.end()
         acquired_by_another(other)
 
     asyncio.run(main())
     for path in lock.paths:
-        onlooker.wait_empty(path)
+        observer.wait_empty(path)
 
 
-def test_nested(lock: Lock, onlooker: Onlooker) -> None:
+def test_nested(lock: Lock, observer: Observer) -> None:
     """The thread that was started in an inner block keeps the node when the blocks around it have ended too."""
     work = Work()
 
@@ -279,7 +279,7 @@ def test_nested(lock: Lock, onlooker: Onlooker) -> None:
         acquired_by_another(lock)
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 def test_inside_of_a_thread_that_holds(lock: Lock) -> None:
@@ -306,7 +306,7 @@ def test_inside_of_a_thread_that_holds(lock: Lock) -> None:
     asyncio.run(request())
 
 
-def test_in_the_thread_that_waits(lock: Lock, onlooker: Onlooker) -> None:
+def test_in_the_thread_that_waits(lock: Lock, observer: Observer) -> None:
     """Code that `async_to_sync` runs in the waiting thread, and that nobody awaits any more, keeps the lock."""
     work = Work()
     seen: list[bool] = []
@@ -320,7 +320,7 @@ def test_in_the_thread_that_waits(lock: Lock, onlooker: Onlooker) -> None:
     async_to_sync(main)()
     assert seen == [True]
     assert work.ended.is_set()
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 # What the thread may do.
@@ -370,7 +370,7 @@ def test_thread__checks(lock: Lock) -> None:
     asyncio.run(main())
 
 
-def test_thread__lock_is_lost(lock: Lock, onlooker: Onlooker) -> None:
+def test_thread__lock_is_lost(lock: Lock, observer: Observer) -> None:
     """The thread learns that the lock that is kept for it is lost."""
     holds: list[Held] = []
 
@@ -387,7 +387,7 @@ def test_thread__lock_is_lost(lock: Lock, onlooker: Onlooker) -> None:
 
     async def main() -> None:
         await cancel(asyncio.create_task(body()), work)
-        onlooker.client.delete(holds[0].node)
+        observer.client.delete(holds[0].node)
         assert isinstance(work.end(), LockLost)
 
     asyncio.run(main())
@@ -413,7 +413,7 @@ def test_thread__releases(lock: Lock) -> None:
     asyncio.run(main())
 
 
-def test_thread__one_of_two_that_go_on(lock: Lock, onlooker: Onlooker) -> None:
+def test_thread__one_of_two_that_go_on(lock: Lock, observer: Observer) -> None:
     """While the lock is kept for two threads neither takes it again; it then waits, and gets it after the other one."""
     first, second = Work(), Work(lambda: lock.acquire(timeout=LONG).release())
 
@@ -422,13 +422,13 @@ def test_thread__one_of_two_that_go_on(lock: Lock, onlooker: Onlooker) -> None:
         assert await asyncio.to_thread(first.begun.wait, LONG)
         await cancel(task, second)
         second.may_end.set()
-        onlooker.wait_count(lock.paths[0], 2)
+        observer.wait_count(lock.paths[0], 2)
         assert not second.ended.is_set()
         first.end()
         assert second.end() is None
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 def test_thread__last_of_two_that_go_on(lock: Lock) -> None:
@@ -458,7 +458,7 @@ def test_thread__last_of_two_that_go_on(lock: Lock) -> None:
 
 
 @pytest.mark.parametrize("rule", [EXCLUSIVE, READ], ids=["exclusive", "read"])
-def test_thread__waits_for_the_lock_already(pool: Pool, onlooker: Onlooker, rule: Rule) -> None:
+def test_thread__waits_for_the_lock_already(pool: Pool, observer: Observer, rule: Rule) -> None:
     """A thread that waits for the lock when its block ends is no reason to keep it: it gets it in its turn."""
     lock, inner = Lock("k", pool), Lock("k", pool, rule=rule)
     work = Work(lambda: inner.acquire(timeout=LONG).release())
@@ -467,12 +467,12 @@ def test_thread__waits_for_the_lock_already(pool: Pool, onlooker: Onlooker, rule
         async with lock:
             job = asyncio.create_task(asyncio.to_thread(work))
             work.may_end.set()
-            await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 2)
+            await asyncio.to_thread(observer.wait_count, lock.paths[0], 2)
         await job
         assert work.value is None
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 def waits(lock: Lock) -> Callable[[], bool]:
@@ -541,7 +541,7 @@ def test_thread__waits_in_vain_already(lock: Lock) -> None:
 
 @pytest.mark.parametrize("by", ["thread", "async_to_sync"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_thread__several_wait(lock: Lock, onlooker: Onlooker, by: str, count: int) -> None:
+def test_thread__several_wait(lock: Lock, observer: Observer, by: str, count: int) -> None:
     """Jobs that wait for the lock when their block ends get it one after the other; each keeps it until its end."""
     works = [Work() for _ in range(count)]
     inside: list[int] = []
@@ -570,7 +570,7 @@ def test_thread__several_wait(lock: Lock, onlooker: Onlooker, by: str, count: in
     async def main() -> None:
         async with lock:
             left.extend(asyncio.create_task(asyncio.to_thread(partial(job, work))) for work in works)
-            await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 1 + count)
+            await asyncio.to_thread(observer.wait_count, lock.paths[0], 1 + count)
         for number in range(count):
             await asyncio.to_thread(wait_until, lambda: any(work.begun.is_set() for work in works), LONG)
             work = next(work for work in works if work.begun.is_set())
@@ -585,10 +585,10 @@ def test_thread__several_wait(lock: Lock, onlooker: Onlooker, by: str, count: in
 
     asyncio.run(main())
     assert peaks == [1] * count
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
-def test_thread__wants_more_than_is_kept(pool: Pool, onlooker: Onlooker) -> None:
+def test_thread__wants_more_than_is_kept(pool: Pool, observer: Observer) -> None:
     """A job that waits to write is refused when the lock is kept for it to read: it would wait for itself."""
     reading, writing = Lock("k", pool, rule=READ), Lock("k", pool, rule=WRITE)
     work = Work()
@@ -601,7 +601,7 @@ def test_thread__wants_more_than_is_kept(pool: Pool, onlooker: Onlooker) -> None
     async def main() -> None:
         async with reading:
             left.append(asyncio.create_task(asyncio.to_thread(job)))
-            await asyncio.to_thread(onlooker.wait_count, reading.paths[0], 2)
+            await asyncio.to_thread(observer.wait_count, reading.paths[0], 2)
         await asyncio.to_thread(work.begun.wait, LONG)
         assert is_taken(writing)
         work.end()
@@ -612,13 +612,13 @@ def test_thread__wants_more_than_is_kept(pool: Pool, onlooker: Onlooker) -> None
     asyncio.run(main())
 
 
-def test_release__waits_for_the_thread(lock: Lock, onlooker: Onlooker) -> None:
+def test_release__waits_for_the_thread(lock: Lock, observer: Observer) -> None:
     """`release(wait=True)` returns when the lock is free, which is after the end of what keeps it."""
     work = Work()
 
     def release_and_look(held: Held) -> list[Any]:
         held.release(wait=True)
-        return [work.ended.is_set(), onlooker.children(lock.paths[0])]
+        return [work.ended.is_set(), observer.children(lock.paths[0])]
 
     async def main() -> None:
         held = await lock.aacquire()
@@ -685,7 +685,7 @@ def test_task__child_goes_on(lock: Lock) -> None:
 # Jobs that have not begun.
 
 
-def test_queued__cancelled(lock: Lock, onlooker: Onlooker) -> None:
+def test_queued__cancelled(lock: Lock, observer: Observer) -> None:
     """A call that was cancelled before a thread was free is never made, and keeps nothing."""
     busy, work = Work(), Work()
 
@@ -703,7 +703,7 @@ def test_queued__cancelled(lock: Lock, onlooker: Onlooker) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        onlooker.wait_empty(lock.paths[0])
+        observer.wait_empty(lock.paths[0])
         busy.end()
         await blocking
 
@@ -712,7 +712,7 @@ def test_queued__cancelled(lock: Lock, onlooker: Onlooker) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["loop", "thread that waits"])
-def test_queued__sibling_goes_on(lock: Lock, onlooker: Onlooker, waits: bool) -> None:
+def test_queued__sibling_goes_on(lock: Lock, observer: Observer, waits: bool) -> None:
     """A call that was not cancelled keeps the lock while it waits for its thread."""
     works = [Work(), Work(), Work()]
 
@@ -743,7 +743,7 @@ def test_queued__sibling_goes_on(lock: Lock, onlooker: Onlooker, waits: bool) ->
         async_to_sync(main)()
     else:
         asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 class HeldBack:
@@ -763,7 +763,7 @@ class HeldBack:
 
 
 @pytest.mark.parametrize("module", ["concurrent.futures.thread", "asgiref.current_thread_executor"])
-def test_queued__taken_out(lock: Lock, onlooker: Onlooker, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued__taken_out(lock: Lock, observer: Observer, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that a thread has taken out of its queue, and has not begun, keeps the lock."""
     kind: Any = vars(sys.modules[module])["_WorkItem"]
     work = Work()
@@ -786,7 +786,7 @@ def test_queued__taken_out(lock: Lock, onlooker: Onlooker, module: str, monkeypa
     else:
         asyncio.run(main())
     assert seen == [True]
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 # What is said of it, and what ends otherwise.
@@ -918,7 +918,7 @@ def _release_in_fork(held: Held, report: Callable[[object], None]) -> None:
     report(len(held._possession._handles.handles))
 
 
-def test_fork(lock: Lock, onlooker: Onlooker) -> None:
+def test_fork(lock: Lock, observer: Observer) -> None:
     """A fork that releases the hold releases nothing of its parent's, and keeps nothing for threads that it has not."""
     work = Work()
 
@@ -928,9 +928,9 @@ def test_fork(lock: Lock, onlooker: Onlooker) -> None:
             assert await asyncio.to_thread(work.begun.wait, LONG)
             with fork(partial(_release_in_fork, held)) as child:
                 assert child.hear() == 1
-            onlooker.wait_count(lock.paths[0], 1)
+            observer.wait_count(lock.paths[0], 1)
             work.end()
             await call
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])

@@ -21,7 +21,7 @@ from tests.support.loss_recorder import Losses
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, LONG_SESSION, scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 CREATE2 = 15
 
@@ -37,14 +37,14 @@ def proxy(server: Server) -> Iterator[Proxy]:
 # The session ends.
 
 
-def test_session_ended__holding(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_session_ended__holding(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A holder whose session is ended from outside has lost, is told once, and hears it at the end of its block."""
     losses = Losses()
     lock = Lock("k", pool, listener=losses)
     with pytest.raises(LockLost, match=r"was lost after .* fence with token") as caught, lock as held:  # noqa: PT012
         waiter = waiting_in(Lock("k", make_pool()))
-        onlooker.wait_count(lock.paths[0], 2)
-        onlooker.end_session(pool)
+        observer.wait_count(lock.paths[0], 2)
+        observer.end_session(pool)
         later = waiter.result()
         wait_until(lambda: held.lost)
         wait_until(lambda: losses.told)
@@ -62,29 +62,29 @@ def test_session_ended__holding(pool: Pool, make_pool: MakePool, onlooker: Onloo
     assert [told for told, _ in losses.told] == [held]
 
 
-def test_session_ended__exception_in_the_block(pool: Pool, onlooker: Onlooker) -> None:
+def test_session_ended__exception_in_the_block(pool: Pool, observer: Observer) -> None:
     """The loss does not hide the exception that leaves the block."""
     with pytest.raises(ValueError, match="mine"), Lock("k", pool) as held:  # noqa: PT012
-        onlooker.end_session(pool)
+        observer.end_session(pool)
         wait_until(lambda: held.lost)
         raise ValueError("mine")
     assert held_stack() == []
 
 
-def test_session_ended__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_session_ended__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A waiter whose session is ended joins again, with a new node of its new session, and is granted."""
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
-    before = onlooker.wait_count(lock.paths[0], 2)
-    onlooker.end_session(pool)
-    wait_until(lambda: len(names := onlooker.children(lock.paths[0])) == 2 and names != before)
+    before = observer.wait_count(lock.paths[0], 2)
+    observer.end_session(pool)
+    wait_until(lambda: len(names := observer.children(lock.paths[0])) == 2 and names != before)
     held.release()
     with waiter.result() as later:
-        assert onlooker.client.exists(later.node).ephemeralOwner == pool.sessions()[0].id
+        assert observer.client.exists(later.node).ephemeralOwner == pool.sessions()[0].id
 
 
-def test_session__kept_while_waiting(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_session__kept_while_waiting(make_pool: MakePool, observer: Observer) -> None:
     """Whoever waits for longer than the session timeout keeps session and place."""
     # So long that a pause of a busy machine does not end it.
     pool = make_pool(session_timeout=4.0)
@@ -92,16 +92,16 @@ def test_session__kept_while_waiting(make_pool: MakePool, onlooker: Onlooker) ->
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
-    line = onlooker.wait_count(lock.paths[0], 2)
+    line = observer.wait_count(lock.paths[0], 2)
     began, session = time.monotonic(), pool.sessions()[0].id
     wait_until(lambda: time.monotonic() > began + 2 * timeout)
-    assert onlooker.children(lock.paths[0]) == line
+    assert observer.children(lock.paths[0]) == line
     assert (pool.sessions()[0].id, pool.sessions()[0].epoch) == (session, 0)
     held.release()
     waiter.result().release()
 
 
-def test_session_ended__before_the_caller_looked(pool: Pool, onlooker: Onlooker) -> None:
+def test_session_ended__before_the_caller_looked(pool: Pool, observer: Observer) -> None:
     """A grant that was lost before its caller came to look is not given out: the caller waits on, with a new node."""
     lock = Lock("k", pool)
     changed = threading.Event()
@@ -109,7 +109,7 @@ def test_session_ended__before_the_caller_looked(pool: Pool, onlooker: Onlooker)
     attempt.start()
     first = attempt.contender
     wait_until(lambda: first.state is State.HELD)
-    onlooker.end_session(pool)
+    observer.end_session(pool)
     wait_until(lambda: first.lost)
     while not attempt.poll():
         assert changed.wait(10)
@@ -119,19 +119,19 @@ def test_session_ended__before_the_caller_looked(pool: Pool, onlooker: Onlooker)
     assert held.token > (first.token or 0)
     held.check()
     held.release(wait=True)
-    assert onlooker.children(lock.paths[0]) == []
+    assert observer.children(lock.paths[0]) == []
 
 
 # Operators.
 
 
-def test_node_deleted__holding(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_node_deleted__holding(make_pool: MakePool, observer: Observer) -> None:
     """A node that an operator deletes is missed within a heartbeat."""
     losses = Losses()
     pool = make_pool(session_timeout=LONG_SESSION)
     lock = Lock("k", pool, listener=losses)
     held = lock.acquire()
-    onlooker.client.delete(held.node)
+    observer.client.delete(held.node)
     began = time.monotonic()
     wait_until(lambda: held.lost, LONG_SESSION)
     assert time.monotonic() - began < LONG_SESSION / 6 + GRACE
@@ -142,43 +142,43 @@ def test_node_deleted__holding(make_pool: MakePool, onlooker: Onlooker) -> None:
         again.check()
 
 
-def test_node_deleted__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_node_deleted__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A waiter whose node is deleted goes to the end of the line."""
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
-    mine = onlooker.wait_count(lock.paths[0], 2)[1]
-    onlooker.client.delete(f"{lock.paths[0]}/{mine}")
-    wait_until(lambda: len(names := onlooker.children(lock.paths[0])) == 2 and mine not in names)
+    mine = observer.wait_count(lock.paths[0], 2)[1]
+    observer.client.delete(f"{lock.paths[0]}/{mine}")
+    wait_until(lambda: len(names := observer.children(lock.paths[0])) == 2 and mine not in names)
     assert waiter.running
     held.release()
     waiter.result().release()
 
 
-def test_node_changed__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_node_changed__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """Data that somebody writes into the nodes of a line disturbs nobody, whatever it is."""
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
-    for name in onlooker.wait_count(lock.paths[0], 2):
+    for name in observer.wait_count(lock.paths[0], 2):
         for data in (b"__REVOKE__", b"", b"\xff" * 10):
-            onlooker.client.set(f"{lock.paths[0]}/{name}", data)
-    onlooker.client.create(f"{lock.paths[0]}/readme", b"of a stranger")
+            observer.client.set(f"{lock.paths[0]}/{name}", data)
+    observer.client.create(f"{lock.paths[0]}/readme", b"of a stranger")
     assert not held.lost
     held.release()
     waiter.result().release(wait=True)
-    onlooker.client.delete(f"{lock.paths[0]}/readme")
+    observer.client.delete(f"{lock.paths[0]}/readme")
 
 
-def test_parent_deleted__waiting(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_parent_deleted__waiting(make_pool: MakePool, observer: Observer) -> None:
     """When the whole line is deleted the holder has lost, and the waiters line up again."""
     pool = make_pool(session_timeout=3.0)
     lock = Lock("k", pool)
     held = Lock("k", make_pool(session_timeout=3.0)).acquire()
     waiters = [waiting_in(lock) for _ in range(3)]
-    onlooker.wait_count(lock.paths[0], 4)
+    observer.wait_count(lock.paths[0], 4)
     # From the end, so that each waiter hears of its own node before it hears of the one before it.
-    delete_line(onlooker, lock, reversed(onlooker.children(lock.paths[0])))
+    delete_line(observer, lock, reversed(observer.children(lock.paths[0])))
     tokens = []
     while waiters:
         done = wait_until(lambda: [waiter for waiter in waiters if not waiter.running])
@@ -188,28 +188,28 @@ def test_parent_deleted__waiting(make_pool: MakePool, onlooker: Onlooker) -> Non
             tokens.append(later.token)
     assert tokens == sorted(tokens)
     wait_until(lambda: held.lost, 5)
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
-def test_parent_deleted__next_in_line(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_parent_deleted__next_in_line(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """Who hears first that nobody is left before it, and then that its own node went too, holds and knows the loss."""
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
-    delete_line(onlooker, lock, onlooker.wait_count(lock.paths[0], 2))
+    delete_line(observer, lock, observer.wait_count(lock.paths[0], 2))
     later = waiter.result()
     # It may have heard of both before it came to look, and have lined up again.
-    wait_until(lambda: later.lost or onlooker.client.exists(later.node))
+    wait_until(lambda: later.lost or observer.client.exists(later.node))
     wait_until(lambda: held.lost)
     later.release(wait=True)
     with lock.acquire(timeout=60) as again:
         again.check()
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
-def delete_line(onlooker: Onlooker, lock: Lock, names: Iterable[str]) -> None:
+def delete_line(observer: Observer, lock: Lock, names: Iterable[str]) -> None:
     """Delete the nodes in that order, and their parent, in one transaction: those who wait come back that fast."""
-    everything = onlooker.client.transaction()
+    everything = observer.client.transaction()
     for name in names:
         everything.delete(f"{lock.paths[0]}/{name}")
     everything.delete(lock.paths[0])
@@ -219,12 +219,12 @@ def delete_line(onlooker: Onlooker, lock: Lock, names: Iterable[str]) -> None:
 # The link.
 
 
-def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, observer: Observer) -> None:
     """When the reply to the create is lost, the node is found again: one node, and no deadlock with oneself."""
     pool = make_pool(proxy.hosts)
     lock = Lock("k", pool)
     # A parent that is not reaped while the line is empty.
-    onlooker.client.ensure_path(lock.paths[0])
+    observer.client.ensure_path(lock.paths[0])
     lock.acquire().release(wait=True)
     swallowed = threading.Event()
 
@@ -239,36 +239,36 @@ def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, onlooker: Onlooke
         proxy.on_chunk = cut_after_create
         waiter = waiting_in(lock)
         assert swallowed.wait(scaled(20))
-        node = onlooker.wait_count(lock.paths[0], 1)[0]
+        node = observer.wait_count(lock.paths[0], 1)[0]
         proxy.on_chunk = None
         proxy.resume(drop=True)
         proxy.cut()
         held = waiter.result()
         assert held.node.endswith(node)
-        assert onlooker.children(lock.paths[0]) == [node]
+        assert observer.children(lock.paths[0]) == [node]
         held.check()
         held.release(wait=True)
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
-def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, observer: Observer) -> None:
     """A wait that is given up while nobody knows whether its node exists leaves none."""
     pool = make_pool(proxy.hosts, session_timeout=LONG_SESSION)
     lock = Lock("k", pool)
     # A parent that is not reaped while the line is empty.
-    onlooker.client.ensure_path(lock.paths[0])
+    observer.client.ensure_path(lock.paths[0])
     lock.acquire().release(wait=True)
     proxy.pause(DOWN)
     with pytest.raises(ZooKeeperUnavailable):
         lock.acquire(timeout=scaled(1))
-    onlooker.wait_count(lock.paths[0], 1)
+    observer.wait_count(lock.paths[0], 1)
     proxy.resume(drop=True)
     proxy.cut()
     # Long before its session would end.
-    onlooker.wait_empty(lock.paths[0], LONG_SESSION / 2)
+    observer.wait_empty(lock.paths[0], LONG_SESSION / 2)
 
 
-def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, observer: Observer) -> None:
     """Breaks of the link while eight threads take turns cost no exclusion and leave nothing."""
     pool, other = make_pool(proxy.hosts), make_pool()
     inside = threading.Lock()
@@ -291,10 +291,10 @@ def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, onlooker: Onlooke
         proxy.cut()
     stop.set()
     assert all(runner.result(30) > 0 for runner in runners)
-    onlooker.wait_empty(Lock("k", pool).paths[0])
+    observer.wait_empty(Lock("k", pool).paths[0])
 
 
-def test_link__black_hole(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_link__black_hole(proxy: Proxy, make_pool: MakePool, observer: Observer) -> None:
     """A link that swallows everything while requests keep coming is dropped, and its holder knows in time.
 
     Whenever the node is gone at the server, the hold is lost.
@@ -312,7 +312,7 @@ def test_link__black_hole(proxy: Proxy, make_pool: MakePool, onlooker: Onlooker)
     proxy.pause(UP, DOWN)
 
     def node_is_gone() -> bool:
-        gone = onlooker.client.exists(held.node) is None
+        gone = observer.client.exists(held.node) is None
         assert held.lost or not gone
         return gone
 
@@ -350,7 +350,7 @@ def test_strict__suspended(proxy: Proxy, make_pool: MakePool) -> None:
 
 @pytest.mark.parametrize("is_block", [True, False])
 def test_interrupted__and_an_outer_hold_released(
-    make_pool: MakePool, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch, is_block: bool
+    make_pool: MakePool, observer: Observer, monkeypatch: pytest.MonkeyPatch, is_block: bool
 ) -> None:
     """An exception right after the grant leaves no hold, also if another thread has released an outer one meanwhile."""
     pool = make_pool()
@@ -363,7 +363,7 @@ def test_interrupted__and_an_outer_hold_released(
         raise KeyboardInterrupt
 
     def release() -> None:
-        onlooker.wait_count(lock.paths[0], 2)
+        observer.wait_count(lock.paths[0], 2)
         outer.release()
         first.release()
 
@@ -377,4 +377,4 @@ def test_interrupted__and_an_outer_hold_released(
             lock.acquire(120)
     releasing.result()
     assert held_stack() == []
-    onlooker.wait_count(lock.paths[0], 0)
+    observer.wait_count(lock.paths[0], 0)

@@ -19,7 +19,7 @@ from tests.support.curator import Curator
 from tests.support.installed_curator import curator_version
 from tests.support.queued_contenders import Standing, settle
 from tests.support.threads import waiting_in
-from tests.support.tree_reader import MakePool, Onlooker
+from tests.support.tree_reader import MakePool, Observer
 
 # The first release whose downgrade keeps the sequence number.
 SINCE = (5, 5)
@@ -118,8 +118,8 @@ def java(request: pytest.FixtureRequest, server: Server, pool: Pool) -> Iterator
 
 
 @pytest.fixture
-def standing(onlooker: Onlooker, make_pool: MakePool) -> Standing:
-    return Standing(onlooker, make_pool)
+def standing(observer: Observer, make_pool: MakePool) -> Standing:
+    return Standing(observer, make_pool)
 
 
 @pytest.mark.parametrize("rule", KEPT_OUT, ids=IDS)
@@ -182,13 +182,13 @@ def test_downgrade__our_reader(java: Downgrading, standing: Standing) -> None:
     java.stop_reading()
 
 
-def test_downgrade__several_keys(java: Downgrading, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_downgrade__several_keys(java: Downgrading, make_pool: MakePool, observer: Observer) -> None:
     """Several keys are not held while one of them is read."""
     java.write()
     ours = make_pool()
     lock = Lock(["j", "k"], ours)
     waiting = waiting_in(lock)
-    onlooker.wait_count(ours.path("k"), 2)
+    observer.wait_count(ours.path("k"), 2)
     settle(ours)
     java.read()
     java.stop_writing()

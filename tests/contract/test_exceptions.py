@@ -35,7 +35,7 @@ from django_zklock.zk.waiting import AutoResetEvent, Cancellation
 from tests.support.exception_injection import Injected, Injector, Place
 from tests.support.threads import Runner
 from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 
@@ -72,7 +72,7 @@ class Custom(BaseException):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, Custom, TimeoutError, GeneratorExit])
-def test_waiting__exception(pool: Pool, make_pool: MakePool, onlooker: Onlooker, error: type[BaseException]) -> None:
+def test_waiting__exception(pool: Pool, make_pool: MakePool, observer: Observer, error: type[BaseException]) -> None:
     """An exception thrown into a waiting thread leaves no node of it."""
     lock = Lock("k", pool)
 
@@ -85,11 +85,11 @@ def test_waiting__exception(pool: Pool, make_pool: MakePool, onlooker: Onlooker,
 
     with Lock("k", make_pool()):
         waiter = Runner(wait_on_and_on)
-        onlooker.wait_count(lock.paths[0], 2)
+        observer.wait_count(lock.paths[0], 2)
         waiter.throw(error)
         assert isinstance(waiter.outcome(), error)
-        onlooker.wait_count(lock.paths[0], 1)
-    onlooker.wait_empty(lock.paths[0])
+        observer.wait_count(lock.paths[0], 1)
+    observer.wait_empty(lock.paths[0])
 
 
 # Seconds; nothing here takes nearly as long unless it hangs.
@@ -452,7 +452,7 @@ def test_every_instant__try(pool: Pool, make_pool: MakePool) -> None:
 
 @by_instant
 @pytest.mark.usefixtures("unhurried")
-def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_every_instant__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """The same for a wait that ends without the lock."""
     other = make_pool()
     lock = Lock("k", pool)
@@ -469,14 +469,14 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, onlooker: Onloo
                 pass
 
         assert visit_all(run_out, check, expected=(LockTimeout,)) >= ACQUIRING | codes(AutoResetEvent.wait)
-        onlooker.wait_count(lock.paths[0], 1)
+        observer.wait_count(lock.paths[0], 1)
         blocker.check()
     probe(pool, other, "k")
 
 
 @by_instant
 @pytest.mark.usefixtures("unhurried")
-def test_every_instant__cancellable(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_every_instant__cancellable(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """The same for waits that could be cancelled, and for one that was: nothing of them stays in what could cancel."""
     other = make_pool()
     lock = Lock("k", pool)

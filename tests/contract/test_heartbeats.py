@@ -18,7 +18,7 @@ from django_zklock.zk.session import MAX_WATCHES_PER_WRITE
 from tests.support.tcp_proxy import DOWN, Proxy
 from tests.support.threads import Runner
 from tests.support.timing import LONG_SESSION, scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 MANY = 2 * MAX_WATCHES_PER_WRITE + 3
 
@@ -128,16 +128,16 @@ def waiting(server: ZooKeeperServer, lock: Lock, count: int) -> Runner:
     return runner
 
 
-def test_waiter__without_a_lease(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_waiter__without_a_lease(make_pool: MakePool, observer: Observer) -> None:
     """Who has waited for longer than its lease is granted the lock all the same, and with a lease."""
     timeout = 4.0
     first, second = (Lock("k", make_pool(session_timeout=timeout)).acquire for _ in range(2))
     held = first(5)
     runner = Runner(second)
-    onlooker.wait_count(held.lock.paths[0], 2)
+    observer.wait_count(held.lock.paths[0], 2)
     pool = make_pool(session_timeout=timeout)
     last = Runner(Lock("k", pool).acquire)
-    onlooker.wait_count(held.lock.paths[0], 3)
+    observer.wait_count(held.lock.paths[0], 3)
     (session,) = pool.sessions()
     wait_until(lambda: session.lease_expired, 2 * timeout + 15)
     held.release()

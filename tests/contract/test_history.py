@@ -18,7 +18,7 @@ from tests.support.any_server import Server
 from tests.support.hold_history import History, Hold
 from tests.support.tcp_proxy import Proxy
 from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 THREADS = TASKS = 4
 ROUNDS = 40
@@ -107,7 +107,7 @@ async def all_of(workers: list[Worker]) -> None:
 @pytest.mark.parametrize(("rules", "keys", "together"), WORKLOADS.values(), ids=WORKLOADS)
 def test_history(
     make_pool: MakePool,
-    onlooker: Onlooker,
+    observer: Observer,
     proxy: Proxy,
     seed: int,
     rules: Sequence[Rule],
@@ -128,7 +128,7 @@ def test_history(
     history.check()
     assert history.most_at_once("a") >= together
     for key in KEYS:
-        onlooker.wait_empty(pools[0].path(key))
+        observer.wait_empty(pools[0].path(key))
 
 
 # The check itself.

@@ -15,7 +15,7 @@ from tests.support.cancellation import BEFORE, HELD, WAITING, Canceller, nothing
 from tests.support.queued_contenders import RULES, Standing
 from tests.support.threads import Runner
 from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 
@@ -41,7 +41,7 @@ def test_kinds__two_of_them(standing: Standing, first: str, second: str, togethe
 
 
 @pytest.mark.parametrize(("first", "second", "together"), PAIRS)
-def test_kinds__try(make_pool: MakePool, onlooker: Onlooker, first: str, second: str, together: bool) -> None:
+def test_kinds__try(make_pool: MakePool, observer: Observer, first: str, second: str, together: bool) -> None:
     """A try gets what may be held together with what is held, or leaves the line as it was."""
     holding, trying = (Lock("k", make_pool(), rule=RULES[kind]) for kind in (first, second))
     with holding.acquire(timeout=60) as held:
@@ -49,31 +49,31 @@ def test_kinds__try(make_pool: MakePool, onlooker: Onlooker, first: str, second:
         got = Runner(trying.try_acquire).result()
         assert (got is not None) is together
         if got is None:
-            assert onlooker.children(holding.paths[0]) == [node]
+            assert observer.children(holding.paths[0]) == [node]
             with pytest.raises(LockTimeout, match="is taken; held by pid"):
                 Runner(lambda: trying.acquire(timeout=0)).result()
         else:
             got.release(wait=True)
-    onlooker.wait_empty(holding.paths[0])
+    observer.wait_empty(holding.paths[0])
 
 
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("kind", RULES)
-def test_kinds__timeout(make_pool: MakePool, onlooker: Onlooker, kind: str) -> None:
+def test_kinds__timeout(make_pool: MakePool, observer: Observer, kind: str) -> None:
     """A wait of any kind that runs out names a holder, and leaves no node."""
     lock = Lock("k", make_pool(), rule=RULES[kind])
     with Lock("k", make_pool()).acquire(timeout=60):
         with pytest.raises(LockTimeout, match=r"was not granted within 0\.2 s; held by pid"):
             Runner(lambda: lock.acquire(timeout=0.2)).result()
-        onlooker.wait_count(lock.paths[0], 1)
+        observer.wait_count(lock.paths[0], 1)
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_kinds__session_ended_while_waiting(make_pool: MakePool, onlooker: Onlooker, kind: str) -> None:
+def test_kinds__session_ended_while_waiting(make_pool: MakePool, observer: Observer, kind: str) -> None:
     """A waiter of any kind whose session ends comes back at the end of the line, and gets its turn."""
-    standing = Standing(onlooker, make_pool)
+    standing = Standing(observer, make_pool)
     holder, waiting, last = standing.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
-    onlooker.end_session(waiting.pool)
+    observer.end_session(waiting.pool)
     standing.follow(waiting)
     standing.expect(holder)
     holder.leave()
@@ -87,7 +87,7 @@ def test_kinds__session_ended_while_waiting(make_pool: MakePool, onlooker: Onloo
 def test_kinds__node_deleted_while_waiting(standing: Standing, kind: str) -> None:
     """The same when an operator deletes its node."""
     holder, waiting, last = standing.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
-    standing.onlooker.client.delete(f"{standing.path}/{waiting.node}")
+    standing.observer.client.delete(f"{standing.path}/{waiting.node}")
     standing.follow(waiting)
     standing.expect(holder)
     holder.leave()
@@ -101,7 +101,7 @@ def test_kinds__node_deleted_while_waiting(standing: Standing, kind: str) -> Non
 
 
 @pytest.mark.parametrize(("kind", "together"), [("exclusive", 1), ("write", 1), ("read", 5), ("lease", 2)])
-def test_kinds__tasks(pool: Pool, onlooker: Onlooker, kind: str, together: int) -> None:
+def test_kinds__tasks(pool: Pool, observer: Observer, kind: str, together: int) -> None:
     """Of the tasks of one loop as many are inside as the kind allows, and all of them come in."""
     lock = Lock("k", pool, rule=RULES[kind])
     inside, most, tokens = 0, 0, []
@@ -118,7 +118,7 @@ def test_kinds__tasks(pool: Pool, onlooker: Onlooker, kind: str, together: int) 
     async def main() -> None:
         everybody = asyncio.Event()
         tasks = [asyncio.create_task(work(everybody)) for _ in range(5)]
-        await asyncio.to_thread(onlooker.wait_count, lock.paths[0], 5)
+        await asyncio.to_thread(observer.wait_count, lock.paths[0], 5)
         await asyncio.to_thread(wait_until, lambda: inside == together)
         one_more = await lock.atry_acquire()
         assert (one_more is not None) is (kind == "read")
@@ -130,27 +130,27 @@ def test_kinds__tasks(pool: Pool, onlooker: Onlooker, kind: str, together: int) 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert most == together
     assert len(set(tokens)) == 5
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_kinds__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker, kind: str) -> None:
+def test_kinds__cancelled(pool: Pool, make_pool: MakePool, observer: Observer, kind: str) -> None:
     """A task that is cancelled before it has its place, in its wait, or with the news of its grant leaves no node."""
     lock = Lock("k", pool, rule=RULES[kind])
     # The parents are there, and the session is.
     lock.acquire(timeout=LONG).release(wait=True)
     canceller = Canceller(lock)
     asyncio.run(canceller.cancel("asleep", BEFORE))
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
     asyncio.run(canceller.cancel("woken", HELD))
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
     blocker = Lock("k", make_pool()).acquire(timeout=LONG)
     asyncio.run(canceller.cancel("asleep", BEFORE))
-    onlooker.wait_count(lock.paths[0], 1)
+    observer.wait_count(lock.paths[0], 1)
     asyncio.run(canceller.cancel("asleep", WAITING))
-    onlooker.wait_count(lock.paths[0], 1)
+    observer.wait_count(lock.paths[0], 1)
     asyncio.run(canceller.cancel_with_the_grant(blocker))
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
     wait_until(lambda: nothing_left(pool))
 
 
@@ -238,9 +238,9 @@ def test_semaphore__order_of_waiting(standing: Standing) -> None:
         held.leave()
 
 
-def test_semaphore__several_places_at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_semaphore__several_places_at_once(make_pool: MakePool, observer: Observer) -> None:
     """When a process that holds several leases ends, as many of those who wait come in."""
-    standing = Standing(onlooker, make_pool)
+    standing = Standing(observer, make_pool)
     gone = make_pool()
     for _ in range(3):
         standing.join(semaphore(3), gone)

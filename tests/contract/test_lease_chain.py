@@ -12,7 +12,7 @@ from django_zklock.zk.queue import semaphore
 from tests.support.any_server import Server
 from tests.support.queued_contenders import Standing, settle
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 SET_DATA = 5
 TWO = semaphore(2)
@@ -27,9 +27,9 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def standing(onlooker: Onlooker, make_pool: MakePool) -> Standing:
+def standing(observer: Observer, make_pool: MakePool) -> Standing:
     """Return a line in which everybody has a session of its own."""
-    return Standing(onlooker, make_pool)
+    return Standing(observer, make_pool)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_told__before_the_next_watches(standing: Standing, disturbed: Pool, prox
     # The list too is on its way, and in it the one before waits.
     wait_until(lambda: b"".join(chunk for _, chunk in proxy.chunks).count(late.node.encode()) >= 2)
     a.leave()
-    wait_until(lambda: standing.onlooker.client.exists(f"{standing.path}/{told.node}").version == 1)
+    wait_until(lambda: standing.observer.client.exists(f"{standing.path}/{told.node}").version == 1)
     proxy.resume()
     standing.expect(b, told)
     b.leave()
@@ -115,7 +115,7 @@ def test_waiter__dies_when_it_is_its_turn(standing: Standing, disturbed: Pool, p
     a.leave()
     assert dead.wait(10)
     assert dying.granted is knows
-    standing.onlooker.end_session(disturbed)
+    standing.observer.end_session(disturbed)
     standing.expect(b, late)
     b.leave()
     standing.expect(late, last)

@@ -7,12 +7,12 @@ import pytest
 from django_zklock.zk.lock import Lock
 from tests.support.queued_contenders import RULES
 from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 
 @pytest.mark.parametrize("keys", ["k", ["k", "l"]], ids=["one", "several"])
 @pytest.mark.parametrize("kind", RULES)
-def test_line_deleted(make_pool: MakePool, onlooker: Onlooker, kind: str, keys: str | list[str]) -> None:
+def test_line_deleted(make_pool: MakePool, observer: Observer, kind: str, keys: str | list[str]) -> None:
     """Who held has lost all of it; who waited lines up again, as the lock is again, and all of them have their turn."""
     rule = RULES[kind]
     # Exclusive, so that everybody else waits.
@@ -26,8 +26,8 @@ def test_line_deleted(make_pool: MakePool, onlooker: Onlooker, kind: str, keys: 
             return mine.token
 
     waiters = [Runner(lambda number=number: enter(number)) for number in range(4)]  # type: ignore[misc]
-    names = onlooker.wait_count(path, 5)
-    everything = onlooker.client.transaction()
+    names = observer.wait_count(path, 5)
+    everything = observer.client.transaction()
     for name in names:
         everything.delete(f"{path}/{name}")
     everything.delete(path)
@@ -37,4 +37,4 @@ def test_line_deleted(make_pool: MakePool, onlooker: Onlooker, kind: str, keys: 
     held.release(wait=True)
     assert all(waiter.result(20) > held.token for waiter in waiters)
     for each in held.lock.paths:
-        onlooker.wait_empty(each)
+        observer.wait_empty(each)

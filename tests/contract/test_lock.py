@@ -17,7 +17,7 @@ from tests.support.odd_keys import ODD
 from tests.support.queued_contenders import node_of
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytestmark = pytest.mark.oldest
 
@@ -25,7 +25,7 @@ pytest_plugins = ["tests.support.slow_deadlines"]
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_acquire__two_pools(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_acquire__two_pools(make_pool: MakePool, observer: Observer) -> None:
     """Of two processes' pools one holds, the other times out and then follows."""
     first, second = Lock("k", make_pool()), Lock("k", make_pool())
     held = first.acquire()
@@ -33,11 +33,11 @@ def test_acquire__two_pools(make_pool: MakePool, onlooker: Onlooker) -> None:
         second.acquire(timeout=0.5)
     assert (caught.value.key, caught.value.timeout) == ("k", 0.5)
     assert caught.value.holder is not None
-    onlooker.wait_count(first.paths[0], 1)
+    observer.wait_count(first.paths[0], 1)
     held.release()
     with second.acquire(timeout=60) as later:
         assert later.token > held.token
-    onlooker.wait_empty(first.paths[0])
+    observer.wait_empty(first.paths[0])
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -53,7 +53,7 @@ def test_acquire__two_threads(pool: Pool) -> None:
     waiting.result().release()
 
 
-def test_acquire__order_of_waiting(pool: Pool, onlooker: Onlooker) -> None:
+def test_acquire__order_of_waiting(pool: Pool, observer: Observer) -> None:
     """Waiters of one pool are served first come first served."""
     lock = Lock("k", pool)
     order: list[int] = []
@@ -66,7 +66,7 @@ def test_acquire__order_of_waiting(pool: Pool, onlooker: Onlooker) -> None:
     runners = []
     for number in range(6):
         runners.append(Runner(lambda number=number: enter(number)))  # type: ignore[misc]
-        onlooker.wait_count(lock.paths[0], number + 2)
+        observer.wait_count(lock.paths[0], number + 2)
     held.release()
     for runner in runners:
         runner.result()
@@ -89,32 +89,32 @@ def test_acquire__bad_timeout(pool: Pool, timeout: float) -> None:
 
 
 @pytest.mark.parametrize("key", [*ODD.values(), "/%\n\N{PARTY POPPER}..\0" * 85], ids=[*ODD.keys(), "kilobyte"])
-def test_acquire__odd_key(pool: Pool, onlooker: Onlooker, key: str) -> None:
+def test_acquire__odd_key(pool: Pool, observer: Observer, key: str) -> None:
     """An odd key makes a correct lock."""
     lock = Lock(key, pool)
     with lock as held:
         assert held.key == key
-        assert len(onlooker.children(lock.paths[0])) == 1
+        assert len(observer.children(lock.paths[0])) == 1
         assert Runner(lock.try_acquire).result() is None
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
-def test_try_acquire(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_try_acquire(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A try gives the hold of a free lock and None for a taken one, and leaves nothing."""
     lock = Lock("k", pool)
     held = lock.try_acquire()
     assert held is not None
     assert Lock("k", make_pool()).try_acquire() is None
-    assert len(onlooker.children(lock.paths[0])) == 1
+    assert len(observer.children(lock.paths[0])) == 1
     held.release()
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
-def test_held__facts(pool: Pool, onlooker: Onlooker) -> None:
+def test_held__facts(pool: Pool, observer: Observer) -> None:
     """A hold knows its node, its token is the creating transaction, and its times are right."""
     before = time.time()
     with Lock("k", pool, work=lambda: Work(kind="label", name="nightly")).acquire() as held:
-        stat = onlooker.client.exists(held.node)
+        stat = observer.client.exists(held.node)
         assert held.token == stat.czxid
         assert stat.ephemeralOwner == pool.sessions()[0].id
         assert before <= held.since <= time.time()
@@ -122,7 +122,7 @@ def test_held__facts(pool: Pool, onlooker: Onlooker) -> None:
         assert not held.lost
         held.check()
         assert "held" in repr(held)
-        assert b"nightly" in onlooker.client.get(held.node)[0]
+        assert b"nightly" in observer.client.get(held.node)[0]
     assert "released" in repr(held)
 
 
@@ -146,13 +146,13 @@ def test_release__twice(pool: Pool, make_pool: MakePool) -> None:
         other.check()
 
 
-def test_release__wait(pool: Pool, onlooker: Onlooker) -> None:
+def test_release__wait(pool: Pool, observer: Observer) -> None:
     """With wait=True the node is gone when the call returns."""
     lock = Lock("k", pool)
     for _ in range(20):
         held = lock.acquire(timeout=60)
         held.release(wait=True)
-        assert onlooker.children(lock.paths[0]) == []
+        assert observer.children(lock.paths[0]) == []
 
 
 def test_release__inside_the_block(pool: Pool) -> None:
@@ -164,12 +164,12 @@ def test_release__inside_the_block(pool: Pool) -> None:
         inner.release()
 
 
-def test_release__other_thread(pool: Pool, onlooker: Onlooker) -> None:
+def test_release__other_thread(pool: Pool, observer: Observer) -> None:
     """A hold can be released by another thread."""
     lock = Lock("k", pool)
     held = lock.acquire()
     Runner(held.release).result()
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
     assert current("k") is None
 
 
@@ -191,7 +191,7 @@ def test_check__released(pool: Pool) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_reentrant__same_thread(pool: Pool, onlooker: Onlooker) -> None:
+def test_reentrant__same_thread(pool: Pool, observer: Observer) -> None:
     """A nested acquisition shares node and token, and the node goes with the last release, in any order."""
     lock = Lock("k", pool)
     outer = lock.acquire()
@@ -199,10 +199,10 @@ def test_reentrant__same_thread(pool: Pool, onlooker: Onlooker) -> None:
         assert (inner.node, inner.token) == (outer.node, outer.token)
         outer.release()
         inner.check()
-        assert len(onlooker.children(lock.paths[0])) == 1
+        assert len(observer.children(lock.paths[0])) == 1
         with pytest.raises(LockTimeout):
             Runner(lambda: lock.acquire(timeout=0.5)).result()
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
     assert held_stack() == []
 
 
@@ -245,22 +245,22 @@ def test_lock__shared_by_threads(pool: Pool) -> None:
     assert total == 120
 
 
-def test_lock__exception_in_the_block(pool: Pool, onlooker: Onlooker) -> None:
+def test_lock__exception_in_the_block(pool: Pool, observer: Observer) -> None:
     """An exception passes through and the lock is free."""
     lock = Lock("k", pool)
     with pytest.raises(ValueError, match="mine"), lock:
         raise ValueError("mine")
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
-def test_pool__used_again_after_close(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_pool__used_again_after_close(make_pool: MakePool, observer: Observer) -> None:
     """Closing a pool frees its locks, tells their holders, and leaves the pool usable."""
     pool = make_pool(connect_timeout=60.0)
     lock = Lock("k", pool)
     held = lock.acquire()
     assert pool.close()
     assert held.lost
-    assert onlooker.children(lock.paths[0]) == []
+    assert observer.children(lock.paths[0]) == []
     began = time.monotonic()
     held.release(wait=True)
     assert time.monotonic() - began < GRACE
@@ -293,11 +293,11 @@ def test_pool__sizes(make_pool: MakePool) -> None:
     assert all(Runner(lambda lock=lock: lock.acquire(timeout=60).release()).result() is None for lock in locks)  # type: ignore[misc]
 
 
-def test_tree__reaped(pool: Pool, onlooker: Onlooker) -> None:
+def test_tree__reaped(pool: Pool, observer: Observer) -> None:
     """The parent of a line is a container: the server removes it when it is empty, and the next lock makes another."""
     lock = Lock("k", pool)
     with lock as held:
         first = held.token
-    wait_until(lambda: onlooker.client.exists(lock.paths[0]) is None, what="the empty parent is gone")
+    wait_until(lambda: observer.client.exists(lock.paths[0]) is None, what="the empty parent is gone")
     with lock as held:
         assert held.token > first

@@ -20,7 +20,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ, semaphore
 from tests.support.queued_contenders import RULES
 from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 LONG = 30.0
 
@@ -28,14 +28,14 @@ Lose = Callable[[Held], None]
 
 
 @pytest.fixture(params=["expired", "broken", "suspended"])
-def pool_and_loss(request: pytest.FixtureRequest, make_pool: MakePool, onlooker: Onlooker) -> tuple[Pool, Lose]:
+def pool_and_loss(request: pytest.FixtureRequest, make_pool: MakePool, observer: Observer) -> tuple[Pool, Lose]:
     """Return a pool, and what makes a hold of it lost: without its node, or with a node that stays."""
     way: str = request.param
     pool = make_pool(strict=way == "suspended")
 
     def lose(held: Held) -> None:
         if way == "expired":
-            onlooker.end_session(pool)
+            observer.end_session(pool)
         elif way == "broken":
             break_here(pool, held)
         else:
@@ -91,7 +91,7 @@ def test_forgotten(
     make_pool: MakePool,
     lose: Lose,
     connected: Callable[[], None],
-    onlooker: Onlooker,
+    observer: Observer,
     caplog: pytest.LogCaptureFixture,
     reentrant: bool,
     again: Callable[[Lock], Held | None],
@@ -112,16 +112,16 @@ def test_forgotten(
     for _ in range(2):
         lost.release(wait=True)
         held.check()
-        assert onlooker.children(lock.paths[0]) == [held.node.rpartition("/")[2]]
+        assert observer.children(lock.paths[0]) == [held.node.rpartition("/")[2]]
     assert Runner(other.try_acquire).result() is None
     held.release(wait=True)
-    assert onlooker.children(lock.paths[0]) == []
+    assert observer.children(lock.paths[0]) == []
     assert len(warnings_of(caplog)) == 1
 
 
 @pytest.mark.parametrize("way", ["aacquire", "atry_acquire", "block"])
 def test_forgotten__in_a_task(
-    pool: Pool, lose: Lose, connected: Callable[[], None], onlooker: Onlooker, way: str
+    pool: Pool, lose: Lose, connected: Callable[[], None], observer: Observer, way: str
 ) -> None:
     """The same for a task, also for the blocking code that it waits for."""
     lock = Lock("k", pool)
@@ -154,12 +154,12 @@ def test_forgotten__in_a_task(
             return held.token
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 @pytest.mark.parametrize("wanted", [["b"], ["b", "c"], ["c", "a", "b"]])
 def test_forgotten__several_keys(
-    pool: Pool, lose: Lose, connected: Callable[[], None], onlooker: Onlooker, wanted: list[str]
+    pool: Pool, lose: Lose, connected: Callable[[], None], observer: Observer, wanted: list[str]
 ) -> None:
     """Of several keys that were lost with one of them, each is taken anew, alone or beside others."""
     both = Lock(["a", "b"], pool)
@@ -168,9 +168,9 @@ def test_forgotten__several_keys(
     connected()
     with Lock(wanted, pool).acquire(timeout=LONG) as held:
         assert held.token > lost.token
-        assert len(onlooker.children(pool.path("b"))) == 1
+        assert len(observer.children(pool.path("b"))) == 1
     for key in ("a", "b"):
-        onlooker.wait_empty(pool.path(key))
+        observer.wait_empty(pool.path(key))
 
 
 @pytest.mark.parametrize(("first", "second"), [("read", "write"), ("write", "read"), ("exclusive", "read")])
@@ -183,7 +183,7 @@ def test_forgotten__other_kind(pool: Pool, lose: Lose, connected: Callable[[], N
         assert held.rule == RULES[second]
 
 
-def test_forgotten__leases(pool: Pool, lose: Lose, connected: Callable[[], None], onlooker: Onlooker) -> None:
+def test_forgotten__leases(pool: Pool, lose: Lose, connected: Callable[[], None], observer: Observer) -> None:
     """A lost lease of a semaphore leaves its room to the next."""
     lock = Lock("k", pool, rule=semaphore(2), reentrant=False)
     lost = [lock.acquire(timeout=LONG), lock.acquire(timeout=LONG)]
@@ -194,7 +194,7 @@ def test_forgotten__leases(pool: Pool, lose: Lose, connected: Callable[[], None]
         assert lock.try_acquire() is None
         lost[1].release()
     leases.append(lock.acquire(timeout=LONG))
-    onlooker.wait_count(lock.paths[0], 2)
+    observer.wait_count(lock.paths[0], 2)
     for lease in leases:
         lease.check()
         lease.release(wait=True)
@@ -217,7 +217,7 @@ def test_forgotten__nested(
 
 
 def test_forgotten__through_another_alias(
-    pool: Pool, lose: Lose, connected: Callable[[], None], onlooker: Onlooker
+    pool: Pool, lose: Lose, connected: Callable[[], None], observer: Observer
 ) -> None:
     """The other alias of the same locks takes the lock anew too, and does not wait for the node that is left."""
     other = Pool("other", pool.options, tree=pool.tree)
@@ -227,7 +227,7 @@ def test_forgotten__through_another_alias(
         connected()
         with Lock("k", other).acquire(timeout=LONG) as held:
             assert held.token > lost.token
-            assert len(onlooker.children(pool.path("k"))) == 1
+            assert len(observer.children(pool.path("k"))) == 1
     finally:
         other.close()
 
@@ -290,7 +290,7 @@ def test_block(
     pool: Pool,
     lose: Lose,
     connected: Callable[[], None],
-    onlooker: Onlooker,
+    observer: Observer,
     caplog: pytest.LogCaptureFixture,
     reentrant: bool,
     block: Callable[[Lock], contextlib.AbstractContextManager[Held]],
@@ -309,7 +309,7 @@ def test_block(
     with Lock("k", pool, reentrant=reentrant).acquire(timeout=LONG) as held:
         assert held.token > lost.token
         assert held_stack() == [held]
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 def test_block__in_a_task(pool: Pool, lose: Lose, connected: Callable[[], None]) -> None:
@@ -391,7 +391,7 @@ def test_block__leases(pool: Pool, lose: Lose, connected: Callable[[], None]) ->
 @pytest.mark.parametrize("where", ["the same pool", "another alias"])
 @pytest.mark.parametrize("budget", [1_000_000, 1], ids=["home", "overflow"])
 @pytest.mark.parametrize("keys", [["k"], ["j", "k"]], ids=["one", "several"])
-def test_break__own_process(make_pool: MakePool, onlooker: Onlooker, where: str, budget: int, keys: list[str]) -> None:
+def test_break__own_process(make_pool: MakePool, observer: Observer, where: str, budget: int, keys: list[str]) -> None:
     """A holder in the process that breaks its lock knows its loss and the reason when that returns."""
     pool = make_pool(budget=budget)
     other = Pool("other", pool.options, tree=pool.tree)
@@ -406,12 +406,12 @@ def test_break__own_process(make_pool: MakePool, onlooker: Onlooker, where: str,
                 held.check()
             raise held._loss_error()
         for key in keys:
-            onlooker.wait_empty(pool.path(key))
+            observer.wait_empty(pool.path(key))
     finally:
         other.close()
 
 
-def test_break__own_waiter(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_break__own_waiter(make_pool: MakePool, observer: Observer) -> None:
     """A waiter whose node is deleted by its own process joins again, and is granted the lock."""
     pool = make_pool()
     lock = Lock("k", pool)
@@ -422,13 +422,13 @@ def test_break__own_waiter(make_pool: MakePool, onlooker: Onlooker) -> None:
                 return mine.token
 
         waiter = Runner(wait)
-        first, second = onlooker.wait_count(lock.paths[0], 2)
+        first, second = observer.wait_count(lock.paths[0], 2)
         node = f"{lock.paths[0]}/{second}"
-        token = onlooker.client.exists(node).czxid
+        token = observer.client.exists(node).czxid
         actions.break_lock(pool, node, token=token, why="it hangs", timeout=LONG)
         held.check()
-        wait_until(lambda: second not in (found := onlooker.children(lock.paths[0])) and len(found) == 2)
-        assert first in onlooker.children(lock.paths[0])
+        wait_until(lambda: second not in (found := observer.children(lock.paths[0])) and len(found) == 2)
+        assert first in observer.children(lock.paths[0])
     assert waiter.result() > token
 
 

@@ -16,7 +16,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ, semaphore
 from tests.support.queued_contenders import RULES
 from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 
@@ -40,7 +40,7 @@ async def in_task(lock: Lock, *, wait: bool) -> Held | None:
 
 
 @pytest.mark.parametrize(("outer", "inner"), ALLOWED)
-def test_reentrant(pool: Pool, onlooker: Onlooker, outer: str, inner: str) -> None:
+def test_reentrant(pool: Pool, observer: Observer, outer: str, inner: str) -> None:
     """Who holds at least as much shares its node, whatever is asked for, and the node goes with the last release."""
     lock, again = Lock("k", pool, rule=RULES[outer]), Lock("k", pool, rule=RULES[inner])
     first = lock.acquire(timeout=60)
@@ -48,7 +48,7 @@ def test_reentrant(pool: Pool, onlooker: Onlooker, outer: str, inner: str) -> No
         assert second is not None
         assert (second.node, second.token, second.rule) == (first.node, first.token, lock.rule)
         assert second.lock is again
-        onlooker.wait_count(lock.paths[0], 1)
+        observer.wait_count(lock.paths[0], 1)
         second.release(wait=True)
         first.check()
     with again as second:
@@ -64,7 +64,7 @@ def test_reentrant(pool: Pool, onlooker: Onlooker, outer: str, inner: str) -> No
 
 
 @pytest.mark.parametrize(("outer", "inner"), ALLOWED)
-def test_reentrant__task(pool: Pool, onlooker: Onlooker, outer: str, inner: str) -> None:
+def test_reentrant__task(pool: Pool, observer: Observer, outer: str, inner: str) -> None:
     """The same in asyncio."""
     lock, again = Lock("k", pool, rule=RULES[outer]), Lock("k", pool, rule=RULES[inner])
 
@@ -79,12 +79,12 @@ def test_reentrant__task(pool: Pool, onlooker: Onlooker, outer: str, inner: str)
             first.check()
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize(("outer", "inner"), REFUSED)
-def test_reentrant__stronger_inside(pool: Pool, onlooker: Onlooker, outer: str, inner: str, wait: bool) -> None:
+def test_reentrant__stronger_inside(pool: Pool, observer: Observer, outer: str, inner: str, wait: bool) -> None:
     """Who holds less would wait for itself: that is refused at once, a try too, and it goes on holding."""
     lock, stronger = Lock("k", pool, rule=RULES[outer]), Lock("k", pool, rule=RULES[inner])
     message = f"held by this very thread or task as {RULES[outer]}, and cannot be taken as {RULES[inner]} inside"
@@ -93,7 +93,7 @@ def test_reentrant__stronger_inside(pool: Pool, onlooker: Onlooker, outer: str, 
             in_thread(stronger, wait=wait)
         assert caught.value.key == "k"
         held.check()
-        assert len(onlooker.children(lock.paths[0])) == 1
+        assert len(observer.children(lock.paths[0])) == 1
 
     async def main() -> None:
         async with lock as held:
@@ -102,13 +102,13 @@ def test_reentrant__stronger_inside(pool: Pool, onlooker: Onlooker, outer: str, 
             held.check()
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize(("outer", "inner"), [(3, 1), (3, 2), (2, 1)])
 def test_reentrant__lower_limit_inside(
-    pool: Pool, make_pool: MakePool, onlooker: Onlooker, outer: int, inner: int, wait: bool
+    pool: Pool, make_pool: MakePool, observer: Observer, outer: int, inner: int, wait: bool
 ) -> None:
     """Inside a lease one of a lower limit is refused: others may hold beside the outer one, more than it allows."""
     lock = Lock("k", pool, rule=semaphore(outer))
@@ -117,20 +117,20 @@ def test_reentrant__lower_limit_inside(
         message = f"as lease of {outer}, and cannot be taken as lease of {inner} inside"
         with pytest.raises(LockConflict, match=message):
             in_thread(Lock("k", pool, rule=semaphore(inner)), wait=wait)
-        assert len(onlooker.children(lock.paths[0])) == outer
+        assert len(observer.children(lock.paths[0])) == outer
         with Lock("k", pool, rule=semaphore(outer + 1)) as again:
             assert again.node == held.node
     for other in others:
         other.release(wait=True)
 
 
-def test_reentrant__writer_waits_for_the_reader_inside(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_reentrant__writer_waits_for_the_reader_inside(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A reader reads again although a writer waits by now: to wait for that one would be to wait for itself."""
     read = Lock("k", pool, rule=READ)
     with read as outer:
         writer = Lock("k", make_pool(), rule=RULES["write"])
         writing = Runner(lambda: writer.acquire(timeout=120))
-        onlooker.wait_count(read.paths[0], 2)
+        observer.wait_count(read.paths[0], 2)
         with read as inner:
             assert inner.node == outer.node
             assert writing.running
@@ -138,11 +138,11 @@ def test_reentrant__writer_waits_for_the_reader_inside(pool: Pool, make_pool: Ma
         assert held.token > outer.token
 
 
-def test_reentrant__lost(pool: Pool, onlooker: Onlooker) -> None:
+def test_reentrant__lost(pool: Pool, observer: Observer) -> None:
     """Into a lock that is lost nobody nests, for that would be to share what one has not."""
     lock = Lock("k", pool, rule=RULES["write"])
     with pytest.raises(LockLost), lock as held:  # noqa: PT012
-        onlooker.end_session(pool)
+        observer.end_session(pool)
         wait_until(lambda: held.lost)
         for again in (lock, Lock("k", pool, rule=READ)):
             with pytest.raises(LockLost, match="the session expired"):
@@ -154,7 +154,7 @@ def test_reentrant__lost(pool: Pool, onlooker: Onlooker) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RULES if kind != "lease"])
-def test_not_reentrant(pool: Pool, onlooker: Onlooker, kind: str) -> None:
+def test_not_reentrant(pool: Pool, observer: Observer, kind: str) -> None:
     """A lock that is not reentrant raises instead of waiting for itself, and a try is told that it is busy."""
     lock = Lock("k", pool, rule=RULES[kind], reentrant=False)
     with lock as held:
@@ -170,17 +170,17 @@ def test_not_reentrant(pool: Pool, onlooker: Onlooker, kind: str) -> None:
             assert await lock.atry_acquire() is None
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
-def test_not_reentrant__several_leases(pool: Pool, onlooker: Onlooker) -> None:
+def test_not_reentrant__several_leases(pool: Pool, observer: Observer) -> None:
     """One thread may hold as many leases of a semaphore as there are, and is refused the next."""
     lock = Lock("k", pool, rule=semaphore(3), reentrant=False)
     leases = [lock.acquire(timeout=60), lock.acquire(timeout=60)]
     third = lock.try_acquire()
     assert third is not None
     assert len({held.node for held in (*leases, third)}) == 3
-    onlooker.wait_count(lock.paths[0], 3)
+    observer.wait_count(lock.paths[0], 3)
     with pytest.raises(LockConflict, match="reentrant=False"):
         lock.acquire()
     assert lock.try_acquire() is None
@@ -189,7 +189,7 @@ def test_not_reentrant__several_leases(pool: Pool, onlooker: Onlooker) -> None:
         assert again.token > third.token
     for held in (leases[1], third):
         held.release(wait=True)
-    assert onlooker.children(lock.paths[0]) == []
+    assert observer.children(lock.paths[0]) == []
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(3, 1), (1, 3)])
@@ -230,7 +230,7 @@ def test_not_reentrant__lease_inside(pool: Pool, kind: str) -> None:
 # Several keys.
 
 
-def test_several__one_of_them_inside(pool: Pool, onlooker: Onlooker) -> None:
+def test_several__one_of_them_inside(pool: Pool, observer: Observer) -> None:
     """Who holds several keys may take each of them, and any of them together, in any order."""
     lock = Lock(["a", "b", "c"], pool)
     outer = lock.acquire(timeout=60)
@@ -239,13 +239,13 @@ def test_several__one_of_them_inside(pool: Pool, onlooker: Onlooker) -> None:
             assert inner.token == outer.token
             assert inner.keys == tuple(keys)
             assert inner.node.rpartition("/")[0] == inner.lock.paths[0]
-            assert inner.node.rpartition("/")[2] in onlooker.children(inner.lock.paths[0])
+            assert inner.node.rpartition("/")[2] in observer.children(inner.lock.paths[0])
             assert current(keys[0]) is inner
     with Lock("b", pool, rule=READ) as inner:
         outer.release(wait=True)
         inner.check()
-        assert [len(onlooker.children(path)) for path in lock.paths] == [1, 1, 1]
-    wait_until(lambda: not any(onlooker.children(path) for path in lock.paths))
+        assert [len(observer.children(path)) for path in lock.paths] == [1, 1, 1]
+    wait_until(lambda: not any(observer.children(path) for path in lock.paths))
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -259,7 +259,7 @@ def test_several__one_of_them_inside(pool: Pool, onlooker: Onlooker) -> None:
     ],
 )
 def test_several__some_held_already(
-    pool: Pool, onlooker: Onlooker, held: list[list[str]], wanted: list[str], message: str, wait: bool
+    pool: Pool, observer: Observer, held: list[list[str]], wanted: list[str], message: str, wait: bool
 ) -> None:
     """Who holds some of the keys is refused the others with them: two who do that could wait for each other."""
     lock = Lock(wanted, pool)
@@ -268,14 +268,14 @@ def test_several__some_held_already(
     with pytest.raises(LockConflict, match=message):
         in_thread(lock, wait=wait)
     held_keys = [key for keys in held for key in keys]
-    assert [len(onlooker.children(path)) for path in lock.paths] == [int(key in held_keys) for key in wanted]
+    assert [len(observer.children(path)) for path in lock.paths] == [int(key in held_keys) for key in wanted]
 
 
-def test_several__others_inside(pool: Pool, onlooker: Onlooker) -> None:
+def test_several__others_inside(pool: Pool, observer: Observer) -> None:
     """Other keys are other locks, and may be taken."""
     with Lock(["a", "b"], pool) as outer, Lock(["c", "d"], pool) as inner:
         assert inner.token > outer.token
-    wait_until(lambda: not any(onlooker.children(path) for path in (*outer.lock.paths, *inner.lock.paths)))
+    wait_until(lambda: not any(observer.children(path) for path in (*outer.lock.paths, *inner.lock.paths)))
 
 
 def test_several__not_reentrant(pool: Pool) -> None:
@@ -312,14 +312,14 @@ def test_child_task(pool: Pool, kind: str) -> None:
 
 
 @pytest.mark.parametrize("release", [lambda held: held.release(), lambda held: Runner(held.release).result()])
-def test_reentrant__released_in_any_order(pool: Pool, onlooker: Onlooker, release: Callable[[Held], None]) -> None:
+def test_reentrant__released_in_any_order(pool: Pool, observer: Observer, release: Callable[[Held], None]) -> None:
     """Nested holds may be released in any order, by any thread; the last one takes the node with it."""
     for order in itertools.permutations(range(3)):
         nested = [Lock("k", pool, rule=RULES[kind]).acquire(timeout=60) for kind in ("write", "read", "write")]
         for number in order[:2]:
             release(nested[number])
             nested[order[2]].check()
-        assert len(onlooker.children(nested[0].lock.paths[0])) == 1
+        assert len(observer.children(nested[0].lock.paths[0])) == 1
         release(nested[order[2]])
         assert held_stack() == []
-        onlooker.wait_empty(nested[0].lock.paths[0])
+        observer.wait_empty(nested[0].lock.paths[0])

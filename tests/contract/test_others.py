@@ -20,7 +20,7 @@ from tests.support.any_server import Server
 from tests.support.curator import Curator
 from tests.support.other_recipes import KAZOO_LOCKS, OfCurator, OfKazoo, Other
 from tests.support.threads import Runner, waiting_in
-from tests.support.tree_reader import Onlooker, wait_until
+from tests.support.tree_reader import Observer, wait_until
 
 Join = Callable[[str], Other]
 
@@ -57,7 +57,7 @@ def join(request: pytest.FixtureRequest, server: Server, pool: Pool) -> Iterator
 
 
 @pytest.mark.parametrize(("theirs", "ours", "together"), PAIRS, ids=IDS)
-def test_they_hold(join: Join, pool: Pool, onlooker: Onlooker, theirs: str, ours: Rule, together: bool) -> None:
+def test_they_hold(join: Join, pool: Pool, observer: Observer, theirs: str, ours: Rule, together: bool) -> None:
     """We stay out as long as they hold what excludes us, and come in when they let go."""
     lock, other = Lock("k", pool, rule=ours), join(theirs)
     other.acquire()
@@ -70,7 +70,7 @@ def test_they_hold(join: Join, pool: Pool, onlooker: Onlooker, theirs: str, ours
         waiting.result().release(wait=True)
         other.release()
         return
-    onlooker.wait_count(lock.paths[0], 2)
+    observer.wait_count(lock.paths[0], 2)
     assert waiting.running
     other.release()
     held = waiting.result()
@@ -79,7 +79,7 @@ def test_they_hold(join: Join, pool: Pool, onlooker: Onlooker, theirs: str, ours
 
 
 @pytest.mark.parametrize(("theirs", "ours", "together"), PAIRS, ids=IDS)
-def test_we_hold(join: Join, pool: Pool, onlooker: Onlooker, theirs: str, ours: Rule, together: bool) -> None:
+def test_we_hold(join: Join, pool: Pool, observer: Observer, theirs: str, ours: Rule, together: bool) -> None:
     """They stay out as long as we hold what excludes them, and come in when we let go."""
     lock, other = Lock("k", pool, rule=ours), join(theirs)
     held = lock.acquire(timeout=60)
@@ -88,9 +88,9 @@ def test_we_hold(join: Join, pool: Pool, onlooker: Onlooker, theirs: str, ours: 
         other.release()
         held.release()
         return
-    onlooker.wait_count(lock.paths[0], 1)
+    observer.wait_count(lock.paths[0], 1)
     other.start()
-    onlooker.wait_count(lock.paths[0], 2)
+    observer.wait_count(lock.paths[0], 2)
     assert other.waits
     held.release()
     other.wait_granted()
@@ -102,13 +102,13 @@ def test_we_hold(join: Join, pool: Pool, onlooker: Onlooker, theirs: str, ours: 
 @pytest.mark.parametrize(
     ("theirs", "ours"), THEY_FIRST, ids=[f"{theirs}-{ours.kind.value}" for theirs, ours in THEY_FIRST]
 )
-def test_they_came_first(join: Join, pool: Pool, onlooker: Onlooker, theirs: str, ours: Rule) -> None:
+def test_they_came_first(join: Join, pool: Pool, observer: Observer, theirs: str, ours: Rule) -> None:
     """We wait for what they hold also where their recipe would not wait for us."""
     lock, other = Lock("k", pool, rule=ours), join(theirs)
     other.acquire()
     assert lock.try_acquire() is None
     waiting = waiting_in(lock)
-    onlooker.wait_count(lock.paths[0], 2)
+    observer.wait_count(lock.paths[0], 2)
     assert waiting.running
     other.release()
     waiting.result().release(wait=True)
@@ -190,10 +190,10 @@ def test_table__of_kazoo(server: Server, pool: Pool, row: str, column: str) -> N
 
 
 @pytest.mark.parametrize("recipe", [kazoo.recipe.lock.Lock, kazoo.recipe.lock.ReadLock, kazoo.recipe.lock.WriteLock])
-def test_kazoo__as_it_comes(onlooker: Onlooker, pool: Pool, recipe: type[kazoo.recipe.lock.Lock]) -> None:
+def test_kazoo__as_it_comes(observer: Observer, pool: Pool, recipe: type[kazoo.recipe.lock.Lock]) -> None:
     """A lock of kazoo that is not told of our names does not see us."""
     with Lock("k", pool):
-        theirs = recipe(onlooker.client, pool.path("k"))
+        theirs = recipe(observer.client, pool.path("k"))
         assert theirs.acquire(blocking=False)
         theirs.release()
 
@@ -217,12 +217,12 @@ def test_page__path() -> None:
 
 
 @pytest.mark.once
-def test_multi_lock__each_waits_for_the_other(curator: Curator, server: Server, pool: Pool, onlooker: Onlooker) -> None:
+def test_multi_lock__each_waits_for_the_other(curator: Curator, server: Server, pool: Pool, observer: Observer) -> None:
     """Who takes locks one after the other, as InterProcessMultiLock does, can wait for us while we wait for it."""
     client = curator.connect(server.hosts)
     assert client.ask(f"acquire mutex {pool.path('a')}") == "acquired"
     both = waiting_in(Lock(["a", "b"], pool))
-    onlooker.wait_count(pool.path("a"), 2)
+    observer.wait_count(pool.path("a"), 2)
     assert client.ask(f"try mutex {pool.path('b')} 300") == "busy"
     assert both.running
     assert client.ask(f"release mutex {pool.path('a')}") == "released"
@@ -231,14 +231,14 @@ def test_multi_lock__each_waits_for_the_other(curator: Curator, server: Server, 
     client.wait_closed()
 
 
-def test_fair__our_reader(join: Join, pool: Pool, onlooker: Onlooker) -> None:
+def test_fair__our_reader(join: Join, pool: Pool, observer: Observer) -> None:
     """A reader of ours waits behind a writer of theirs that waits for other readers."""
     reading, writing = Lock("k", pool, rule=READ).acquire(timeout=60), join("write")
     writing.start()
-    onlooker.wait_count(pool.path("k"), 2)
+    observer.wait_count(pool.path("k"), 2)
     assert Runner(Lock("k", pool, rule=READ).try_acquire).result() is None
     late = waiting_in(Lock("k", pool, rule=READ))
-    onlooker.wait_count(pool.path("k"), 3)
+    observer.wait_count(pool.path("k"), 3)
     reading.release()
     writing.wait_granted()
     assert late.running
@@ -246,16 +246,16 @@ def test_fair__our_reader(join: Join, pool: Pool, onlooker: Onlooker) -> None:
     late.result().release(wait=True)
 
 
-def test_fair__their_reader(join: Join, pool: Pool, onlooker: Onlooker) -> None:
+def test_fair__their_reader(join: Join, pool: Pool, observer: Observer) -> None:
     """A reader of theirs waits behind a writer of ours that waits for other readers."""
     first, late = join("read"), join("read")
     first.acquire()
     writing = waiting_in(Lock("k", pool, rule=WRITE))
-    onlooker.wait_count(pool.path("k"), 2)
+    observer.wait_count(pool.path("k"), 2)
     assert not late.tries()
-    onlooker.wait_count(pool.path("k"), 2)
+    observer.wait_count(pool.path("k"), 2)
     late.start()
-    onlooker.wait_count(pool.path("k"), 3)
+    observer.wait_count(pool.path("k"), 3)
     first.release()
     held = writing.result()
     assert late.waits
@@ -264,14 +264,14 @@ def test_fair__their_reader(join: Join, pool: Pool, onlooker: Onlooker) -> None:
     late.release()
 
 
-def test_their_session_ends(join: Join, pool: Pool, onlooker: Onlooker) -> None:
+def test_their_session_ends(join: Join, pool: Pool, observer: Observer) -> None:
     """Who ends without a word leaves the lock to us, and to whoever waits behind us."""
     writer, reader = join("write"), join("read")
     writer.acquire()
     ours = waiting_in(Lock("k", pool, rule=WRITE))
-    onlooker.wait_count(pool.path("k"), 2)
+    observer.wait_count(pool.path("k"), 2)
     reader.start()
-    onlooker.wait_count(pool.path("k"), 3)
+    observer.wait_count(pool.path("k"), 3)
     writer.close()
     held = ours.result()
     assert reader.waits
@@ -294,13 +294,13 @@ def test_revoke__they_ask(curator: Curator, server: Server, make_pool: Callable[
 
 
 @pytest.mark.once
-def test_revoke__we_ask(curator: Curator, server: Server, pool: Pool, onlooker: Onlooker) -> None:
+def test_revoke__we_ask(curator: Curator, server: Server, pool: Pool, observer: Observer) -> None:
     """A wish of ours reaches a holder of Curator's that listens."""
     path = pool.path("k")
     client = curator.connect(server.hosts)
     assert client.ask(f"listen {path}") == "listening"
     assert client.ask(f"acquire mutex {path}") == "acquired"
-    actions.revoke(pool, f"{path}/{onlooker.children(path)[0]}", "please", timeout=60)
+    actions.revoke(pool, f"{path}/{observer.children(path)[0]}", "please", timeout=60)
     assert client.events.get() == "REVOKED"
     client.close()
     client.wait_closed()

@@ -35,7 +35,7 @@ from django_zklock.zk.queue import READ, WRITE, semaphore
 from tests.support.any_server import Server
 from tests.support.threads import Runner, run_foreign
 from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytestmark = pytest.mark.oldest
 
@@ -151,14 +151,14 @@ def test_job__same(lock: Lock) -> None:
         assert executor.submit(job).result(LONG) == "re-enters"
 
 
-def test_job__next_one_in_its_thread(lock: Lock, onlooker: Onlooker) -> None:
+def test_job__next_one_in_its_thread(lock: Lock, observer: Observer) -> None:
     """What a job has left held does not belong to the next job of the same thread; the hold can be released."""
     with ThreadPoolExecutor(1) as executor:
         held = executor.submit(lock.acquire).result(LONG)
         assert executor.submit(ask, lock).result(LONG) == "waits"
         held.check()
         executor.submit(held.release).result(LONG)
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 def test_job__of_a_thread_that_holds(lock: Lock) -> None:
@@ -449,7 +449,7 @@ def test_sync_to_async__of_the_holder(lock: Lock, sensitive: bool) -> None:
 
 
 @sensitive
-def test_sync_to_async__taken_inside(lock: Lock, onlooker: Onlooker, sensitive: bool) -> None:
+def test_sync_to_async__taken_inside(lock: Lock, observer: Observer, sensitive: bool) -> None:
     """What that code takes belongs to the task: in its coroutines, and in the next call."""
 
     async def main() -> None:
@@ -460,7 +460,7 @@ def test_sync_to_async__taken_inside(lock: Lock, onlooker: Onlooker, sensitive: 
         await sync_to_async(held.release, thread_sensitive=sensitive)()
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 @sensitive
@@ -481,7 +481,7 @@ def test_sync_to_async__of_a_child(lock: Lock, sensitive: bool) -> None:
 
 
 @sensitive
-def test_sync_to_async__cancelled_while_it_holds(lock: Lock, onlooker: Onlooker, sensitive: bool) -> None:
+def test_sync_to_async__cancelled_while_it_holds(lock: Lock, observer: Observer, sensitive: bool) -> None:
     """Code whose task was cancelled goes on under its lock, re-enters it, and shares it with nothing else."""
     inside, go_on = threading.Event(), threading.Event()
     nested: list[str] = []
@@ -509,10 +509,10 @@ def test_sync_to_async__cancelled_while_it_holds(lock: Lock, onlooker: Onlooker,
     asyncio.run(request())
     wait_until(lambda: nested)
     assert nested == ["re-enters"]
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
-def test_sync_to_async__two_cancelled_readers(lock: Lock, onlooker: Onlooker) -> None:
+def test_sync_to_async__two_cancelled_readers(lock: Lock, observer: Observer) -> None:
     """Each block ends with its own hold, also if the tasks of both are cancelled."""
     reports = Lock("reports", lock.pool, rule=READ)
     inside, go_on = threading.Barrier(3), threading.Event()
@@ -535,7 +535,7 @@ def test_sync_to_async__two_cancelled_readers(lock: Lock, onlooker: Onlooker) ->
         go_on.set()
 
     asyncio.run(main())
-    onlooker.wait_empty(reports.paths[0])
+    observer.wait_empty(reports.paths[0])
 
 
 def test_async_to_sync__interrupted_while_it_holds(lock: Lock) -> None:
@@ -911,7 +911,7 @@ def test_bridges__traced(lock: Lock) -> None:
 # Blocks that are left by another one than has entered them.
 
 
-def test_block__left_by_another_thread(lock: Lock, onlooker: Onlooker) -> None:
+def test_block__left_by_another_thread(lock: Lock, observer: Observer) -> None:
     """A generator that is set up in one thread and torn down in another gives the lock back."""
 
     def fixture() -> Iterator[Held]:
@@ -924,10 +924,10 @@ def test_block__left_by_another_thread(lock: Lock, onlooker: Onlooker) -> None:
     with pytest.raises(StopIteration):
         next(generator)
     assert held.released
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
-def test_block__left_by_another_task(lock: Lock, onlooker: Onlooker) -> None:
+def test_block__left_by_another_task(lock: Lock, observer: Observer) -> None:
     """The same for an async generator, as a fixture that a plugin runs in two tasks, and for an AsyncExitStack."""
 
     async def fixture() -> AsyncIterator[Held]:
@@ -940,15 +940,15 @@ def test_block__left_by_another_task(lock: Lock, onlooker: Onlooker) -> None:
         held.check()
         with pytest.raises(StopAsyncIteration):
             loop.run_until_complete(_next(generator))
-        onlooker.wait_empty(lock.paths[0])
+        observer.wait_empty(lock.paths[0])
         stack = contextlib.AsyncExitStack()
         held = loop.run_until_complete(stack.enter_async_context(lock))
         held.check()
         loop.run_until_complete(stack.aclose())
-        onlooker.wait_empty(lock.paths[0])
+        observer.wait_empty(lock.paths[0])
 
 
-def test_block__generator_closed_by_the_loop(lock: Lock, onlooker: Onlooker) -> None:
+def test_block__generator_closed_by_the_loop(lock: Lock, observer: Observer) -> None:
     """An async generator that nobody ends is ended by the loop, in a task of its own."""
 
     async def fixture() -> AsyncIterator[Held]:
@@ -961,11 +961,11 @@ def test_block__generator_closed_by_the_loop(lock: Lock, onlooker: Onlooker) -> 
         return generator
 
     asyncio.run(main())
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 @pytest.mark.parametrize("rule", [READ, semaphore(3)], ids=["read", "lease"])
-def test_block__left_by_another_and_ambiguous(pool: Pool, onlooker: Onlooker, rule: Any) -> None:
+def test_block__left_by_another_and_ambiguous(pool: Pool, observer: Observer, rule: Any) -> None:
     """Where several blocks of a lock object are open, a stranger ends none of those whose owners live."""
     lock = Lock("k", pool, rule=rule)
     leave, entered = threading.Event(), threading.Barrier(3)
@@ -979,18 +979,18 @@ def test_block__left_by_another_and_ambiguous(pool: Pool, onlooker: Onlooker, ru
     entered.wait(LONG)
     with pytest.raises(NotHeld, match="several are open"):
         lock.__exit__(None, None, None)
-    onlooker.wait_count(lock.paths[0], 2)
+    observer.wait_count(lock.paths[0], 2)
     # Of those whose thread has ended there is one.
     generator = _entering(lock)
     held = Runner(lambda: next(generator)).result()
     gc.collect()
     generator.close()
     assert held.released
-    onlooker.wait_count(lock.paths[0], 2)
+    observer.wait_count(lock.paths[0], 2)
     leave.set()
     for runner in staying:
         runner.result()
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 def test_block__released_inside_while_another_is_open(pool: Pool) -> None:
@@ -1034,7 +1034,7 @@ def test_copied(lock: Lock, duplicate: Callable[[Held], object]) -> None:
 
 
 @pytest.mark.parametrize("where", ["thread", "foreign thread", "job", "task"])
-def test_forgotten(lock: Lock, onlooker: Onlooker, where: str) -> None:
+def test_forgotten(lock: Lock, observer: Observer, where: str) -> None:
     """A hold whose owner ends, and that was handed to nobody, is warned of; the lock stays taken."""
 
     def forget() -> None:
@@ -1061,12 +1061,12 @@ def test_forgotten(lock: Lock, onlooker: Onlooker, where: str) -> None:
             threading.Event().wait(0.1)
     assert ["lock 'k' was never released" in str(each.message) for each in caught] == [True]
     assert caught[0].category is ResourceWarning
-    onlooker.wait_count(lock.paths[0], 1)
+    observer.wait_count(lock.paths[0], 1)
     with pytest.raises(LockTimeout):
         lock.acquire(timeout=0)
 
 
-def test_forgotten__not_what_somebody_has(lock: Lock, onlooker: Onlooker) -> None:
+def test_forgotten__not_what_somebody_has(lock: Lock, observer: Observer) -> None:
     """A hold that outlives its owner because somebody has it is fine."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
@@ -1076,7 +1076,7 @@ def test_forgotten__not_what_somebody_has(lock: Lock, onlooker: Onlooker) -> Non
         held.release()
         del held
         gc.collect()
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
 
 
 def test_alias__same_place(make_pool: MakePool) -> None:

@@ -16,7 +16,7 @@ from django_zklock.zk.lock import Lock
 from tests.support.any_server import Server
 from tests.support.child_process import Player
 from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 MakePlayer = Callable[..., Player]
 
@@ -120,18 +120,18 @@ def test_process__frozen(play: MakePlayer, make_pool: MakePool) -> None:
     later.release()
 
 
-def test_waiter__frozen(play: MakePlayer, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_waiter__frozen(play: MakePlayer, make_pool: MakePool, observer: Observer) -> None:
     """A waiter that sleeps through its turn and its session does not believe that it holds when it wakes."""
     lock = Lock("k", make_pool())
     held = lock.acquire()
     player = play("hold", timeout=1.0)
-    onlooker.wait_count(lock.paths[0], 2)
+    observer.wait_count(lock.paths[0], 2)
     player.stop()
     held.release()
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
     other = lock.acquire()
     player.resume()
-    onlooker.wait_count(lock.paths[0], 2)
+    observer.wait_count(lock.paths[0], 2)
     other.check()
     other.release()
     assert int(player.hear().split()[1]) > other.token
@@ -221,7 +221,7 @@ def children(client: KazooClient, lock: Lock) -> list[str]:
     return names
 
 
-def test_signal__raises_at_any_instant(play: MakePlayer, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_signal__raises_at_any_instant(play: MakePlayer, make_pool: MakePool, observer: Observer) -> None:
     """Whatever instant a signal handler raises at, while another process takes turns, no node is left."""
     player = play("alarm", 1500)
     pool = make_pool()
@@ -241,7 +241,7 @@ def test_signal__raises_at_any_instant(play: MakePlayer, make_pool: MakePool, on
     assert word == "struck"
     assert int(count) > 100
     assert player.hear() == "alive"
-    onlooker.wait_empty(Lock("k", pool).paths[0])
+    observer.wait_empty(Lock("k", pool).paths[0])
     player.say("end")
     assert player.wait()[0] == 0
 

@@ -18,7 +18,7 @@ from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool
 from tests.support.any_server import Server
 from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 KEYS = 20
 GUID = "01234567-89ab-cdef-0123-456789abcdef"
@@ -32,13 +32,13 @@ def prune(pool: Pool) -> list[str]:
     return actions.prune(pool, find_idle(pool), timeout=60)
 
 
-def test_prune__idle_lines_alone(pool: Pool, onlooker: Onlooker) -> None:
+def test_prune__idle_lines_alone(pool: Pool, observer: Observer) -> None:
     """A persistent node without children is deleted; a node with any child stays."""
     root = pool.options.root
     for name in ("idle", "held", "foreign", paths.escape("a/b" * 200)):
-        onlooker.client.create(f"{root}/{name}", makepath=True)
-    onlooker.client.create(f"{root}/held/_c_{GUID}-lock-", sequence=True)
-    onlooker.client.create(f"{root}/foreign/readme")
+        observer.client.create(f"{root}/{name}", makepath=True)
+    observer.client.create(f"{root}/held/_c_{GUID}-lock-", sequence=True)
+    observer.client.create(f"{root}/foreign/readme")
     found = find_idle(pool)
     assert found == sorted(["idle", paths.escape("a/b" * 200)])
     assert actions.prune(pool, found, timeout=60) == found
@@ -50,8 +50,8 @@ def test_prune__containers_and_ephemeral_nodes(own_server: Server, make_pool: Ma
     """An idle container is deleted too, because no client can recognise it; an ephemeral node stays."""
     pool = make_pool(own_server.hosts)
     Lock("k", pool).acquire().release(wait=True)
-    with closing(Onlooker(own_server.hosts)) as onlooker:
-        onlooker.client.create(f"{pool.options.root}/short", ephemeral=True)
+    with closing(Observer(own_server.hosts)) as observer:
+        observer.client.create(f"{pool.options.root}/short", ephemeral=True)
         assert prune(pool) == ["k"]
         assert snapshots.list_names(pool, timeout=60) == ["short"]
         with Lock("k", pool):
@@ -59,9 +59,9 @@ def test_prune__containers_and_ephemeral_nodes(own_server: Server, make_pool: Ma
     pool.close()
 
 
-def test_idle__gone_meanwhile(pool: Pool, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle__gone_meanwhile(pool: Pool, observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock node that is deleted while the tree is read is not idle."""
-    onlooker.client.create(f"{pool.options.root}/idle", makepath=True)
+    observer.client.create(f"{pool.options.root}/idle", makepath=True)
     names = snapshots.list_names
     monkeypatch.setattr(snapshots, "list_names", lambda *arguments, **options: [*names(*arguments, **options), "gone"])
     assert find_idle(pool) == ["idle"]
@@ -72,23 +72,23 @@ def test_prune__nothing_there(pool: Pool) -> None:
     assert prune(pool) == []
 
 
-def test_remove__taken_meanwhile(pool: Pool, onlooker: Onlooker) -> None:
+def test_remove__taken_meanwhile(pool: Pool, observer: Observer) -> None:
     """A lock node with a new contender stays; one that was deleted meanwhile counts as gone."""
     root = pool.options.root
     for name in ("taken", "gone", "idle"):
-        onlooker.client.create(f"{root}/{name}", makepath=True)
+        observer.client.create(f"{root}/{name}", makepath=True)
     found = find_idle(pool)
     with Lock("taken", pool):
-        onlooker.client.delete(f"{root}/gone")
+        observer.client.delete(f"{root}/gone")
         assert actions.prune(pool, found, timeout=60) == ["gone", "idle"]
         assert snapshots.one_lock(pool, "taken", timeout=60).holders
 
 
-def test_remove__beat_keeps_what_it_has_sent(pool: Pool, onlooker: Onlooker) -> None:
+def test_remove__beat_keeps_what_it_has_sent(pool: Pool, observer: Observer) -> None:
     """The records of beat below its key are no lock nodes, and stay."""
-    onlooker.client.create(f"{pool.options.root}/celery-beat/sent/nightly", b"1", makepath=True)
+    observer.client.create(f"{pool.options.root}/celery-beat/sent/nightly", b"1", makepath=True)
     assert prune(pool) == []
-    assert onlooker.children(f"{pool.options.root}/celery-beat/sent") == ["nightly"]
+    assert observer.children(f"{pool.options.root}/celery-beat/sent") == ["nightly"]
 
 
 def test_prune__beside_live_traffic(make_pool: MakePool) -> None:
@@ -123,11 +123,11 @@ def test_prune__beside_live_traffic(make_pool: MakePool) -> None:
         worker.result(30)
 
 
-def test_prune__in_batches(pool: Pool, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune__in_batches(pool: Pool, observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch has the whole timeout, and an error says how many queues were read."""
     monkeypatch.setattr(actions, "BATCH_SIZE", 2)
     for number in range(5):
-        onlooker.client.create(f"{pool.options.root}/k{number}", makepath=True)
+        observer.client.create(f"{pool.options.root}/k{number}", makepath=True)
     assert [len(batch) for batch in actions.find_idle(pool, timeout=60)] == [2, 2, 1]
     batches = actions.find_idle(pool, timeout=60)
     assert next(batches) == ["k0", "k1"]
@@ -140,22 +140,22 @@ def test_prune__in_batches(pool: Pool, onlooker: Onlooker, monkeypatch: pytest.M
         next(batches)
 
 
-def test_remove__many(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_remove__many(make_pool: MakePool, observer: Observer) -> None:
     """More nodes than one batch can be deleted."""
     pool = make_pool()
-    onlooker.client.ensure_path(pool.options.root)
-    made = [onlooker.client.create_async(f"{pool.options.root}/k{number:03}") for number in range(300)]
+    observer.client.ensure_path(pool.options.root)
+    made = [observer.client.create_async(f"{pool.options.root}/k{number:03}") for number in range(300)]
     for result in made:
         result.get(timeout=10)
     assert prune(pool) == [f"k{number:03}" for number in range(300)]
     assert snapshots.list_names(pool, timeout=60) == []
 
 
-def test_prune__refused(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_prune__refused(make_pool: MakePool, observer: Observer) -> None:
     """A missing permission to delete is an error that says so."""
     pool = make_pool()
-    onlooker.client.create(f"{pool.options.root}/idle", makepath=True)
-    onlooker.client.set_acls(pool.options.root, [ACL(Permissions.READ, ANYONE_ID_UNSAFE)])
+    observer.client.create(f"{pool.options.root}/idle", makepath=True)
+    observer.client.set_acls(pool.options.root, [ACL(Permissions.READ, ANYONE_ID_UNSAFE)])
     with pytest.raises(ZkLockError, match="refused to delete what is in"):
         prune(pool)
 

@@ -27,7 +27,7 @@ from tests.support.queued_contenders import RULES, Standing
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import GRACE, scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 DELETION = 14  # a multi
 LONG = "invoice:" + "x" * 500
@@ -80,9 +80,9 @@ def test_remove__one_of_several(make_pool: MakePool, outsider: KazooClient, plac
         again.check()
 
 
-def test_remove__at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_remove__at_once(make_pool: MakePool, observer: Observer) -> None:
     """A holder that has waited watches its node, and learns of its loss before the next heartbeat."""
-    standing = Standing(onlooker, make_pool)
+    standing = Standing(observer, make_pool)
     first, second = standing.join_all(RULES["exclusive"], RULES["exclusive"])
     first.leave()
     held = second.get()
@@ -144,9 +144,9 @@ def test_remove__reason_in_a_task(make_pool: MakePool, outsider: KazooClient) ->
         asyncio.run(hold())
 
 
-def test_remove__waiter(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_remove__waiter(make_pool: MakePool, observer: Observer) -> None:
     """A waiter joins the queue again, at its end."""
-    standing = Standing(onlooker, make_pool)
+    standing = Standing(observer, make_pool)
     first, second, third = standing.join_all(*[RULES["exclusive"]] * 3)
     pool = make_pool()
     place = snapshots.one_lock(pool, "k", timeout=60).entries[1]
@@ -221,7 +221,7 @@ def test_remove__refused(make_pool: MakePool, outsider: KazooClient) -> None:
     assert outsider.exists(node)
 
 
-def test_remove__written_to_meanwhile(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_remove__written_to_meanwhile(make_pool: MakePool, observer: Observer) -> None:
     """A lock is broken although a revoke request was written to its node meanwhile."""
     held = Lock("k", make_pool(session_timeout=4.0)).acquire(60)
     actions.revoke(make_pool(), held.node, "please", timeout=60)

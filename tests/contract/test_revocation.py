@@ -28,7 +28,7 @@ from tests.support.queued_contenders import RULES, Standing, settle
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import GRACE, LONG_SESSION, scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 
@@ -69,10 +69,10 @@ def test_ask__within_a_heartbeat(make_pool: MakePool, kind: str) -> None:
     assert held.revoked == "we need to deploy"
 
 
-def test_ask__at_once(make_pool: MakePool, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ask__at_once(make_pool: MakePool, observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder that has waited watches its node, and learns of a revoke request at once."""
     monkeypatch.setattr(Contender, "heartbeat", lambda _self: None)
-    standing = Standing(onlooker, make_pool)
+    standing = Standing(observer, make_pool)
     for kind in RULES:
         first, second = standing.join(RULES["exclusive"]), standing.join(RULES[kind])
         first.leave()
@@ -83,9 +83,9 @@ def test_ask__at_once(make_pool: MakePool, onlooker: Onlooker, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_ask__waiting(make_pool: MakePool, onlooker: Onlooker, kind: str) -> None:
+def test_ask__waiting(make_pool: MakePool, observer: Observer, kind: str) -> None:
     """A waiter learns of its revoke request when it holds the lock; what it writes to its node keeps the request."""
-    standing = Standing(onlooker, make_pool)
+    standing = Standing(observer, make_pool)
     first, second, third = standing.join_all(RULES["exclusive"], RULES[kind], RULES[kind])
     node = f"{standing.path}/{second.node}"
     actions.revoke(make_pool(), node, "too late", timeout=60)
@@ -99,9 +99,9 @@ def test_ask__waiting(make_pool: MakePool, onlooker: Onlooker, kind: str) -> Non
     third.leave()
 
 
-def test_ask__lease_before_the_next(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_ask__lease_before_the_next(make_pool: MakePool, observer: Observer) -> None:
     """A revoke request in the node of a waiting lease does not stop the waiters behind it."""
-    standing = Standing(onlooker, make_pool)
+    standing = Standing(observer, make_pool)
     a, b, asked, last = standing.join_all(*[semaphore(2)] * 4)
     actions.revoke(make_pool(), f"{standing.path}/{asked.node}", "please", timeout=60)
     a.leave()
@@ -112,11 +112,11 @@ def test_ask__lease_before_the_next(make_pool: MakePool, onlooker: Onlooker) -> 
         each.leave()
 
 
-def test_ask__curator(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_ask__curator(make_pool: MakePool, observer: Observer) -> None:
     """A revoke request of Apache Curator's Revoker is accepted."""
     wishes = Wishes()
     with Lock("k", make_pool(session_timeout=4.0), listener=wishes) as held:
-        onlooker.client.set(held.node, b"__REVOKE__")
+        observer.client.set(held.node, b"__REVOKE__")
         assert "Apache Curator" in wait_until(lambda: held.revoked)
         wait_until(lambda: wishes.told)
 
@@ -141,11 +141,11 @@ def test_ask__twice(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> Non
         assert (held.revoked, len(wishes.told)) == ("first", 1)
 
 
-def test_ask__nested_and_several(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_ask__nested_and_several(make_pool: MakePool, observer: Observer) -> None:
     """A revoke request for one of several keys counts for the hold of all, and for holds nested in it."""
     pool = make_pool(session_timeout=4.0)
     with Lock(["a", "b"], pool) as held, Lock("a", pool) as inner:
-        node = f"{held.lock.paths[1]}/{onlooker.children(held.lock.paths[1])[0]}"
+        node = f"{held.lock.paths[1]}/{observer.children(held.lock.paths[1])[0]}"
         actions.revoke(make_pool(), node, "b is wanted", timeout=60)
         assert wait_until(lambda: held.revoked) == "b is wanted"
         assert inner.revoked == "b is wanted"
@@ -163,12 +163,12 @@ def test_ask__signal(ensemble: Ensemble, recorder: Recorder) -> None:
 # What comes of asking.
 
 
-def test_ask__keeps_the_identity(pool: Pool, onlooker: Onlooker) -> None:
+def test_ask__keeps_the_identity(pool: Pool, observer: Observer) -> None:
     """The request is added to the data of the node; a long reason is cut, and its control characters are escaped."""
     with Lock("k", pool) as held:
-        before = json.loads(onlooker.client.get(held.node)[0])
+        before = json.loads(observer.client.get(held.node)[0])
         actions.revoke(pool, held.node, "\x1b[2J" + "x" * 5000, timeout=60)
-        after = json.loads(onlooker.client.get(held.node)[0])
+        after = json.loads(observer.client.get(held.node)[0])
         assert len(after.pop("revoke")) == 256
         assert after == before
         assert wait_until(lambda: held.revoked).startswith(r"\x1b[2Jxxx")
@@ -185,19 +185,19 @@ def test_ask__foreign(pool: Pool, outsider: KazooClient, data: bytes) -> None:
     assert outsider.get(node)[0] == b"__REVOKE__"
 
 
-def test_ask__node_written_meanwhile(pool: Pool, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ask__node_written_meanwhile(pool: Pool, observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the owner writes between the read and the write of a revoke request is kept."""
     encode, written = node_data.encode_revoke, [b'{"v":1,"host":"h","pid":1,"thread":"written meanwhile"}']
 
     def encode_late(data: bytes, reason: str) -> bytes:
         if written:
-            onlooker.client.set(held.node, written.pop())
+            observer.client.set(held.node, written.pop())
         return encode(data, reason)
 
     with Lock("k", pool) as held:
         monkeypatch.setattr(node_data, "encode_revoke", encode_late)
         actions.revoke(pool, held.node, "we need to deploy", timeout=60)
-        data = json.loads(onlooker.client.get(held.node)[0])
+        data = json.loads(observer.client.get(held.node)[0])
     assert (data["thread"], data["revoke"]) == ("written meanwhile", "we need to deploy")
 
 

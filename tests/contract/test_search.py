@@ -14,7 +14,7 @@ from django_zklock.zk.ops.search import LockFilter, Ordering
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ
 from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Onlooker
+from tests.support.tree_reader import MakePool, Observer
 
 GUID = "01234567-89ab-cdef-0123-456789abcdef"
 
@@ -39,23 +39,23 @@ def test_find(pool: Pool) -> None:
         assert find(pool, LockFilter(), "token", limit=1) == ["a"]
 
 
-def test_find__idle_lines(pool: Pool, onlooker: Onlooker) -> None:
+def test_find__idle_lines(pool: Pool, observer: Observer) -> None:
     """A lock with an empty queue is not in use; a lock with nodes of unknown recipes is."""
-    onlooker.client.create(f"{pool.options.root}/idle", makepath=True)
-    onlooker.client.create(f"{pool.options.root}/strange/readme", makepath=True)
+    observer.client.create(f"{pool.options.root}/idle", makepath=True)
+    observer.client.create(f"{pool.options.root}/strange/readme", makepath=True)
     assert find(pool, LockFilter()) == ["strange"]
 
 
 @pytest.mark.parametrize("column", ["key", "age"])
-def test_find__left_meanwhile(pool: Pool, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch, column: str) -> None:
+def test_find__left_meanwhile(pool: Pool, observer: Observer, monkeypatch: pytest.MonkeyPatch, column: str) -> None:
     """A contender that leaves between the list and the read is not found."""
     path = f"{pool.options.root}/k/_c_{GUID}-lock-"
-    node = onlooker.client.create(path, sequence=True, makepath=True)
+    node = observer.client.create(path, sequence=True, makepath=True)
     outlines = snapshots.list_queues
 
     def then_leave(*arguments: object, **options: object) -> object:
         found = outlines(*arguments, **options)  # type: ignore[arg-type]
-        onlooker.client.delete(node)
+        observer.client.delete(node)
         return found
 
     monkeypatch.setattr(snapshots, "list_queues", then_leave)

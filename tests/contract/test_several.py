@@ -24,26 +24,26 @@ from tests.support.queued_contenders import RULES
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, LONG_SESSION, scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 
 MULTI = 14
 
 
-def counts(onlooker: Onlooker, lock: Lock) -> list[int]:
+def counts(observer: Observer, lock: Lock) -> list[int]:
     """Say how many nodes stand in each line of ``lock``."""
-    return [len(onlooker.children(path)) for path in lock.paths]
+    return [len(observer.children(path)) for path in lock.paths]
 
 
-def wait_counts(onlooker: Onlooker, lock: Lock, *expected: int) -> None:
-    wait_until(lambda: counts(onlooker, lock) == list(expected), what=f"{expected} nodes")
+def wait_counts(observer: Observer, lock: Lock, *expected: int) -> None:
+    wait_until(lambda: counts(observer, lock) == list(expected), what=f"{expected} nodes")
 
 
-def nodes_of(pool: Pool, onlooker: Onlooker, lock: Lock) -> list[str]:
+def nodes_of(pool: Pool, observer: Observer, lock: Lock) -> list[str]:
     """Return the nodes in the lines of ``lock`` that are of the session of ``pool``."""
-    nodes = [f"{path}/{name}" for path in lock.paths for name in onlooker.children(path)]
-    stats = {node: onlooker.client.exists(node) for node in nodes}
+    nodes = [f"{path}/{name}" for path in lock.paths for name in observer.children(path)]
+    stats = {node: observer.client.exists(node) for node in nodes}
     return [node for node, stat in stats.items() if stat and stat.ephemeralOwner == pool.sessions()[0].id]
 
 
@@ -51,39 +51,39 @@ def nodes_of(pool: Pool, onlooker: Onlooker, lock: Lock) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_acquire(pool: Pool, onlooker: Onlooker, kind: str) -> None:
+def test_acquire(pool: Pool, observer: Observer, kind: str) -> None:
     """One transaction makes a node in each line, parents and all; it is the token of every key."""
     lock = Lock(["b", "a", "c"], pool, rule=RULES[kind])
     with lock as held:
         assert (held.key, held.keys) == ("b, a, c", ("b", "a", "c"))
         assert held.node.startswith(lock.paths[0])
-        nodes = [f"{path}/{name}" for path in lock.paths for name in onlooker.children(path)]
-        assert [onlooker.client.exists(node).czxid for node in nodes] == [held.token] * 3
+        nodes = [f"{path}/{name}" for path in lock.paths for name in observer.children(path)]
+        assert [observer.client.exists(node).czxid for node in nodes] == [held.token] * 3
         assert held.tokens == {"a": held.token, "b": held.token, "c": held.token}
         assert current("a") is current("c") is held
         assert current("d") is None
-    wait_counts(onlooker, lock, 0, 0, 0)
+    wait_counts(observer, lock, 0, 0, 0)
     with lock.acquire(timeout=60) as again:
         assert again.token > held.token
 
 
-def test_acquire__one_in_a_list(pool: Pool, onlooker: Onlooker) -> None:
+def test_acquire__one_in_a_list(pool: Pool, observer: Observer) -> None:
     """A list of one key is that key."""
     with Lock(["a"], pool) as held:
         assert held.tokens == {"a": held.token}
         assert Runner(Lock("a", pool).try_acquire).result() is None
-    onlooker.wait_empty(held.lock.paths[0])
+    observer.wait_empty(held.lock.paths[0])
 
 
-def test_acquire__many(pool: Pool, onlooker: Onlooker) -> None:
+def test_acquire__many(pool: Pool, observer: Observer) -> None:
     """A hundred keys with long names go together too."""
     lock = Lock([f"{number}-{'/' * 400}" for number in range(100)], pool)
     with lock.acquire(timeout=120) as held:
         assert set(held.tokens.values()) == {held.token}
-        assert set(counts(onlooker, lock)) == {1}
+        assert set(counts(observer, lock)) == {1}
         # The name has no room for the whole key, so the line's node keeps it.
-        assert {onlooker.client.get(path)[0].decode() for path in lock.paths} == set(lock.keys)
-    wait_counts(onlooker, lock, *[0] * 100)
+        assert {observer.client.get(path)[0].decode() for path in lock.paths} == set(lock.keys)
+    wait_counts(observer, lock, *[0] * 100)
 
 
 def long_keys(count: int) -> list[str]:
@@ -104,7 +104,7 @@ def most_keys(pool: Pool) -> int:
     return bisect.bisect_left(range(3_000), True, key=is_too_many) - 1
 
 
-def test_acquire__as_many_as_fit(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_acquire__as_many_as_fit(make_pool: MakePool, observer: Observer) -> None:
     """A thousand keys fit in one request, whatever they are and whoever asks; other locks do not notice it."""
     # Neither a strict session nor the request for so many nodes may be over soon.
     pool = make_pool(strict=True, session_timeout=60.0, connect_timeout=60.0)
@@ -114,12 +114,12 @@ def test_acquire__as_many_as_fit(make_pool: MakePool, onlooker: Onlooker) -> Non
     lock = Lock(long_keys(count), pool, work=lambda: work)
     with Lock("other", pool) as other, lock.acquire(timeout=60) as held:
         assert set(held.tokens.values()) == {held.token}
-        assert counts(onlooker, lock) == [1] * count
+        assert counts(observer, lock) == [1] * count
         other.check()
         held.release(wait=True)
         other.check()
         assert [session.epoch for session in pool.sessions()] == [0]
-    wait_counts(onlooker, lock, *[0] * count)
+    wait_counts(observer, lock, *[0] * count)
 
 
 def test_lock__too_many_keys(pool: Pool) -> None:
@@ -144,14 +144,14 @@ def test_acquire__any_order(make_pool: MakePool, order: tuple[str, ...]) -> None
         assert held.keys == order
 
 
-def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, observer: Observer) -> None:
     """Who waits for several keys keeps its place in every line, and holds when it is first in all of them."""
     a, b = Lock("a", make_pool()).acquire(timeout=60), Lock("b", make_pool()).acquire(timeout=60)
     both = Lock(["a", "b"], make_pool())
     waiting = waiting_in(both)
-    wait_counts(onlooker, both, 2, 2)
+    wait_counts(observer, both, 2, 2)
     behind = waiting_in(Lock("a", make_pool()))
-    wait_counts(onlooker, both, 3, 2)
+    wait_counts(observer, both, 3, 2)
     a.release(wait=True)
     # It is first in the line of "a", so the one behind it is not let in.
     assert Runner(Lock("a", make_pool()).try_acquire).result() is None
@@ -163,40 +163,40 @@ def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, onlooker: Onlo
     held.release(wait=True)
     with behind.result() as later:
         assert later.token > held.token
-    wait_counts(onlooker, both, 0, 0)
+    wait_counts(observer, both, 0, 0)
 
 
-def test_acquire__broken_at_the_head_of_a_line(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_acquire__broken_at_the_head_of_a_line(make_pool: MakePool, observer: Observer) -> None:
     """Whose node is deleted in one line, where it was first, while it waits in another, begins anew in both."""
     b = Lock("b", make_pool()).acquire(timeout=60)
     pool = make_pool(session_timeout=LONG_SESSION)
     both = Lock(["a", "b"], pool)
     waiting = waiting_in(both)
-    wait_counts(onlooker, both, 1, 2)
-    (node,) = (each for each in nodes_of(pool, onlooker, both) if each.startswith(both.paths[0]))
+    wait_counts(observer, both, 1, 2)
+    (node,) = (each for each in nodes_of(pool, observer, both) if each.startswith(both.paths[0]))
     behind = waiting_in(Lock("a", make_pool()))
-    wait_counts(onlooker, both, 2, 2)
-    onlooker.client.delete(node)
+    wait_counts(observer, both, 2, 2)
+    observer.client.delete(node)
     b.release(wait=True)
     a = behind.result()
     # Long before its next heartbeat it is behind the holder.
-    wait_counts(onlooker, both, 2, 1)
+    wait_counts(observer, both, 2, 1)
     assert waiting.running
     a.release(wait=True)
     with waiting.result() as held:
         assert held.token > a.token
-    wait_counts(onlooker, both, 0, 0)
+    wait_counts(observer, both, 0, 0)
 
 
-def test_acquire__kinds_on_several_keys(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_acquire__kinds_on_several_keys(make_pool: MakePool, observer: Observer) -> None:
     """The rule of the lock is that of each of its keys."""
     read, write, leases = (Lock(["a", "b"], make_pool(), rule=RULES[kind]) for kind in ("read", "write", "lease"))
     one_reader = Lock("b", make_pool(), rule=RULES["read"]).acquire(timeout=60)
     reader = Runner(lambda: read.acquire(timeout=60)).result()
     writer, lease = waiting_in(write), None
-    wait_counts(onlooker, read, 2, 3)
+    wait_counts(observer, read, 2, 3)
     lease = waiting_in(leases)
-    wait_counts(onlooker, read, 3, 4)
+    wait_counts(observer, read, 3, 4)
     reader.release(wait=True)
     assert writer.running
     one_reader.release()
@@ -208,10 +208,10 @@ def test_acquire__kinds_on_several_keys(make_pool: MakePool, onlooker: Onlooker)
     assert Runner(leases.try_acquire).result() is None
     for each in (first, second):
         each.release(wait=True)
-    wait_counts(onlooker, read, 0, 0)
+    wait_counts(observer, read, 0, 0)
 
 
-def test_acquire__no_deadlock(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_acquire__no_deadlock(make_pool: MakePool, observer: Observer) -> None:
     """Six threads of two processes take random keys in random order, and all come to their end, alone on each key."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 - shown if the test fails
@@ -233,8 +233,8 @@ def test_acquire__no_deadlock(make_pool: MakePool, onlooker: Onlooker) -> None:
     for runner in [Runner(lambda number=number: work(number)) for number in range(6)]:  # type: ignore[misc]
         runner.result(60)
     assert all(tokens == sorted(set(tokens)) for tokens in grants.values())
-    wait_counts(onlooker, Lock("abcd", pools[0]), 0)
-    wait_counts(onlooker, Lock([*alone], pools[0]), 0, 0, 0, 0)
+    wait_counts(observer, Lock("abcd", pools[0]), 0)
+    wait_counts(observer, Lock([*alone], pools[0]), 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -258,31 +258,31 @@ def test_lock__bad_keys(pool: Pool, keys: Any, error: type[Exception], message: 
 # Not being granted.
 
 
-def changes(onlooker: Onlooker, path: str) -> int | None:
+def changes(observer: Observer, path: str) -> int | None:
     """Count what has come and gone in a line; None if it is reaped."""
-    stat = onlooker.client.exists(path)
+    stat = observer.client.exists(path)
     return None if stat is None else int(stat.cversion)
 
 
-def test_try__busy(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_try__busy(make_pool: MakePool, observer: Observer) -> None:
     """A try that meets one taken key writes nothing: not in its line, and not in those of the others."""
     trying = Lock(["new", "a", "b"], make_pool())
     free = Lock("a", make_pool()).acquire(timeout=60)
     with Lock("b", make_pool()).acquire(timeout=60):
         free.release(wait=True)
-        before = [changes(onlooker, path) for path in trying.paths[1:]]
+        before = [changes(observer, path) for path in trying.paths[1:]]
         assert Runner(trying.try_acquire).result() is None
         with pytest.raises(LockTimeout, match=r"lock 'new, a, b' is taken; held by pid"):
             Runner(lambda: trying.acquire(timeout=0)).result()
-        assert onlooker.client.exists(trying.paths[0]) is None
-        after = [changes(onlooker, path) for path in trying.paths[1:]]
+        assert observer.client.exists(trying.paths[0]) is None
+        after = [changes(observer, path) for path in trying.paths[1:]]
         assert after[1] == before[1]
         # The empty line may have been reaped meanwhile.
         assert after[0] in {before[0], None}
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_acquire__timeout(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_acquire__timeout(make_pool: MakePool, observer: Observer) -> None:
     """One deadline is for all keys; a wait that runs out names who is in the way, and leaves no node in any line."""
     waiting = Lock(["a", "b", "c"], make_pool())
     waiting.acquire(timeout=60).release(wait=True)
@@ -291,25 +291,25 @@ def test_acquire__timeout(make_pool: MakePool, onlooker: Onlooker) -> None:
         with pytest.raises(LockTimeout, match=r"lock 'a, b, c' was not granted within 0\.5 s; held by pid"):
             Runner(lambda: waiting.acquire(timeout=0.5)).result()
         assert 0.5 <= time.monotonic() - began < 0.5 + GRACE
-        wait_counts(onlooker, waiting, 0, 1, 1)
+        wait_counts(observer, waiting, 0, 1, 1)
 
 
-def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """Cancelling before the nodes are there, while waiting, or with the news of the grant leaves no node anywhere."""
     lock = Lock(["a", "b"], pool)
     lock.acquire(timeout=120).release(wait=True)
     canceller = Canceller(lock)
     asyncio.run(canceller.cancel("asleep", BEFORE))
-    wait_counts(onlooker, lock, 0, 0)
+    wait_counts(observer, lock, 0, 0)
     asyncio.run(canceller.cancel("woken", HELD))
-    wait_counts(onlooker, lock, 0, 0)
+    wait_counts(observer, lock, 0, 0)
     blocker = Lock("b", make_pool()).acquire(timeout=120)
     asyncio.run(canceller.cancel("asleep", BEFORE))
-    wait_counts(onlooker, lock, 0, 1)
+    wait_counts(observer, lock, 0, 1)
     asyncio.run(canceller.cancel("asleep", WAITING))
-    wait_counts(onlooker, lock, 0, 1)
+    wait_counts(observer, lock, 0, 1)
     asyncio.run(canceller.cancel_with_the_grant(blocker))
-    wait_counts(onlooker, lock, 0, 0)
+    wait_counts(observer, lock, 0, 0)
     wait_until(lambda: nothing_left(pool))
 
 
@@ -317,34 +317,34 @@ def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, onlooker: Onlooker
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_node_deleted__holding(make_pool: MakePool, onlooker: Onlooker, place: int) -> None:
+def test_node_deleted__holding(make_pool: MakePool, observer: Observer, place: int) -> None:
     """Who loses one of the keys has lost them all, hears of it within a heartbeat, and lets go of the others."""
     pool = make_pool(session_timeout=LONG_SESSION)
     lock = Lock(["a", "b"], pool)
     with pytest.raises(LockLost, match="its node was deleted"), lock as held:  # noqa: PT012
-        onlooker.client.delete(f"{lock.paths[place]}/{onlooker.children(lock.paths[place])[0]}")
+        observer.client.delete(f"{lock.paths[place]}/{observer.children(lock.paths[place])[0]}")
         began = time.monotonic()
         wait_until(lambda: held.lost, LONG_SESSION)
         assert time.monotonic() - began < LONG_SESSION / 6 + GRACE
-    wait_counts(onlooker, lock, 0, 0)
+    wait_counts(observer, lock, 0, 0)
     with lock.acquire(timeout=60) as again:
         again.check()
 
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("taken", ["a", "b"])
-def test_node_deleted__waiting(make_pool: MakePool, onlooker: Onlooker, place: int, taken: str) -> None:
+def test_node_deleted__waiting(make_pool: MakePool, observer: Observer, place: int, taken: str) -> None:
     """Who loses its place in one line goes to the end of all, so that no two can wait for each other."""
     holder = Lock(taken, make_pool()).acquire(timeout=60)
     pool = make_pool()
     lock = Lock(["a", "b"], pool)
     waiting = waiting_in(lock)
-    wait_until(lambda: sum(counts(onlooker, lock)) == 3)
-    before = nodes_of(pool, onlooker, lock)
+    wait_until(lambda: sum(counts(observer, lock)) == 3)
+    before = nodes_of(pool, observer, lock)
     other = waiting_in(Lock(["b", "a"], make_pool()))
-    wait_until(lambda: sum(counts(onlooker, lock)) == 5)
-    onlooker.client.delete(before[place])
-    wait_until(lambda: len(after := nodes_of(pool, onlooker, lock)) == 2 and not {*before} & {*after})
+    wait_until(lambda: sum(counts(observer, lock)) == 5)
+    observer.client.delete(before[place])
+    wait_until(lambda: len(after := nodes_of(pool, observer, lock)) == 2 and not {*before} & {*after})
     holder.release(wait=True)
     then = other.result()
     assert waiting.running
@@ -352,33 +352,33 @@ def test_node_deleted__waiting(make_pool: MakePool, onlooker: Onlooker, place: i
     with waiting.result() as held:
         assert held.token > then.token
         held.check()
-    wait_counts(onlooker, lock, 0, 0)
+    wait_counts(observer, lock, 0, 0)
 
 
-def test_session_ended__holding(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_session_ended__holding(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """The end of the session loses all keys at once."""
     lock = Lock(["a", "b"], pool)
     with pytest.raises(LockLost), lock as held:  # noqa: PT012
-        onlooker.end_session(pool)
+        observer.end_session(pool)
         with Runner(lambda: Lock(["b", "a"], make_pool()).acquire(timeout=120)).result():
             wait_until(lambda: held.lost)
     assert held_stack() == []
     lock.acquire(timeout=60).release(wait=True)
 
 
-def test_session_ended__waiting(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_session_ended__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A waiter whose session ends joins all lines again."""
     lock = Lock(["a", "b"], pool)
     taken = Lock("b", make_pool()).acquire(timeout=60)
     waiting = waiting_in(lock)
-    wait_counts(onlooker, lock, 1, 2)
-    before = onlooker.children(lock.paths[0])
-    onlooker.end_session(pool)
-    wait_until(lambda: counts(onlooker, lock) == [1, 2] and onlooker.children(lock.paths[0]) != before)
+    wait_counts(observer, lock, 1, 2)
+    before = observer.children(lock.paths[0])
+    observer.end_session(pool)
+    wait_until(lambda: counts(observer, lock) == [1, 2] and observer.children(lock.paths[0]) != before)
     taken.release(wait=True)
     with waiting.result() as held:
-        assert onlooker.client.exists(held.node).ephemeralOwner == pool.sessions()[0].id
-    wait_counts(onlooker, lock, 0, 0)
+        assert observer.client.exists(held.node).ephemeralOwner == pool.sessions()[0].id
+    wait_counts(observer, lock, 0, 0)
 
 
 # The link.
@@ -393,11 +393,11 @@ def proxied(server: Server, make_pool: MakePool) -> Iterator[tuple[Proxy, Pool]]
 
 
 @pytest.fixture
-def both(proxied: tuple[Proxy, Pool], onlooker: Onlooker) -> Lock:
+def both(proxied: tuple[Proxy, Pool], observer: Observer) -> Lock:
     """Return a lock of two keys whose parents are there, and stay."""
     lock = Lock(["a", "b"], proxied[1])
     for path in lock.paths:
-        onlooker.client.ensure_path(path)
+        observer.client.ensure_path(path)
     lock.acquire(timeout=60).release(wait=True)
     return lock
 
@@ -416,71 +416,71 @@ def at_multi(proxy: Proxy, then: Callable[[], object]) -> threading.Event:
     return seen
 
 
-def test_create_reply__lost(proxied: tuple[Proxy, Pool], both: Lock, onlooker: Onlooker) -> None:
+def test_create_reply__lost(proxied: tuple[Proxy, Pool], both: Lock, observer: Observer) -> None:
     """When the answer to the transaction is lost, its nodes are found again: one in each line."""
     proxy, _ = proxied
     for _ in range(5):
         swallowed = at_multi(proxy, lambda: proxy.pause(DOWN))
         waiting = waiting_in(both)
         assert swallowed.wait(scaled(20))
-        wait_counts(onlooker, both, 1, 1)
-        node = onlooker.children(both.paths[0])[0]
+        wait_counts(observer, both, 1, 1)
+        node = observer.children(both.paths[0])[0]
         proxy.resume(drop=True)
         proxy.cut()
         with waiting.result() as held:
             assert held.node == f"{both.paths[0]}/{node}"
-            assert held.token == onlooker.client.exists(held.node).czxid
-            assert counts(onlooker, both) == [1, 1]
+            assert held.token == observer.client.exists(held.node).czxid
+            assert counts(observer, both) == [1, 1]
             held.check()
-        wait_counts(onlooker, both, 0, 0)
+        wait_counts(observer, both, 0, 0)
 
 
-def test_create__some_removed_while_cut(proxied: tuple[Proxy, Pool], both: Lock, onlooker: Onlooker) -> None:
+def test_create__some_removed_while_cut(proxied: tuple[Proxy, Pool], both: Lock, observer: Observer) -> None:
     """If an operator removes some of the nodes before the answer is known, the others go too, and all are made anew."""
     proxy, _ = proxied
     swallowed = at_multi(proxy, lambda: proxy.pause(DOWN))
     waiting = waiting_in(both)
     assert swallowed.wait(scaled(20))
-    wait_counts(onlooker, both, 1, 1)
-    (mine,) = onlooker.children(both.paths[1])
-    onlooker.client.delete(f"{both.paths[1]}/{mine}")
+    wait_counts(observer, both, 1, 1)
+    (mine,) = observer.children(both.paths[1])
+    observer.client.delete(f"{both.paths[1]}/{mine}")
     proxy.resume(drop=True)
     proxy.cut()
     with waiting.result() as held:
         assert mine[:40] not in held.node
-        assert counts(onlooker, both) == [1, 1]
+        assert counts(observer, both) == [1, 1]
         held.check()
-    wait_counts(onlooker, both, 0, 0)
+    wait_counts(observer, both, 0, 0)
 
 
-def test_create__given_up_while_cut(proxied: tuple[Proxy, Pool], both: Lock, onlooker: Onlooker) -> None:
+def test_create__given_up_while_cut(proxied: tuple[Proxy, Pool], both: Lock, observer: Observer) -> None:
     """A wait that is given up while nobody knows whether its nodes exist leaves none."""
     proxy, _ = proxied
     proxy.pause(DOWN)
     with pytest.raises(ZooKeeperUnavailable):
         both.acquire(timeout=scaled(1))
-    wait_counts(onlooker, both, 1, 1)
+    wait_counts(observer, both, 1, 1)
     proxy.resume(drop=True)
     proxy.cut()
-    wait_counts(onlooker, both, 0, 0)
+    wait_counts(observer, both, 0, 0)
 
 
-def test_link__cut_while_waiting(proxied: tuple[Proxy, Pool], make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_link__cut_while_waiting(proxied: tuple[Proxy, Pool], make_pool: MakePool, observer: Observer) -> None:
     """A broken link costs a waiter no place, and a holder nothing."""
     proxy, pool = proxied
     lock = Lock(["a", "b"], pool)
     taken = Lock("b", make_pool()).acquire(timeout=60)
     waiting = waiting_in(lock)
-    wait_counts(onlooker, lock, 1, 2)
-    before = onlooker.children(lock.paths[0])
+    wait_counts(observer, lock, 1, 2)
+    before = observer.children(lock.paths[0])
     epoch = pool.sessions()[0].epoch
     proxy.cut()
     wait_until(lambda: pool.sessions()[0].epoch > epoch and pool.sessions()[0].connected)
     taken.release(wait=True)
     held = waiting.result()
-    assert onlooker.children(lock.paths[0]) == before
+    assert observer.children(lock.paths[0]) == before
     proxy.cut()
     wait_until(lambda: pool.sessions()[0].epoch > epoch + 1 and pool.sessions()[0].connected)
     held.check()
     held.release(wait=True)
-    wait_counts(onlooker, lock, 0, 0)
+    wait_counts(observer, lock, 0, 0)

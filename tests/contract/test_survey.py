@@ -16,15 +16,15 @@ from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.pool import Pool
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Onlooker
+from tests.support.tree_reader import MakePool, Observer
 
 
-def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """Every lock in use is listed with its holders and waiters, in order."""
     lock = Lock("b/ü", pool, work=lambda: Work(kind="task", name="billing"))
     with lock as held, Lock("a", pool):
         waiter = Runner(lambda: Lock("b/ü", make_pool()).acquire(timeout=120))
-        onlooker.wait_count(lock.paths[0], 2)
+        observer.wait_count(lock.paths[0], 2)
         found = search.find(pool, timeout=60)
         assert [line.key for line in found] == ["a", "b/ü"]
         line = snapshots.one_lock(pool, "b/ü", timeout=60)
@@ -56,15 +56,15 @@ def test_lines__long_key(pool: Pool) -> None:
         assert snapshots.one_lock(pool, key, timeout=60).holders
 
 
-def test_lines__hostile(pool: Pool, onlooker: Onlooker) -> None:
+def test_lines__hostile(pool: Pool, observer: Observer) -> None:
     """Names and data of other clients are reported unchanged, and cause no error."""
     root = pool.options.root
     shortened = paths.escape("x" * 500)
     for name, data in [("a%FF", b""), ("%41", b""), (shortened, b"another key"), ("plain", b"")]:
-        onlooker.client.create(f"{root}/{name}", data, makepath=True)
-        onlooker.client.create(f"{root}/{name}/readme", b"\xff")
+        observer.client.create(f"{root}/{name}", data, makepath=True)
+        observer.client.create(f"{root}/{name}/readme", b"\xff")
         node = f"{root}/{name}/_c_0f8fad5b-d9cb-469f-a165-70867728950e-lock-"
-        onlooker.client.create(node, b'{"v":1,"host":"\\ud800","pid":1e999}', sequence=True)
+        observer.client.create(node, b'{"v":1,"host":"\\ud800","pid":1e999}', sequence=True)
     found = search.find(pool, timeout=60)
     assert sorted(line.key for line in found) == sorted(["a%FF", "%41", shortened, "plain"])
     for line in found:
@@ -73,17 +73,17 @@ def test_lines__hostile(pool: Pool, onlooker: Onlooker) -> None:
         assert line.entries[0].held
 
 
-def test_lines__kazoo(pool: Pool, onlooker: Onlooker) -> None:
+def test_lines__kazoo(pool: Pool, observer: Observer) -> None:
     """A lock of kazoo's own recipe is found, and blocks ours."""
     lock = Lock("k", pool)
-    foreign = onlooker.client.Lock(lock.paths[0], "somebody")
+    foreign = observer.client.Lock(lock.paths[0], "somebody")
     foreign.acquire(timeout=60)
     assert lock.try_acquire() is None
     (place,) = snapshots.one_lock(pool, "k", timeout=60).entries
     assert place.held
     assert place.identity is None
     foreign.release()
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
     with lock:
         pass
 

@@ -251,7 +251,7 @@ def test_holders__several(ensemble: Ensemble, stranger: Stranger) -> None:
 def test_holders__of_another_client(ensemble: Ensemble) -> None:
     """A holder without an identity, such as a lock of Curator, is None, so that the lock does not look free."""
     path = ensemble.pool.path("k")
-    ensemble.onlooker.client.create(
+    ensemble.observer.client.create(
         f"{path}/_c_{uuid.uuid4()}-lock-", b"", ephemeral=True, sequence=True, makepath=True
     )
     assert zk_lock("k").holders() == (None,)

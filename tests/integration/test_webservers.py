@@ -31,7 +31,7 @@ from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble
 from tests.support.threads import Runner
 from tests.support.timing import scaled
-from tests.support.tree_reader import Onlooker, wait_until
+from tests.support.tree_reader import Observer, wait_until
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 
@@ -166,7 +166,7 @@ def test_granian(server: Server, root: str) -> None:
 
 @pytest.mark.once
 @pytest.mark.parametrize("kind", ["gunicorn", "granian"])
-def test_client_disconnects(server: Server, root: str, onlooker: Onlooker, kind: str) -> None:
+def test_client_disconnects(server: Server, root: str, observer: Observer, kind: str) -> None:
     """A streaming view keeps its lock while the client reads; when the client is gone, the next request has it."""
     application = "tests.support.streaming_wsgi_app:application"
     port = str(free_port())
@@ -180,12 +180,12 @@ def test_client_disconnects(server: Server, root: str, onlooker: Onlooker, kind:
         first = site.open()
         assert first.read(4) == b"part"
         second = Runner(site.open)
-        onlooker.wait_count(f"{root}/k", 2, LONG)
+        observer.wait_count(f"{root}/k", 2, LONG)
         assert first.read(4) == b" par"
         first.close()
         with second.result(LONG) as response:
             assert response.read(4) == b"part", site.log
-        onlooker.wait_empty(f"{root}/k", LONG)
+        observer.wait_empty(f"{root}/k", LONG)
     finally:
         site.end()
 

@@ -38,7 +38,7 @@ from tests.support.doc_blocks import BLOCKS, ROOT, Block, execute, masked, runs
 from tests.support.installed_curator import HOW_TO_GET_CURATOR, find_curator
 from tests.support.threads import Runner
 from tests.support.timing import scaled
-from tests.support.tree_reader import Onlooker, wait_until
+from tests.support.tree_reader import Observer, wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -287,7 +287,7 @@ def test_skipped_command(blocks: Blocks, stand: Stand) -> None:
 
 
 @runs("docs/explanation/protocol.md", language="text")
-def test_protocol(blocks: Blocks, ensemble: Ensemble, onlooker: Onlooker) -> None:
+def test_protocol(blocks: Blocks, ensemble: Ensemble, observer: Observer) -> None:
     """The nodes of a lock have the names that the page shows, under `ROOT`."""
     (block,) = blocks
     with zk_lock("account:7") as held:

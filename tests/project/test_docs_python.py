@@ -198,7 +198,7 @@ def test_commands(blocks: Blocks, names: dict[str, Any], ensemble: Ensemble, str
 
 
 @runs("docs/howto/forking-servers.md", language="python")
-def test_forking_servers(blocks: Blocks, testserver: ZooKeeperServer, onlooker: Any) -> None:
+def test_forking_servers(blocks: Blocks, testserver: ZooKeeperServer, observer: Any) -> None:
     """The child closes its sessions, so that the lock that it holds is free before the session times out."""
     (block,) = blocks
     program = f"""

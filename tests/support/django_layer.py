@@ -17,7 +17,7 @@ from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
 from tests.support.threads import Runner
 from tests.support.timing import scaled
-from tests.support.tree_reader import Onlooker
+from tests.support.tree_reader import Observer
 
 SIGNALS = ("acquired", "contended", "released", "lost", "revoked", "refused", "skipped")
 
@@ -27,7 +27,7 @@ class Ensemble:
     """The ensemble of the alias ``default`` of the project under test; that of ``absent`` does not exist."""
 
     root: str
-    onlooker: Onlooker
+    observer: Observer
 
     @property
     def pool(self) -> Pool:
@@ -35,21 +35,21 @@ class Ensemble:
 
     def nodes(self, key: str) -> list[str]:
         """Return the names of the nodes in the queue of ``key``."""
-        return self.onlooker.children(self.pool.path(key))
+        return self.observer.children(self.pool.path(key))
 
     def wait_empty(self, key: str) -> None:
-        self.onlooker.wait_empty(self.pool.path(key))
+        self.observer.wait_empty(self.pool.path(key))
 
     def wait_count(self, key: str, count: int) -> None:
-        self.onlooker.wait_count(self.pool.path(key), count)
+        self.observer.wait_count(self.pool.path(key), count)
 
     def delete(self, held: Held) -> None:
         """Delete the node of a hold, as an operator does to break a lock."""
-        self.onlooker.client.delete(held.node)
+        self.observer.client.delete(held.node)
 
     def end_session(self) -> None:
         """End the session of the project under test, from outside."""
-        self.onlooker.end_session(self.pool)
+        self.observer.end_session(self.pool)
 
 
 @dataclass

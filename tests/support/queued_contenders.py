@@ -16,7 +16,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from django_zklock.zk.session import Session
 from tests.support.threads import Runner, waiting_in
-from tests.support.tree_reader import Onlooker, wait_until
+from tests.support.tree_reader import Observer, wait_until
 
 RULES: dict[str, Rule] = {"exclusive": EXCLUSIVE, "write": WRITE, "read": READ, "lease": semaphore(2)}
 # A read that an event triggers, one that its answer triggers, and one more for each.
@@ -99,7 +99,7 @@ class Person:
 class Standing:
     """The line of one lock, and the people in it; ``next_pool`` gives each the pool that it goes through."""
 
-    onlooker: Onlooker
+    observer: Observer
     next_pool: Callable[[], Pool]
     key: str = "k"
     people: list[Person] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Standing:
         before = self.names()
         attempt = Acquisition(Lock(self.key, self.next_pool(), rule=rule), None, lambda: None)
         attempt.start()
-        self.onlooker.wait_count(self.path, len(before) + 1)
+        self.observer.wait_count(self.path, len(before) + 1)
         return attempt
 
     def join_all(self, *rules: Rule) -> list[Person]:
@@ -136,7 +136,7 @@ class Standing:
 
     def names(self) -> list[str]:
         """Return the nodes in the line."""
-        return self.onlooker.children(self.path)
+        return self.observer.children(self.path)
 
     def expect(self, *expected: Person) -> None:
         """Wait until those have the lock; once everybody knows all there is to know, they alone."""

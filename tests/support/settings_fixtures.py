@@ -12,20 +12,20 @@ from django_zklock.zk.pool import Pool
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble, Recorder, Stranger
 from tests.support.timing import scaled
-from tests.support.tree_reader import Onlooker
+from tests.support.tree_reader import Observer
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
 
 @pytest.fixture
-def ensemble(server: Server, settings: Settings, onlooker: Onlooker, root: str) -> Ensemble:
+def ensemble(server: Server, settings: Settings, observer: Observer, root: str) -> Ensemble:
     """Configure the server of the test, under a root of the test's own."""
     settings.ZKLOCK = {
         "default": {"HOSTS": server.hosts, "ROOT": root, "SESSION_TIMEOUT": scaled(6)},
         "absent": {"HOSTS": f"{LOOPBACK}:{free_port()}", "CONNECT_TIMEOUT": 0.3},
     }
-    return Ensemble(root, onlooker)
+    return Ensemble(root, observer)
 
 
 @pytest.fixture

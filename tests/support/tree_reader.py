@@ -36,7 +36,7 @@ def wait_until(condition: Callable[[], Any], timeout: float = 30.0, what: str = 
 MakePool = Callable[..., Pool]
 
 
-class Onlooker:
+class Observer:
     """A client of its own that looks at the tree and disturbs it, as an operator would."""
 
     def __init__(self, hosts: str) -> None:

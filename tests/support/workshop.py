@@ -26,7 +26,7 @@ from tests.support.projects import PROJECTS
 from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.servers.redis import Redis
 from tests.support.timing import scaled
-from tests.support.tree_reader import Onlooker, wait_until
+from tests.support.tree_reader import Observer, wait_until
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -80,7 +80,7 @@ class Workshop:
         zookeeper: ZooKeeper,
         broker: Redis,
         notes: Redis,
-        onlooker: Onlooker,
+        observer: Observer,
         *,
         session_timeout: float,
         gate: bool,
@@ -92,12 +92,12 @@ class Workshop:
         from celery import Celery
 
         self.zookeeper = zookeeper
-        # The onlooker always uses the real server.
+        # The observer always uses the real server.
         hosts = (server or zookeeper).hosts
         self.session_timeout = scaled(session_timeout)
         self.root = f"/workshop-{uuid.uuid4().hex[:8]}"
         self.queue = self.root[1:]
-        self._onlooker = onlooker
+        self._observer = observer
         messages = (rabbitmq or broker).url
         self._environment = {
             "DJANGO_SETTINGS_MODULE": "workshop.settings",
@@ -216,7 +216,7 @@ class Workshop:
     # The tree.
 
     def nodes(self, key: str) -> list[str]:
-        return self._onlooker.children(self.pool.path(key))
+        return self._observer.children(self.pool.path(key))
 
     def holders(self, key: str) -> list[Identity]:
         """Return the identities of the holders."""
@@ -225,16 +225,16 @@ class Workshop:
 
     def wait_count(self, key: str, count: int, timeout: float = 20.0) -> list[str]:
         try:
-            return self._onlooker.wait_count(self.pool.path(key), count, timeout)
+            return self._observer.wait_count(self.pool.path(key), count, timeout)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.worker and self.worker.log_tail(60)}") from error
 
     def wait_empty(self, key: str, timeout: float = 20.0) -> None:
-        self._onlooker.wait_empty(self.pool.path(key), timeout)
+        self._observer.wait_empty(self.pool.path(key), timeout)
 
     def delete(self, node: str) -> None:
         """Delete a node, like an operator that breaks a lock."""
-        self._onlooker.client.delete(node)
+        self._observer.client.delete(node)
 
     def sessions_begun(self) -> int:
         """Return how many sessions the processes of the worker have begun."""

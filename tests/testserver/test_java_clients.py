@@ -21,7 +21,7 @@ from tests.support.installed_curator import curator_version, find_curator
 from tests.support.tcp_proxy import Proxy
 from tests.support.threads import Runner
 from tests.support.timing import scaled
-from tests.support.tree_reader import Onlooker
+from tests.support.tree_reader import Observer
 from tests.support.zkcli import ZkCli, transcript
 
 if TYPE_CHECKING:
@@ -42,25 +42,25 @@ class Server:
     hosts: str
     fragile_hosts: str
     cut: Callable[[], object]
-    onlooker: Onlooker
+    observer: Observer
 
 
 @pytest.fixture(scope="session")
 def our_server() -> Iterator[Server]:
     with ExitStack() as stack:
         ours = stack.enter_context(ZooKeeperServer())
-        onlooker = Onlooker(ours.hosts)
-        stack.callback(onlooker.close)
-        yield Server(ours.hosts, ours.hosts, ours.faults.drop, onlooker)
+        observer = Observer(ours.hosts)
+        stack.callback(observer.close)
+        yield Server(ours.hosts, ours.hosts, ours.faults.drop, observer)
 
 
 @pytest.fixture(scope="session")
 def real_server(zookeeper: ZooKeeper) -> Iterator[Server]:
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy(zookeeper.address))
-        onlooker = Onlooker(zookeeper.hosts)
-        stack.callback(onlooker.close)
-        yield Server(zookeeper.hosts, proxy.hosts, proxy.cut, onlooker)
+        observer = Observer(zookeeper.hosts)
+        stack.callback(observer.close)
+        yield Server(zookeeper.hosts, proxy.hosts, proxy.cut, observer)
 
 
 @pytest.fixture(params=["our", "real"])
@@ -91,7 +91,7 @@ def java(curator: Curator, server: Server) -> Iterator[Callable[[], CuratorClien
 def root(server: Server) -> str:
     """Return the test's own node."""
     path = f"/java-{next(_numbers)}"
-    server.onlooker.client.create(path)
+    server.observer.client.create(path)
     return path
 
 
@@ -131,7 +131,7 @@ def test_curator__kinds_of_nodes(java: Callable[[], CuratorClient], server: Serv
     # The Stat does not show that a node is a container.
     assert client.ask(f"owner {root}/c") == "0"
     client.close()
-    server.onlooker.wait_count(root, 2)
+    server.observer.wait_count(root, 2)
     assert other.ask(f"list {root}") == "c s-0000000000"
 
 
@@ -250,7 +250,7 @@ def test_mutex__two_clients(java: Callable[[], CuratorClient], server: Server, r
     assert first.ask(f"acquire mutex {root}") == "acquired"
     assert second.ask(f"try mutex {root} 100") == "busy"
     second.tell(f"acquire mutex {root}")
-    server.onlooker.wait_count(root, 2)
+    server.observer.wait_count(root, 2)
     assert second.answers.empty()
     first.ask(f"release mutex {root}")
     assert second.answer() == "acquired"
@@ -262,7 +262,7 @@ def test_mutex__holder_gone(java: Callable[[], CuratorClient], server: Server, r
     first, second = java(), java()
     assert first.ask(f"acquire mutex {root}") == "acquired"
     second.tell(f"acquire mutex {root}")
-    server.onlooker.wait_count(root, 2)
+    server.observer.wait_count(root, 2)
     first.close()
     assert second.answer() == "acquired"
 
@@ -273,7 +273,7 @@ def test_mutex__we_hold(java: Callable[[], CuratorClient], server: Server, path:
     with zk_lock("k"):
         assert client.ask(f"try mutex {path} 100") == "busy"
         client.tell(f"acquire mutex {path}")
-        server.onlooker.wait_count(path, 2)
+        server.observer.wait_count(path, 2)
         assert client.answers.empty()
     assert client.answer() == "acquired"
 
@@ -285,7 +285,7 @@ def test_mutex__java_holds(java: Callable[[], CuratorClient], server: Server, pa
     with pytest.raises(LockTimeout):
         zk_lock("k").acquire(timeout=0)
     waiting = Runner(lambda: zk_lock("k").acquire(timeout=20))
-    server.onlooker.wait_count(path, 2)
+    server.observer.wait_count(path, 2)
     assert waiting.running
     client.ask(f"release mutex {path}")
     held = waiting.result()
@@ -301,9 +301,9 @@ def test_read_write_lock(java: Callable[[], CuratorClient], server: Server, root
     assert two.ask(f"try read {root} 15000") == "acquired"
     assert writer.ask(f"try write {root} 100") == "busy"
     writer.tell(f"acquire write {root}")
-    server.onlooker.wait_count(root, 3)
+    server.observer.wait_count(root, 3)
     one.ask(f"release read {root}")
-    server.onlooker.wait_count(root, 2)
+    server.observer.wait_count(root, 2)
     assert writer.answers.empty()
     two.ask(f"release read {root}")
     assert writer.answer() == "acquired"

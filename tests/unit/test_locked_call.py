@@ -816,7 +816,7 @@ def test_unknown_holder__tries_again(make: Make, monkeypatch: pytest.MonkeyPatch
 def test_unknown_holder__stays_unknown(make: Make, ensemble: Ensemble) -> None:
     """A holder without an identity, such as the client of another library, is a conflict like any other."""
     make()()
-    client = ensemble.onlooker.client
+    client = ensemble.observer.client
     path = f"{ensemble.pool.path('k')}/{'0' * 32}__lock__"
     node = client.create(path, b"kazoo", ephemeral=True, sequence=True, makepath=True)
     assert make(body=never, on_conflict="skip")()["holder"] is None

@@ -15,7 +15,7 @@ from services.zookeeper import ZooKeeper
 from django_zklock.testing import ZooKeeperServer
 from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.servers.redis import Redis
-from tests.support.tree_reader import Onlooker
+from tests.support.tree_reader import Observer
 from tests.support.workshop import OpenWorkshop, Workshop
 
 # Without Celery these tests cannot run.
@@ -62,14 +62,14 @@ def rabbitmq() -> Iterator[RabbitMQ]:
 
 
 @pytest.fixture(scope="session")
-def workshop_onlooker(zookeeper: ZooKeeper) -> Iterator[Onlooker]:
-    onlooker = Onlooker(zookeeper.hosts)
-    yield onlooker
-    onlooker.close()
+def workshop_observer(zookeeper: ZooKeeper) -> Iterator[Observer]:
+    observer = Observer(zookeeper.hosts)
+    yield observer
+    observer.close()
 
 
 @pytest.fixture(scope="session")
-def open_workshop(zookeeper: ZooKeeper, broker: Redis, notes: Redis, workshop_onlooker: Onlooker) -> OpenWorkshop:
+def open_workshop(zookeeper: ZooKeeper, broker: Redis, notes: Redis, workshop_observer: Observer) -> OpenWorkshop:
     """Return a context manager that starts a worker, and kills it at the end."""
 
     @contextmanager
@@ -86,7 +86,7 @@ def open_workshop(zookeeper: ZooKeeper, broker: Redis, notes: Redis, workshop_on
             zookeeper,
             broker,
             notes,
-            workshop_onlooker,
+            workshop_observer,
             session_timeout=session_timeout,
             gate=gate,
             server=server,

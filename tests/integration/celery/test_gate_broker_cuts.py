@@ -21,7 +21,7 @@ from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.servers.redis import Redis
 from tests.support.tcp_proxy import Proxy
 from tests.support.timing import scaled
-from tests.support.tree_reader import Onlooker, wait_until
+from tests.support.tree_reader import Observer, wait_until
 from tests.support.workshop import Workshop
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -165,11 +165,11 @@ def test_cut_with_parked_tasks__prefetch_count(
 
 
 def test_broker_gone__child_is_killed(
-    zookeeper: ZooKeeper, notes: Redis, workshop_onlooker: Onlooker, key: str
+    zookeeper: ZooKeeper, notes: Redis, workshop_observer: Observer, key: str
 ) -> None:
     """The worker kills a child that has lost its lock and cannot end itself, also while the worker has no broker."""
     with Redis() as broker:
-        workshop = Workshop(zookeeper, broker, notes, workshop_onlooker, session_timeout=4.0, gate=True)
+        workshop = Workshop(zookeeper, broker, notes, workshop_observer, session_timeout=4.0, gate=True)
         try:
             workshop.start()
             workshop.send("hold_terminably", key, f"{key}:gate")
@@ -186,13 +186,13 @@ def test_broker_gone__child_is_killed(
 
 @pytest.mark.xdist_group("rabbitmq")
 def test_broker_gone__dropped_task(
-    rabbitmq: RabbitMQ, zookeeper: ZooKeeper, notes: Redis, workshop_onlooker: Onlooker, key: str
+    rabbitmq: RabbitMQ, zookeeper: ZooKeeper, notes: Redis, workshop_observer: Observer, key: str
 ) -> None:
     """The lock of a task that Celery has dropped is free before the broker is back."""
     with closing(Proxy((LOOPBACK, rabbitmq.port))) as proxy:
         broker: Any = SimpleNamespace(url=f"amqp://guest:guest@{proxy.hosts}//")
         workshop = Workshop(
-            zookeeper, notes, notes, workshop_onlooker, session_timeout=SESSION_TIMEOUT, gate=True, rabbitmq=broker
+            zookeeper, notes, notes, workshop_observer, session_timeout=SESSION_TIMEOUT, gate=True, rabbitmq=broker
         )
         try:
             workshop.start(concurrency=SLOTS)

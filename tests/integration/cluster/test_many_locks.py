@@ -18,7 +18,7 @@ from django_zklock.zk.pool import SESSION_BUDGET, Pool
 from django_zklock.zk.wire import MAX_REQUEST
 from tests.support.servers.ensemble import Ensemble
 from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Onlooker
+from tests.support.tree_reader import MakePool, Observer
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
@@ -53,8 +53,8 @@ def test_many_locks(make_pool: MakePool) -> None:
         )
         held = take_all(pool)
         assert not any(each.lost for each in held)
-        with contextlib.closing(Onlooker(ensemble.hosts)) as onlooker:
-            owners = {onlooker.client.exists(each.node).ephemeralOwner for each in held[:: COUNT // 100]}
+        with contextlib.closing(Observer(ensemble.hosts)) as observer:
+            owners = {observer.client.exists(each.node).ephemeralOwner for each in held[:: COUNT // 100]}
         sessions = {session.id: session.used for session in pool.sessions()}
         assert pool.close(PATIENCE)
         assert_works(ensemble, make_pool)

@@ -16,7 +16,7 @@ from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.servers.ensemble import Ensemble
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner, waiting_in
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.xdist_group("moved")]
 
@@ -57,9 +57,9 @@ def away(ensemble: Ensemble) -> Iterator[list[ZooKeeper]]:
         node.wait_ready()
 
 
-def looking(ensemble: Ensemble) -> contextlib.closing[Onlooker]:
+def looking(ensemble: Ensemble) -> contextlib.closing[Observer]:
     """Return a look at the tree, before servers are killed or after: kazoo may wait for ever for what it then loses."""
-    return contextlib.closing(Onlooker(ensemble.hosts))
+    return contextlib.closing(Observer(ensemble.hosts))
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ KINDS: dict[str, tuple[list[str] | str, Rule, Rule]] = {
 class Stage:
     """One session that holds a lock of every kind and waits for one of every kind, and one that is in its way."""
 
-    def __init__(self, pool: Pool, others: Pool, onlooker: Onlooker) -> None:
+    def __init__(self, pool: Pool, others: Pool, observer: Observer) -> None:
         self.pool, self.others = pool, others
         self.held: dict[str, Held] = {}
         self.blockers: dict[str, list[Held]] = {}
@@ -127,26 +127,26 @@ class Stage:
             awaited = self._lock("awaited", key, rule, pool)
             self.waiters[kind] = waiting_in(awaited)
             for path in awaited.paths:
-                onlooker.wait_count(path, (blocking.limit or 1) + 1)
+                observer.wait_count(path, (blocking.limit or 1) + 1)
         for kind, (key, _rule, blocking) in KINDS.items():
             follower = self._lock("held", key, blocking if kind != "lease" else EXCLUSIVE, others)
             self.followers[kind] = waiting_in(follower)
             for path in follower.paths:
-                onlooker.wait_count(path, 2)
-        self.tree = self.look(onlooker)
+                observer.wait_count(path, 2)
+        self.tree = self.look(observer)
 
     def _lock(self, part: str, key: list[str] | str, rule: Rule, pool: Pool) -> Lock:
         several = [f"{part}-{each}" for each in key] if isinstance(key, list) else f"{part}-{key}"
         return Lock(several, pool, rule=rule)
 
-    def look(self, onlooker: Onlooker) -> dict[str, list[tuple[str, int]]]:
+    def look(self, observer: Observer) -> dict[str, list[tuple[str, int]]]:
         """Return every node that there is, with its owner."""
-        client, root = onlooker.client, self.pool.options.root
+        client, root = observer.client, self.pool.options.root
         client.sync(root)
         return {
             line: [
                 (name, client.get(f"{root}/{line}/{name}")[1].ephemeralOwner)
-                for name in onlooker.children(f"{root}/{line}")
+                for name in observer.children(f"{root}/{line}")
             ]
             for line in sorted(client.get_children(root))
         }
@@ -181,8 +181,8 @@ def test_session_moved__every_kind(
     """A session takes all that it holds, and its place in all lines, to another server, and goes on from there."""
     way = make_way(ensemble.followers()[0])
     others = make_pool(ensemble.hosts, session_timeout=SESSION_TIMEOUT, connect_timeout=20.0)
-    with looking(ensemble) as onlooker:
-        stage = Stage(way.pool, others, onlooker)
+    with looking(ensemble) as observer:
+        stage = Stage(way.pool, others, observer)
     session = way.pool.sessions()[0]
     number, epoch = session.id, session.epoch
     tokens = {kind: held.tokens for kind, held in stage.held.items()}
@@ -190,15 +190,15 @@ def test_session_moved__every_kind(
     wait_until(lambda: session.epoch > epoch and session.connected, 30)
     assert session.id == number
     assert f"sid=0x{number:x}" in way.at.command("cons")
-    with looking(ensemble) as onlooker:
-        assert stage.look(onlooker) == stage.tree
+    with looking(ensemble) as observer:
+        assert stage.look(observer) == stage.tree
         for kind, held in stage.held.items():
             held.check()
             assert held.tokens == tokens[kind]
             assert stage.waiters[kind].running
             assert stage.followers[kind].running
         stage.play_to_the_end(number)
-        wait_until(lambda: not any(stage.look(onlooker).values()))
+        wait_until(lambda: not any(stage.look(observer).values()))
 
 
 @pytest.mark.parametrize("key", ["k", ["k", "l"]], ids=["one", "several"])
@@ -221,8 +221,8 @@ def test_create_reply__lost_with_its_server(
 
     way.proxy.on_chunk = swallow
     waiter = waiting_in(lock)
-    with looking(ensemble) as onlooker:
-        made = [onlooker.wait_count(path, 1) for path in lock.paths]
+    with looking(ensemble) as observer:
+        made = [observer.wait_count(path, 1) for path in lock.paths]
     way.proxy.on_chunk = None
     way.lead_to(second)
     away.append(first)
@@ -234,11 +234,11 @@ def test_create_reply__lost_with_its_server(
     held = waiter.result(30)
     assert f"sid=0x{way.pool.sessions()[0].id:x}" in second.command("cons")
     held.check()
-    with looking(ensemble) as onlooker:
+    with looking(ensemble) as observer:
         # Its server may know less than that of the lock.
-        onlooker.client.sync("/")
-        assert [onlooker.children(path) for path in lock.paths] == made
+        observer.client.sync("/")
+        assert [observer.children(path) for path in lock.paths] == made
         assert held.node == f"{lock.paths[0]}/{made[0][0]}"
         held.release(wait=True)
-        onlooker.client.sync("/")
-        assert [onlooker.children(path) for path in lock.paths] == [[]] * len(made)
+        observer.client.sync("/")
+        assert [observer.children(path) for path in lock.paths] == [[]] * len(made)

@@ -144,16 +144,16 @@ def test_update__other_rows_decide(accounts: QuerySet[Account]) -> None:
 def test_update__waits_for_the_row(accounts: QuerySet[Account]) -> None:
     """A statement that waits for a later holder's compares what that has written, and not what it had found."""
     connection = connections[accounts.db]
-    other, onlooker = connection.copy(), connection.copy()
+    other, observer = connection.copy(), connection.copy()
 
     def commit() -> None:
-        with contextlib.closing(other), contextlib.closing(onlooker), onlooker.cursor() as cursor:
+        with contextlib.closing(other), contextlib.closing(observer), observer.cursor() as cursor:
             try:
                 wait_until(lambda: cursor.execute("SELECT 1 FROM pg_locks WHERE NOT granted") or cursor.fetchone())
             finally:
                 other.commit()
 
-    for each in (other, onlooker):
+    for each in (other, observer):
         each.inc_thread_sharing()
     with zk_lock(KEY) as held, ThreadPoolExecutor(1) as thread:
         other.set_autocommit(False)
@@ -522,7 +522,7 @@ def test_writers(accounts: QuerySet[Account], ensemble: Ensemble, django_db_bloc
                 try:
                     wait_until(lambda: checked.is_set() or paused.done())  # noqa: B023 - within the round
                     # The pause outlasts the lease: the servers take the lock away.
-                    ensemble.onlooker.end_session(pool)
+                    ensemble.observer.end_session(pool)
                     with zk_lock(KEY).acquire(60) as held:
                         write(held)
                 finally:

@@ -23,7 +23,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, Rule, name_prefix, new_guid, semaphore
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 # Two of one kind, and of each other kind one.
 FUNCTIONS: dict[str, Rule] = {"a": EXCLUSIVE, "b": EXCLUSIVE, "reads": READ, "shares": semaphore(2)}
@@ -40,8 +40,8 @@ def server() -> Iterator[ZooKeeperServer]:
 
 
 @pytest.fixture
-def operator(server: ZooKeeperServer) -> Iterator[Onlooker]:
-    with contextlib.closing(Onlooker(server.hosts)) as operator:
+def operator(server: ZooKeeperServer) -> Iterator[Observer]:
+    with contextlib.closing(Observer(server.hosts)) as operator:
         yield operator
 
 
@@ -80,7 +80,7 @@ class Call:
 class Model:
     """The calls of one run, and what may happen to them."""
 
-    def __init__(self, pools: list[Pool], server: ZooKeeperServer, operator: Onlooker, chance: random.Random) -> None:
+    def __init__(self, pools: list[Pool], server: ZooKeeperServer, operator: Observer, chance: random.Random) -> None:
         self.calls: list[Call] = []
         # Of each function, when its runs began.
         self.runs: dict[str, list[int]] = {function: [] for function in ["", *FUNCTIONS]}
@@ -261,7 +261,7 @@ class Model:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_call_is_followed_by_a_run(
-    server: ZooKeeperServer, operator: Onlooker, make_pool: MakePool, seed: int
+    server: ZooKeeperServer, operator: Observer, make_pool: MakePool, seed: int
 ) -> None:
     """After each skipped call a run of its function begins, and calls are skipped."""
     model = Model([make_pool() for _ in range(POOLS)], server, operator, random.Random(seed))

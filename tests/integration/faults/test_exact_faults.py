@@ -27,7 +27,7 @@ from tests.support.server_hooks import Moments
 from tests.support.tcp_proxy import DOWN, UP, Proxy
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 
@@ -681,8 +681,8 @@ def test_sequence_end__downgraded_after_the_list(server: ZooKeeperServer, make_p
     """A writer of Curator that becomes a reader after the list is kept before us."""
     path = warm(make_pool()).paths[0]
     server.faults.set_sequence(path, END_OF_NUMBERS - 7)
-    with Proxy(server.address) as proxy, contextlib.closing(Onlooker(server.hosts)) as onlooker:
-        java, pool = onlooker.client, make_pool(proxy.hosts, session_timeout=30.0)
+    with Proxy(server.address) as proxy, contextlib.closing(Observer(server.hosts)) as observer:
+        java, pool = observer.client, make_pool(proxy.hosts, session_timeout=30.0)
         warm_elsewhere(pool)
         writer = java.create(f"{path}/{name_prefix(str(uuid.uuid4()), Kind.WRITE)}", ephemeral=True, sequence=True)
         with between_list_and_reads(proxy, writer.rpartition("/")[2]) as listed:

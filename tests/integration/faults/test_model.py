@@ -31,7 +31,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.scripted_session import parse_names
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 EXAMPLES = 80
 STEPS = 20
@@ -95,7 +95,7 @@ class World:
     """What is the same for all runs: a server, an operator and three processes."""
 
     server: ZooKeeperServer
-    operator: Onlooker
+    operator: Observer
     pools: list[Pool]
     run: Iterator[int]
     # Of a reader of Java that was a writer: the transaction of its write node, whose place it keeps.
@@ -423,7 +423,7 @@ def kind_of_server() -> str:
 
 @pytest.fixture
 def world(make_pool: MakePool) -> Iterator[World]:
-    with ZooKeeperServer(reap_interval=1000) as server, contextlib.closing(Onlooker(server.hosts)) as operator:
+    with ZooKeeperServer(reap_interval=1000) as server, contextlib.closing(Observer(server.hosts)) as operator:
         pools = [make_pool(server.hosts, connect_timeout=30.0) for _ in range(POOLS)]
         yield World(server, operator, pools, itertools.count())
         for pool in pools:

@@ -17,14 +17,14 @@ from django_zklock.zk.waiting import boottime
 from tests.support.loss_recorder import Losses
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytestmark = pytest.mark.zookeeper
 
 # The server freezes.
 
 
-def test_server_frozen__warm(own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker) -> None:
+def test_server_frozen__warm(own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer) -> None:
     """With a frozen server a wait ends in time with key and server named, a release at once, and no node is left."""
     pool = make_pool(own_zookeeper.hosts, connect_timeout=60.0)
     held = Lock("held", pool).acquire()
@@ -41,11 +41,11 @@ def test_server_frozen__warm(own_zookeeper: ZooKeeper, make_pool: MakePool, own_
     assert own_zookeeper.hosts in str(caught.value)
     assert (caught.value.key, caught.value.timeout) == ("invoice:7", 1.0)
     own_zookeeper.resume()
-    own_onlooker.wait_empty(lock.paths[0])
-    own_onlooker.wait_empty(held.lock.paths[0])
+    own_observer.wait_empty(lock.paths[0])
+    own_observer.wait_empty(held.lock.paths[0])
 
 
-def test_server_frozen__cold(own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker) -> None:
+def test_server_frozen__cold(own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer) -> None:
     """The same for a pool that has never been connected."""
     pool = make_pool(own_zookeeper.hosts, connect_timeout=60.0)
     lock = Lock("invoice:7", pool)
@@ -57,20 +57,20 @@ def test_server_frozen__cold(own_zookeeper: ZooKeeper, make_pool: MakePool, own_
     assert own_zookeeper.hosts in str(caught.value)
     own_zookeeper.resume()
     lock.acquire(timeout=60).release(wait=True)
-    assert own_onlooker.children(lock.paths[0]) == []
+    assert own_observer.children(lock.paths[0]) == []
 
 
-def test_server_frozen__waiting(own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker) -> None:
+def test_server_frozen__waiting(own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer) -> None:
     """Whoever stands in a line when the server freezes gets its error in time, and has met a holder."""
     lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40.0, connect_timeout=60.0))
     with Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40.0)):
         # So long that a busy machine has it in the queue before.
         waiter = Runner(lambda: lock.acquire(timeout=scaled(4)))
-        own_onlooker.wait_count(lock.paths[0], 2)
+        own_observer.wait_count(lock.paths[0], 2)
         own_zookeeper.pause()
         assert isinstance(waiter.outcome(4 + GRACE), LockTimeout)
         own_zookeeper.resume()
-        own_onlooker.wait_count(lock.paths[0], 1)
+        own_observer.wait_count(lock.paths[0], 1)
 
 
 @pytest.mark.timely("kazoo's own close would take ten seconds on any machine")
@@ -144,7 +144,7 @@ def test_unreachable__nothing_listens(make_pool: MakePool) -> None:
 
 
 def test_server_restarted__within_the_session(
-    own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker
+    own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer
 ) -> None:
     """A restart within the session timeout costs nothing: the holder holds on, the waiters keep their places."""
     lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40))
@@ -159,8 +159,8 @@ def test_server_restarted__within_the_session(
     pools = [make_pool(own_zookeeper.hosts, session_timeout=40) for _ in range(2)]
     for number in range(8):
         runners.append(Runner(lambda number=number: enter(number, pools[number % 2])))  # type: ignore[misc]
-        own_onlooker.wait_count(lock.paths[0], number + 2)
-    before = own_onlooker.children(lock.paths[0])
+        own_observer.wait_count(lock.paths[0], number + 2)
+    before = own_observer.children(lock.paths[0])
     token = held.token
     own_zookeeper.restart()
     session = lock.pool.sessions()[0]
@@ -168,8 +168,8 @@ def test_server_restarted__within_the_session(
     held.check()
     assert (held.lost, held.token) == (False, token)
     # Not the other one: its session may be over, if the server took its time.
-    with contextlib.closing(Onlooker(own_zookeeper.hosts)) as onlooker:
-        assert onlooker.children(lock.paths[0]) == before
+    with contextlib.closing(Observer(own_zookeeper.hosts)) as observer:
+        assert observer.children(lock.paths[0]) == before
     assert session.epoch >= 1
     held.release()
     for runner in runners:
@@ -178,13 +178,13 @@ def test_server_restarted__within_the_session(
 
 
 def test_server_restarted__longer_than_the_session(
-    own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker
+    own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer
 ) -> None:
     """When the server was away for longer than the session the hold is lost, and who waited is served in the end."""
     losses = Losses()
     held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=1.0), listener=losses).acquire()
     waiter = waiting_in(Lock("k", make_pool(own_zookeeper.hosts, session_timeout=1.0, connect_timeout=15)))
-    own_onlooker.wait_count(held.lock.paths[0], 2)
+    own_observer.wait_count(held.lock.paths[0], 2)
     own_zookeeper.stop()
     wait_until(lambda: held.lost, 5)
     own_zookeeper.start()

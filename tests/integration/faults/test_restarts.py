@@ -15,7 +15,7 @@ from django_zklock.zk.pool import Pool
 from tests.support.queued_contenders import node_of
 from tests.support.threads import Runner
 from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytestmark = pytest.mark.zookeeper
 
@@ -48,28 +48,28 @@ class Queue:
             held.check()
             self._alone.release()
 
-    def looking(self) -> contextlib.closing[Onlooker]:
+    def looking(self) -> contextlib.closing[Observer]:
         """Return a look at the line that no restart has come between."""
-        return contextlib.closing(Onlooker(self.hosts))
+        return contextlib.closing(Observer(self.hosts))
 
     def stand(self, pool: Pool | None = None) -> list[str]:
         """Wait until all, or those of one session, wait where the server has them, and name their nodes in order."""
         pools = self.pools if pool is None else [pool]
         expected = WAITERS // POOLS * len(pools)
 
-        def found(onlooker: Onlooker) -> list[str]:
+        def found(observer: Observer) -> list[str]:
             nodes = [
                 node_of(tenant)
                 for each in pools
                 for tenant in list(each.sessions()[0].listeners)
                 if isinstance(tenant, Contender) and tenant.state is State.WAITING and node_of(tenant) is not None
             ]
-            here = onlooker.children(self.path)
+            here = observer.children(self.path)
             return [name for name in here if name in nodes] if len(nodes) == expected else []
 
-        with self.looking() as onlooker:
+        with self.looking() as observer:
             what = f"{expected} wait"
-            return list(wait_until(lambda: len(names := found(onlooker)) == expected and names, PATIENCE, what))
+            return list(wait_until(lambda: len(names := found(observer)) == expected and names, PATIENCE, what))
 
     def reach_the_middle(self) -> None:
         """Wait until that one holds."""
@@ -82,8 +82,8 @@ class Queue:
         assert [held.node.rpartition("/")[2] for held in self.holds] == order
         tokens = [held.token for held in self.holds]
         assert tokens == sorted(set(tokens))
-        with self.looking() as onlooker:
-            onlooker.wait_empty(self.path)
+        with self.looking() as observer:
+            observer.wait_empty(self.path)
         wait_until(lambda: not any(session.listeners for pool in self.pools for session in pool.sessions()))
 
 
@@ -106,7 +106,7 @@ def test_server_restarted__two_hundred_waiters(own_zookeeper: ZooKeeper, make_po
 
 
 def test_session_ended__fifty_of_two_hundred_waiters(
-    own_zookeeper: ZooKeeper, make_pool: MakePool, own_onlooker: Onlooker
+    own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer
 ) -> None:
     """Waiters whose session ends all come back, behind those whose session lives, and everybody has its turn."""
     held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=SESSION_TIMEOUT)).acquire(timeout=60)
@@ -114,7 +114,7 @@ def test_session_ended__fifty_of_two_hundred_waiters(
     first = queue.stand()
     unlucky = queue.pools[1]
     before = queue.stand(unlucky)
-    own_onlooker.end_session(unlucky)
+    own_observer.end_session(unlucky)
     after = wait_until(lambda: not set(names := queue.stand(unlucky)) & set(before) and names, PATIENCE)
     order = queue.stand()
     assert order == [name for name in first if name not in before] + after

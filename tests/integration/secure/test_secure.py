@@ -143,7 +143,7 @@ def modern_server(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture
-def onlooker(server: SecureZooKeeper) -> Iterator[KazooClient]:
+def observer(server: SecureZooKeeper) -> Iterator[KazooClient]:
     """Return a client of the plain port, to look at the tree."""
     client = KazooClient(hosts=server.hosts, sasl_options=dict(SASL))
     client.start(timeout=scaled(20))
@@ -423,14 +423,14 @@ def test_tls__dropped(server: SecureZooKeeper, papers: Papers, configure: Config
     held.release(wait=True)
 
 
-def test_tls__close(server: SecureZooKeeper, papers: Papers, configure: Configure, onlooker: KazooClient) -> None:
+def test_tls__close(server: SecureZooKeeper, papers: Papers, configure: Configure, observer: KazooClient) -> None:
     """Closing ends the session at the server, which frees the lock at once."""
     pool = configure(server.secure_hosts, TLS=papers.tls(), SESSION_TIMEOUT=20)
     held = zk_lock("k").acquire(timeout=60)
-    assert len(onlooker.get_children(held.lock.paths[0])) == 1
+    assert len(observer.get_children(held.lock.paths[0])) == 1
     began = time.monotonic()
     assert pool.close()
-    assert onlooker.get_children(held.lock.paths[0]) == []
+    assert observer.get_children(held.lock.paths[0]) == []
     assert time.monotonic() - began < GRACE
 
 
@@ -477,22 +477,22 @@ def test_tls__fork(server: SecureZooKeeper, papers: Papers, configure: Configure
 
 
 @pytest.mark.parametrize("acl", ["creator", ["sasl:shop:cdrwa"]])
-def test_sasl__right_password(acl: Any, server: SecureZooKeeper, configure: Configure, onlooker: KazooClient) -> None:
+def test_sasl__right_password(acl: Any, server: SecureZooKeeper, configure: Configure, observer: KazooClient) -> None:
     """The nodes of a lock are made with SASL's identity, and belong to it."""
     configure(server.hosts, SASL=SASL, ACL=acl)
     with zk_lock("k").acquire(timeout=60) as held:
-        assert owners(onlooker, held.lock.paths[0]) == {("sasl", "shop")}
+        assert owners(observer, held.lock.paths[0]) == {("sasl", "shop")}
 
 
-def test_sasl__over_tls(server: SecureZooKeeper, papers: Papers, configure: Configure, onlooker: KazooClient) -> None:
+def test_sasl__over_tls(server: SecureZooKeeper, papers: Papers, configure: Configure, observer: KazooClient) -> None:
     """With a client's certificate too, the creator is whoever it has proved to be, in both ways."""
     configure(server.secure_hosts, SASL=SASL, ACL="creator", TLS=papers.tls())
     with zk_lock("k").acquire(timeout=60) as held:
-        assert owners(onlooker, held.lock.paths[0]) == {("sasl", "shop"), ("x509", "CN=client")}
+        assert owners(observer, held.lock.paths[0]) == {("sasl", "shop"), ("x509", "CN=client")}
 
 
-def owners(onlooker: KazooClient, path: str) -> set[tuple[str, str]]:
-    entries, _stat = onlooker.get_acls(path)
+def owners(observer: KazooClient, path: str) -> set[tuple[str, str]]:
+    entries, _stat = observer.get_acls(path)
     return {(entry.id.scheme, entry.id.id) for entry in entries}
 
 

@@ -25,7 +25,7 @@ from tests.support.django_layer import Recorder
 from tests.support.fake_four_letter import Talker, serving
 from tests.support.servers.ensemble import Ensemble
 from tests.support.timing import MAX_SESSION, SLOWNESS, scaled
-from tests.support.tree_reader import MakePool, Onlooker
+from tests.support.tree_reader import MakePool, Observer
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -339,15 +339,15 @@ def test_trial__refused(configure: Callable[..., None], outsider: KazooClient, r
     assert findings["pool.sessions"][0].level == "ok"
 
 
-def test_release__refused(configure: Callable[..., None], onlooker: Onlooker, root: str) -> None:
+def test_release__refused(configure: Callable[..., None], observer: Observer, root: str) -> None:
     """Credentials that can create but not delete nodes are an error, because the lock stays held."""
     configure(ACL=["world:anyone:crwa"])
     findings = examine()
     assert findings["lock.trial"][0].level == "ok"
     assert findings["lock.release"][0].level == "error"
-    (name,) = onlooker.children(root)
+    (name,) = observer.children(root)
     connections.close_all()
-    onlooker.wait_empty(f"{root}/{name}")
+    observer.wait_empty(f"{root}/{name}")
 
 
 def test_trial__sends_no_signals(zklock: str, recorder: Recorder) -> None:

@@ -18,7 +18,7 @@ from tests.support.loss_recorder import Losses
 from tests.support.real_parts import actions_of
 from tests.support.tcp_proxy import Proxy
 from tests.support.threads import waiting_in
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 LOCKS = 2_000
 NAMES = ("zklock-actions", "zklock-listeners")
@@ -81,7 +81,7 @@ def hold(pool: Pool, count: int, listener: LockListener) -> list[Held]:
     return [Lock(f"k{number}", pool, listener=listener).acquire(timeout=120) for number in range(count)]
 
 
-def test_loss__of_many_at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_loss__of_many_at_once(make_pool: MakePool, observer: Observer) -> None:
     """Of two thousand locks that are lost at once each is told, by a few threads."""
     listener = Threads()
     called: list[Held] = []
@@ -89,7 +89,7 @@ def test_loss__of_many_at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
     holds = hold(pool, LOCKS, listener)
     for held in holds:
         held._when_lost(lambda held=held: called.append(held))  # type: ignore[misc]
-    onlooker.end_session(pool)
+    observer.end_session(pool)
     wait_until(lambda: len(listener.told) == LOCKS, 60)
     assert {held for held, _reason in listener.told} == set(called) == set(holds)
     assert len(listener.threads) <= LISTENER_THREADS
@@ -98,12 +98,12 @@ def test_loss__of_many_at_once(make_pool: MakePool, onlooker: Onlooker) -> None:
         held.release()
 
 
-def test_loss__where_threads_are_short(make_pool: MakePool, onlooker: Onlooker, shortage: threading.Event) -> None:
+def test_loss__where_threads_are_short(make_pool: MakePool, observer: Observer, shortage: threading.Event) -> None:
     """What cannot be told for want of a thread stays queued, and is told when there is one, without further news."""
     listener = Losses()
     pool = make_pool()
     holds = hold(pool, 30, listener)
-    onlooker.end_session(pool)
+    observer.end_session(pool)
     wait_until(lambda: all(held.lost for held in holds))
     wait_until(lambda: actions_of(pool).waiting == len(holds))
     assert listener.told == []
@@ -112,33 +112,33 @@ def test_loss__where_threads_are_short(make_pool: MakePool, onlooker: Onlooker, 
     assert {held for held, _reason in listener.told} == set(holds)
 
 
-def test_loss__observers_block(make_pool: MakePool, onlooker: Onlooker, blocked: Blocked) -> None:
-    """Observers that block keep no other lock's body from being interrupted."""
+def test_loss__listeners_block(make_pool: MakePool, observer: Observer, blocked: Blocked) -> None:
+    """Listeners that block keep no other lock's body from being interrupted."""
     count = 3 * LISTENER_THREADS
     pool = make_pool()
     holds = hold(pool, count, blocked)
     interrupted: list[Held] = []
     for held in holds:
         held._when_lost(lambda held=held: interrupted.append(held))  # type: ignore[misc]
-    onlooker.end_session(pool)
+    observer.end_session(pool)
     wait_until(lambda: len(interrupted) == count)
     wait_until(lambda: len(blocked.called) == LISTENER_THREADS)
     blocked.go_on.set()
     wait_until(lambda: len(blocked.called) == count)
 
 
-def test_loss__one_observer_blocks(make_pool: MakePool, onlooker: Onlooker, blocked: Blocked) -> None:
-    """An listener that blocks does not keep the others from hearing."""
+def test_loss__one_listener_blocks(make_pool: MakePool, observer: Observer, blocked: Blocked) -> None:
+    """A listener that blocks does not keep the others from hearing."""
     listener = Losses()
     pool = make_pool()
     first = Lock("first", pool, listener=blocked).acquire(timeout=120)
     holds = hold(pool, 20, listener)
-    onlooker.end_session(pool)
+    observer.end_session(pool)
     wait_until(lambda: len(listener.told) == len(holds))
     assert blocked.called == [first]
 
 
-def test_loss__a_call_raises(pool: Pool, onlooker: Onlooker, caplog: pytest.LogCaptureFixture) -> None:
+def test_loss__a_call_raises(pool: Pool, observer: Observer, caplog: pytest.LogCaptureFixture) -> None:
     """An error in one call keeps neither the others nor the listener from hearing, and is logged."""
 
     def fail() -> None:
@@ -149,7 +149,7 @@ def test_loss__a_call_raises(pool: Pool, onlooker: Onlooker, caplog: pytest.LogC
     told = threading.Event()
     held._when_lost(fail)
     held._when_lost(told.set)
-    onlooker.end_session(pool)
+    observer.end_session(pool)
     wait_until(lambda: listener.told)
     assert told.is_set()
     assert "event=when_lost_failed" in caplog.text
@@ -166,7 +166,7 @@ class Faulty:
 
 
 def test_listener__raises(
-    testserver: ZooKeeperServer, make_pool: MakePool, onlooker: Onlooker, caplog: pytest.LogCaptureFixture
+    testserver: ZooKeeperServer, make_pool: MakePool, observer: Observer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A listener of a session that raises does not make the waiters behind it deaf, and is named in the log."""
     holder = make_pool()
@@ -180,7 +180,7 @@ def test_listener__raises(
         session.post(attached.set)
         assert attached.wait(10)
         waiter = waiting_in(Lock("k", pool))
-        onlooker.wait_count(held.lock.paths[0], 2)
+        observer.wait_count(held.lock.paths[0], 2)
         epoch = session.epoch
         proxy.cut()
         wait_until(lambda: session.epoch > epoch and session.connected)

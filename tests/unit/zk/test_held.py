@@ -21,7 +21,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.system import MACHINE
 from tests.support.real_parts import timers_of
-from tests.support.tree_reader import Onlooker, wait_until
+from tests.support.tree_reader import Observer, wait_until
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_drop__two_at_once() -> None:
     assert not possession.drop(outer)
 
 
-def test_lost__contender_has_left(pool: Pool, onlooker: Onlooker) -> None:
+def test_lost__contender_has_left(pool: Pool, observer: Observer) -> None:
     """A hold whose contender has left by another way than a release is lost, and stays lost; a released one is not."""
     lock = Lock("k", pool)
     held = lock.acquire(timeout=120)
@@ -243,14 +243,14 @@ def test_lost__contender_has_left(pool: Pool, onlooker: Onlooker) -> None:
         assert held.lost
         held.check()
     assert held.lost
-    onlooker.wait_empty(lock.paths[0])
+    observer.wait_empty(lock.paths[0])
     with lock.acquire(timeout=120) as released:
         contender = released._possession.contender
     wait_until(lambda: contender.state is State.GONE)
     assert not released.lost
 
 
-def test_release__wait_in_an_event_loop(pool: Pool, onlooker: Onlooker) -> None:
+def test_release__wait_in_an_event_loop(pool: Pool, observer: Observer) -> None:
     """A release that waits is refused where an event loop runs, after the release; in a thread it may wait."""
     lock = Lock("k", pool)
 
@@ -261,7 +261,7 @@ def test_release__wait_in_an_event_loop(pool: Pool, onlooker: Onlooker) -> None:
         assert held.released
         held = await lock.aacquire(120)
         await asyncio.to_thread(held.release, wait=True)
-        assert onlooker.children(lock.paths[0]) == []
+        assert observer.children(lock.paths[0]) == []
 
     asyncio.run(main())
 

@@ -26,7 +26,7 @@ from tests.support.session_shortage import ERRORS, Shortage
 from tests.support.tcp_proxy import Proxy
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 LONG = 60.0
 SHORT = 0.2
@@ -201,7 +201,7 @@ def test_start__never(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, oper
 
 @pytest.mark.parametrize("error", [RecursionError("too deep"), KeyError("a mistake"), KeyboardInterrupt()])
 def test_start__other_errors(
-    make_pool: MakePool, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    make_pool: MakePool, observer: Observer, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """What says nothing about descriptors, threads and memory stays what it is."""
     shortage = Shortage(error, monkeypatch)  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def test_start__other_errors(
     assert pool.sessions() == []
     shortage.over = True
     lock.acquire(LONG).release(wait=True)
-    assert onlooker.children(lock.paths[0]) == []
+    assert observer.children(lock.paths[0]) == []
 
 
 def test_servers__no_thread(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:

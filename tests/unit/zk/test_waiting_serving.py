@@ -27,7 +27,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import DaemonCall
 from tests.support.any_server import Server
 from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Onlooker
+from tests.support.tree_reader import MakePool, Observer
 
 # What would wait waits longer than a test looks for its end.
 LONG = 60.0
@@ -135,7 +135,7 @@ WAITS: dict[str, Callable[[Lock], object]] = {
 
 @EVERYWHERE
 @pytest.mark.parametrize("name", WAITS)
-def test_serving__refuses_to_wait(pool: Pool, onlooker: Onlooker, where: Where, name: str) -> None:
+def test_serving__refuses_to_wait(pool: Pool, observer: Observer, where: Where, name: str) -> None:
     """Whatever would wait is refused at once, says what to do instead, and has asked ZooKeeper for nothing."""
     with Lock("kept", pool).acquire(LONG) as kept:
         error = outcome(where, pool, lambda: WAITS[name](Lock("k", pool)))
@@ -145,7 +145,7 @@ def test_serving__refuses_to_wait(pool: Pool, onlooker: Onlooker, where: Where, 
         # Its thread does what it is there for.
         kept.check()
         Lock("other", pool).acquire(LIMIT).release()
-        assert onlooker.children(Lock("k", pool).paths[0]) == []
+        assert observer.children(Lock("k", pool).paths[0]) == []
 
 
 @pytest.mark.parametrize("call", [WAITS["acquire"], WAITS["aacquire"]])
@@ -279,12 +279,12 @@ class Auditor(LockListener):
             self.over.set()
 
 
-def test_listener__takes_a_lock(pool: Pool, make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_listener__takes_a_lock(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A listener of losses may take another lock: its thread sends no heartbeats."""
     other = make_pool(connect_timeout=LONG)
     auditor = Auditor(Lock("audit", pool))
     Lock("k", other, listener=auditor).acquire(LONG)
-    onlooker.end_session(other)
+    observer.end_session(other)
     assert auditor.over.wait(LIMIT)
     assert auditor.held is not None
     auditor.held.release()

@@ -27,7 +27,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from tests.support.threads import Runner
 from tests.support.timing import GRACE, LONG_SESSION, scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -231,7 +231,7 @@ def test_run__signal_while_waiting(start: Start, zklock: str, settings: Settings
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_run__another_signal_while_waiting(
-    run_here: RunHere, make_pool: MakePool, onlooker: Onlooker, tmp_path: Path, number: signal.Signals
+    run_here: RunHere, make_pool: MakePool, observer: Observer, tmp_path: Path, number: signal.Signals
 ) -> None:
     """So does each other signal that would end the process."""
     lock, ran = Lock("run-signal-waiting", make_pool()), str(tmp_path / "ran")
@@ -239,13 +239,13 @@ def test_run__another_signal_while_waiting(
 
         def end() -> None:
             # The handlers are there before the node.
-            onlooker.wait_count(lock.paths[0], 2)
+            observer.wait_count(lock.paths[0], 2)
             os.kill(os.getpid(), number)
 
         ending = Runner(end)
         assert run_here("run-signal-waiting", "--", "touch", ran) == (128 + number, "")
         ending.result()
-        onlooker.wait_count(lock.paths[0], 1)
+        observer.wait_count(lock.paths[0], 1)
     assert not Path(ran).exists()
 
 

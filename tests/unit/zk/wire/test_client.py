@@ -41,7 +41,7 @@ from django_zklock.zk.wire.watches import RemoveWatches
 from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import GRACE, MAX_SESSION, scaled
-from tests.support.tree_reader import MakePool, Onlooker, wait_until
+from tests.support.tree_reader import MakePool, Observer, wait_until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.oldest]
 
@@ -199,11 +199,11 @@ def test_wake__interrupted(plugs: Any) -> None:
     assert plug.ask("children", "/")[1] is None
 
 
-def test_events__one_thread_in_wire_order(plugs: Any, onlooker: Onlooker, root: str) -> None:
+def test_events__one_thread_in_wire_order(plugs: Any, observer: Observer, root: str) -> None:
     """Answers, watch events and states arrive on the connection's thread, in the order in which they were sent."""
     plug = plugs().connected()
     note = plug.listener.note
-    onlooker.client.create(root, b"a")
+    observer.client.create(root, b"a")
     wire = plug.wire
     plug.do(
         lambda: (
@@ -246,9 +246,9 @@ def test_threads__one(plugs: Any) -> None:
 
 
 @pytest.fixture
-def watcher(plugs: Any, onlooker: Onlooker, root: str) -> Watching:
+def watcher(plugs: Any, observer: Observer, root: str) -> Watching:
     """Return a wire and a node that it can watch."""
-    onlooker.client.create(root)
+    observer.client.create(root)
     return Watching(plugs().connected(), root)
 
 
@@ -294,27 +294,27 @@ def watches_at(server: ZooKeeper) -> int:
     return int(dict(line.split("\t", 1) for line in answer.splitlines())["zk_watch_count"])
 
 
-def test_watch__data(watcher: Watching, onlooker: Onlooker) -> None:
+def test_watch__data(watcher: Watching, observer: Observer) -> None:
     """A watch on a node is called once, with whether the node was deleted or changed."""
     watcher.watch("first")
     watcher.settle()
-    onlooker.client.set(watcher.path, b"new")
+    observer.client.set(watcher.path, b"new")
     wait_until(lambda: watcher.told == [("first", False)])
     watcher.watch("second")
     watcher.settle()
-    onlooker.client.create(f"{watcher.path}/child")
-    onlooker.client.delete(f"{watcher.path}/child")
-    onlooker.client.delete(watcher.path)
+    observer.client.create(f"{watcher.path}/child")
+    observer.client.delete(f"{watcher.path}/child")
+    observer.client.delete(watcher.path)
     wait_until(lambda: watcher.told == [("first", False), ("second", True)])
     assert watcher.kept == 0
 
 
-def test_watch__children(watcher: Watching, onlooker: Onlooker) -> None:
+def test_watch__children(watcher: Watching, observer: Observer) -> None:
     """A watch on the children is called for a created child, a deleted child and the deletion of the node itself."""
     steps: list[tuple[Callable[[str], object], str, bool]] = [
-        (onlooker.client.create, "/child", False),
-        (onlooker.client.delete, "/child", False),
-        (onlooker.client.delete, "", True),
+        (observer.client.create, "/child", False),
+        (observer.client.delete, "/child", False),
+        (observer.client.delete, "", True),
     ]
     for number, (change, below, deleted) in enumerate(steps):
         watcher.watch(str(number), "children")
@@ -325,7 +325,7 @@ def test_watch__children(watcher: Watching, onlooker: Onlooker) -> None:
 
 
 @pytest.mark.parametrize("method", ["get", "children"])
-def test_watch__taken_off(watcher: Watching, onlooker: Onlooker, method: str) -> None:
+def test_watch__taken_off(watcher: Watching, observer: Observer, method: str) -> None:
     """A removed watch is not called, leaves nothing in kazoo, and does not affect other watches."""
     watcher.watch("off", method)
     watcher.watch("on", method)
@@ -334,13 +334,13 @@ def test_watch__taken_off(watcher: Watching, onlooker: Onlooker, method: str) ->
     watcher.unwatch("off")
     watcher.settle()
     assert watcher.kept == 1
-    onlooker.client.delete(watcher.path)
+    observer.client.delete(watcher.path)
     wait_until(lambda: watcher.told == [("on", True)])
     assert watcher.kept == 0
 
 
 @pytest.mark.parametrize("method", ["get", "children"])
-def test_watch__taken_off_under_way(watcher: Watching, onlooker: Onlooker, method: str) -> None:
+def test_watch__taken_off_under_way(watcher: Watching, observer: Observer, method: str) -> None:
     """A watch can be removed before the answer to its request, and another one can be set at once."""
     watcher.watch("off", method)
     watcher.unwatch("off")
@@ -351,15 +351,15 @@ def test_watch__taken_off_under_way(watcher: Watching, onlooker: Onlooker, metho
     watcher.watch("on", method)
     watcher.settle()
     assert watcher.kept == 1
-    onlooker.client.delete(watcher.path)
+    observer.client.delete(watcher.path)
     wait_until(lambda: watcher.told == [("on", True)])
     watcher.settle()
     assert watcher.told == [("on", True)]
 
 
-def test_watch__removed_at_the_server(own_zookeeper: ZooKeeper, plugs: Any, own_onlooker: Onlooker) -> None:
+def test_watch__removed_at_the_server(own_zookeeper: ZooKeeper, plugs: Any, own_observer: Observer) -> None:
     """The server removes a watch when the last of ours with the same key is removed, and keeps other watches."""
-    own_onlooker.client.create("/k")
+    own_observer.client.create("/k")
     one = Watching(plugs(own_zookeeper.hosts).connected(), "/k")
     other = Watching(plugs(own_zookeeper.hosts).connected(), "/k")
     for watching in (one, other):
@@ -377,7 +377,7 @@ def test_watch__removed_at_the_server(own_zookeeper: ZooKeeper, plugs: Any, own_
     one.unwatch("under way")
     one.settle()
     assert watches_at(own_zookeeper) == 2
-    own_onlooker.client.delete("/k")
+    own_observer.client.delete("/k")
     wait_until(lambda: len(other.told) == 4)
     one.settle()
     assert sorted(other.told) == [("a", True), ("b", True), ("c", True), ("of the children", True)]
@@ -385,15 +385,15 @@ def test_watch__removed_at_the_server(own_zookeeper: ZooKeeper, plugs: Any, own_
     assert watches_at(own_zookeeper) == 0
 
 
-def test_watch__taken_off_too_late(plugs: Any, zookeeper: ZooKeeper, onlooker: Onlooker, root: str) -> None:
+def test_watch__taken_off_too_late(plugs: Any, zookeeper: ZooKeeper, observer: Observer, root: str) -> None:
     """A watch whose event crosses its removal is not called, and the server's refusal is ignored."""
-    onlooker.client.create(root)
+    observer.client.create(root)
     with Proxy(zookeeper.address) as proxy:
         watching = Watching(plugs(proxy.hosts).connected(), root)
         watching.watch("off")
         watching.settle()
         proxy.pause("down")
-        onlooker.client.delete(root)
+        observer.client.delete(root)
         watching.unwatch("off")
         wait_until(lambda: [REMOVE_WATCHES] in [list(requests(chunk)) for way, chunk in proxy.chunks[2:] if way == UP])
         proxy.resume()
@@ -403,7 +403,7 @@ def test_watch__taken_off_too_late(plugs: Any, zookeeper: ZooKeeper, onlooker: O
         watching.plug.wire.close(1.0)
 
 
-def test_watch__connection_lost(watcher: Watching, onlooker: Onlooker) -> None:
+def test_watch__connection_lost(watcher: Watching, observer: Observer) -> None:
     """A watch that was removed after its connection ended is not set on the next one."""
     watcher.watch("lost")
     watcher.settle()
@@ -413,7 +413,7 @@ def test_watch__connection_lost(watcher: Watching, onlooker: Onlooker) -> None:
     watcher.watch("new")
     watcher.settle()
     assert watcher.kept == 1
-    onlooker.client.delete(watcher.path)
+    observer.client.delete(watcher.path)
     wait_until(lambda: watcher.told == [("new", True)])
 
 
@@ -428,7 +428,7 @@ def restored(plug: Plug) -> None:
 @pytest.mark.parametrize("change", ["none", "set", "delete", "child"])
 @pytest.mark.parametrize("method", ["get", "children"])
 def test_watch__restored(
-    zookeeper: ZooKeeper, plugs: Any, onlooker: Onlooker, root: str, method: str, change: str
+    zookeeper: ZooKeeper, plugs: Any, observer: Observer, root: str, method: str, change: str
 ) -> None:
     """After a reconnect each watch is called once if it has missed a change, and set again otherwise."""
     missed = {
@@ -438,7 +438,7 @@ def test_watch__restored(
         "child": [("w", False)] if method == "children" else [],
     }
     path = f"{root}/watched"
-    onlooker.client.create(path, b"old", makepath=True)
+    observer.client.create(path, b"old", makepath=True)
     with Proxy(zookeeper.address) as proxy:
         plug = plugs(proxy.hosts).connected()
         watcher = Watching(plug, path)
@@ -451,11 +451,11 @@ def test_watch__restored(
         # It is kept, and the end of the connection is no call.
         assert (watcher.kept, watcher.told) == (1, [])
         if change == "set":
-            onlooker.client.set(path, b"new")
+            observer.client.set(path, b"new")
         elif change == "delete":
-            onlooker.client.delete(path)
+            observer.client.delete(path)
         elif change == "child":
-            onlooker.client.create(f"{path}/child")
+            observer.client.create(f"{path}/child")
         proxy.refusing = False
         wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
         assert plug.wire.watches.lost
@@ -463,16 +463,16 @@ def test_watch__restored(
         assert watcher.told == missed[change]
         assert watcher.kept == (not missed[change])
         if not missed[change]:
-            onlooker.client.delete(path, recursive=True)
+            observer.client.delete(path, recursive=True)
             wait_until(lambda: watcher.told)
             assert watcher.told[0][0] == "w"
         assert len(watcher.told) == 1
 
 
-def test_watch__under_way_is_not_restored(zookeeper: ZooKeeper, plugs: Any, onlooker: Onlooker, root: str) -> None:
+def test_watch__under_way_is_not_restored(zookeeper: ZooKeeper, plugs: Any, observer: Observer, root: str) -> None:
     """A watch whose request was not answered ends with its connection."""
     path = f"{root}/watched"
-    onlooker.client.create(path, b"", makepath=True)
+    observer.client.create(path, b"", makepath=True)
     with Proxy(zookeeper.address) as proxy:
         plug = plugs(proxy.hosts).connected()
         proxy.pause(DOWN)
@@ -503,10 +503,10 @@ def test_error__unknown_to_kazoo(watcher: Watching, monkeypatch: pytest.MonkeyPa
 
 
 def test_unknown_request__ends_the_session(
-    plugs: Any, onlooker: Onlooker, root: str, monkeypatch: pytest.MonkeyPatch
+    plugs: Any, observer: Observer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server older than ZooKeeper 3.6 refuses a request before it answers earlier ones; the reason names 3.6."""
-    onlooker.client.create(root)
+    observer.client.create(root)
     monkeypatch.setattr(MultiRead, "type", 77)
     plug = plugs().connected()
     answers: list[Any] = []
@@ -739,16 +739,16 @@ def test_close__frozen_server(own_zookeeper: ZooKeeper) -> None:
     wait_until(lambda: set(threading.enumerate()) <= before)
 
 
-def test_close__ends_the_session(plugs: Any, onlooker: Onlooker, root: str) -> None:
+def test_close__ends_the_session(plugs: Any, observer: Observer, root: str) -> None:
     """Close deletes the nodes of the session at once."""
     plug = plugs(session_timeout=30.0).connected()
-    onlooker.client.create(root)
+    observer.client.create(root)
     ((name,), token), error = plug.ask("create", [f"{root}/x-"], b"data")
     assert error is None
-    _data, stat = onlooker.client.get(f"{root}/{name}")
+    _data, stat = observer.client.get(f"{root}/{name}")
     assert (stat.ephemeralOwner, stat.czxid) == (plug.wire.session_id, token)
     assert plug.wire.close(2.0)
-    assert onlooker.children(root) == []
+    assert observer.children(root) == []
     assert plug.listener.events[-2:] == ["closing", ("ended", "the session was closed", True)]
 
 
@@ -864,54 +864,54 @@ def test_close__is_not_confirmed(handshake: Handshake) -> None:
     assert handshake.plug.wire.close(10.0) is False
 
 
-def test_create_all(plugs: Any, onlooker: Onlooker, root: str) -> None:
+def test_create_all(plugs: Any, observer: Observer, root: str) -> None:
     """Nodes are created together; the reply has their names in the order of the stems, and their transaction."""
     for line in ("b", "a", "c"):
-        onlooker.client.create(f"{root}/{line}", makepath=True)
+        observer.client.create(f"{root}/{line}", makepath=True)
     plug = plugs().connected()
     stems = [f"{root}/{line}/x-" for line in ("b", "a", "c", "b")]
     (names, token), error = plug.ask("create", stems, b"data")
     assert error is None
     assert names == ["x-0000000000", "x-0000000000", "x-0000000000", "x-0000000001"]
     for stem, name in zip(stems, names, strict=True):
-        data, stat = onlooker.client.get(stem.removesuffix("x-") + name)
+        data, stat = observer.client.get(stem.removesuffix("x-") + name)
         assert (data, stat.czxid, stat.ephemeralOwner) == (b"data", token, plug.wire.session_id)
     # The next transaction, so that the id is not just that of the last answer.
-    onlooker.client.create(f"{root}/between")
+    observer.client.create(f"{root}/between")
     (_, later), _ = plug.ask("create", stems, b"data")
     assert later > token + 1
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_create_all__no_parent(plugs: Any, onlooker: Onlooker, root: str, missing: int) -> None:
+def test_create_all__no_parent(plugs: Any, observer: Observer, root: str, missing: int) -> None:
     """If one parent is missing, no node is created, and the error is the one for that parent."""
-    onlooker.client.create(f"{root}/k", makepath=True)
+    observer.client.create(f"{root}/k", makepath=True)
     plug = plugs().connected()
     stems = [f"{root}/k/x-"] * 3
     stems[missing] = f"{root}/none/x-"
     value, error = plug.ask("create", stems, b"data")
     assert value is None
     assert isinstance(error, NoNodeError)
-    assert onlooker.children(f"{root}/k") == []
+    assert observer.children(f"{root}/k") == []
 
 
-def test_create_all__chroot(plugs: Any, zookeeper: ZooKeeper, onlooker: Onlooker, root: str) -> None:
+def test_create_all__chroot(plugs: Any, zookeeper: ZooKeeper, observer: Observer, root: str) -> None:
     """The path in HOSTS is a prefix of every stem; the names in the reply have no path."""
-    onlooker.client.create(f"{root}/a", makepath=True)
-    onlooker.client.create(f"{root}/b")
+    observer.client.create(f"{root}/a", makepath=True)
+    observer.client.create(f"{root}/b")
     plug = plugs(zookeeper.hosts + root).connected()
     (names, token), error = plug.ask("create", ["/a/x-", "/b/x-"], b"")
     assert error is None
     assert names == ["x-0000000000"] * 2
-    assert [onlooker.client.exists(f"{root}/{line}/x-0000000000").czxid for line in "ab"] == [token] * 2
+    assert [observer.client.exists(f"{root}/{line}/x-0000000000").czxid for line in "ab"] == [token] * 2
 
 
-def test_set(plugs: Any, onlooker: Onlooker, root: str) -> None:
+def test_set(plugs: Any, observer: Observer, root: str) -> None:
     """Data is replaced at any version, or only at the version that is given."""
-    onlooker.client.create(root, b"old")
+    observer.client.create(root, b"old")
     plug = plugs().connected()
     assert plug.ask("set", root, b"new")[1] is None
-    assert onlooker.client.get(root)[0] == b"new"
+    assert observer.client.get(root)[0] == b"new"
     answers: list[tuple[bytes, Any]] = []
     for version in (0, 1):
         data = b"for version %d" % version
@@ -922,7 +922,7 @@ def test_set(plugs: Any, onlooker: Onlooker, root: str) -> None:
         )
     wait_until(lambda: len(answers) == 2)
     assert answers == [(b"for version 0", BadVersionError), (b"for version 1", type(None))]
-    assert onlooker.client.get(root)[0] == b"for version 1"
+    assert observer.client.get(root)[0] == b"for version 1"
     assert isinstance(plug.ask("set", f"{root}/none", b"")[1], NoNodeError)
 
 
@@ -950,24 +950,24 @@ def test_session__expired(plugs: Any, zookeeper: ZooKeeper) -> None:
     assert (watcher.kept, watcher.told) == (0, [])
 
 
-def test_chroot(make_pool: MakePool, zookeeper: ZooKeeper, onlooker: Onlooker) -> None:
+def test_chroot(make_pool: MakePool, zookeeper: ZooKeeper, observer: Observer) -> None:
     """A path in HOSTS is a prefix of every path, also of watches, and is created if it is missing."""
     pools = [make_pool(f"{zookeeper.hosts}/apps/billing", root="/locks") for _ in range(2)]
     with Lock("k", pools[0]).acquire(timeout=60) as held:
-        assert len(onlooker.children("/apps/billing/locks/k")) == 1
+        assert len(observer.children("/apps/billing/locks/k")) == 1
         assert held.node.startswith("/locks/k/")
         waiter = Runner(lambda: Lock("k", pools[1]).acquire(timeout=120))
-        onlooker.wait_count("/apps/billing/locks/k", 2)
+        observer.wait_count("/apps/billing/locks/k", 2)
     waiter.result().release()
 
 
-def test_acl__creator(make_pool: MakePool, onlooker: Onlooker) -> None:
+def test_acl__creator(make_pool: MakePool, observer: Observer) -> None:
     """With credentials and the ACL "creator" the owner can lock; another client gets an error with the reason."""
     auth = [("digest", "billing:secret")]
     owner, friend, stranger = make_pool(auth=auth, acl="creator"), make_pool(auth=auth, acl="creator"), make_pool()
     with Lock("k", owner).acquire(timeout=60) as held:
         with pytest.raises(NoAuthError):
-            onlooker.client.get(held.node)
+            observer.client.get(held.node)
         waiter = Runner(lambda: Lock("k", friend).acquire(timeout=120))
         began = time.monotonic()
         calls: list[Callable[[], object]] = [
