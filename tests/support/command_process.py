@@ -15,17 +15,13 @@ from tests.support.timing import scaled
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# A shell that closes standard output, and becomes the command that follows.
-CLOSE_OUTPUT = ("sh", "-c", 'exec "$@" >&-', "sh")
-
-
 class Process:
-    """A running ``manage.py zklock`` that reads from ``descriptor`` and writes there, if it is not ``mute``."""
+    """A running ``manage.py zklock`` that reads from ``descriptor`` and writes there; a shell may ``redirect`` that."""
 
-    def __init__(self, hosts: str, descriptor: int, *arguments: str, mute: bool = False) -> None:
+    def __init__(self, hosts: str, descriptor: int, *arguments: str, redirect: str = "") -> None:
         environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
         self.popen = subprocess.Popen(
-            [*(CLOSE_OUTPUT if mute else ()), sys.executable, "manage.py", "zklock", *arguments],
+            ["sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "manage.py", "zklock", *arguments],
             cwd=ROOT / "testproject",
             env={**environment, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "ZOOKEEPER_HOSTS": hosts},
             stdin=descriptor,

@@ -11,7 +11,7 @@ from argparse import SUPPRESS, ArgumentError, ArgumentParser, ArgumentTypeError,
 from collections import UserDict
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 
@@ -131,10 +131,16 @@ class UnsuccessfulError(CommandError):
 
 
 class _NoOutput(io.StringIO):
-    """Standard output that the shell has closed, as by ``>&-``; Python has none then."""
+    """A standard stream that the shell has closed, as by ``>&-``; Python has none then."""
 
     def write(self, _text: str) -> int:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def _discard(stream: TextIO | None) -> None:
+    """Discard what is left in the buffer of a standard stream: Python would fail to write it once more, at exit."""
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -166,11 +172,19 @@ class Command(BaseCommand):
         self._is_program = True
         if sys.stdout is None:
             self.stdout = OutputWrapper(_NoOutput())
+        if sys.stderr is None:
+            self.stderr = OutputWrapper(_NoOutput())
         try:
             super().run_from_argv(argv)
         except KeyboardInterrupt:
             # Ctrl-C is no error and needs no traceback.
             self.exit_code = INTERRUPTED
+        except OSError as error:
+            # Django could not write the error.
+            if not isinstance(error.__context__, CommandError):
+                raise
+            self.exit_code = error.__context__.returncode
+            _discard(sys.stderr)
         if self.exit_code:
             sys.exit(self.exit_code)
 
@@ -186,9 +200,8 @@ class Command(BaseCommand):
         try:
             self.exit_code = SUBCOMMANDS[subcommand].run(terminal, **options)
         finally:
-            if terminal.closed and self._is_program and sys.stdout is not None:
-                # Python would raise again when it flushes at exit.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if terminal.closed and self._is_program:
+                _discard(sys.stdout)
         if terminal.failure is not None:
             raise CommandError(
                 f"standard output cannot be written: {terminal.failure.strerror or terminal.failure}; "

@@ -79,18 +79,24 @@ def test_output__cannot_be_written(hold: Hold) -> None:
 
 @pytest.mark.program
 @pytest.mark.zookeeper
-@pytest.mark.parametrize("mute", [False, True], ids=["full", "closed"])
-def test_output__of_a_program(hold: Hold, shared_hosts: str, *, mute: bool) -> None:
-    """On a command line too there is one line, also if the shell has closed standard output, and no traceback."""
+@pytest.mark.parametrize(
+    ("redirect", "why"),
+    [("", "No space left on device"), (">&-", "Bad file descriptor"), ("2>&1", ""), (">&- 2>&-", "")],
+    ids=["full", "closed", "both full", "both closed"],
+)
+def test_output__of_a_program(hold: Hold, shared_hosts: str, redirect: str, why: str) -> None:
+    """On a command line too there is one line and no traceback, also if the shell has closed standard output.
+
+    The exit code is the same if the line cannot be written either.
+    """
     hold("k")
     full = os.open("/dev/full", os.O_RDWR)
     try:
-        status, errors = Process(shared_hosts, full, "list", mute=mute).end()
+        status, errors = Process(shared_hosts, full, "list", redirect=redirect).end()
     finally:
         os.close(full)
-    why = "Bad file descriptor" if mute else "No space left on device"
     what = f"standard output cannot be written: {why}; without that, zklock list would have ended with 0"
-    assert (status, errors) == (2, f"CommandError: {what}\n")
+    assert (status, errors) == (2, f"CommandError: {what}\n" if why else "")
 
 
 def test_keywords(hold: Hold) -> None:
